@@ -1,0 +1,36 @@
+# Every target does its own set-up on a machine with Python 3.11, a C++ compiler and Go. A second call is fast.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: run test lint e2e bench setup
+
+run: $(INSTALLED)
+	$(BIN)/python examples/quickstart.py
+
+# The control plane for the tests (Go, 5 to 6 minutes the first time) is compiled while packages install and linters run.
+test:
+	@$(PYTHON) e2e/cluster/build & build=$$!; \
+	$(MAKE) --no-print-directory lint && wait $$build && $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+e2e: $(INSTALLED)
+	$(BIN)/python -m pytest e2e $(PYTEST_ARGS)
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/engine_cpu.py
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	@echo "--- installing Python packages into .venv (the first time: about 5 GB, torch's CUDA build included)"
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --python $(BIN)/python --editable '.[operator,router,runtime,dev]'
+	@touch $@
