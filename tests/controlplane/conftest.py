@@ -1,0 +1,41 @@
+"""Fixtures of the tests that need a real API server: one control plane a session, one namespace a test."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.controlplane.control_plane import ControlPlane, running_control_plane
+from tests.controlplane.processes import ControlPlaneError
+from tests.controlplane.programs import program_directory
+
+CRDS = Path(__file__).parents[2] / "crds"
+NAMESPACES = (f"test-{number}" for number in itertools.count(1))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build before the first test, in sight: a cold build takes minutes, which no test's time limit should count."""
+    if session.config.option.collectonly:
+        return
+    if any("control_plane" in getattr(item, "fixturenames", ()) for item in session.items):
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled(), suppress(ControlPlaneError):  # the fixture fails with it again
+            program_directory()
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running control plane in which the CRDs of this repository are installed."""
+    directory = tmp_path_factory.mktemp("control-plane")
+    with running_control_plane(program_directory(), directory, sorted(CRDS.glob("*.yaml"))) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> Iterator[str]:
+    """A namespace of the test's own."""
+    name = next(NAMESPACES)
+    control_plane.create_namespace(name)
+    yield name
+    control_plane.delete_namespace(name)
