@@ -1,0 +1,107 @@
+"""The conditions of an InferenceService: their types, the fixed list of reasons, and how they are carried over.
+
+A reason tells a person or an alert why the service is where it is; tools may match on it, so none is ever reworded.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class ConditionType(StrEnum):
+    READY = "Ready"
+    """Every role has as many ready pods as it wants."""
+    MODEL_LOADED = "ModelLoaded"
+    """At least one engine pod has the model loaded."""
+    ROUTABLE = "Routable"
+    """A request to the service's URL reaches an engine."""
+    PROGRESSING = "Progressing"
+    """The operator or Kubernetes is still bringing the pods to what the spec says."""
+    DEGRADED = "Degraded"
+    """Something needs a person: it will not mend by waiting."""
+
+
+class Reason(StrEnum):
+    """Reasons of all conditions; those that explain waiting pods come first, from worst to mildest."""
+
+    INVALID_SPEC = "InvalidSpec"
+    APPLY_FAILED = "ApplyFailed"
+    NAME_TAKEN = "NameTaken"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    POD_CREATION_FAILED = "PodCreationFailed"
+    INVALID_CONTAINER_CONFIG = "InvalidContainerConfig"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CRASH_LOOPING = "CrashLooping"
+    INSUFFICIENT_CAPACITY = "InsufficientCapacity"
+    PULLING_IMAGE = "PullingImage"
+    INITIALIZING = "Initializing"
+    LOADING_MODEL = "LoadingModel"
+    STARTING_ROUTER = "StartingRouter"
+    WAITING_FOR_PODS = "WaitingForPods"
+    UNSUPPORTED_FEATURE = "UnsupportedFeature"
+
+    ALL_ROLES_READY = "AllRolesReady"
+    MODEL_LOADED = "ModelLoaded"
+    ROUTER_READY = "RouterReady"
+    NO_READY_ENGINE = "NoReadyEngine"
+    ROLLOUT_IN_PROGRESS = "RolloutInProgress"
+    ROLLOUT_COMPLETE = "RolloutComplete"
+    STARTING = "Starting"
+    SCALING = "Scaling"
+    SCALED_TO_ZERO = "ScaledToZero"
+    AS_EXPECTED = "AsExpected"
+
+
+# Waiting alone does not mend these.
+DEGRADING_REASONS = (
+    Reason.INVALID_SPEC,
+    Reason.APPLY_FAILED,
+    Reason.NAME_TAKEN,
+    Reason.QUOTA_EXCEEDED,
+    Reason.POD_CREATION_FAILED,
+    Reason.INVALID_CONTAINER_CONFIG,
+    Reason.IMAGE_PULL_FAILED,
+    Reason.CRASH_LOOPING,
+    Reason.UNSUPPORTED_FEATURE,
+)
+_MAX_MESSAGE_LENGTH = 4096  # characters; a status must stay small however much a pod has to say
+_SEVERITY = {reason: rank for rank, reason in enumerate(Reason)}
+
+
+def severity(reason: Reason) -> int:
+    """Lower is worse: of several reasons, the one with the lowest number is shown."""
+    return _SEVERITY[reason]
+
+
+@dataclass(frozen=True)
+class Condition:
+    type: ConditionType
+    is_true: bool
+    reason: Reason
+    message: str
+
+
+def carry_over(
+    previous: Iterable[dict[str, Any]], current: Iterable[Condition], generation: int, now: str
+) -> list[dict[str, Any]]:
+    """Conditions as the status holds them; `lastTransitionTime` changes to `now` (RFC 3339) only with the status."""
+    before = {condition["type"]: condition for condition in previous}
+    return [_carry_over_one(before.get(condition.type), condition, generation, now) for condition in current]
+
+
+def _carry_over_one(before: dict[str, Any] | None, condition: Condition, generation: int, now: str) -> dict[str, Any]:
+    status = "True" if condition.is_true else "False"
+    unchanged = before is not None and before.get("status") == status
+    return {
+        "type": condition.type.value,
+        "status": status,
+        "reason": condition.reason.value,
+        "message": condition.message[:_MAX_MESSAGE_LENGTH],
+        "observedGeneration": generation,
+        "lastTransitionTime": before["lastTransitionTime"] if before is not None and unchanged else now,
+    }
+
+
+def find_condition(conditions: Iterable[dict[str, Any]], wanted: ConditionType) -> dict[str, Any] | None:
+    return next((condition for condition in conditions if condition["type"] == wanted), None)

@@ -1,0 +1,74 @@
+"""How a dataclass field of api/model.py is spelled and bounded in the manifest.
+
+Parsing, writing back and the CRD's drift test all read the dataclasses through this one view.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from kvasir_operator.api.constraints import Key
+
+UNION_ORIGINS = (Union, UnionType)
+
+
+@dataclass(frozen=True)
+class ManifestField:
+    """One field: `name` in Python, `key` in the manifest.
+
+    hint: its type without None, with its constraints still inside `Annotated`.
+    """
+
+    name: str
+    key: str
+    hint: Any
+    is_optional: bool  # may be None
+    is_required: bool
+    default: Any  # meaningless where required
+
+
+@cache
+def manifest_fields(cls: type) -> tuple[ManifestField, ...]:
+    """The fields of a manifest dataclass, in the order they are written."""
+    hints = get_type_hints(cls, include_extras=True)
+    return tuple(_manifest_field(f, hints[f.name]) for f in dataclasses.fields(cls))
+
+
+def _manifest_field(f: "dataclasses.Field[Any]", hint: Any) -> ManifestField:
+    hint, is_optional = without_none(hint)
+    is_required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    return ManifestField(
+        f.name, _key(f.name, hint), hint, is_optional, is_required, None if is_required else _default(f)
+    )
+
+
+def _default(f: "dataclasses.Field[Any]") -> Any:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def _key(name: str, hint: Any) -> str:
+    for constraint in constraints(hint):
+        if isinstance(constraint, Key):
+            return constraint.name
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def without_none(hint: Any) -> tuple[Any, bool]:
+    """`X | None` as (X, True), anything else as (itself, False)."""
+    if get_origin(hint) not in UNION_ORIGINS or NoneType not in get_args(hint):
+        return hint, False
+    rest = [arg for arg in get_args(hint) if arg is not NoneType]
+    return Union[tuple(rest)], True  # noqa: UP007  (a Union of a computed tuple cannot be written with |)
+
+
+def constraints(hint: Any) -> tuple[Any, ...]:
+    """What stands in the `Annotated` of a type."""
+    return tuple(hint.__metadata__) if get_origin(hint) is Annotated else ()
+
+
+def bare(hint: Any) -> Any:
+    """The type without its constraints."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint

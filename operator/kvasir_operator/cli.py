@@ -1,0 +1,121 @@
+"""`kvasir-operator run | render FILE... | local FILE...`: flags in, exit status out.
+
+Flags of `run` and `render` are derived from OperatorSettings. Exit status 2 means that what was asked for is wrong
+(a flag, a file, a manifest), 1 that it could not be done.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from kvasir_operator.api.fields import without_none
+from kvasir_operator.errors import (
+    InvalidManifestError,
+    InvalidSettingsError,
+    KvasirOperatorError,
+    UnreadableManifestError,
+)
+from kvasir_operator.local.options import DEFAULT_LISTEN, LocalOptions
+from kvasir_operator.local.run import run_local
+from kvasir_operator.manifests import load_services
+from kvasir_operator.render import render_services
+from kvasir_operator.settings import OperatorSettings
+
+_USAGE_ERRORS = (InvalidManifestError, InvalidSettingsError, UnreadableManifestError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the process's exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.command(arguments)
+        return status
+    except _USAGE_ERRORS as error:
+        return _fail(error, 2)
+    except KvasirOperatorError as error:
+        return _fail(error, 1)
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"kvasir-operator: {error}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvasir-operator", description="Serve InferenceService manifests.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(required=True, metavar="run | render | local")
+
+    run = commands.add_parser("run", help="reconcile the InferenceServices of a cluster", allow_abbrev=False)
+    _add_settings(run)
+    run.set_defaults(command=_run)
+
+    render = commands.add_parser("render", help="print the objects that the cluster would get", allow_abbrev=False)
+    render.add_argument("files", nargs="+", type=Path, metavar="FILE", help="InferenceService manifests")
+    _add_settings(render)
+    render.set_defaults(command=_render)
+
+    local = commands.add_parser("local", help="run the same objects as processes of this machine", allow_abbrev=False)
+    local.add_argument("files", nargs="+", type=Path, metavar="FILE", help="InferenceService manifests")
+    local.add_argument(
+        "--listen",
+        default=DEFAULT_LISTEN,
+        metavar="ADDRESS:PORT",
+        help="loopback address and port of the router, of each further service one port on; port 0 takes a free one "
+        "(default: %(default)s)",
+    )
+    local.set_defaults(command=_local)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    # Here and not at the top: kopf and the Kubernetes client take a second to import, which `local` does not need.
+    from kvasir_operator.run import run_operator
+
+    run_operator(_settings(arguments))
+    return 0
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    services = [service for path in arguments.files for service in load_services(path)]
+    rendered = render_services(services, _settings(arguments))
+    sys.stdout.write(rendered.text)
+    for warning in rendered.warnings:
+        print(f"kvasir-operator: warning: {warning}", file=sys.stderr)
+    return 0
+
+
+def _local(arguments: argparse.Namespace) -> int:
+    return run_local(arguments.files, LocalOptions.parse(arguments.listen))
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """One flag a field of OperatorSettings."""
+    hints = get_type_hints(OperatorSettings)
+    for field in dataclasses.fields(OperatorSettings):
+        hint, _ = without_none(hints[field.name])
+        if hint is bool:
+            flag = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=field.default, help=field.metadata["help"]
+            )
+            continue
+        choices = get_args(hint) if get_origin(hint) is Literal else None
+        shown = "" if field.default is None else " (default: %(default)s)"
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=str if choices else hint,
+            choices=choices,
+            default=field.default,
+            metavar=None if choices else field.name.rpartition("_")[2].upper(),
+            help=field.metadata["help"] + shown,
+        )
+
+
+def _settings(arguments: argparse.Namespace) -> OperatorSettings:
+    values: dict[str, Any] = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(OperatorSettings)}
+    return OperatorSettings(**values)

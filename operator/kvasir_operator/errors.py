@@ -1,0 +1,105 @@
+"""The operator's exceptions: one base, so that `except KvasirOperatorError` at the edge catches all that is ours.
+
+Messages name the thing, what was seen, what was expected and what to do; the cause is chained.
+
+    KvasirOperatorError
+      InvalidManifestError      a manifest that the CRD would refuse
+      UnreadableManifestError   a file that is missing, not text, or not YAML
+      InvalidSettingsError      a flag of `kvasir-operator` with a value that cannot hold
+      LocalRunError             `local` cannot start or keep what was asked for
+        AddressInUseError       something else listens where a local pod must listen
+        PodNeverReadyError      a local pod kept ending before it was ready once
+      KubeApiError              the API server refused or did not answer a request
+        ObjectNotFoundError     404
+        ObjectConflictError     409: it exists already, or changed since it was read
+        KubeForbiddenError      403: a missing permission, an exceeded quota, an admission policy
+        ObjectRefusedError      400, 413 or 422: the object does not hold
+        WatchExpiredError       410: the resource version is too old, list again
+        KubeUnavailableError    no answer, or one that says to try again later
+      ChildrenRefusedError      the API server refused some of a service's children
+      CrdNotInstalledError      the cluster does not know InferenceServices
+      LeadershipLostError       another operator may be leading now
+"""
+
+
+class KvasirOperatorError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class InvalidManifestError(KvasirOperatorError):
+    """A manifest that does not hold.
+
+    field_path: where, as the manifest spells it (`spec.engine.kvCache.blockSize`).
+    """
+
+    def __init__(self, field_path: str, message: str) -> None:
+        super().__init__(f"{field_path}: {message}" if field_path else message)
+        self.field_path = field_path
+        self.reason = message
+
+
+class UnreadableManifestError(KvasirOperatorError):
+    """A manifest file that cannot be opened or is not YAML."""
+
+
+class InvalidSettingsError(KvasirOperatorError):
+    """A setting of the operator itself that is out of bounds."""
+
+
+class LocalRunError(KvasirOperatorError):
+    """`kvasir-operator local` cannot do what the manifest asks for on this machine."""
+
+
+class AddressInUseError(LocalRunError):
+    """An address and port that a local pod needs is taken by another program."""
+
+
+class PodNeverReadyError(LocalRunError):
+    """A local pod ended several times before it was ready once."""
+
+
+class KubeApiError(KvasirOperatorError):
+    """The API server refused a request.
+
+    status: the HTTP status; None where there was no answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ObjectNotFoundError(KubeApiError):
+    """The object, or its kind, is not there."""
+
+
+class ObjectConflictError(KubeApiError):
+    """The object exists already, or changed since it was read."""
+
+
+class KubeForbiddenError(KubeApiError):
+    """The operator's Role, a quota or an admission policy forbids the request."""
+
+
+class ObjectRefusedError(KubeApiError):
+    """The API server says that the object does not hold; sending it again would not help."""
+
+
+class WatchExpiredError(KubeApiError):
+    """A watch cannot continue from where it was: list again."""
+
+
+class KubeUnavailableError(KubeApiError):
+    """The API server did not answer, or asked to be left alone for a while."""
+
+
+class ChildrenRefusedError(KvasirOperatorError):
+    """The API server refused to create, change or delete children; the pass is tried again."""
+
+
+class CrdNotInstalledError(KvasirOperatorError):
+    """The cluster does not know the InferenceService kind."""
+
+
+class LeadershipLostError(KvasirOperatorError):
+    """The Lease could not be renewed in time; this process must end at once."""

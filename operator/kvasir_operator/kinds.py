@@ -1,0 +1,80 @@
+"""The kinds of Kubernetes object that the operator reads and writes, and how an object is named.
+
+The table is fixed on purpose: an operator acts only on kinds that its Role names, so it needs no API discovery
+(and no discovery cache file on a read-only root file system).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from kvasir_operator.api.labels import API_VERSION, KIND, PLURAL
+
+KubeObject: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A namespaced kind: `api_version` is `GROUP/VERSION`, or `v1` for the core group."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    @property
+    def group(self) -> str:
+        group, _, version = self.api_version.rpartition("/")
+        return group if version else ""
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
+
+INFERENCE_SERVICE = Kind(API_VERSION, KIND, PLURAL)
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+SERVICE = Kind("v1", "Service", "services")
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
+ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+POD = Kind("v1", "Pod", "pods")
+EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+
+# In the order in which a service's children are applied: what pods need comes before the pods.
+CHILD_KINDS = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT)
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (INFERENCE_SERVICE, *CHILD_KINDS, POD, EVENT, LEASE)}
+
+
+class ServiceKey(NamedTuple):
+    """Names one InferenceService; the unit of work of the queue."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class ObjectKey(NamedTuple):
+    """Names one child within its service's namespace."""
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.kind} {self.name}"
+
+
+def kind_of(obj: KubeObject) -> Kind:
+    """Raises KeyError for a kind that the operator's table, and so its Role, does not hold."""
+    return _BY_NAME[(obj["apiVersion"], obj["kind"])]
+
+
+def object_key(obj: KubeObject) -> ObjectKey:
+    return ObjectKey(kind_of(obj), obj["metadata"]["name"])
+
+
+def is_terminating(obj: KubeObject) -> bool:
+    return obj["metadata"].get("deletionTimestamp") is not None

@@ -1,0 +1,1 @@
+"""The desired objects as processes of this machine, one loopback address a pod."""

@@ -1,0 +1,96 @@
+"""Loopback addresses for local pods: one network 127.77.N.0/24 a run, one address of it a pod.
+
+A network is held by a socket for as long as the run lasts, so that two runs on one machine never share an address.
+"""
+
+import errno
+import socket
+from itertools import count
+from types import TracebackType
+
+from kvasir_operator.errors import AddressInUseError, LocalRunError
+
+_NUM_NETWORKS = 256
+_FIRST_TWO_OCTETS = "127.77"
+# Where the socket sits that holds a network: the address that no pod gets.
+_LOCK_HOST, _LOCK_PORT = 254, 7700
+
+
+class LoopbackNetwork:
+    """A run's own addresses; use as a context manager, leaving it gives the network back."""
+
+    def __init__(self, prefix: str, lock: socket.socket) -> None:
+        self._prefix = prefix
+        self._lock = lock
+        self._hosts = count(1)
+
+    def __enter__(self) -> "LoopbackNetwork":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.close()
+
+    def next_address(self) -> str:
+        """An address that no pod of any run has. Raises LocalRunError when all are given out."""
+        host = next(self._hosts)
+        if host >= _LOCK_HOST:
+            raise LocalRunError(
+                f"the manifests ask for more than {_LOCK_HOST - 1} pods, local mode has no more addresses"
+            )
+        return f"{self._prefix}.{host}"
+
+
+def reserve_network() -> LoopbackNetwork:
+    """The first network that no other run holds. Raises LocalRunError when there is none."""
+    for number in range(_NUM_NETWORKS):
+        prefix = f"{_FIRST_TWO_OCTETS}.{number}"
+        lock = _bound_socket(f"{prefix}.{_LOCK_HOST}", _LOCK_PORT)
+        if lock is not None:
+            return LoopbackNetwork(prefix, lock)
+    raise LocalRunError(
+        f"{_NUM_NETWORKS} runs of `kvasir-operator local` hold every network of {_FIRST_TWO_OCTETS}.0.0/16"
+    )
+
+
+def require_free(address: str, port: int, wanted_by: str, advice: str) -> None:
+    """Raises AddressInUseError when another program listens there."""
+    probe = _bound_socket(address, port)
+    if probe is None:
+        raise AddressInUseError(
+            f"{address}:{port} is in use by another program, and {wanted_by} must listen there: {advice}"
+        )
+    probe.close()
+
+
+def usable_port(address: str, preferred: int) -> int:
+    """`preferred`, or a free one where a program that listens on every address of the machine has taken it."""
+    probe = _bound_socket(address, preferred)
+    if probe is None:
+        return free_port(address)
+    probe.close()
+    return preferred
+
+
+def free_port(address: str) -> int:
+    """A port on which nobody listens."""
+    with socket.create_server((address, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _bound_socket(address: str, port: int) -> socket.socket | None:
+    """None when somebody listens there; a port in TIME_WAIT counts as free, as it does for the servers that follow."""
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address, port))
+        # Two sockets that do not listen may share an address with SO_REUSEADDR; a listening one may not.
+        bound.listen(1)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise LocalRunError(f"cannot listen on {address}:{port}: {error.strerror}") from error
+    return bound

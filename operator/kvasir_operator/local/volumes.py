@@ -1,0 +1,60 @@
+"""Volumes of a pod as folders of this machine: where the container path /models/x really is.
+
+`file:///PATH` is the absolute path where that exists, else PATH below the manifest's own folder, so that an example
+beside its model works from any clone.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvasir_operator.errors import LocalRunError
+
+
+def local_folders(pod_spec: Mapping[str, Any], manifest_folder: Path) -> dict[str, Path | None]:
+    """Folder for each mount path of the first container; None where the machine's own place serves (an emptyDir).
+
+    Raises LocalRunError for a volume that only a cluster has, and for a folder that does not exist.
+    """
+    volumes = {volume["name"]: volume for volume in pod_spec["volumes"]}
+    mounts = pod_spec["containers"][0]["volumeMounts"]
+    return {mount["mountPath"]: _folder(volumes[mount["name"]], manifest_folder) for mount in mounts}
+
+
+def _folder(volume: Mapping[str, Any], manifest_folder: Path) -> Path | None:
+    if "emptyDir" in volume:
+        return None
+    if "hostPath" in volume:
+        return existing_folder(volume["hostPath"]["path"], manifest_folder)
+    if "secret" in volume:
+        raise LocalRunError(
+            f"Secret {volume['secret']['secretName']} is in a cluster: leave spec.router.apiKeysSecretRef out for "
+            "local mode"
+        )
+    raise LocalRunError(
+        "the model is in a cluster's claim or image: write file:///PATH in spec.model.source for local mode"
+    )
+
+
+def existing_folder(path: str, manifest_folder: Path) -> Path:
+    """`path` itself, else below the manifest's folder. Raises LocalRunError when neither is a folder."""
+    candidates = (Path(path), manifest_folder / path.lstrip("/"))
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate.resolve()
+    tried = " nor ".join(str(candidate) for candidate in candidates)
+    raise LocalRunError(f"spec.model.source is file://{path}: neither {tried} is a folder")
+
+
+def on_this_machine(text: str, folders: Mapping[str, Path | None]) -> str:
+    """A container path as a path of this machine; any other text as it is."""
+    for mount_path, folder in folders.items():
+        if folder is not None and (text == mount_path or text.startswith(f"{mount_path}/")):
+            return str(folder) + text[len(mount_path) :]
+    return text
+
+
+def is_in_empty_dir(text: str, folders: Mapping[str, Path | None]) -> bool:
+    """Whether a path lies in an emptyDir, for which the machine's own folder serves."""
+    empty: Sequence[str] = [mount_path for mount_path, folder in folders.items() if folder is None]
+    return any(text == mount_path or text.startswith(f"{mount_path}/") for mount_path in empty)

@@ -1,0 +1,150 @@
+"""What to do about a service's children: a pure comparison of desired with observed objects.
+
+A child is written when what we want of it changed since we last applied it (a hash, kept as an annotation on the
+child: it also notices fields that are no longer wanted), or when somebody changed a field that we own (drift.py).
+Nothing that the service does not own is ever written or deleted.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kvasir_operator.api.labels import FIELD_MANAGER, GROUP, SERVICE_LABEL
+from kvasir_operator.drift import find_drift
+from kvasir_operator.kinds import CHILD_KINDS, INFERENCE_SERVICE, KubeObject, ObjectKey, is_terminating, object_key
+
+APPLIED_HASH = f"{GROUP}/applied-hash"
+
+
+class Cause(StrEnum):
+    """Why a child is applied."""
+
+    CREATED = "Created"
+    CHANGED = "Changed"
+    DRIFTED = "Drifted"
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Server-side apply of `obj`; `drift` names the fields that somebody else changed."""
+
+    obj: KubeObject
+    cause: Cause
+    drift: tuple[str, ...] = ()
+    live_uid: str | None = None
+    """UID of the child that is there; None where it is created."""
+    kept_replicas: int | None = None
+    """Replicas to hand to the scaling field manager first: dropping `spec.replicas` would reset it to 1."""
+
+    @property
+    def key(self) -> ObjectKey:
+        return object_key(self.obj)
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Deletion of a child that is no longer wanted, only while its UID is `uid`."""
+
+    key: ObjectKey
+    uid: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`blocked` are children whose name somebody else's object has; `terminating` must go before they return."""
+
+    applies: tuple[Apply, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    blocked: tuple[ObjectKey, ...] = ()
+    terminating: tuple[ObjectKey, ...] = ()
+
+    def without(self, keys: Collection[ObjectKey]) -> "Plan":
+        """What is left of the plan when the children named by `keys` are left out."""
+        applies = tuple(action for action in self.applies if action.key not in keys)
+        return replace(self, applies=applies, deletes=tuple(each for each in self.deletes if each.key not in keys))
+
+
+def stamped(obj: KubeObject) -> KubeObject:
+    """A copy of a desired object that carries its own hash: exactly what is applied."""
+    digest = hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
+    metadata = obj["metadata"]
+    return {**obj, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED_HASH: digest}}}
+
+
+def make_plan(desired: Iterable[KubeObject], observed: Iterable[KubeObject], service: KubeObject) -> Plan:
+    """`desired` as returned by stamped; `observed` may hold objects of other owners (they are left alone)."""
+    wanted = {object_key(obj): obj for obj in desired}
+    live = {object_key(obj): obj for obj in observed}
+    ordered = sorted(wanted, key=lambda key: CHILD_KINDS.index(key.kind))
+    terminating = tuple(key for key in ordered if key in live and _is_leaving(live[key], service))
+    blocked = tuple(
+        key for key in ordered if key in live and key not in terminating and _is_foreign(live[key], service)
+    )
+    free = [key for key in ordered if key not in terminating and key not in blocked]
+    applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key))) is not None]
+    return Plan(tuple(applies), _prune(wanted, live, service["metadata"]["uid"]), blocked, terminating)
+
+
+def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
+    if live is None:
+        return Apply(desired, Cause.CREATED)
+    uid = live["metadata"]["uid"]
+    wanted_hash = desired["metadata"]["annotations"][APPLIED_HASH]
+    if live["metadata"].get("annotations", {}).get(APPLIED_HASH) != wanted_hash:
+        return Apply(desired, Cause.CHANGED, live_uid=uid, kept_replicas=_kept_replicas(desired, live))
+    drift = find_drift(desired, live)
+    return Apply(desired, Cause.DRIFTED, tuple(drift), live_uid=uid) if drift else None
+
+
+def _kept_replicas(desired: KubeObject, live: KubeObject) -> int | None:
+    if "replicas" in desired.get("spec", {}):
+        return None
+    replicas = live.get("spec", {}).get("replicas")
+    return replicas if isinstance(replicas, int) and _we_own_replicas(live) else None
+
+
+def _we_own_replicas(live: KubeObject) -> bool:
+    entries = live["metadata"].get("managedFields", [])
+    ours = [entry for entry in entries if entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"]
+    return any("f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {}) for entry in ours)
+
+
+def _prune(
+    wanted: dict[ObjectKey, KubeObject], live: dict[ObjectKey, KubeObject], owner_uid: str
+) -> tuple[Delete, ...]:
+    return tuple(
+        Delete(key, obj["metadata"]["uid"])
+        for key, obj in live.items()
+        if key not in wanted and controller_uid(obj) == owner_uid and not is_terminating(obj)
+    )
+
+
+def controller_uid(obj: KubeObject) -> str | None:
+    """UID of the object's controller; None for one that has no controller."""
+    controller = _controller(obj)
+    return None if controller is None else str(controller["uid"])
+
+
+def _controller(obj: KubeObject) -> KubeObject | None:
+    return next((ref for ref in obj["metadata"].get("ownerReferences", []) if ref.get("controller")), None)
+
+
+def _is_leaving(live: KubeObject, service: KubeObject) -> bool:
+    """Being deleted, or left over from a deleted service of the same name and about to be garbage collected."""
+    controller = _controller(live)
+    return is_terminating(live) or (
+        controller is not None
+        and (controller["kind"], controller["name"]) == (INFERENCE_SERVICE.kind, service["metadata"]["name"])
+        and str(controller["uid"]) != str(service["metadata"]["uid"])
+    )
+
+
+def _is_foreign(live: KubeObject, service: KubeObject) -> bool:
+    controller = controller_uid(live)
+    if controller is not None:
+        return controller != str(service["metadata"]["uid"])
+    # A child that lost its owner (a cascade=orphan deletion) still has our label: adopt it.
+    label: str | None = live["metadata"].get("labels", {}).get(SERVICE_LABEL)
+    return label != str(service["metadata"]["name"])

@@ -1,0 +1,32 @@
+"""`render`: the YAML that the cluster would get, the same text for the same manifests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired import desired_objects, unsupported_features
+from kvasir_operator.settings import OperatorSettings
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """`text`: YAML documents in apply order. `warnings`: what the manifests ask for and this release does not do."""
+
+    text: str
+    warnings: tuple[str, ...]
+
+
+def render_services(services: Sequence[InferenceService], settings: OperatorSettings) -> Rendered:
+    """All children of all services. A file has no uid, so owner references are the only thing that is missing."""
+    objects = [child for service in services for child in desired_objects(service, settings)]
+    warnings = [f"{service.name}: {feature}" for service in services for feature in unsupported_features(service)]
+    return Rendered(yaml.dump_all(objects, Dumper=_PlainDumper, sort_keys=False, explicit_start=True), tuple(warnings))
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Without anchors: a reader, and not every tool, follows `&id001`."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True

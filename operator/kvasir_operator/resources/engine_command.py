@@ -1,0 +1,36 @@
+"""The engine's command line: `kvasir-runtime serve MODEL` with the manifest's fields as flags."""
+
+from kvasir_operator.api import labels
+from kvasir_operator.api.model import EngineSpec, InferenceService
+
+
+def engine_command(service: InferenceService, model_location: str) -> list[str]:
+    """Flags are named as vLLM users type them; the manifest's own `engine.args` come last."""
+    spec = service.spec
+    return [
+        "kvasir-runtime",
+        "serve",
+        model_location,
+        *("--served-model-name", *service.model_names),
+        *("--host", "0.0.0.0"),
+        *("--port", str(labels.ENGINE_HTTP_PORT)),
+        *_engine_flags(spec.engine),
+        *("--shutdown-timeout", f"{spec.rollout.drain_timeout.seconds:g}"),
+        *spec.engine.args,
+    ]
+
+
+def _engine_flags(engine: EngineSpec) -> list[str]:
+    cache = engine.kv_cache
+    flags = {
+        "--device": engine.device,
+        "--dtype": engine.dtype,
+        "--max-model-len": engine.max_model_len,
+        "--max-num-seqs": engine.max_num_seqs,
+        "--max-num-batched-tokens": engine.max_num_batched_tokens,
+        "--gpu-memory-utilization": engine.memory_utilization,
+        "--scheduling-policy": engine.scheduling,
+        "--block-size": cache.block_size,
+    }
+    given = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
+    return [*given, "--enable-prefix-caching" if cache.prefix_caching else "--no-enable-prefix-caching"]

@@ -1,0 +1,25 @@
+"""The Service that clients talk to, in front of the router's pods."""
+
+from typing import Any
+
+from kvasir_operator.api import labels
+from kvasir_operator.api.model import InferenceService
+from kvasir_operator.resources.metadata import metadata
+
+
+def router_service(service: InferenceService) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(service, labels.router_name(service.name), labels.ROLE_ROUTER),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": labels.role_selector(service.name, labels.ROLE_ROUTER),
+            "ports": [{"name": "http", "port": labels.ROUTER_HTTP_PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def service_url(service: InferenceService) -> str:
+    """Base URL of the OpenAI surface inside the cluster."""
+    return f"http://{labels.router_name(service.name)}.{service.namespace}.svc:{labels.ROUTER_HTTP_PORT}/v1"

@@ -1,0 +1,201 @@
+"""`kvasir-operator run`: builds the parts, starts them, waits for a signal, and stops them in order.
+
+One event loop holds everything: kopf (events), the pod watch, the workers that reconcile, the resync, the Lease and
+the probes. A part that ends by itself ends the operator: Kubernetes starts it anew.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import kopf
+
+from kvasir_operator.errors import CrdNotInstalledError, KvasirOperatorError, ObjectNotFoundError
+from kvasir_operator.handlers import kopf_registry, kopf_settings
+from kvasir_operator.kinds import INFERENCE_SERVICE
+from kvasir_operator.kube import KubeClient, load_configuration
+from kvasir_operator.lease import LeaderElector, LeaseTiming
+from kvasir_operator.metrics import OperatorMetrics
+from kvasir_operator.pod_watch import PodWatch
+from kvasir_operator.probes import serving_probes
+from kvasir_operator.queue import BackOff, WorkQueue
+from kvasir_operator.reconcile import Reconciler
+from kvasir_operator.settings import OperatorSettings
+from kvasir_operator.worker import resync, work
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_SECONDS = 20.0
+STALL_SECONDS = 300.0
+"""A service that waits for a worker, or a pass that runs, for longer than this fails the liveness probe."""
+_OWN_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def run_operator(settings: OperatorSettings) -> None:
+    """Blocks until SIGTERM or SIGINT. Raises KvasirOperatorError when the operator cannot start or cannot go on."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells each of its own steps at INFO
+    asyncio.run(Operator(settings).run())
+
+
+class Operator:
+    """One running operator; made and run within one event loop."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self._settings = settings
+        self._metrics = OperatorMetrics()
+        self._queue = WorkQueue(time.monotonic, BackOff(settings.retry_initial_seconds, settings.retry_max_seconds))
+        self._stop = asyncio.Event()
+        self._kopf_ready = asyncio.Event()
+        self._pods: PodWatch | None = None
+
+    async def run(self) -> None:
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            client = KubeClient(await load_configuration(settings.kubeconfig), self._metrics.count_write)
+            stack.push_async_callback(client.close)
+            await _require_crd(client, settings.namespace)
+            self._metrics.watch_queue(lambda: self._queue.depth)
+            probes = serving_probes(settings.host, settings.port, self._metrics.registry, self._alive, self._ready)
+            logger.info("metrics and probes on %s:%d", settings.host, await stack.enter_async_context(probes))
+            self._stop_on_signals()
+            elector = await self._lead(client, stack)
+            if not self._stop.is_set():
+                await self._reconcile(client, elector)
+
+    async def _lead(self, client: KubeClient, stack: AsyncExitStack) -> LeaderElector | None:
+        """Returns when this process may reconcile, or is to stop; the Lease is released when `stack` unwinds."""
+        if not self._settings.leader_election:
+            self._metrics.set_leader(True)
+            return None
+        elector = LeaderElector(client, _lease_namespace(self._settings), _identity(), time.monotonic, LeaseTiming())
+        acquiring, stopping = asyncio.create_task(elector.acquire()), asyncio.create_task(self._stop.wait())
+        await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel([acquiring, stopping])
+        if not acquiring.cancelled():
+            acquiring.result()
+        stack.push_async_callback(elector.release)
+        self._metrics.set_leader(not self._stop.is_set())
+        return elector
+
+    async def _reconcile(self, client: KubeClient, elector: LeaderElector | None) -> None:
+        self._pods = PodWatch(client, self._settings.namespace, self._queue.add)
+        reconciler = Reconciler(client, self._settings)
+        workers = [
+            _part(f"worker {number}", work(self._queue, reconciler, self._metrics))
+            for number in range(self._settings.workers)
+        ]
+        watchers = [
+            _part("pod watch", self._pods.run()),
+            _part("resync", resync(client, self._settings.namespace, self._queue, self._settings.resync_seconds)),
+            _part("kopf", self._kopf()),
+        ]
+        keeper = [] if elector is None else [_part("Lease", elector.keep())]
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({stopping, *workers, *watchers, *keeper}, return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                raise _why_ended(next(part for part in (*keeper, *watchers, *workers) if part.done()))
+            await self._drain(workers)
+        finally:
+            await _cancel([stopping, *watchers, *workers])
+            await _cancel(keeper)  # last: passes that drain must still be the leader's
+
+    async def _drain(self, workers: Collection[asyncio.Task[None]]) -> None:
+        logger.info("stopping: passes that run may end within %g s", STOP_GRACE_SECONDS)
+        self._queue.close()
+        await asyncio.wait(workers, timeout=STOP_GRACE_SECONDS)
+
+    async def _kopf(self) -> None:
+        namespace = self._settings.namespace
+        tasks = await kopf.spawn_tasks(
+            registry=kopf_registry(lambda: load_configuration(self._settings.kubeconfig), self._queue.add),
+            settings=kopf_settings(),
+            standalone=True,
+            clusterwide=namespace is None,
+            namespaces=[] if namespace is None else [namespace],
+            ready_flag=self._kopf_ready,
+            stop_flag=self._stop,
+        )
+        self._stop_on_signals()  # kopf has just put its own handlers in place of ours
+        await kopf.run_tasks(tasks, ignored=_EveryTask())
+
+    def _stop_on_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+
+    def _alive(self) -> str | None:
+        waited = self._queue.longest_wait_seconds
+        return f"a service has waited for {waited:.0f} s" if waited > STALL_SECONDS else None
+
+    def _ready(self) -> str | None:
+        if self._pods is None:
+            return None  # standing by is all that is asked for
+        return None if self._kopf_ready.is_set() and self._pods.synced.is_set() else "the first lists are not read yet"
+
+
+class _EveryTask(Collection[asyncio.Task[Any]]):
+    """What kopf must leave alone when it stops: it would cancel every task that began after it, ours too."""
+
+    def __contains__(self, task: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(asyncio.all_tasks())
+
+    def __len__(self) -> int:
+        return len(asyncio.all_tasks())
+
+
+def _part(name: str, body: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.create_task(body, name=name)
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=STOP_GRACE_SECONDS)
+
+
+def _why_ended(part: asyncio.Task[None]) -> KvasirOperatorError:
+    cause = part.exception()
+    if isinstance(cause, KvasirOperatorError):
+        return cause
+    error = KvasirOperatorError(f"the operator's {part.get_name()} ended by itself: {cause!r}")
+    error.__cause__ = cause
+    return error
+
+
+async def _require_crd(client: KubeClient, namespace: str | None) -> None:
+    try:
+        await anext(client.list_pages(INFERENCE_SERVICE, namespace))
+    except ObjectNotFoundError as error:
+        name = f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}"
+        raise CrdNotInstalledError(
+            f"the cluster has no CRD {name}: install it with `kubectl apply -f crds/`"
+        ) from error
+
+
+def _identity() -> str:
+    # Unique per process, as client-go's: a restarted container must not take its predecessor's Lease for its own.
+    return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.urandom(4).hex()}"
+
+
+def _lease_namespace(settings: OperatorSettings) -> str:
+    named = settings.lease_namespace or settings.namespace
+    if named is not None:
+        return named
+    try:
+        return _OWN_NAMESPACE_FILE.read_text().strip()
+    except OSError as error:
+        raise KvasirOperatorError(
+            "--leader-election needs a namespace for its Lease: give --lease-namespace (this is not a pod)"
+        ) from error

@@ -1,0 +1,52 @@
+"""The operator's own settings; the flags of `kvasir-operator` are derived from this class by cli.py.
+
+Nothing about one service belongs here: that is the manifest's.
+"""
+
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Literal
+
+from kvasir_operator.api import labels
+from kvasir_operator.errors import InvalidSettingsError
+
+_VERSION = version("kvasir")
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True)
+class OperatorSettings:
+    """What `run` and `render` need to know about the installation."""
+
+    runtime_image: str = _setting(f"kvasir-runtime:{_VERSION}", "image of engine pods where the manifest names none")
+    router_image: str = _setting(f"kvasir-router:{_VERSION}", "image of router pods")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = _setting(
+        "IfNotPresent", "pull policy of every container"
+    )
+    namespace: str | None = _setting(None, "watch this namespace only; default: the whole cluster")
+    kubeconfig: str | None = _setting(
+        None, "file with the cluster's address and credentials; default: the pod's own, then ~/.kube/config"
+    )
+    workers: int = _setting(4, "services reconciled at the same time")
+    resync_seconds: float = _setting(300.0, "every service is looked at again after this many seconds")
+    retry_initial_seconds: float = _setting(0.5, "first wait after a failed pass; doubles with each failure")
+    retry_max_seconds: float = _setting(120.0, "longest wait after failed passes")
+    leader_election: bool = _setting(False, "hold a Lease while reconciling; needed where two operators run")
+    lease_namespace: str | None = _setting(
+        None, "namespace of that Lease; default: the watched namespace, then the pod's own"
+    )
+    host: str = _setting("0.0.0.0", "address of the operator's metrics and probes")
+    port: int = _setting(labels.OPERATOR_PORT, "port of the operator's metrics and probes")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "resync_seconds", "retry_initial_seconds", "retry_max_seconds"):
+            if getattr(self, name) <= 0:
+                raise InvalidSettingsError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}: expected a number above 0"
+                )
+        if not 0 <= self.port <= 65535:
+            raise InvalidSettingsError(f"--port is {self.port}: expected 0 (any free port) to 65535")

@@ -1,0 +1,182 @@
+"""Passes over a real API server: what they create, put back, roll and delete, and that they write nothing twice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvasir_operator.api.labels import REVISION_LABEL, role_selector, selector_text
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.desired import desired_objects
+from kvasir_operator.drift import find_drift
+from kvasir_operator.kinds import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    POD_DISRUPTION_BUDGET,
+    ROLE,
+    SERVICE,
+    Kind,
+    KubeObject,
+    ObjectKey,
+    object_key,
+)
+
+from .control_plane import ControlPlane
+from .processes import wait_until
+from .reconciling import (
+    NAME,
+    SETTINGS,
+    get_children,
+    get_events,
+    get_service,
+    manifest,
+    path_of,
+    roll_out,
+    run_pass,
+    settle,
+)
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+MERGE_PATCH = "application/merge-patch+json"
+ENGINE = f"{NAME}-engine"
+ENGINE_PODS = selector_text(role_selector(NAME, "serve"))
+
+
+def versions(control_plane: ControlPlane, namespace: str) -> dict[str, str]:
+    objects = [*get_children(control_plane, namespace).values(), get_service(control_plane, namespace)]
+    return {f"{obj['kind']} {obj['metadata']['name']}": obj["metadata"]["resourceVersion"] for obj in objects}
+
+
+def deploy(control_plane: ControlPlane, namespace: str, **spec: Any) -> None:
+    control_plane.apply(manifest(namespace, **spec))
+    settle(control_plane, namespace)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_a_pass_creates_exactly_what_render_prints(control_plane: ControlPlane, namespace: str, example: Path) -> None:
+    written = yaml.safe_load(example.read_text())
+    written["metadata"]["namespace"] = namespace
+    stored = control_plane.apply(written)
+    run_pass(control_plane, namespace, stored["metadata"]["name"])
+    rendered = {object_key(obj): obj for obj in desired_objects(parse_service(written), SETTINGS)}
+    live = get_children(control_plane, namespace, stored["metadata"]["name"])
+    assert live.keys() == rendered.keys()
+    assert [path for key, obj in rendered.items() for path in find_drift(obj, live[key])] == []
+
+
+def test_every_child_is_owned_by_its_service(control_plane: ControlPlane, namespace: str) -> None:
+    deploy(control_plane, namespace)
+    uid = get_service(control_plane, namespace)["metadata"]["uid"]
+    owners = [child["metadata"]["ownerReferences"] for child in get_children(control_plane, namespace).values()]
+    assert {(each["uid"], each["controller"]) for (each,) in owners} == {(uid, True)}
+
+
+def test_a_second_pass_writes_nothing(control_plane: ControlPlane, namespace: str) -> None:
+    deploy(control_plane, namespace)
+    before, sent = versions(control_plane, namespace), len(control_plane.writes(namespace=namespace))
+    assert run_pass(control_plane, namespace).writes == []
+    assert versions(control_plane, namespace) == before
+    assert len(control_plane.writes(namespace=namespace)) == sent
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE, ROLE, POD_DISRUPTION_BUDGET], ids=lambda kind: str(kind.kind))
+def test_a_deleted_child_is_put_back(control_plane: ControlPlane, namespace: str, kind: Kind) -> None:
+    deploy(control_plane, namespace)
+    name = f"{NAME}-router"
+    control_plane.request("delete", path_of(kind, namespace, name))
+    wait_until(lambda: ObjectKey(kind, name) not in get_children(control_plane, namespace), 10, f"{kind.kind} to go")
+    run_pass(control_plane, namespace)
+    assert ObjectKey(kind, name) in get_children(control_plane, namespace)
+
+
+EDITS: list[tuple[Kind, KubeObject, str]] = [
+    (DEPLOYMENT, {"spec": {"replicas": 7}}, "spec.replicas"),
+    (DEPLOYMENT, {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 5}}}}, "spec.strategy.rollingUpdate.maxSurge"),
+    (DEPLOYMENT, {"metadata": {"labels": {"serving.kvasir.dev/service": None}}}, "metadata.labels"),
+    (SERVICE, {"spec": {"selector": {"app": "evil", "serving.kvasir.dev/role": "x"}}}, "spec.selector"),
+    (POD_DISRUPTION_BUDGET, {"spec": {"maxUnavailable": None, "minAvailable": 0}}, "spec.maxUnavailable"),
+]
+
+
+@pytest.mark.parametrize(("kind", "edit", "path"), EDITS, ids=[path for _, _, path in EDITS])
+def test_an_edited_child_is_put_back(
+    control_plane: ControlPlane, namespace: str, kind: Kind, edit: KubeObject, path: str
+) -> None:
+    deploy(control_plane, namespace)
+    before = get_children(control_plane, namespace)[ObjectKey(kind, ENGINE)]
+    control_plane.request("patch", path_of(kind, namespace, ENGINE), edit, MERGE_PATCH, fieldManager="hand")
+    assert (("apply", kind.kind)) in run_pass(control_plane, namespace).writes
+    after = get_children(control_plane, namespace)[ObjectKey(kind, ENGINE)]
+    assert find_drift({"labels": before["metadata"]["labels"], "spec": before["spec"]},
+                      {"labels": after["metadata"]["labels"], "spec": after["spec"]}) == []  # fmt: skip
+    ((reason, message),) = [event for event in get_events(control_plane, namespace) if event[0] != "Created"]
+    assert reason == "Restored"
+    assert path in message
+
+
+def test_what_others_add_to_a_child_is_left_alone(control_plane: ControlPlane, namespace: str) -> None:
+    deploy(control_plane, namespace)
+    theirs = {"metadata": {"annotations": {"example.com/note": "x"}, "labels": {"team": "search"}}}
+    control_plane.request("patch", path_of(SERVICE, namespace, ENGINE), theirs, MERGE_PATCH)
+    assert run_pass(control_plane, namespace).writes == []
+    metadata = get_children(control_plane, namespace)[ObjectKey(SERVICE, ENGINE)]["metadata"]
+    assert metadata["annotations"]["example.com/note"] == "x"
+
+
+def test_a_field_that_is_no_longer_wanted_is_taken_away(control_plane: ControlPlane, namespace: str) -> None:
+    deploy(control_plane, namespace, pod={"nodeSelector": {"disk": "fast"}, "env": [{"name": "A", "value": "1"}]})
+    deploy(control_plane, namespace)
+    template = get_children(control_plane, namespace)[ObjectKey(DEPLOYMENT, ENGINE)]["spec"]["template"]["spec"]
+    assert "nodeSelector" not in template
+    assert "A" not in [each["name"] for each in template["containers"][0].get("env", [])]
+
+
+def test_a_child_that_is_no_longer_wanted_is_deleted(control_plane: ControlPlane, namespace: str) -> None:
+    deploy(control_plane, namespace)
+    assert ObjectKey(POD_DISRUPTION_BUDGET, ENGINE) in get_children(control_plane, namespace)
+    control_plane.apply(manifest(namespace, replicas=1))
+    assert ("delete", "PodDisruptionBudget") in run_pass(control_plane, namespace).writes
+    assert ObjectKey(POD_DISRUPTION_BUDGET, ENGINE) not in get_children(control_plane, namespace)
+
+
+def test_a_new_spec_rolls_the_pods(control_plane: ControlPlane, namespace: str) -> None:
+    deploy(control_plane, namespace)
+    old = {pod["metadata"]["name"] for pod in control_plane.mark_pods_ready(namespace, ENGINE_PODS, 2)}
+    settle(control_plane, namespace)
+    before = get_service(control_plane, namespace)["status"]["roles"][0]["revision"]
+    deploy(control_plane, namespace, engine={"device": "cpu", "maxNumSeqs": 8})
+    after = get_service(control_plane, namespace)["status"]
+    assert after["phase"] == "Updating"
+    roll_out(control_plane, namespace, ENGINE_PODS)
+    pods = control_plane.wait_for_pods(namespace, ENGINE_PODS, 2)
+    assert old.isdisjoint(pod["metadata"]["name"] for pod in pods)
+    assert {pod["metadata"]["labels"][REVISION_LABEL] for pod in pods} == {after["roles"][0]["revision"]} != {before}
+    assert "RevisionRolled" in [reason for reason, _ in get_events(control_plane, namespace)]
+
+
+def test_deleting_a_service_takes_all_its_children_along(control_plane: ControlPlane, namespace: str) -> None:
+    deploy(control_plane, namespace)
+    control_plane.request("delete", path_of(INFERENCE_SERVICE, namespace, NAME))
+    outcome = run_pass(control_plane, namespace).outcome
+    assert outcome is not None
+    assert outcome.is_gone
+    wait_until(lambda: not get_children(control_plane, namespace), 30, "the children to be garbage collected")
+
+
+def test_a_service_made_anew_under_its_old_name_waits_for_the_old_children_to_go(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    deploy(control_plane, namespace)
+    control_plane.request("delete", path_of(INFERENCE_SERVICE, namespace, NAME))
+    uid = control_plane.apply(manifest(namespace))["metadata"]["uid"]
+
+    def all_new() -> bool:
+        outcome = run_pass(control_plane, namespace).outcome
+        return outcome is not None and outcome.retry_seconds is None
+
+    wait_until(all_new, 30, "the children of the new service")
+    owners = [
+        child["metadata"]["ownerReferences"][0]["uid"] for child in get_children(control_plane, namespace).values()
+    ]
+    assert set(owners) == {uid}

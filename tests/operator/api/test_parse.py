@@ -1,0 +1,155 @@
+"""Manifests through the one door: defaults are filled, and what the CRD refuses is refused by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvasir_operator.api.model import EngineSpec, InferenceService, RouterSpec
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.api.quantity import Quantity
+from kvasir_operator.errors import InvalidManifestError
+
+MakeManifest = Callable[..., dict[str, Any]]
+MakeService = Callable[..., InferenceService]
+SPLIT = {"prefill": {}, "decode": {}}
+
+
+def test_the_smallest_manifest_gets_every_default(make_service: MakeService) -> None:
+    service = make_service()
+
+    assert service.model_names == ("llama",)
+    assert service.spec.engine == EngineSpec()
+    assert service.spec.router == RouterSpec()
+    assert (service.key, service.uid) == (("models", "llama"), None)
+
+
+def test_a_manifest_without_a_namespace_is_in_default(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    del manifest["metadata"]["namespace"]
+
+    assert parse_service(manifest).namespace == "default"
+
+
+def test_what_the_api_server_adds_is_kept(make_service: MakeService) -> None:
+    service = make_service(uid="1-2")
+
+    assert (service.uid, service.generation) == ("1-2", 1)
+
+
+def test_the_name_and_its_aliases_are_what_clients_use(make_service: MakeService) -> None:
+    service = make_service(model={"source": "file:///m", "name": "big", "aliases": ["b", "c"]})
+
+    assert service.model_names == ("big", "b", "c")
+
+
+def test_camel_case_becomes_snake_case_and_irregular_keys_are_known(make_service: MakeService) -> None:
+    service = make_service(
+        engine={"kvCache": {"hostMemory": "8Gi"}, "adapters": {"list": [{"name": "sql", "source": "file:///a"}]}},
+        autoscaling={"maxReplicas": 3, "targetKVCacheUsage": 0.5},
+    )
+
+    assert service.spec.engine.kv_cache.host_memory == Quantity("8Gi")
+    assert service.spec.engine.adapters is not None
+    assert service.spec.engine.adapters.items[0].name == "sql"
+    assert service.spec.autoscaling is not None
+    assert service.spec.autoscaling.target_kv_cache_usage == 0.5
+
+
+def test_a_quantity_may_be_a_number_and_a_whole_float_is_a_whole_number(make_service: MakeService) -> None:
+    service = make_service(resources={"cpu": 8}, replicas=2.0)
+
+    assert service.spec.resources is not None
+    assert service.spec.resources.cpu == Quantity("8")
+    assert service.spec.replicas == 2
+
+
+def test_empty_text_means_absent_where_any_text_may_stand(make_service: MakeService) -> None:
+    assert make_service(pod={"image": "", "priorityClassName": ""}).spec.pod.image is None
+
+
+# Each refused spec, the path that must be named, and a part of the message.
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"engine": {"kvcache": {}}}, "spec.engine.kvcache", "unknown field, expected one of adapters"),
+    ({"enginee": {}}, "spec.enginee", "unknown field"),
+    ({"model": {}}, "spec.model.source", "missing"),
+    ({"model": {"source": "http://x"}}, "spec.model.source", "write hf://ORG/NAME"),
+    ({"model": {"source": "file:///a/../b"}}, "spec.model.source", "without .."),
+    ({"model": {"source": "file:///a", "name": "a b"}}, "spec.model.name", "'a b'"),
+    ({"model": {"source": "file:///a", "name": "x" * 129}}, "spec.model.name", "129 characters"),
+    ({"model": {"source": "file:///a", "aliases": ["b", "b"]}}, "spec.model.aliases[1]", "twice"),
+    ({"model": {"source": "file:///a", "cache": {}}}, "spec.model.cache", "exactly one of claim"),
+    ({"engine": "fast"}, "spec.engine", "str 'fast', expected a mapping"),
+    ({"engine": {"device": "tpu"}}, "spec.engine.device", "expected one of auto, cuda, cpu"),
+    ({"engine": {"kvCache": {"blockSize": 12}}}, "spec.engine.kvCache.blockSize", "8, 16, 32, 64"),
+    ({"engine": {"maxNumSeqs": 0}}, "spec.engine.maxNumSeqs", "0, expected 1 to 65536"),
+    ({"engine": {"maxNumSeqs": 1.5}}, "spec.engine.maxNumSeqs", "expected a whole number"),
+    ({"engine": {"maxNumSeqs": True}}, "spec.engine.maxNumSeqs", "bool True"),
+    ({"engine": {"memoryUtilization": 1.5}}, "spec.engine.memoryUtilization", "expected 0.01 to 1"),
+    ({"engine": {"memoryUtilization": "half"}}, "spec.engine.memoryUtilization", "expected a number"),
+    ({"engine": {"maxNumSeqs": 9, "maxNumBatchedTokens": 8}}, "spec.engine", "maxNumBatchedTokens is below"),
+    ({"engine": {"args": ["--port=1"]}}, "spec.engine", "args holds a flag that the operator sets"),
+    ({"engine": {"args": "--x"}}, "spec.engine.args", "expected a list"),
+    ({"engine": {"args": ["-x"] * 65}}, "spec.engine.args", "65 entries, expected at most 64"),
+    ({"engine": {"speculative": {"method": "eagle"}}}, "spec.engine.speculative", "write model"),
+    ({"engine": {"speculative": {"method": "ngram", "model": "file:///m"}}}, "spec.engine.speculative", "leave model"),
+    ({"replicas": 1, "autoscaling": {"maxReplicas": 2}}, "spec", "not both"),
+    ({"replicas": -1}, "spec.replicas", "-1, expected 0 to 1000"),
+    ({"replicas": None}, "spec.replicas", "null"),
+    ({"replicas": "2"}, "spec.replicas", "str '2', expected a whole number"),
+    ({"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "spec.autoscaling", "minReplicas is above"),
+    ({"disaggregation": SPLIT, "replicas": 1}, "spec", "under disaggregation.prefill"),
+    ({"disaggregation": SPLIT, "resources": {}}, "spec", "under disaggregation.prefill"),
+    ({"disaggregation": SPLIT, "parallelism": {"tensor": 2}}, "spec", "write parallelism under"),
+    (
+        {"disaggregation": SPLIT | {"remotePrefillMinTokens": "soon"}},
+        "spec.disaggregation.remotePrefillMinTokens",
+        "auto",
+    ),
+    ({"engine": {"device": "cpu"}, "resources": {"accelerator": "nvidia.com/gpu"}}, "spec", "device is cpu"),
+    ({"engine": {"device": "cuda"}, "resources": {"accelerator": "none"}}, "spec", "device is cuda"),
+    ({"resources": {"memory": "1 GB"}}, "spec.resources.memory", "'1 GB' is not a quantity"),
+    ({"resources": {"cpu": 0.5}}, "spec.resources.cpu", "quote it"),
+    ({"rollout": {"drainTimeout": "5"}}, "spec.rollout.drainTimeout", "'5' is not a duration"),
+    ({"rollout": {"maxSurge": 0}}, "spec.rollout", "raise one of them"),
+    ({"rollout": {"maxSurge": "many"}}, "spec.rollout.maxSurge", "'many'"),
+    ({"router": {"mode": "gateway", "replicas": 2}}, "spec.router", "leave router.replicas out"),
+    ({"pod": {"labels": {"serving.kvasir.dev/role": "x"}}}, "spec.pod", "the operator's"),
+    ({"pod": {"nodeSelector": {1: "x"}}}, "spec.pod.nodeSelector", "quote them"),
+    ({"pod": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.pod.env[1]", "twice"),
+    ({"pod": {"env": [{"name": "A", "valueFrom": {}}]}}, "spec.pod.env[0].valueFrom", "exactly one of secretKeyRef"),
+]
+
+
+@pytest.mark.parametrize(("spec", "path", "message"), REFUSED, ids=[f"{p}: {m}" for _, p, m in REFUSED])
+def test_refuses(make_manifest: MakeManifest, spec: dict[str, Any], path: str, message: str) -> None:
+    with pytest.raises(InvalidManifestError) as refusal:
+        parse_service(make_manifest(**spec))
+
+    assert refusal.value.field_path == path
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["Upper", "a.b", "1a", "a-", "a" * 53])
+def test_refuses_a_name_that_no_child_could_have(make_manifest: MakeManifest, name: str) -> None:
+    with pytest.raises(InvalidManifestError, match="at most 52"):
+        parse_service(make_manifest(name=name))
+
+
+def test_refuses_an_alias_that_is_the_services_own_name(make_manifest: MakeManifest) -> None:
+    with pytest.raises(InvalidManifestError, match="repeats the name"):
+        parse_service(make_manifest(model={"source": "file:///m", "aliases": ["llama"]}))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ([], "list"),
+        ({"kind": "InferenceService"}, "apiVersion: missing"),
+        ({"apiVersion": "serving.kvasir.dev/v1alpha1", "kind": "Pod"}, "expected InferenceService"),
+        ({"apiVersion": "serving.kvasir.dev/v1alpha1", "kind": "InferenceService"}, "metadata: missing"),
+    ],
+)
+def test_refuses_what_is_no_inference_service(manifest: Any, message: str) -> None:
+    with pytest.raises(InvalidManifestError, match=message):
+        parse_service(manifest)

@@ -1,0 +1,31 @@
+"""Durations and quantities keep their text and know their value."""
+
+import pytest
+
+from kvasir_operator.api.quantity import Duration, Quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("0s", 0.0), ("300s", 300.0), ("10m", 600.0), ("1h30m", 5400.0)]
+)
+def test_a_duration_in_seconds(text: str, seconds: float) -> None:
+    assert Duration(text).seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("0", 0), ("500m", 0.5), ("1.5", 1.5), ("2k", 2000), ("64Gi", 64 * 2**30), ("1M", 1e6)]
+)
+def test_a_quantity_in_whole_units(text: str, amount: float) -> None:
+    assert Quantity(text).amount == pytest.approx(amount)
+
+
+@pytest.mark.parametrize("text", ["", "5", "-1s", "1 s", "1d", "s"])
+def test_refuses_a_duration_without_a_unit_it_knows(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        Duration(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1GB", "one", "1e3"])
+def test_refuses_a_quantity_that_kubernetes_users_do_not_write(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        Quantity(text)

@@ -1,0 +1,86 @@
+"""Objects as an API server would return them, as small as the tests of the operator's decisions need them."""
+
+from typing import Any
+
+from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL
+
+KubeObject = dict[str, Any]
+NOW = "2026-11-20T10:00:00Z"
+
+
+def service(name: str = "llama", uid: str = "uid-1", status: KubeObject | None = None) -> KubeObject:
+    metadata = {"name": name, "namespace": "models", "uid": uid, "generation": 3}
+    return {
+        "apiVersion": "serving.kvasir.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": metadata,
+        "status": status or {},
+    }
+
+
+def owner(name: str = "llama", uid: str = "uid-1") -> KubeObject:
+    return {
+        "apiVersion": "serving.kvasir.dev/v1alpha1",
+        "kind": "InferenceService",
+        "name": name,
+        "uid": uid,
+        "controller": True,
+    }
+
+
+def child(kind: str = "ConfigMap", name: str = "llama-a", **fields: Any) -> KubeObject:
+    """A desired child of `service()`; `fields` are its further top-level fields."""
+    api_version = {"Deployment": "apps/v1", "PodDisruptionBudget": "policy/v1"}.get(kind, "v1")
+    metadata = {
+        "name": name,
+        "namespace": "models",
+        "labels": {SERVICE_LABEL: "llama"},
+        "ownerReferences": [owner()],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+
+
+def stored(obj: KubeObject, uid: str = "child-uid", **metadata: Any) -> KubeObject:
+    """The same as the API server would store it."""
+    return {**obj, "metadata": {**obj["metadata"], "uid": uid, "resourceVersion": "7", **metadata}}
+
+
+def deployment(
+    role: str = "serve", replicas: int = 2, total: int | None = None, updated: int | None = None, revision: str = "aaaa"
+) -> KubeObject:
+    total = replicas if total is None else total
+    labels = {SERVICE_LABEL: "llama", ROLE_LABEL: role}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": f"llama-{role}", "namespace": "models", "labels": labels, "generation": 1},
+        "spec": {
+            "replicas": replicas,
+            "template": {"metadata": {"labels": {**labels, REVISION_LABEL: revision}}},
+        },
+        "status": {
+            "observedGeneration": 1,
+            "replicas": total,
+            "updatedReplicas": total if updated is None else updated,
+        },
+    }
+
+
+def pod(name: str, role: str = "serve", ready: bool = True, leaving: bool = False, **status: Any) -> KubeObject:
+    """`status` replaces fields of the pod's status."""
+    metadata: KubeObject = {"name": name, "namespace": "models", "labels": {SERVICE_LABEL: "llama", ROLE_LABEL: role}}
+    if leaving:
+        metadata["deletionTimestamp"] = NOW
+    condition = {"type": "Ready", "status": "True" if ready else "False"}
+    running = {"name": "engine", "state": {"running": {}}, "ready": ready, "restartCount": 0}
+    return {"metadata": metadata, "status": {"conditions": [condition], "containerStatuses": [running], **status}}
+
+
+def waiting_container(reason: str, message: str = "", **fields: Any) -> KubeObject:
+    return {
+        "name": "engine",
+        "state": {"waiting": {"reason": reason, "message": message}},
+        "ready": False,
+        "restartCount": 0,
+        **fields,
+    }

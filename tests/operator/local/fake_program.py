@@ -1,0 +1,57 @@
+"""Stands in for kvasir-runtime and kvasir-router: listens where its flags say, is ready, and misbehaves when told to.
+
+FAKE_EXIT=N ends it at once with status N; FAKE_STUBBORN=1 makes it and a child of its own deaf to SIGTERM.
+GET /crash ends it with status 7; GET /hang makes /health fail; GET /arguments and /environment say how it was started.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+HUNG = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/crash":
+            os._exit(7)
+        if self.path == "/hang":
+            HUNG.set()
+        answers = {"/arguments": sys.argv[1:], "/environment": dict(os.environ), "/pid": os.getpid()}
+        body = json.dumps(answers.get(self.path, "ok")).encode()
+        self.send_response(503 if self.path == "/health" and HUNG.is_set() else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def flag(name: str, default: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+
+
+def main() -> None:
+    print("fake program starts", flush=True)
+    if "FAKE_EXIT" in os.environ:
+        print("fake program refuses its flags", file=sys.stderr, flush=True)
+        sys.exit(int(os.environ["FAKE_EXIT"]))
+    if "FAKE_STUBBORN" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "600"])
+        print(f"fake child {child.pid}", flush=True)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: (print("fake program ends", flush=True), os._exit(0)))
+    host = flag("--host", "127.0.0.1")
+    if "--admin-port" in sys.argv:
+        admin = ThreadingHTTPServer((flag("--admin-host", host), int(flag("--admin-port", "0"))), Handler)
+        threading.Thread(target=admin.serve_forever, daemon=True).start()
+    ThreadingHTTPServer((host, int(flag("--port", "0"))), Handler).serve_forever()
+
+
+main()

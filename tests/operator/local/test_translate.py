@@ -1,0 +1,120 @@
+"""Desired objects as local pods: programs, addresses, folders and environment of this machine."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir_operator.desired import desired_objects
+from kvasir_operator.errors import LocalRunError
+from kvasir_operator.local.network import LoopbackNetwork
+from kvasir_operator.local.pods import Listener, LocalService
+from kvasir_operator.local.translate import Folders, local_service
+from kvasir_operator.manifests import load_services
+from kvasir_operator.settings import OperatorSettings
+
+LISTEN = Listener("127.0.0.1", 8080)
+Translate = Callable[..., LocalService]
+
+
+@pytest.fixture
+def translate(write_manifest: Callable[..., Path], programs: Path, network: LoopbackNetwork) -> Translate:
+    """A manifest with these groups of its spec, as local pods."""
+
+    def make(**spec: Any) -> LocalService:
+        file = write_manifest(**spec)
+        [service] = load_services(file)
+        objects = desired_objects(service, OperatorSettings())
+        return local_service(service, objects, network, LISTEN, Folders(file.parent, programs))
+
+    return make
+
+
+def test_each_replica_is_a_pod_on_its_own_address(translate: Translate) -> None:
+    service = translate(replicas=2, router={"replicas": 2})
+
+    assert [pod.name for pod in service.engines] == ["llama-engine-0", "llama-engine-1"]
+    assert [pod.name for pod in service.routers] == ["llama-router-0", "llama-router-1"]
+    assert len({pod.listeners[0] for pod in (*service.engines, *service.routers)}) == 4
+
+
+def test_the_engine_listens_on_its_address_and_loads_the_folder_beside_the_manifest(
+    translate: Translate, programs: Path
+) -> None:
+    [engine] = translate().engines
+    flags = dict(pairwise(engine.command))
+
+    assert engine.command[:2] == (str(programs / "kvasir-runtime"), "serve")
+    assert Path(engine.command[2]) == (programs.parent / "models" / "small").resolve()
+    assert (flags["--host"], flags["--port"]) == (engine.listeners[0].address, "8000")
+    assert engine.readiness.url == f"{engine.listeners[0].url}/ready"
+
+
+def test_the_first_router_listens_where_clients_look_and_knows_every_engine(translate: Translate) -> None:
+    service = translate(replicas=2)
+    [router] = service.routers
+    flags = list(pairwise(router.command))
+
+    assert ("--host", "127.0.0.1") in flags
+    assert ("--port", "8080") in flags
+    assert [url for flag, url in flags if flag == "--endpoint"] == [pod.listeners[0].url for pod in service.engines]
+    assert "--endpoints-service" not in router.command
+    assert service.url == "http://127.0.0.1:8080/v1"
+
+
+def test_the_routers_admin_port_stays_on_the_pods_own_address(translate: Translate) -> None:
+    [router] = translate().routers
+    flags = dict(pairwise(router.command))
+
+    assert flags["--admin-host"].startswith("127.77.")
+    assert flags["--admin-port"] == "9090"
+    assert router.readiness.url == f"http://{flags['--admin-host']}:9090/ready"
+
+
+def test_an_absolute_folder_is_taken_as_it_is(translate: Translate, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    [engine] = translate(model={"source": f"file://{folder}"}).engines
+
+    assert Path(engine.command[2]) == folder.resolve()
+
+
+def test_the_environment_is_the_machines_plus_the_manifests(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    [engine] = translate(pod={"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}).engines
+
+    assert engine.env["OMP_NUM_THREADS"] == "1"
+    assert engine.env["HOME"] == "/home/me"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"model": {"source": "file:///models/gone"}}, "neither /models/gone nor .*/models/gone is a folder"),
+        ({"model": {"source": "pvc://claim"}}, "write file:///PATH"),
+        ({"model": {"source": "oci://image"}}, "write file:///PATH"),
+        ({"router": {"apiKeysSecretRef": {"name": "keys"}}}, "Secret keys is in a cluster"),
+        ({"replicas": 0}, "0 engine or router replicas"),
+        (
+            {"pod": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}},
+            "spec.pod.env A has valueFrom",
+        ),
+    ],
+)
+def test_refuses_what_only_a_cluster_has(translate: Translate, spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(LocalRunError, match=message):
+        translate(**spec)
+
+
+def test_a_missing_program_is_named_with_what_to_install(
+    translate: Translate, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (programs / "kvasir-runtime").unlink()
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(LocalRunError, match=r"install kvasir\[runtime\]"):
+        translate()

@@ -1,0 +1,100 @@
+"""The command line: what it prints and which status it ends with."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvasir_operator.cli import main
+from kvasir_operator.desired import desired_objects
+from kvasir_operator.manifests import load_services
+from kvasir_operator.settings import OperatorSettings
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+QUICKSTART = next(path for path in EXAMPLES if path.name == "quickstart.yaml")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[path.name for path in EXAMPLES])
+def test_render_prints_exactly_the_desired_objects(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", str(example)]) == 0
+    printed = list(yaml.safe_load_all(capsys.readouterr().out))
+
+    assert printed == [
+        child for service in load_services(example) for child in desired_objects(service, OperatorSettings())
+    ]
+
+
+def test_render_prints_the_same_text_each_time_without_anchors(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for _ in range(2):
+        main(["render", *map(str, EXAMPLES)])
+        texts.append(capsys.readouterr().out)
+
+    assert texts[0] == texts[1]
+    assert "&id" not in texts[0]
+
+
+def test_render_takes_the_operators_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["render", "--runtime-image", "mine:9", str(QUICKSTART)])
+
+    assert "image: mine:9" in capsys.readouterr().out
+
+
+def test_render_warns_of_what_is_not_acted_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(QUICKSTART.read_text().replace("maxNumSeqs: 32", "quantization: int8"))
+
+    assert main(["render", str(file)]) == 0
+    assert "warning: quickstart: spec.engine.quantization: int8 is not supported yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["render", "local"])
+def test_a_manifest_that_does_not_hold_ends_with_status_2(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(QUICKSTART.read_text().replace("maxNumSeqs", "maxSeqs"))
+
+    assert main([command, str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvasir-operator: {file}: document 1: spec.engine.maxSeqs: unknown field")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["render", "--speed", "9", "x"], "unrecognized arguments: --speed"),
+        (["render"], "required: FILE"),
+        (["run", "--workers", "many"], "invalid int value: 'many'"),
+        (["run", "--log-level", "loud"], "invalid choice: 'loud'"),
+        (["fly"], "invalid choice: 'fly'"),
+    ],
+)
+def test_unknown_flags_and_values_end_with_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_setting_out_of_bounds_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--workers", "0", str(QUICKSTART)]) == 2
+    assert "--workers is 0: expected a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("listen", ["8080", "0.0.0.0:8080", "192.168.1.1:80", "127.0.0.1:http", "127.0.0.1:70000"])
+def test_local_listens_on_this_machine_only(listen: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", "--listen", listen, str(QUICKSTART)]) == 2
+    assert f"--listen is '{listen}'" in capsys.readouterr().err
+
+
+def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    text = capsys.readouterr().out
+
+    assert all(f"--{field.name.replace('_', '-')}" in text for field in dataclasses.fields(OperatorSettings))

@@ -1,0 +1,163 @@
+"""The work queue: when a key is due, and what its workers get."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from kvasir_operator.kinds import ServiceKey
+from kvasir_operator.queue import BackOff, KeySchedule, WorkQueue
+
+A, B = ServiceKey("models", "a"), ServiceKey("models", "b")
+
+
+def schedule(spacing_seconds: float = 0.0) -> KeySchedule:
+    return KeySchedule(BackOff(first_seconds=1.0, longest_seconds=5.0), spacing_seconds)
+
+
+def within(seconds: float, body: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(body, seconds))
+
+
+def test_a_key_added_many_times_is_handed_out_once() -> None:
+    keys = schedule()
+    for _ in range(3):
+        keys.add(A, 0.0)
+    assert [keys.take(0.0), keys.take(0.0)] == [A, None]
+
+
+def test_the_key_that_is_due_longest_goes_first() -> None:
+    keys = schedule()
+    keys.add(A, 2.0)
+    keys.add(B, 1.0)
+    assert [keys.take(3.0), keys.take(3.0)] == [B, A]
+
+
+def test_a_delayed_key_is_not_handed_out_early_and_an_event_overtakes_the_delay() -> None:
+    keys = schedule()
+    keys.add(A, 10.0)
+    assert keys.take(9.9) is None
+    keys.add(A, 5.0)
+    keys.add(A, 20.0)
+    assert keys.take(5.0) == A
+
+
+def test_a_key_is_never_handed_out_twice_at_once_but_once_more_afterwards() -> None:
+    keys = schedule()
+    keys.add(A, 0.0)
+    assert keys.take(0.0) == A
+    keys.add(A, 0.0)
+    assert keys.take(0.0) is None
+    keys.finish(A, 1.0)
+    assert keys.take(1.0) == A
+
+
+def test_failures_in_a_row_double_the_wait_up_to_a_bound_and_success_forgets_them() -> None:
+    keys, now, delays = schedule(), 0.0, []
+    keys.add(A, now)
+    for _ in range(5):
+        assert keys.take(now) == A
+        delays.append(keys.fail(A, now))
+        assert keys.take(now + delays[-1] - 0.01) is None
+        now += delays[-1]
+    assert delays == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert keys.take(now) == A
+    keys.finish(A, now)
+    keys.add(A, now)
+    assert keys.take(now) == A
+    assert keys.fail(A, now) == 1.0
+
+
+def test_one_failing_key_does_not_slow_another() -> None:
+    keys = schedule()
+    keys.add(A, 0.0)
+    keys.take(0.0)
+    keys.fail(A, 0.0)
+    keys.add(B, 0.0)
+    assert keys.take(0.0) == B
+
+
+def test_a_burst_of_events_after_a_pass_becomes_one_pass() -> None:
+    keys = schedule(spacing_seconds=0.5)
+    keys.add(A, 0.0)
+    keys.take(0.0)
+    keys.finish(A, 1.0)
+    for moment in (1.0, 1.1, 1.2):
+        keys.add(A, moment)
+    assert [keys.take(1.4), keys.take(1.5), keys.take(1.5)] == [None, A, None]
+
+
+def test_a_forgotten_key_leaves_nothing_behind() -> None:
+    keys = schedule(spacing_seconds=5.0)
+    keys.add(A, 0.0)
+    keys.take(0.0)
+    keys.finish(A, 0.0)
+    keys.forget(A)
+    keys.add(A, 1.0)
+    assert keys.take(1.0) == A
+    assert keys.fail(A, 1.0) == 1.0
+
+
+def test_the_longest_wait_counts_waiting_keys_and_running_passes() -> None:
+    keys = schedule()
+    assert keys.longest_wait_seconds(9.0) == 0.0
+    keys.add(A, 1.0)
+    assert keys.longest_wait_seconds(9.0) == 8.0
+    keys.take(4.0)
+    assert keys.longest_wait_seconds(9.0) == 5.0
+    assert keys.num_due(9.0) == 0
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_worker_wakes_for_a_new_key() -> None:
+    async def body() -> ServiceKey | None:
+        queue = WorkQueue(Clock())
+        waiting = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        queue.add(A)
+        return await waiting
+
+    assert within(5, body()) == A
+
+
+def test_every_waiting_worker_gets_a_key_of_its_own() -> None:
+    async def body() -> set[ServiceKey | None]:
+        queue = WorkQueue(Clock())
+        workers = [asyncio.create_task(queue.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        queue.add(A)
+        queue.add(B)
+        return set(await asyncio.gather(*workers))
+
+    assert within(5, body()) == {A, B}
+
+
+def test_a_failed_key_comes_back_by_itself() -> None:
+    async def body() -> ServiceKey | None:
+        queue = WorkQueue(asyncio.get_running_loop().time, BackOff(0.01, 0.01), spacing_seconds=0.0)
+        queue.add(A)
+        assert await queue.get() == A
+        assert queue.failed(A) == 0.01
+        return await queue.get()
+
+    assert within(5, body()) == A
+
+
+def test_closing_lets_waiting_workers_end_and_hands_out_nothing_more() -> None:
+    async def body() -> list[ServiceKey | None]:
+        queue = WorkQueue(Clock())
+        waiting = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        queue.close()
+        queue.add(A)
+        return [await waiting, await queue.get()]
+
+    assert within(5, body()) == [None, None]

@@ -1,0 +1,80 @@
+"""What a pass does where a real API server cannot easily be brought: bad stored specs, deletion under way, outages."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvasir_operator.errors import KubeForbiddenError, KubeUnavailableError
+from kvasir_operator.kinds import INFERENCE_SERVICE, ServiceKey
+from kvasir_operator.reconcile import Outcome, Reconciler
+from kvasir_operator.settings import OperatorSettings
+
+from .cluster_objects import NOW, deployment, owner, service
+from .memory_kube import MemoryKube
+
+KEY = ServiceKey("models", "llama")
+SPEC = {"model": {"source": "pvc://checkpoints/model"}, "engine": {"device": "cpu"}}
+
+
+def kube_with(spec: dict[str, Any], **metadata: Any) -> MemoryKube:
+    kube, obj = MemoryKube(), service()
+    obj["metadata"] |= metadata
+    kube.objects[(INFERENCE_SERVICE.kind, *KEY)] = {**obj, "spec": spec}
+    return kube
+
+
+def reconcile(kube: MemoryKube) -> Outcome:
+    return asyncio.run(Reconciler(kube, OperatorSettings(), lambda: NOW).reconcile(KEY))
+
+
+def stored_status(kube: MemoryKube) -> dict[str, Any]:
+    status: dict[str, Any] = kube.objects[(INFERENCE_SERVICE.kind, *KEY)]["status"]
+    return status
+
+
+def test_a_service_that_is_not_there_or_being_deleted_is_gone() -> None:
+    assert reconcile(MemoryKube()) == Outcome(is_gone=True)
+    leaving = kube_with(SPEC, deletionTimestamp=NOW)
+    assert reconcile(leaving) == Outcome(is_gone=True)
+    assert leaving.writes == []
+
+
+def test_a_spec_that_does_not_hold_is_told_and_the_children_stay() -> None:
+    kube = kube_with({"model": {"source": "nonsense"}})
+    running = deployment()
+    running["metadata"]["ownerReferences"] = [owner()]
+    kube.objects[("Deployment", "models", "llama-serve")] = running
+    assert reconcile(kube) == Outcome()
+    (degraded,) = (each for each in stored_status(kube)["conditions"] if each["type"] == "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "InvalidSpec")
+    assert "spec.model.source" in degraded["message"]
+    assert [role["role"] for role in stored_status(kube)["roles"]] == ["serve"]
+    assert {verb for verb, _ in kube.writes} == {"create", "patch status"}  # the Event and the status
+
+
+def test_an_invalid_spec_is_not_told_twice() -> None:
+    kube = kube_with({"model": {"source": "nonsense"}})
+    reconcile(kube)
+    kube.writes.clear()
+    reconcile(kube)
+    assert kube.writes == []
+
+
+def test_a_pass_whose_reads_fail_writes_nothing() -> None:
+    kube = kube_with(SPEC)
+    kube.failures = [None, None, None, KubeUnavailableError("down")]
+    with pytest.raises(KubeUnavailableError):
+        reconcile(kube)
+    assert kube.writes == []
+
+
+def test_an_event_that_may_not_be_posted_does_not_hold_up_the_status() -> None:
+    class NoEvents(MemoryKube):
+        async def create(self, obj: dict[str, Any]) -> dict[str, Any]:
+            raise KubeForbiddenError("events is forbidden", 403)
+
+    kube = NoEvents()
+    kube.objects = kube_with(SPEC).objects
+    reconcile(kube)
+    assert stored_status(kube)["observedGeneration"] == 3
