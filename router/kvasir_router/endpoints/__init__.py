@@ -1,0 +1,1 @@
+"""Which engines exist: fixed by flags, or followed through the Kubernetes API."""

@@ -1,0 +1,124 @@
+"""Every way the router says no: start-up errors end the process with one line, request errors become OpenAI's JSON.
+
+RouterError
+├── StartupError              ConfigError, PortInUseError, EndpointSourceError
+├── RequestError              has an HTTP status, an OpenAI type and code, and a body
+├── UpstreamError             an attempt failed before the first byte; the app decides on retry or answer
+└── ClientDisconnectedError   nobody is left to answer
+"""
+
+import msgspec
+
+
+class RouterError(Exception):
+    """Base of all errors that the router raises on purpose."""
+
+
+class StartupError(RouterError):
+    """The router cannot start; `exit_code` is the process's."""
+
+    exit_code = 1
+
+
+class ConfigError(StartupError):
+    exit_code = 2
+
+
+class PortInUseError(StartupError):
+    pass
+
+
+class EndpointSourceError(StartupError):
+    """The Kubernetes API cannot be configured (no in-cluster account, no KUBECONFIG)."""
+
+
+class ClientDisconnectedError(RouterError):
+    pass
+
+
+class RequestError(RouterError):
+    """An answer in OpenAI's error shape: https://platform.openai.com/docs/guides/error-codes."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_seconds: int | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+    def body(self) -> bytes:
+        """The JSON body {"error": {message, type, param, code}}."""
+        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+class MalformedRequestError(RequestError):
+    status, type, code = 400, "invalid_request_error", "malformed_json"
+
+
+class InvalidApiKeyError(RequestError):
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class UnknownModelError(RequestError):
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+
+class UnknownPathError(RequestError):
+    status, type, code = 404, "invalid_request_error", "unknown_path"
+
+
+class MethodNotAllowedError(RequestError):
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class BodyTooLargeError(RequestError):
+    status, type, code = 413, "invalid_request_error", "body_too_large"
+
+
+class QueueFullError(RequestError):
+    status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class QueueWaitExceededError(RequestError):
+    status, type, code = 503, "server_error", "no_ready_endpoint"
+
+
+class BadGatewayError(RequestError):
+    status, type, code = 502, "server_error", "endpoint_unreachable"
+
+
+class RequestTimeoutError(RequestError):
+    status, type, code = 504, "server_error", "request_timeout"
+
+
+class RouterStoppingError(RequestError):
+    status, type, code = 503, "server_error", "router_stopping"
+
+
+class StreamInterruptedError(RequestError):
+    """The engine died after bytes had been relayed: the last event of its stream, where it is one."""
+
+    status, type, code = 502, "server_error", "stream_interrupted"
+
+
+class UpstreamError(RouterError):
+    """An attempt failed before the client saw a byte, so another endpoint may be tried. `reason` labels the metric."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class UpstreamConnectError(UpstreamError):
+    """No connection: the endpoint never saw the request."""
+
+
+class UpstreamLostError(UpstreamError):
+    """The connection ended before the first byte of the answer's body."""
+
+
+class UpstreamUnavailableError(UpstreamError):
+    """The endpoint answered 502, 503 or 504."""

@@ -1,0 +1,88 @@
+"""The client's side of one request: what was sent back so far, and how to end it well whatever happened upstream."""
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from kvasir_router.errors import BodyTooLargeError, ClientDisconnectedError, RequestError
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+# RFC 9110 section 7.6.1: these concern one connection, not the message.
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    b"upgrade".split()
+)
+
+
+class Exchange:
+    """`last_chunk` is set by whoever relays, so that a broken stream can be ended between two events."""
+
+    def __init__(self, scope: Scope, send: Send, arrived: float) -> None:
+        path, query = scope["raw_path"], scope["query_string"]
+        self.send = send
+        self.arrived = arrived
+        self.path: str = (path + b"?" + query if query else path).decode("latin-1")
+        self.request_id = _header(scope, b"x-request-id") or uuid.uuid4().hex
+        self.has_started = False
+        self.is_event_stream = False
+        self.last_chunk = b""
+
+    async def start(self, status: int, raw_headers: RawHeaders) -> None:
+        """Sends status and headers as they came, hop-by-hop headers apart, with the request's id."""
+        headers = [(name.lower(), value) for name, value in raw_headers]
+        headers = [header for header in headers if header[0] not in HOP_BY_HOP]
+        names = dict(headers)
+        if b"x-request-id" not in names:
+            headers.append((b"x-request-id", self.request_id.encode("latin-1")))
+        self.is_event_stream = names.get(b"content-type", b"").startswith(b"text/event-stream")
+        self.has_started = True
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def end(self) -> None:
+        await self.send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, error: RequestError) -> None:
+        """An OpenAI error as answer, or as the last event of a stream.
+
+        Any other answer that has begun cannot be mended: it stays unfinished, and the server closes the connection.
+        """
+        if not self.has_started:
+            await self._answer(error)
+        elif self.is_event_stream:
+            separator = b"" if self.last_chunk.endswith(b"\n\n") else b"\n\n"
+            event = separator + b"data: " + error.body() + b"\n\n"
+            await self.send({"type": "http.response.body", "body": event})
+
+    async def _answer(self, error: RequestError) -> None:
+        body = error.body()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if error.retry_after_seconds is not None:
+            headers.append((b"retry-after", str(error.retry_after_seconds).encode()))
+        if error.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await self.start(error.status, headers)
+        await self.send({"type": "http.response.body", "body": body})
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body. Raises BodyTooLargeError (413), before reading anything where the length is announced."""
+    is_too_large = int(_header(scope, b"content-length") or 0) > max_bytes
+    chunks: list[bytes] = []
+    num_bytes = 0
+    while not is_too_large:
+        message: Any = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError("the client closed the connection while sending its request")
+        chunks.append(message["body"])
+        num_bytes += len(message["body"])
+        is_too_large = num_bytes > max_bytes
+        if not is_too_large and not message["more_body"]:
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    raise BodyTooLargeError(f"the request body is larger than {max_bytes} bytes, the most this router takes")
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)

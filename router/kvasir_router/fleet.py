@@ -1,0 +1,220 @@
+"""The endpoints as this router knows them right now: health, own requests in flight, measured rates, cached prefixes.
+
+The one mutable picture; policies see only its snapshots. It does no I/O: sources, the prober and the app report to it.
+"""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kvasir_router.endpoints.endpoint import Address, EndpointView, Snapshot
+from kvasir_router.prefill_rate import PrefillRateFit
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
+from kvasir_router.request import InferenceRequest
+
+# Tokens/s assumed until the first observation: an 8B model on one recent GPU.
+_PRIOR_PREFILL_RATE = 8000.0
+
+
+class EndpointState(StrEnum):
+    UNKNOWN = "unknown"  # not probed yet
+    READY = "ready"
+    NOT_READY = "not_ready"  # it says so: loading or draining
+    UNREACHABLE = "unreachable"  # ejected after a failed connection, until a probe succeeds
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    address: Address
+    state: EndpointState
+    rate: PrefillRateFit = field(default_factory=lambda: PrefillRateFit(_PRIOR_PREFILL_RATE))
+    num_in_flight: int = 0
+    prefill_tokens: int = 0
+    resident_tokens: int = 0
+    last_dispatch: int = 0
+    kv_usage: float | None = None
+    kv_capacity_tokens: int | None = None
+    models: frozenset[str] | None = None
+
+
+class Ticket:
+    """One request's share of an endpoint's load. Both steps may be repeated; only the first call counts."""
+
+    def __init__(
+        self,
+        endpoint: _Endpoint,
+        request: InferenceRequest,
+        uncached_tokens: int,
+        now: float,
+        on_room: Callable[[], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._on_room = on_room
+        self._uncached_tokens = uncached_tokens
+        self._resident_tokens = request.num_resident_tokens
+        self._dispatched_at = now
+        self._is_prefilling = True
+        self._is_finished = False
+        endpoint.num_in_flight += 1
+        endpoint.prefill_tokens += uncached_tokens
+        endpoint.resident_tokens += self._resident_tokens
+        self._tokens_ahead = endpoint.prefill_tokens
+
+    @property
+    def expected_prefill_seconds(self) -> float:
+        return self._endpoint.rate.estimate_seconds(self._tokens_ahead)
+
+    def first_token(self, now: float) -> None:
+        """A stream's first bytes came: its prefill is over, and how long it took is one observation of the rate."""
+        if self._is_prefilling and self._uncached_tokens:
+            self._endpoint.rate.observe(self._tokens_ahead, now - self._dispatched_at)
+        self.release_prefill()
+
+    def release_prefill(self) -> None:
+        if self._is_prefilling:
+            self._is_prefilling = False
+            self._endpoint.prefill_tokens -= self._uncached_tokens
+
+    def finish(self) -> None:
+        if self._is_finished:
+            return
+        self._is_finished = True
+        self.release_prefill()
+        self._endpoint.num_in_flight -= 1
+        self._endpoint.resident_tokens -= self._resident_tokens
+        self._on_room()
+
+
+class Fleet:
+    """`on_room` is called whenever an endpoint may take one more request; `learn_models`: wait for /v1/models."""
+
+    def __init__(
+        self,
+        index: ApproximatePrefixIndex,
+        clock: Callable[[], float],
+        on_room: Callable[[], None],
+        *,
+        max_in_flight: int,
+        block_tokens: int,
+        learn_models: bool,
+    ) -> None:
+        self._index = index
+        self._clock = clock
+        self._on_room = on_room
+        self._max_in_flight = max_in_flight
+        self._block_tokens = block_tokens
+        self._learn_models = learn_models
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._num_dispatches = 0
+
+    def set_addresses(self, addresses: Set[Address], initial_state: EndpointState) -> None:
+        """Keeps what is known of addresses that stay; a gone endpoint's requests in flight go on to their end."""
+        for url in [url for url, known in self._endpoints.items() if known.address not in addresses]:
+            del self._endpoints[url]
+            self._index.forget(url)
+        for address in addresses:
+            self._endpoints.setdefault(address.url, _Endpoint(address, initial_state))
+        self._on_room()
+
+    def set_state(self, url: str, state: EndpointState) -> None:
+        endpoint = self._endpoints.get(url)
+        if endpoint is not None and endpoint.state != state:
+            endpoint.state = state
+            self._on_room()
+
+    def set_models(self, url: str, models: frozenset[str]) -> None:
+        endpoint = self._endpoints.get(url)
+        if endpoint is not None and endpoint.models != models:
+            endpoint.models = models
+            self._on_room()
+
+    def set_kv(self, url: str, usage: float | None, capacity_tokens: int | None) -> None:
+        endpoint = self._endpoints.get(url)
+        if endpoint is not None:
+            endpoint.kv_usage, endpoint.kv_capacity_tokens = usage, capacity_tokens
+
+    def expire_prefixes(self) -> None:
+        """Frees the memory of prefixes past their lifetime; to be called now and then."""
+        self._index.expire(self._clock())
+
+    def urls(self) -> frozenset[str]:
+        return frozenset(self._endpoints)
+
+    def state_of(self, url: str) -> EndpointState | None:
+        endpoint = self._endpoints.get(url)
+        return None if endpoint is None else endpoint.state
+
+    def num_in_state(self, state: EndpointState) -> int:
+        return sum(endpoint.state == state for endpoint in self._endpoints.values())
+
+    def known_models(self) -> frozenset[str]:
+        """Learned from the endpoints; empty until one has answered."""
+        return frozenset().union(*(endpoint.models or () for endpoint in self._endpoints.values()))
+
+    def can_place(self, model: str | None, avoid: Set[str] = frozenset()) -> bool:
+        """Whether some endpoint outside `avoid` could take a request for the model now."""
+        return any(
+            endpoint.num_in_flight < self._max_in_flight
+            and url not in avoid
+            and (endpoint.models is None or model is None or model in endpoint.models)
+            for url, endpoint in self._endpoints.items()
+            if self._is_usable(endpoint)
+        )
+
+    def snapshot(self, request: InferenceRequest, avoid: Set[str] = frozenset()) -> Snapshot:
+        now = self._clock()
+        views = (
+            self._view(endpoint, request, now) for endpoint in self._endpoints.values() if self._is_usable(endpoint)
+        )
+        return Snapshot(tuple(views), frozenset(avoid))
+
+    def dispatch(self, request: InferenceRequest, choice: EndpointView) -> Ticket:
+        """Counts the request on the chosen endpoint and expects its blocks to be cached there from now on."""
+        endpoint = self._endpoints[choice.url]
+        now = self._clock()
+        self._num_dispatches += 1
+        endpoint.last_dispatch = self._num_dispatches
+        capacity = endpoint.kv_capacity_tokens
+        capacity_blocks = None if capacity is None else capacity // self._block_tokens
+        self._index.insert(choice.url, request.block_hashes, now, capacity_blocks)
+        uncached_tokens = max(request.num_prompt_tokens - choice.cached_tokens, 0)
+        return Ticket(endpoint, request, uncached_tokens, now, self._on_room)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For /endpoints: everything known of each endpoint, as plain JSON."""
+        return [self._describe(url, endpoint) for url, endpoint in self._endpoints.items()]
+
+    def _is_usable(self, endpoint: _Endpoint) -> bool:
+        return endpoint.state is EndpointState.READY and (endpoint.models is not None or not self._learn_models)
+
+    def _view(self, endpoint: _Endpoint, request: InferenceRequest, now: float) -> EndpointView:
+        url = endpoint.address.url
+        return EndpointView(
+            url=url,
+            prefill_rate=endpoint.rate.tokens_per_second,
+            num_in_flight=endpoint.num_in_flight,
+            max_in_flight=self._max_in_flight,
+            prefill_tokens=endpoint.prefill_tokens,
+            resident_tokens=endpoint.resident_tokens,
+            cached_tokens=self._index.num_matched_blocks(url, request.block_hashes, now) * self._block_tokens,
+            kv_capacity_tokens=endpoint.kv_capacity_tokens,
+            kv_usage=endpoint.kv_usage,
+            last_dispatch=endpoint.last_dispatch,
+            models=endpoint.models,
+        )
+
+    def _describe(self, url: str, endpoint: _Endpoint) -> dict[str, Any]:
+        return {
+            "url": url,
+            "state": endpoint.state,
+            "models": sorted(endpoint.models) if endpoint.models is not None else None,
+            "num_in_flight": endpoint.num_in_flight,
+            "prefill_tokens": endpoint.prefill_tokens,
+            "resident_tokens": endpoint.resident_tokens,
+            "prefill_tokens_per_second": round(endpoint.rate.tokens_per_second, 1),
+            "num_prefill_observations": endpoint.rate.num_observations,
+            "kv_usage": endpoint.kv_usage,
+            "kv_capacity_tokens": endpoint.kv_capacity_tokens,
+            "prefix_blocks": self._index.num_blocks(url),
+        }

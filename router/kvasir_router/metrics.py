@@ -1,0 +1,76 @@
+"""The router's own series, in a registry of its own so that several routers fit in one process."""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvasir_router.endpoints.endpoint import EndpointView
+from kvasir_router.fleet import EndpointState
+from kvasir_router.request import InferenceRequest
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
+
+
+class Metrics:
+    """Series with labels are looked up through cached methods: `labels()` costs more than the count itself."""
+
+    def __init__(self, policy_name: str) -> None:
+        self._policy_name = policy_name
+        self._registry = CollectorRegistry()
+        self._requests = self._counter("requests", "Answered requests.", "model", "code")
+        self._duration = self._histogram("request_duration_seconds", "Arrival to end.", _SECONDS, "model")
+        self._first_byte = self._histogram("time_to_first_byte_seconds", "Of streams.", _SECONDS, "model")
+        self._picks = self._counter("picks", "Requests sent to an endpoint.", "endpoint", "policy")
+        self._retries = self._counter("retries", "Attempts repeated elsewhere.", "reason")
+        self._upstream_errors = self._counter("upstream_errors", "Attempts that failed.", "reason")
+        self._queue_wait_seconds = self._histogram("queue_wait_seconds", "Time held in the queue.", _SECONDS)
+        self._overhead_seconds = self._histogram(
+            "overhead_seconds", "Body received to dispatch, without the queue.", _OVERHEAD_SECONDS
+        )
+        self._prefix_hit_tokens = self._counter("prefix_hit_tokens", "Prompt tokens expected to be cached where sent.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens dispatched, estimated.")
+        self.in_flight = Gauge("kvasir_router_in_flight", "Requests being handled.", registry=self._registry)
+        self._request_duration = cache(self._duration.labels)
+        self.time_to_first_byte = cache(self._first_byte.labels)
+        self._request_count = cache(self._requests.labels)
+        self._pick_count = cache(self._picks.labels)
+        self.retries = cache(self._retries.labels)
+        self.upstream_errors = cache(self._upstream_errors.labels)
+
+    def count_dispatch(self, request: InferenceRequest, endpoint: EndpointView, own_seconds: float) -> None:
+        self._pick_count(endpoint.url, self._policy_name).inc()
+        self._prompt_tokens.inc(request.num_prompt_tokens)
+        self._prefix_hit_tokens.inc(min(endpoint.cached_tokens, request.num_prompt_tokens))
+        self._overhead_seconds.observe(own_seconds)
+
+    def count_end(self, model: str, status: int, seconds: float, queue_wait_seconds: float) -> None:
+        self.in_flight.dec()
+        self._request_count(model, str(status)).inc()
+        self._request_duration(model).observe(seconds)
+        if queue_wait_seconds:
+            self._queue_wait_seconds.observe(queue_wait_seconds)
+
+    def observe_queue(self, num_waiting: Callable[[], int]) -> None:
+        gauge = Gauge("kvasir_router_queue_depth", "Requests held in the queue.", registry=self._registry)
+        gauge.set_function(num_waiting)
+
+    def observe_endpoints(self, num_in_state: Callable[[EndpointState], int]) -> None:
+        gauge = Gauge("kvasir_router_endpoints", "Known endpoints by state.", ["state"], registry=self._registry)
+        for state in EndpointState:
+            gauge.labels(state.value).set_function(partial(num_in_state, state))
+
+    def forget_endpoint(self, url: str) -> None:
+        """Pods come and go: the series of one that is gone must not stay for ever."""
+        self._picks.remove_by_labels({"endpoint": url})
+        self._pick_count.cache_clear()
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvasir_router_{name}", text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"kvasir_router_{name}", text, labels, buckets=buckets, registry=self._registry)

@@ -1,0 +1,31 @@
+"""Filter, then the policy's pick. A function of the request and a snapshot: no clock, no network."""
+
+from dataclasses import replace
+
+from kvasir_router.endpoints.endpoint import EndpointView, Snapshot
+from kvasir_router.policies import Policy
+from kvasir_router.request import InferenceRequest
+
+
+def candidates(request: InferenceRequest, snapshot: Snapshot) -> tuple[EndpointView, ...]:
+    """Endpoints that serve the model and have room; those already tried only when no other is left."""
+    fitting = tuple(
+        endpoint
+        for endpoint in snapshot.endpoints
+        if endpoint.num_in_flight < endpoint.max_in_flight
+        and (endpoint.models is None or request.model is None or request.model in endpoint.models)
+    )
+    untried = tuple(endpoint for endpoint in fitting if endpoint.url not in snapshot.avoid)
+    return untried or fitting
+
+
+class Picker:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def pick(self, request: InferenceRequest, snapshot: Snapshot) -> EndpointView | None:
+        """None when no endpoint can take the request now."""
+        endpoints = candidates(request, snapshot)
+        if not endpoints:
+            return None
+        return self._policy.pick(request, replace(snapshot, endpoints=endpoints))

@@ -1,0 +1,1 @@
+"""What each endpoint's prefix cache is believed to hold."""

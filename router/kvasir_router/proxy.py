@@ -1,0 +1,120 @@
+"""Forwards one attempt to one endpoint and relays its answer byte for byte.
+
+Nothing reaches the client before the first byte of the answer's body, so every failure until then can be retried
+elsewhere. Leaving early (client gone, time-out) closes the upstream connection, which makes the engine abort.
+"""
+
+import io
+from collections.abc import Callable
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from kvasir_router.errors import (
+    StreamInterruptedError,
+    UpstreamConnectError,
+    UpstreamLostError,
+    UpstreamUnavailableError,
+)
+from kvasir_router.exchange import HOP_BY_HOP, Exchange, RawHeaders
+from kvasir_router.request import InferenceRequest
+
+_RETRYABLE_STATUS = frozenset({502, 503, 504})
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", b"x-kvasir-tenant"}
+_WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
+# aiohttp warns about larger bodies given as bytes: it would write them in one piece.
+_MAX_BYTES_BODY = 2**20
+# Just under the 5 s after which uvicorn, which serves the engines, closes an idle connection.
+_KEEPALIVE_SECONDS = 4.0
+
+
+def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
+    """A client that adds nothing of its own to a request and decodes nothing of an answer. The caller closes it."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, ttl_dns_cache=10),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+    )
+
+
+def forwarded_headers(raw_headers: RawHeaders, request_id: str, tenant: str | None) -> CIMultiDict[str]:
+    """The client's headers, traceparent among them, without hop-by-hop ones.
+
+    Where the router checked a key, it names the key's tenant to the engine instead of passing the key on.
+    """
+    dropped = _NOT_FORWARDED if tenant is None else _WITHOUT_KEY
+    headers = CIMultiDict(
+        (name.decode("latin-1"), value.decode("latin-1")) for name, value in raw_headers if name not in dropped
+    )
+    headers["x-request-id"] = request_id
+    if tenant is not None:
+        headers["x-kvasir-tenant"] = tenant
+    return headers
+
+
+class Proxy:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def forward(
+        self,
+        request: InferenceRequest,
+        headers: CIMultiDict[str],
+        endpoint_url: str,
+        exchange: Exchange,
+        *,
+        relay_unavailable: bool,
+        on_first_byte: Callable[[int], None],
+    ) -> int:
+        """Returns the answer's status once its body has been relayed; `Exchange.end` is the caller's.
+
+        `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. Raises UpstreamError before
+        the first byte, StreamInterruptedError after it.
+        """
+        response = await self._open(request, headers, endpoint_url)
+        try:
+            if response.status in _RETRYABLE_STATUS and not relay_unavailable:
+                raise UpstreamUnavailableError(f"{endpoint_url} answered {response.status}", str(response.status))
+            chunk = await self._first_chunk(response, endpoint_url)
+            on_first_byte(response.status)
+            await exchange.start(response.status, response.raw_headers)
+            await self._relay(response, chunk, exchange, endpoint_url)
+            return response.status
+        finally:
+            response.close()  # gives a connection that has been read to its end back, closes any other
+
+    async def _open(
+        self, request: InferenceRequest, headers: CIMultiDict[str], endpoint_url: str
+    ) -> aiohttp.ClientResponse:
+        body = request.body if len(request.body) <= _MAX_BYTES_BODY else io.BytesIO(request.body)
+        url = URL(endpoint_url + request.path, encoded=True)
+        try:
+            return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise UpstreamConnectError(f"cannot connect to {endpoint_url}: {error}", "connect") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamLostError(f"{endpoint_url} closed the connection: {error!r}", "lost") from error
+
+    async def _first_chunk(self, response: aiohttp.ClientResponse, endpoint_url: str) -> bytes:
+        try:
+            return await response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamLostError(f"{endpoint_url} closed the connection: {error!r}", "lost") from error
+
+    async def _relay(
+        self, response: aiohttp.ClientResponse, chunk: bytes, exchange: Exchange, endpoint_url: str
+    ) -> None:
+        """Whatever has arrived goes out as one piece; a slow client stops the reading, and so the engine's writing."""
+        send, readany = exchange.send, response.content.readany
+        try:
+            while chunk:
+                exchange.last_chunk = chunk
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                chunk = await readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise StreamInterruptedError(
+                f"the engine {endpoint_url} stopped in the middle of its answer; what came so far is incomplete"
+            ) from error

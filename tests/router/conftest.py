@@ -1,0 +1,217 @@
+"""A fake engine on a real socket, and routers in front of it.
+
+The engine answers with numbered tokens, can be slow, die, refuse or be unready, and remembers what it was asked.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from kvasir_router.config import RouterConfig
+from kvasir_router.endpoints.kubernetes import SliceApi
+from kvasir_router.fleet import EndpointState
+from kvasir_router.server import RunningRouter, running
+
+MODEL = "tiny"
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+class FakeEngine:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_tokens = 5
+        self.token_seconds = 0.0
+        self.status = 200
+        self.is_ready = True
+        self.die_before_headers = False
+        self.die_before_first_token = False
+        self.die_after_tokens: int | None = None
+        self.metrics = ""
+        self.gate = asyncio.Event()  # closed: an answer waits before its first token
+        self.gate.set()
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
+        self.started = asyncio.Condition()
+        self.aborted = asyncio.Event()
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stream_bytes(self, num_tokens: int) -> bytes:
+        """What the first tokens of a stream look like on the wire."""
+        return b"".join(_token_event(number) for number in range(num_tokens))
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=2**30)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def wait_for_requests(self, count: int) -> None:
+        async with self.started:
+            await self.started.wait_for(lambda: len(self.requests) >= count)
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.is_ready else 503)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        async with self.started:
+            self.bodies.append(body)
+            self.requests.append(json.loads(body))
+            self.headers.append({name.lower(): value for name, value in request.headers.items()})
+            self.started.notify_all()
+        try:
+            return await self._speak(request, self.requests[-1])
+        except asyncio.CancelledError:
+            self.aborted.set()
+            raise
+
+    async def _speak(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+        if self.die_before_headers:
+            _abort(request)
+        if self.status != 200:
+            return web.json_response({"error": {"message": self.name, "code": self.status}}, status=self.status)
+        if asked.get("stream"):
+            return await self._stream(request)
+        await self.gate.wait()
+        await asyncio.sleep(self.num_tokens * self.token_seconds)
+        text = " ".join(str(number) for number in range(self.num_tokens))
+        answer = {
+            "id": "c",
+            "object": "chat.completion",
+            "created": 1,
+            "model": MODEL,
+            "choices": [_choice("message", text)],
+        }
+        return web.json_response(answer, headers={"x-engine": self.name})
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-engine": self.name})
+        await response.prepare(request)
+        if self.die_before_first_token:
+            _abort(request)
+        await self.gate.wait()
+        for number in range(self.num_tokens):
+            if number == self.die_after_tokens:
+                _abort(request)
+            await response.write(_token_event(number))
+            await asyncio.sleep(self.token_seconds)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def _choice(kind: str, text: str) -> dict[str, Any]:
+    return {"index": 0, kind: {"role": "assistant", "content": text}, "finish_reason": None}
+
+
+def _abort(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()
+    raise ConnectionResetError("the fake engine died")
+
+
+def _token_event(number: int) -> bytes:
+    chunk = {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": MODEL,
+        "choices": [_choice("delta", f"{number} ")],
+    }
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Waits for a state that nothing announces; the test's own timeout bounds it."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
+    return _until
+
+
+@pytest.fixture
+async def exit_stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def engines(exit_stack: AsyncExitStack) -> list[FakeEngine]:
+    """Two running engines."""
+    pair = [FakeEngine("one"), FakeEngine("two")]
+    for engine in pair:
+        await engine.start()
+        exit_stack.push_async_callback(engine.stop)
+    return pair
+
+
+@pytest.fixture
+def engine(engines: list[FakeEngine]) -> FakeEngine:
+    return engines[0]
+
+
+StartRouter = Callable[..., Awaitable[RunningRouter]]
+
+
+@pytest.fixture
+async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
+    """start_router(*engines, **config): a router with short intervals that has found its ready engines."""
+
+    async def start(*engines: FakeEngine, slice_api: SliceApi | None = None, **options: Any) -> RunningRouter:
+        values: dict[str, Any] = {
+            "port": 0,
+            "admin_port": 0,
+            "endpoint": tuple(engine.url for engine in engines),
+            "probe_interval": 0.05,
+            "shutdown_timeout": 5.0,
+            "max_queue_wait": 5.0,
+        }
+        router = await exit_stack.enter_async_context(running(RouterConfig(**values | options), slice_api))
+        num_ready = sum(engine.is_ready and engine._runner is not None for engine in engines)
+        await _until(lambda: router.fleet.num_in_state(EndpointState.READY) == num_ready)
+        if num_ready:
+            await _until(lambda: router.fleet.can_place(None))
+        return router
+
+    return start
+
+
+@pytest.fixture
+async def client(exit_stack: AsyncExitStack) -> aiohttp.ClientSession:
+    return await exit_stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))

@@ -1,0 +1,200 @@
+"""The main path over real sockets: what the client sends arrives untouched, and what the engine answers does too."""
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+
+
+def chat(text: str = "hi", *, stream: bool = False, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], "stream": stream, **fields}
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    error: dict[str, Any] = (await response.json())["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def test_a_stream_is_relayed_byte_for_byte(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    async with client.post(router.url + CHAT, json=chat(stream=True)) as response:
+        assert await response.read() == engine.stream_bytes(5) + b"data: [DONE]\n\n"
+        assert response.headers["content-type"] == "text/event-stream"
+        assert response.headers["x-engine"] == "one"
+
+
+async def test_an_answer_without_stream_is_the_engines_own(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    bodies = []
+    for url in (router.url, engine.url):
+        async with client.post(url + CHAT, json=chat()) as response:
+            bodies.append((response.status, response.headers["content-type"], await response.read()))
+    assert bodies[0] == bodies[1]
+
+
+async def test_the_engine_gets_the_clients_own_bytes(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    body = b'{ "model":"tiny",\n"messages" : [{"content":"\xc3\xa4", "role":"user"}], "made_up": 1e3 }'
+    async with client.post(f"{router.url}{CHAT}?x=%20y", data=body) as response:
+        assert response.status == 200
+    assert engine.bodies == [body]
+
+
+async def test_chunks_arrive_as_the_engine_sends_them(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    engine.token_seconds = 3600.0
+    async with client.post(router.url + CHAT, json=chat(stream=True)) as response:
+        assert await asyncio.wait_for(response.content.readany(), 5) == engine.stream_bytes(1)
+
+
+async def test_an_engines_error_is_relayed(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    engine.status = 400
+    async with client.post(router.url + CHAT, json=chat()) as response:
+        assert (response.status, (await response.json())["error"]["message"]) == (400, "one")
+
+
+async def test_other_paths_are_passed_through(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    for path in ("/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"):
+        async with client.post(router.url + path, json={"model": "tiny", "prompt": [1, 2]}) as response:
+            assert response.status == 200, path
+
+
+async def test_a_large_body_is_forwarded_whole(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    body = io.BytesIO(json.dumps(chat("x" * 10_000_000)).encode())
+    async with client.post(router.url + CHAT, data=body) as response:
+        assert response.status == 200
+    assert len(engine.requests[0]["messages"][0]["content"]) == 10_000_000
+
+
+async def test_request_id_and_traceparent_travel_both_ways(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = {"x-request-id": "abc", "traceparent": trace, "authorization": "Bearer engine-key"}
+    async with client.post(router.url + CHAT, json=chat(), headers=headers) as response:
+        assert response.headers["x-request-id"] == "abc"
+    assert engine.headers[0].items() >= headers.items()
+
+
+async def test_a_request_without_an_id_gets_one(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    async with client.post(router.url + CHAT, json=chat()) as response:
+        assert response.headers["x-request-id"] == engine.headers[0]["x-request-id"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"[1]", b'{"model": "\xff"}'])
+async def test_malformed_json_is_refused_here(body: bytes, engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    async with client.post(router.url + CHAT, data=body) as response:
+        assert (response.status, (await error_of(response))["code"]) == (400, "malformed_json")
+    assert engine.requests == []
+
+
+async def test_an_unknown_model_is_refused_with_the_known_ones(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine, model=("tiny", "gpt-4o-mini"))
+    async with client.post(router.url + CHAT, json=chat() | {"model": "nope"}) as response:
+        error = await error_of(response)
+    assert (response.status, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "tiny, gpt-4o-mini" in error["message"]
+
+
+async def test_a_body_over_the_limit_is_refused(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine, max_body_size=1000)
+    async with client.post(router.url + CHAT, json=chat("x" * 2000)) as response:
+        assert (response.status, (await error_of(response))["code"]) == (413, "body_too_large")
+
+
+async def test_a_body_of_unannounced_length_is_bounded_too(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine, max_body_size=1000)
+
+    async def chunks() -> Any:
+        for _ in range(20):
+            yield b"x" * 100
+
+    async with client.post(router.url + CHAT, data=chunks()) as response:
+        assert response.status == 413
+
+
+async def test_unknown_paths_and_methods_have_openai_errors(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    async with client.get(router.url + "/nope") as response:
+        assert (response.status, (await error_of(response))["code"]) == (404, "unknown_path")
+    async with client.get(router.url + CHAT) as response:
+        assert (response.status, (await error_of(response))["code"]) == (405, "method_not_allowed")
+
+
+async def test_keys_are_asked_for_where_they_are_set(
+    engine: Any, start_router: Any, client: Any, tmp_path: Any
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"sk-1": "blue"}))
+    router = await start_router(engine, api_keys_file=keys)
+    for path, ask in ((CHAT, client.post), ("/v1/models", client.get)):
+        async with ask(router.url + path, headers={"authorization": "Bearer wrong"}) as response:
+            assert (response.status, (await error_of(response))["code"]) == (401, "invalid_api_key"), path
+    headers = {"authorization": "Bearer sk-1", "x-kvasir-tenant": "forged"}
+    async with client.post(router.url + CHAT, json=chat(), headers=headers) as response:
+        assert response.status == 200
+    assert engine.headers[0]["x-kvasir-tenant"] == "blue"
+    assert "authorization" not in engine.headers[0]
+
+
+async def test_named_models_are_listed_without_any_endpoint(engine: Any, start_router: Any, client: Any) -> None:
+    engine.is_ready = False
+    router = await start_router(engine, model=("tiny", "alias"))
+    async with client.get(router.url + "/v1/models") as response:
+        cards = (await response.json())["data"]
+    assert [(card["id"], card["root"]) for card in cards] == [("tiny", "tiny"), ("alias", "tiny")]
+
+
+async def test_models_are_learned_from_the_engines(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    async with client.get(router.url + "/v1/models/tiny") as response:
+        assert (await response.json())["id"] == "tiny"
+    async with client.get(router.url + "/v1/models/nope") as response:
+        assert response.status == 404
+
+
+async def test_sixty_four_streams_at_once_are_all_whole(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines)
+    for engine in engines:
+        engine.num_tokens, engine.token_seconds = 50, 0.001
+
+    async def read() -> bytes:
+        async with client.post(router.url + CHAT, json=chat(stream=True)) as response:
+            return bytes(await response.read())
+
+    expected = engines[0].stream_bytes(50) + b"data: [DONE]\n\n"
+    assert await asyncio.gather(*(read() for _ in range(64))) == [expected] * 64
+    assert min(len(engine.requests) for engine in engines) >= 16
+
+
+async def test_a_conversation_returns_to_the_engine_that_holds_it(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines)
+    async with client.post(router.url + CHAT, json=chat("other " * 500)) as first:
+        await first.read()
+    long = {"role": "user", "content": "story " * 2000}
+    names = []
+    for turn in range(4):
+        messages = [long, *({"role": "user", "content": str(number)} for number in range(turn))]
+        async with client.post(router.url + CHAT, json={"model": "tiny", "messages": messages}) as response:
+            names.append(response.headers["x-engine"])
+    assert len(set(names)) == 1
+
+
+async def test_round_robin_alternates(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines, policy="roundRobin")
+    names = []
+    for _ in range(4):
+        async with client.post(router.url + CHAT, json=chat("same text " * 100)) as response:
+            names.append(response.headers["x-engine"])
+    assert names in (["one", "two"] * 2, ["two", "one"] * 2)

@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+
+from kvasir_router.cli import main, parse_arguments
+from kvasir_router.config import parse_duration, parse_size
+from kvasir_router.errors import ConfigError
+
+ENDPOINT = ["serve", "--endpoint", "http://127.0.0.1:8000"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("60s", 60.0), ("1.5m", 90.0), ("1h", 3600.0), ("7", 7.0)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("text", "size"), [("64Mi", 64 * 2**20), ("10M", 10**7), ("5", 5)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_flags_become_the_configuration() -> None:
+    config = parse_arguments(
+        [*ENDPOINT, "--endpoint", "http://127.0.0.1:8001", "--model", "m", "--model", "alias", "--max-queue-wait", "5s"]
+    )
+    assert config.endpoint == ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
+    assert (config.model, config.max_queue_wait, config.policy) == (("m", "alias"), 5.0, "finishTime")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["serve"], "exactly one of --endpoint and --endpoints-service, got neither"),
+        ([*ENDPOINT, "--endpoints-service", "a/b:1"], "got both"),
+        ([*ENDPOINT, "--bogus"], "unrecognized arguments: --bogus"),
+        ([*ENDPOINT, "--polic", "roundRobin"], "unrecognized arguments"),
+        ([*ENDPOINT, "--policy", "random"], "invalid choice: 'random'"),
+        ([*ENDPOINT, "--port", "x"], "invalid int value"),
+        ([*ENDPOINT, "--max-queue-wait", "soon"], "'soon' is not a duration"),
+        ([*ENDPOINT, "--max-in-flight", "0"], "--max-in-flight must be positive, got 0"),
+        (["serve", "--endpoint", "127.0.0.1:8000"], "is not a base URL"),
+        (["serve", "--endpoints-service", "llama"], "NAMESPACE/NAME:PORT"),
+    ],
+)
+def test_a_wrong_flag_ends_with_one_clear_line(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_missing_keys_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ENDPOINT, "--port", "0", "--admin-port", "0", "--api-keys-file", str(tmp_path / "none")]) == 2
+    assert "--api-keys-file" in capsys.readouterr().err
+
+
+def test_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["serve", "--help"])
+    assert "(default: 1000)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_config_error_is_a_config_error() -> None:
+    with pytest.raises(ConfigError):
+        parse_duration("-1s")

@@ -1,0 +1,109 @@
+import json
+from typing import Any
+
+import pytest
+
+from kvasir_router.errors import MalformedRequestError
+from kvasir_router.request import InferenceRequest, PromptSettings, parse
+
+SETTINGS = PromptSettings(block_tokens=4, bytes_per_token=4.0)
+CHAT = "/v1/chat/completions"
+
+
+def parsed(body: dict[str, Any], path: str = CHAT) -> InferenceRequest:
+    return parse(path, json.dumps(body).encode(), SETTINGS)
+
+
+def shared_blocks(one: InferenceRequest, other: InferenceRequest) -> int:
+    return sum(a == b for a, b in zip(one.block_hashes, other.block_hashes, strict=False))
+
+
+def turns(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"model": "\xff"}',
+        b'{"messages": [{"content": "\xfe"}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_no_json_object_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedRequestError, match="not a JSON object"):
+        parse(CHAT, body, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": 7},
+        {"messages": 3},
+        {"messages": [1, None]},
+        {"prompt": {}},
+        {"prompt": [[1], "a"]},
+        {"prompt": [-1]},
+        {},
+    ],
+)
+def test_wrong_types_are_left_to_the_engine(body: dict[str, Any]) -> None:
+    assert parsed(body).body == json.dumps(body).encode()
+
+
+def test_reads_model_and_stream() -> None:
+    request = parsed({"model": "m", "stream": True, "messages": turns("hi"), "unknown": {"nested": [1]}})
+    assert (request.model, request.is_stream) == ("m", True)
+
+
+def test_stream_counts_only_when_it_is_true() -> None:
+    assert not parsed({"stream": "yes"}).is_stream
+
+
+def test_token_ids_are_counted_exactly() -> None:
+    assert parsed({"prompt": list(range(11))}).num_prompt_tokens == 11
+
+
+def test_lists_of_token_ids_are_counted_together() -> None:
+    assert parsed({"prompt": [[1, 2, 3], [4, 5]]}).num_prompt_tokens == 5
+
+
+def test_text_is_counted_by_its_utf8_bytes() -> None:
+    assert parsed({"prompt": "ä" * 40}).num_prompt_tokens == 20
+
+
+def test_a_longer_conversation_shares_the_blocks_of_its_beginning() -> None:
+    short = parsed({"model": "m", "messages": turns("a" * 100)})
+    long = parsed({"model": "m", "messages": turns("a" * 100, "b" * 100)})
+    assert shared_blocks(short, long) == len(short.block_hashes) > 5
+
+
+def test_the_last_message_counts_not_only_the_first() -> None:
+    one = parsed({"messages": turns("a" * 64, "b" * 64)})
+    other = parsed({"messages": turns("a" * 64, "c" * 64)})
+    assert 0 < shared_blocks(one, other) < len(one.block_hashes)
+
+
+def test_key_order_and_spacing_do_not_matter() -> None:
+    one = parse(CHAT, b'{"messages": [{"role": "user", "content": "0123456789"}]}', SETTINGS)
+    other = parse(CHAT, b'{"messages":[{"content":"0123456789",  "role":"user"}]}', SETTINGS)
+    assert one.block_hashes == other.block_hashes != ()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"model": "other"}, {"cache_salt": "s"}, {"tools": [{"type": "function"}]}, {"messages": turns("b" * 64)}],
+)
+def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": turns("a" * 64)}
+    assert shared_blocks(parsed(body), parsed(body | changed)) == 0
+
+
+def test_text_and_tokens_of_different_paths_share_no_block() -> None:
+    body = {"prompt": "a" * 64}
+    assert shared_blocks(parsed(body, "/v1/completions"), parsed(body, "/tokenize")) == 0

@@ -1,0 +1,173 @@
+"""The process and its admin port: probes, metrics, endpoints by Kubernetes, a port in use, a clean stop."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvasir_router.cli import main
+from kvasir_router.config import RouterConfig
+from kvasir_router.server import running
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi " * 500}], "stream": True}
+
+
+async def read(client: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    async with client.get(url) as response:
+        return response.status, await response.text()
+
+
+async def test_probes_hold_even_without_a_ready_engine(engine: Any, start_router: Any, client: Any) -> None:
+    engine.is_ready = False
+    router = await start_router(engine)
+    assert (await read(client, router.admin_url + "/health"))[0] == 200
+    assert (await read(client, router.admin_url + "/ready"))[0] == 200
+
+
+async def test_metrics_tell_what_happened(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    for _ in range(2):
+        async with client.post(router.url + CHAT, json=BODY) as response:
+            await response.read()
+    async with client.post(router.url + CHAT, json=BODY | {"model": "nope"}) as response:
+        assert response.status == 404
+    _, text = await read(client, router.admin_url + "/metrics")
+    for line in (
+        'kvasir_router_requests_total{code="200",model="tiny"} 2.0',
+        'kvasir_router_requests_total{code="404",model=""} 1.0',
+        f'kvasir_router_picks_total{{endpoint="{engine.url}",policy="finishTime"}} 2.0',
+        'kvasir_router_time_to_first_byte_seconds_count{model="tiny"} 2.0',
+        'kvasir_router_request_duration_seconds_count{model="tiny"} 2.0',
+        "kvasir_router_overhead_seconds_count 2.0",
+        "kvasir_router_prefix_hit_tokens_total 320.0",
+        "kvasir_router_in_flight 0.0",
+        "kvasir_router_queue_depth 0.0",
+        'kvasir_router_endpoints{state="ready"} 1.0',
+    ):
+        assert line in text
+
+
+async def test_endpoints_page_shows_what_is_known(engine: Any, start_router: Any, client: Any, until: Any) -> None:
+    engine.metrics = (
+        'kvasir_kv_cache_usage_ratio 0.5\nvllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0\n'
+    )
+    router = await start_router(engine)
+    await until(lambda: router.fleet.describe()[0]["kv_usage"] == 0.5)
+    async with client.get(router.admin_url + "/endpoints") as response:
+        (shown,) = await response.json()
+    assert (shown["url"], shown["state"], shown["models"]) == (engine.url, "ready", ["tiny"])
+    assert shown["kv_capacity_tokens"] == 1600
+
+
+class OneSlice:
+    """A Kubernetes API with one EndpointSlice, changed by `set_ready`."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._events: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+
+    def _slice(self, is_ready: bool) -> dict[str, Any]:
+        return {
+            "metadata": {"name": "s", "resourceVersion": "1"},
+            "ports": [{"name": "http", "port": self._port}],
+            "endpoints": [{"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}}],
+        }
+
+    def set_ready(self, is_ready: bool) -> None:
+        self._events.put_nowait({"type": "MODIFIED", "object": self._slice(is_ready)})
+
+    async def list(self) -> tuple[list[Mapping[str, Any]], str]:
+        return [self._slice(False)], "1"
+
+    async def watch(self, resource_version: str) -> AsyncIterator[Mapping[str, Any]]:
+        while True:
+            yield await self._events.get()
+
+
+async def test_endpoints_follow_the_services_slices(engine: Any, start_router: Any, client: Any, until: Any) -> None:
+    api = OneSlice(engine.port)
+    router = await start_router(slice_api=api, endpoints_service="models/llama:http")
+    assert router.fleet.urls() == frozenset()
+    api.set_ready(True)
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        assert response.status == 200
+    api.set_ready(False)
+    await until(lambda: router.fleet.urls() == frozenset())
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", "--endpoint", "http://127.0.0.1:1", "--port", str(port)]) == 1
+    assert capsys.readouterr().err == f"kvasir-router: 127.0.0.1:{port} is in use; choose another port with --port\n"
+
+
+def test_a_cluster_that_cannot_be_reached_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    assert main(["serve", "--endpoints-service", "a/b:8000", "--port", "0", "--admin-port", "0"]) == 1
+    assert "neither a service account nor KUBECONFIG works" in capsys.readouterr().err
+
+
+async def test_an_answer_that_outlasts_the_drain_ends_with_an_error(engine: Any, client: Any) -> None:
+    engine.gate.clear()
+    config = RouterConfig(endpoint=(engine.url,), port=0, admin_port=0, shutdown_timeout=1.0)
+    async with running(config) as router:
+        answer = asyncio.create_task(_streamed(client, router.url))
+        await engine.wait_for_requests(1)
+    assert b'"code":"router_stopping"' in await answer
+
+
+async def test_sigterm_lets_a_stream_finish_and_takes_no_more(engine: Any, client: Any) -> None:
+    engine.gate.clear()
+    command = ("-m", "kvasir_router", "serve", "--endpoint", engine.url, "--port", "0", "--admin-port", "0")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
+    url = await asyncio.wait_for(_announced_url(process), 60)
+    try:
+        answer = asyncio.create_task(_streamed(client, url))
+        await engine.wait_for_requests(1)
+        process.send_signal(signal.SIGTERM)
+        await _refuses_connections(url)
+        engine.gate.set()
+        assert (await answer).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _streamed(client: aiohttp.ClientSession, url: str) -> bytes:
+    async with client.post(url + CHAT, json=BODY) as response:
+        return await response.read()
+
+
+async def _announced_url(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if b"serving on " in line:
+            return line.decode().split("serving on ")[1].split(",")[0]
+    raise AssertionError("the router ended before it served")
+
+
+async def _refuses_connections(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await asyncio.sleep(0.01)
