@@ -1,0 +1,72 @@
+"""`kvasir-runtime serve MODEL`: bind the port, start the engine core, serve until told to stop.
+
+The port is bound before anything heavy starts, so that a port in use is an error of the first second. The engine core
+is a child process; API processes beyond the first are children too, and share the listening socket.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvasir_runtime import __version__
+from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.engine.core_process import start_engine_core, watch_engine_core
+from kvasir_runtime.errors import ConfigurationError, KvasirRuntimeError
+from kvasir_runtime.flags import Parser, add_flags, config_from
+from kvasir_runtime.logs import configure_logging
+from kvasir_runtime.server.launch import listen, run_api_server
+from kvasir_runtime.server.processes import run_api_processes
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = Parser(prog="kvasir-runtime", description="Kvasir's inference engine behind an OpenAI-compatible API")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    serve_parser = commands.add_parser(
+        "serve", help="serve a model", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_flags(serve_parser)
+    config = config_from(parser.parse_all(sys.argv[1:] if arguments is None else arguments))
+    configure_logging(config.server.log_level)
+    try:
+        sys.exit(serve(config))
+    except ConfigurationError as error:
+        parser.exit(2, f"kvasir-runtime: error: {error}\n")
+    except KvasirRuntimeError as error:
+        parser.exit(1, f"kvasir-runtime: error: {error}\n")
+
+
+def serve(config: RuntimeConfig) -> int:
+    """Exit status: 0 after a clean stop, 1 when the engine core or an API process failed."""
+    check(config)
+    with (
+        listen(config.server.host, config.server.port) as listener,
+        tempfile.TemporaryDirectory(prefix="kvasir-") as folder,
+    ):
+        ipc_dir = Path(folder)
+        core = start_engine_core(config, ipc_dir)
+        try:
+            watch_engine_core(core, config, ipc_dir)
+            if config.server.api_server_count == 1:
+                return run_api_server(config, 0, [listener], ipc_dir)
+            return run_api_processes(config, listener, ipc_dir)
+        finally:
+            core.kill()
+            core.join()
+
+
+def check(config: RuntimeConfig) -> None:
+    """What can be told before the model is looked at."""
+    folder = Path(config.model.model)
+    if not (folder / "config.json").is_file():
+        raise ConfigurationError(
+            f"MODEL is {config.model.model}, which has no config.json; give the folder of a Hugging Face checkpoint"
+        )
+    for flag, value in (
+        ("--max-num-seqs", config.scheduler.max_num_seqs),
+        ("--api-server-count", config.server.api_server_count),
+    ):
+        if value < 1:
+            raise ConfigurationError(f"{flag} is {value}; it must be at least 1")

@@ -1,0 +1,101 @@
+"""The runtime's configuration: small frozen groups, resolved once at start; the command line is derived from them.
+
+Each field becomes a flag of its name (`max_num_seqs` -> `--max-num-seqs`), typed as vLLM users know it, and the text
+under it becomes its help. Parts of the engine are handed the values they use, never the whole.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field with the help of its flag."""
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    model: str = option("folder of a Hugging Face checkpoint (config.json, safetensors, tokenizer)")
+    served_model_name: tuple[str, ...] = option(
+        "names that clients use, the first is reported; default: the folder's name", default=()
+    )
+    tokenizer: str | None = option("folder of the tokenizer; default: the model's", default=None)
+    chat_template: str | None = option("file with a Jinja chat template; default: the tokenizer's", default=None)
+    dtype: DType = option("of weights and activations; auto: what the checkpoint declares", default="auto")
+    device: Device = option("auto: cuda when there is one", default="auto")
+    max_model_len: int | None = option("tokens of prompt and output; default: what the model declares", default=None)
+    seed: int | None = option("makes requests without a seed of their own repeatable; default: not", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    block_size: Literal[8, 16, 32, 64] = option("tokens of one KV-cache block", default=16)
+    gpu_memory_utilization: float | None = option(
+        "share of the device's memory (on CPU: of the memory limit) for weights and KV cache; default: 0.9 on CUDA, "
+        "0.5 on CPU",
+        default=None,
+    )
+    kv_cache_memory_bytes: int | None = option("bytes of the KV cache, instead of a share", default=None)
+    num_gpu_blocks_override: int | None = option(
+        "number of KV-cache blocks on any device, instead of a share", default=None
+    )
+    enable_prefix_caching: bool = option("reuse the KV blocks of equal prompt prefixes", default=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    max_num_seqs: int = option("requests in one step", default=256)
+    max_num_batched_tokens: int | None = option(
+        "token budget of one step; default: 8192 on CUDA, 2048 on CPU", default=None
+    )
+    enable_chunked_prefill: bool = option("split prompts that do not fit into a step's budget", default=True)
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = option(
+        "order of waiting requests: arrival, priority, or equal shares by tenant", default="fcfs"
+    )
+    async_scheduling: bool | None = option(
+        "plan the next step while the current one runs; default: on CUDA only, where it costs no core", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionConfig:
+    attention_backend: Literal["auto", "reference", "cpu", "triton"] = option(
+        "auto: triton on CUDA, cpu kernels on CPU", default="auto"
+    )
+    linear_path: str = option(
+        "compute path of linear layers on CPU; auto: the fastest in a short measurement", default="auto"
+    )
+    num_threads: int | None = option("threads of CPU kernels; default: the cores this process may use", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    host: str = option("address to listen on", default="127.0.0.1")
+    port: int = option("port to listen on", default=8000)
+    api_server_count: int = option("processes for HTTP, tokenising and detokenising", default=1)
+    api_key: str | None = option(
+        "key that clients must send, on every route but the probes; also read from KVASIR_API_KEY", default=None
+    )
+    max_logprobs: int = option("most alternatives that a client may ask for per token", default=20)
+    max_n: int = option("most sequences that a client may ask for per prompt", default=128)
+    max_body_bytes: int = option("largest request body; more is answered with 413", default=64 * 1024 * 1024)
+    stall_seconds: float = option(
+        "/health fails when work is pending and no step has finished for so long", default=60.0
+    )
+    shutdown_timeout: float = option("seconds that SIGTERM waits for requests in flight", default=300.0)
+    log_level: Literal["debug", "info", "warning", "error"] = option("least severe level logged", default="info")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """All of it, as the command line gave it."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)

@@ -1,0 +1,175 @@
+"""Tokens of one sequence to text, as they come: each token costs the same however long the text has become.
+
+`TextStream`s turn token ids into text and never give out half a character; `StopStrings` holds back what may yet become
+a stop string; `Detokenizer` joins both for one request. The texts given out add up to what decoding all tokens at once
+gives, and a stream and a whole answer go through the same code, so they are equal.
+"""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvasir_runtime.engine.tokenizer import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_PENDING_TOKENS = 8
+"""A character has at most four bytes and each token at least one, so more pending tokens than this are no character."""
+
+
+class TextStream(Protocol):
+    def feed(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character is incomplete."""
+
+    def finish(self) -> str:
+        """What is left of an incomplete character, as replacement characters."""
+
+
+class ByteLevelStream:
+    """For tokenizers whose text is exactly the concatenation of their tokens' bytes (GPT-2, Llama 3, Qwen, ...).
+
+    One look-up and one UTF-8 decoder step: 0.5 us a token, against 3.3 us for the window below.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token_id: int) -> str:
+        if token_id >= len(self._token_bytes):  # the model's vocabulary may be padded beyond the tokenizer's
+            return ""
+        return self._decoder.decode(self._token_bytes[token_id])
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowStream:
+    """For every other tokenizer (sentencepiece with byte fallback, word pieces): decodes a short window of tokens.
+
+    The window starts with tokens whose text is out already, because a decoder may strip or add spaces at its start.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_pending = 0  # tokens at the window's end whose text is not out
+        self._num_chars_out = 0  # of the window's text
+
+    def feed(self, token_id: int) -> str:
+        self._window.append(token_id)
+        self._num_pending += 1
+        text = self._tokenizer.decode(self._window)
+        if not text.endswith(REPLACEMENT):
+            return self._give_out_all(text)
+        if self._num_pending < MAX_PENDING_TOKENS:
+            return ""
+        return self._give_out_invalid(text)
+
+    def finish(self) -> str:
+        return self._tokenizer.decode(self._window)[self._num_chars_out :]
+
+    def _give_out_all(self, text: str) -> str:
+        new_text = text[self._num_chars_out :]
+        if text:  # else the window's tokens have no text of their own, and cannot be context for the next
+            self._window = self._window[-self._num_pending :]
+            self._num_pending = 0
+        self._num_chars_out = len(self._tokenizer.decode(self._window))
+        return new_text
+
+    def _give_out_invalid(self, text: str) -> str:
+        """The bytes are no UTF-8: give out all but the last three, which may still begin a character."""
+        new_text = self._settled(text)[self._num_chars_out :]
+        self._num_chars_out += len(new_text)
+        if len(self._window) > 4 * MAX_PENDING_TOKENS:
+            self._window = self._window[-MAX_PENDING_TOKENS:]
+            self._num_chars_out = len(self._settled(self._tokenizer.decode(self._window)))
+        return new_text
+
+    @staticmethod
+    def _settled(text: str) -> str:
+        num_invalid = len(text) - len(text.rstrip(REPLACEMENT))
+        return text[: len(text) - min(3, num_invalid)]
+
+
+class StopStrings:
+    """Cuts a growing text at the first stop string; text that may be the beginning of one is held back."""
+
+    def __init__(self, stop: Sequence[str], include_in_output: bool) -> None:
+        self._stop = tuple(stop)
+        self._include_in_output = include_in_output
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """The text that may be given out, and the stop string that ends it, if one does."""
+        text = self._held + text
+        found = min(((at, stop) for stop in self._stop if (at := text.find(stop)) >= 0), default=None)
+        if found is not None:
+            at, stop = found
+            self._held = ""
+            return text[: at + len(stop)] if self._include_in_output else text[:at], stop
+        num_held = max((self._num_matching(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held], None
+
+    def finish(self) -> str:
+        """What was held back, when the sequence ends for another reason."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _num_matching(text: str, stop: str) -> int:
+        """Length of the longest end of the text that is a beginning of the stop string."""
+        longest = min(len(text), len(stop) - 1)
+        return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How one request wants its text."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+    """Stop strings are not looked for in the text of the first so many tokens."""
+
+
+class Detokenizer:
+    """The text of one sequence. After `feed` has named a stop string, nothing more may be fed."""
+
+    def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
+        self._stream: TextStream = (
+            ByteLevelStream(tokenizer.bytes_by_id) if tokenizer.bytes_by_id is not None else WindowStream(tokenizer)
+        )
+        self._skipped_ids = tokenizer.special_ids if options.skip_special_tokens else frozenset[int]()
+        self._stop_strings = StopStrings(options.stop, options.include_stop_str_in_output) if options.stop else None
+        self._include_stop_token = options.include_stop_str_in_output
+        self._num_tokens_before_stop = options.min_tokens
+
+    def feed(self, token_ids: Sequence[int]) -> tuple[str, str | None, int]:
+        """New text, the stop string that ended it (or None), and how many of the tokens were used until then."""
+        new_text = ""
+        for num_used, token_id in enumerate(token_ids, start=1):
+            text = "" if token_id in self._skipped_ids else self._stream.feed(token_id)
+            self._num_tokens_before_stop -= 1
+            if self._stop_strings is None or self._num_tokens_before_stop >= 0:
+                new_text += text
+                continue
+            text, stop = self._stop_strings.feed(text) if text else ("", None)
+            new_text += text
+            if stop is not None:
+                return new_text, stop, num_used
+        return new_text, None, len(token_ids)
+
+    def finish(self, token_ids: Sequence[int], stop_token_id: int | None) -> tuple[str, str | None, int]:
+        """Like `feed` for the last tokens; a stop token among them shows only where stop strings are to be shown."""
+        shown = token_ids if stop_token_id is None or self._include_stop_token else token_ids[:-1]
+        text, stop, num_used = self.feed(shown)
+        if stop is not None:
+            return text, stop, num_used
+        rest = self._stream.finish()
+        if self._stop_strings is not None:
+            rest, stop = self._stop_strings.feed(rest)
+            rest += self._stop_strings.finish()
+        return text + rest, stop, len(token_ids)

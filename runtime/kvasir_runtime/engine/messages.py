@@ -1,0 +1,130 @@
+"""What API processes and the engine core say to each other, as msgspec structs over ZMQ (msgpack).
+
+Requests arrive fully resolved: token ids instead of text, real numbers instead of defaults, so the core never needs a
+tokenizer or a request schema. Outputs are batched: one `StepOutputs` per step and API process.
+"""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one sequence is continued. All values are validated by the API process."""
+
+    max_tokens: int
+    seed: int
+    """Seed of the counter-based generator (64 bit, unsigned); the API process draws one when the client gave none."""
+    min_tokens: int = 0
+    """No stop token is sampled before this many output tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    """How many most likely alternatives to report with each output token; 0: only the token's own; None: nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Every token id that ends the sequence (end-of-sequence ids are in here unless the client ignores them)."""
+
+
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    request_id: str
+    """Unique among all requests in flight of all API processes."""
+    api_index: int
+    """Which API process the outputs go to."""
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_time: float
+    """Seconds since the epoch."""
+    priority: int = 0
+    """Lower is served earlier under the policy `priority`."""
+    tenant: str = ""
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+
+
+class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    request_ids: list[str]
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the engine core now; requests in flight are dropped."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probabilities at one position: the chosen token first, then the most likely ones in falling order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Of the chosen token, counted from 1."""
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step brought for one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry per new token, when asked for."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One entry per prompt token (the first is None), sent once, with or before the first new token."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when the request was first scheduled."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token id that ended the sequence, if one did; it is the last of `new_token_ids`."""
+    error: str | None = None
+    """Says why, with finish_reason `error`."""
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """State after a step; counters only grow."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks_used: int
+    num_blocks: int
+    num_steps: int
+    num_preemptions: int
+    num_prefix_queries: int
+    """Tokens looked up in the prefix cache."""
+    num_prefix_hits: int
+    """Tokens found there."""
+    last_step_time: float
+    """Seconds since the epoch."""
+
+
+class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    outputs: list[RequestOutput]
+    stats: SchedulerStats
+
+
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    device: str
+    attention_backend: str
+    startup_seconds: dict[str, float]
+    """Phase -> seconds: load_weights, measure_linear, allocate_kv, warm_up, ..."""
+
+
+class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The last word of an engine core that cannot go on."""
+
+    error: str
+
+
+ToCore = AddRequest | AbortRequests | Shutdown
+FromCore = StepOutputs | EngineReady | EngineFailed

@@ -1,0 +1,63 @@
+"""Errors of the runtime. Every message names the thing, what was seen, what was expected and what to do.
+
+KvasirRuntimeError
++-- ConfigurationError          a flag or a combination of flags that cannot work
++-- ModelLoadError              the model folder cannot be served
+|   +-- UnknownArchitectureError
+|   +-- CheckpointError         a tensor is missing, left over or of the wrong shape
++-- KernelBuildError            (kernels/build.py) the C++ compiler refuses the CPU kernels
++-- InvalidRequestError         one request is wrong; only its sender hears of it
+|   +-- ContextLengthError
++-- RequestFailedError          the engine gave up on one request; others go on
++-- ServerUnavailableError      the server takes no requests now: it is loading or draining
++-- EngineDeadError             the engine core has gone; nothing can be served any more
++-- EngineStartError            the engine core could not start
+"""
+
+
+class KvasirRuntimeError(Exception):
+    """Base of all errors that the runtime raises on purpose."""
+
+
+class ConfigurationError(KvasirRuntimeError):
+    """A flag, or a combination of flags, that cannot work."""
+
+
+class ModelLoadError(KvasirRuntimeError):
+    """The model folder cannot be served."""
+
+
+class UnknownArchitectureError(ModelLoadError):
+    """config.json names an architecture that the runtime has no family for."""
+
+
+class CheckpointError(ModelLoadError):
+    """The safetensors files do not hold what the configuration promises."""
+
+
+class InvalidRequestError(KvasirRuntimeError):
+    """A request that can never be served. `param` is the field at fault, as OpenAI's error objects name it."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and requested output do not fit into the model's context."""
+
+
+class RequestFailedError(KvasirRuntimeError):
+    """The engine gave up on one request; others go on."""
+
+
+class ServerUnavailableError(KvasirRuntimeError):
+    """The server takes no requests now, because it is loading or draining; another replica may."""
+
+
+class EngineDeadError(KvasirRuntimeError):
+    """The engine core has gone; requests in flight are lost and none can be added."""
+
+
+class EngineStartError(KvasirRuntimeError):
+    """The engine core ended before it was ready; the message is what it said."""

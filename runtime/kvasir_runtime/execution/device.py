@@ -1,0 +1,82 @@
+"""The device that a rank computes on: which one, its float types, its memory, and the way of small arrays to it."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvasir_runtime.config import Device, DType
+from kvasir_runtime.errors import ConfigurationError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def select_device(name: Device) -> torch.device:
+    """The device of that name; `auto`: cuda when there is one. Raises ConfigurationError."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("device 'cuda': no CUDA device is visible; use --device cpu or give the process a GPU")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def select_dtype(name: DType, declared: str | None) -> torch.dtype:
+    """The type asked for; `auto`: the checkpoint's, float32 where it names none. Raises ConfigurationError."""
+    chosen = (declared or "float32") if name == "auto" else name
+    if chosen not in _DTYPES:
+        raise ConfigurationError(f"dtype {chosen!r} is not supported; pass --dtype with one of {', '.join(_DTYPES)}")
+    return _DTYPES[chosen]
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Cores that this process may use: its affinity, cut to the container's CPU quota."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _cpu_quota(cgroup)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def memory_limit_bytes(cgroup: Path = _CGROUP) -> int:
+    """Memory of the machine, or the container's limit where that is less (cgroup v2, then v1)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes", cgroup / "memory.limit_in_bytes"):
+        limit = _read(file)
+        if limit is not None and limit != "max":
+            return min(total, int(limit))
+    return total
+
+
+def resident_bytes() -> int:
+    """Anonymous memory of this process now; pages of mapped files can be dropped and do not count."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """The array on the device: shared memory on CPU, a copy that nobody waits for on CUDA."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """Cores' worth of CPU time per period, if limited."""
+    unified = _read(cgroup / "cpu.max")
+    if unified is not None:
+        quota, period = unified.split()
+        return None if quota == "max" else int(quota) / int(period)
+    first = _read(cgroup / "cpu" / "cpu.cfs_quota_us")
+    if first is None or int(first) <= 0:
+        return None
+    return int(first) / int(_read(cgroup / "cpu" / "cpu.cfs_period_us") or 100_000)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,86 @@
+"""The command line, derived from the configuration's dataclasses, so that a flag is written once."""
+
+import argparse
+import dataclasses
+import difflib
+import types
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from kvasir_runtime.config import RuntimeConfig
+
+POSITIONAL = "model"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says which known flag an unknown one comes close to; ends with status 2 on a wrong command line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def parse_all(self, arguments: Sequence[str]) -> argparse.Namespace:
+        namespace, unknown = self.parse_known_args(arguments)
+        if unknown:
+            close = difflib.get_close_matches(unknown[0].split("=")[0], _flags_of(self), n=1)
+            hint = f"; did you mean {close[0]}?" if close else "; see --help for the flags there are"
+            self.error(f"unknown argument {unknown[0]}{hint}")
+        return namespace
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One group of flags for each group of the configuration."""
+    for group_name, group_type in get_type_hints(RuntimeConfig).items():
+        group = parser.add_argument_group(group_name)
+        hints = get_type_hints(group_type)
+        for field in dataclasses.fields(group_type):
+            _add_flag(group, field, hints[field.name])
+
+
+def config_from(namespace: argparse.Namespace) -> RuntimeConfig:
+    groups = {
+        name: group_type(**{field.name: _value(namespace, field.name) for field in dataclasses.fields(group_type)})
+        for name, group_type in get_type_hints(RuntimeConfig).items()
+    }
+    return RuntimeConfig(**groups)
+
+
+def _flags_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Those of its commands included."""
+    found: list[str] = []
+    for action in parser._actions:
+        found += action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            found += [flag for command in action.choices.values() for flag in _flags_of(command)]
+    return found
+
+
+def _value(namespace: argparse.Namespace, name: str) -> Any:
+    value = getattr(namespace, name)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
+    if field.name == POSITIONAL:
+        group.add_argument(POSITIONAL, metavar="MODEL", help=field.metadata["help"])
+        return
+    options: dict[str, Any] = {"help": field.metadata["help"], "default": field.default, "dest": field.name}
+    value_type = _without_none(hint)
+    if value_type is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif get_origin(value_type) is Literal:
+        options["choices"] = get_args(value_type)
+        options["type"] = type(get_args(value_type)[0])
+    elif get_origin(value_type) is tuple:
+        options.update(nargs="+", metavar="NAME")
+    else:
+        options.update(type=value_type, metavar=value_type.__name__.upper())
+    group.add_argument("--" + field.name.replace("_", "-"), **options)
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = [part for part in get_args(hint) if part is not type(None)]
+    return hint

@@ -1,0 +1,537 @@
+// y = x W^T + b for bfloat16, on weights packed once: [N / 16][K / 2][16][2], both ends padded with zeros.
+// One vector load holds a pair of inputs for 16 outputs, which is what AMX tiles and bf16 dot products read, and what
+// float32 multiply-adds widen with one shift or mask. So one copy of the weight serves every instruction set and batch size.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "vec.h"
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
+#define KVASIR_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#define KVASIR_DOT 1
+#endif
+
+using namespace kvasir;
+
+namespace {
+
+constexpr int PANEL = 16;            // outputs that are packed together
+constexpr int64_t DEPTH_STEP = 32;   // K is padded to this: one AMX tile
+constexpr int64_t CACHE_BYTES = 768 * 1024;  // of packed weight that one core keeps in its L2 while rows pass by
+
+struct PackedWeight {
+    const uint32_t* pairs;  // [panels][depth / 2][16]
+    const float* bias;      // [panels * 16] or null
+    int64_t outputs, inputs, panels, depth;
+};
+
+struct Product {
+    const PackedWeight* weight;
+    const bf16* x;  // [rows][depth]
+    int64_t x_stride;
+    bf16* out;
+    int64_t out_stride;
+};
+
+struct Block {
+    int64_t row, rows;
+    int64_t panel, panels;
+};
+
+// Adds the bias and stores one row of one panel, leaving out the padding.
+inline void store_row(const Product& product, int64_t row, int64_t panel, const float* sums) {
+    const PackedWeight& weight = *product.weight;
+    int64_t column = panel * PANEL;
+    int64_t n = std::min<int64_t>(PANEL, weight.outputs - column);
+    bf16* to = product.out + row * product.out_stride + column;
+    for (int64_t i = 0; i < n; i += LANES) {
+        vfloat value = load(sums + i);
+        if (weight.bias) value += load(weight.bias + column + i);
+        store(to + i, value, int(n - i));
+    }
+}
+
+// Room for a copy of x in another layout. Every thread keeps its own between calls.
+void* thread_scratch(size_t bytes) {
+    struct Room {
+        void* memory = nullptr;
+        size_t bytes = 0;
+        ~Room() { free(memory); }
+    };
+    static thread_local Room room;
+    if (room.bytes < bytes) {
+        free(room.memory);
+        room.bytes = (bytes + 4095) / 4096 * 4096;
+        room.memory = aligned_alloc(64, room.bytes);
+    }
+    return room.memory;
+}
+
+// ---- float32 multiply-add on weights widened in registers: any CPU ----
+
+constexpr int VECTORS = PANEL / LANES;  // registers that hold one panel's 16 sums
+
+template <int ROWS, int PANELS>
+void multiply_widened(const Product& product, const float* x, int64_t x_stride, int64_t row, int64_t panel) {
+    const PackedWeight& weight = *product.weight;
+    constexpr int WIDTH = PANELS * VECTORS;
+    const uint32_t* from[PANELS];
+    for (int p = 0; p < PANELS; p++) from[p] = weight.pairs + (panel + p) * (weight.depth / 2) * PANEL;
+    vfloat sums[ROWS][WIDTH] = {};
+    const float* rows = x + row * x_stride;
+    for (int64_t pair = 0; pair < weight.depth / 2; pair++) {
+        vfloat even[WIDTH], odd[WIDTH];
+#pragma GCC unroll 8
+        for (int v = 0; v < WIDTH; v++) {
+            vuint bits;
+            memcpy(&bits, from[v / VECTORS] + pair * PANEL + v % VECTORS * LANES, sizeof(bits));
+            even[v] = (vfloat)(bits << 16);
+            odd[v] = (vfloat)(bits & 0xffff0000u);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            float x_even = rows[r * x_stride + 2 * pair], x_odd = rows[r * x_stride + 2 * pair + 1];
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) sums[r][v] += even[v] * x_even;
+#pragma GCC unroll 8
+            for (int v = 0; v < WIDTH; v++) sums[r][v] += odd[v] * x_odd;
+        }
+    }
+    // Copied out one by one: sums whose address is taken would live in memory instead of registers.
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) {
+            float row_sums[PANEL];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) store(row_sums + v * LANES, sums[r][p * VECTORS + v]);
+            store_row(product, row + r, panel + p, row_sums);
+        }
+}
+
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS_WIDENED = 10;
+#else
+constexpr int MOST_ROWS_WIDENED = 3;
+#endif
+
+template <int PANELS>
+void multiply_widened_rows(const Product& product, const float* x, int64_t x_stride, int64_t row, int64_t rows,
+                           int64_t panel) {
+    switch (rows) {
+        case 1: return multiply_widened<1, PANELS>(product, x, x_stride, row, panel);
+        case 2: return multiply_widened<2, PANELS>(product, x, x_stride, row, panel);
+        case 3: return multiply_widened<3, PANELS>(product, x, x_stride, row, panel);
+#if defined(__AVX512F__)
+        case 4: return multiply_widened<4, PANELS>(product, x, x_stride, row, panel);
+        case 5: return multiply_widened<5, PANELS>(product, x, x_stride, row, panel);
+        case 6: return multiply_widened<6, PANELS>(product, x, x_stride, row, panel);
+        case 7: return multiply_widened<7, PANELS>(product, x, x_stride, row, panel);
+        case 8: return multiply_widened<8, PANELS>(product, x, x_stride, row, panel);
+        case 9: return multiply_widened<9, PANELS>(product, x, x_stride, row, panel);
+        case 10: return multiply_widened<10, PANELS>(product, x, x_stride, row, panel);
+#endif
+    }
+}
+
+void block_widened(const Product& product, const float* x, int64_t x_stride, const Block& block) {
+    int64_t end = block.row + block.rows;
+    for (int64_t row = block.row; row < end; row += MOST_ROWS_WIDENED) {
+        int64_t rows = std::min<int64_t>(MOST_ROWS_WIDENED, end - row);
+        int64_t panel = block.panel, last = block.panel + block.panels;
+        for (; panel + 2 <= last; panel += 2) multiply_widened_rows<2>(product, x, x_stride, row, rows, panel);
+        if (panel < last) multiply_widened_rows<1>(product, x, x_stride, row, rows, panel);
+    }
+}
+
+// ---- bfloat16 dot products (AVX512-BF16) ----
+
+#if KVASIR_DOT
+
+// UNROLL independent sums along the depth hide the instruction's latency when there are few rows.
+template <int ROWS, int PANELS, int UNROLL>
+void multiply_dot(const Product& product, int64_t row, int64_t panel) {
+    const PackedWeight& weight = *product.weight;
+    const uint32_t* from = weight.pairs + panel * (weight.depth / 2) * PANEL;
+    int64_t panel_stride = weight.depth / 2 * PANEL;
+    const bf16* rows = product.x + row * product.x_stride;
+    __m512 sums[UNROLL][ROWS][PANELS];
+#pragma GCC unroll 8
+    for (int u = 0; u < UNROLL; u++)
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) sums[u][r][p] = _mm512_setzero_ps();
+    for (int64_t pair = 0; pair < weight.depth / 2; pair += UNROLL) {
+#pragma GCC unroll 8
+        for (int u = 0; u < UNROLL; u++) {
+            __m512bh weights[PANELS];
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) {
+                const uint32_t* at = from + p * panel_stride + (pair + u) * PANEL;
+                weights[p] = (__m512bh)_mm512_loadu_si512(at);
+                if (ROWS <= 4) _mm_prefetch((const char*)(at + 64 * PANEL), _MM_HINT_T0);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++) {
+                int32_t x_pair;
+                memcpy(&x_pair, rows + r * product.x_stride + 2 * (pair + u), 4);
+                __m512bh inputs = (__m512bh)_mm512_set1_epi32(x_pair);
+#pragma GCC unroll 4
+                for (int p = 0; p < PANELS; p++)
+                    sums[u][r][p] = _mm512_dpbf16_ps(sums[u][r][p], weights[p], inputs);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) {
+            __m512 total = sums[0][r][p];
+#pragma GCC unroll 8
+            for (int u = 1; u < UNROLL; u++) total = _mm512_add_ps(total, sums[u][r][p]);
+            float row_sums[PANEL];
+            _mm512_storeu_ps(row_sums, total);
+            store_row(product, row + r, panel + p, row_sums);
+        }
+}
+
+constexpr int MOST_ROWS_DOT = 12;
+
+template <int PANELS>
+void multiply_few_dot_rows(const Product& product, int64_t row, int64_t rows, int64_t panel) {
+    switch (rows) {
+        case 1: return multiply_dot<1, PANELS, 8>(product, row, panel);
+        case 2: return multiply_dot<2, PANELS, 4>(product, row, panel);
+        case 3: return multiply_dot<3, PANELS, 2>(product, row, panel);
+        default: return multiply_dot<4, PANELS, 2>(product, row, panel);
+    }
+}
+
+template <int PANELS>
+void multiply_dot_rows(const Product& product, int64_t row, int64_t rows, int64_t panel) {
+    switch (rows) {
+        case 1: return multiply_dot<1, PANELS, 1>(product, row, panel);
+        case 2: return multiply_dot<2, PANELS, 1>(product, row, panel);
+        case 3: return multiply_dot<3, PANELS, 1>(product, row, panel);
+        case 4: return multiply_dot<4, PANELS, 1>(product, row, panel);
+        case 5: return multiply_dot<5, PANELS, 1>(product, row, panel);
+        case 6: return multiply_dot<6, PANELS, 1>(product, row, panel);
+        case 7: return multiply_dot<7, PANELS, 1>(product, row, panel);
+        case 8: return multiply_dot<8, PANELS, 1>(product, row, panel);
+        case 9: return multiply_dot<9, PANELS, 1>(product, row, panel);
+        case 10: return multiply_dot<10, PANELS, 1>(product, row, panel);
+        case 11: return multiply_dot<11, PANELS, 1>(product, row, panel);
+        case 12: return multiply_dot<12, PANELS, 1>(product, row, panel);
+    }
+}
+
+// The unrolled sums round differently, so they serve only batches that are small as a whole: among more rows, a row's
+// result must not depend on how many are left over for it to be computed with.
+void block_dot(const Product& product, const Block& block) {
+    const int64_t end = block.row + block.rows, last = block.panel + block.panels;
+    const bool few = block.rows <= 4;
+    for (int64_t row = block.row; row < end; row += MOST_ROWS_DOT) {
+        const int64_t rows = std::min<int64_t>(MOST_ROWS_DOT, end - row);
+        int64_t panel = block.panel;
+        if (few) {
+            if (rows > 1)
+                for (; panel + 2 <= last; panel += 2) multiply_few_dot_rows<2>(product, row, rows, panel);
+            for (; panel < last; panel++) multiply_few_dot_rows<1>(product, row, rows, panel);
+        } else {
+            for (; panel + 2 <= last; panel += 2) multiply_dot_rows<2>(product, row, rows, panel);
+            if (panel < last) multiply_dot_rows<1>(product, row, rows, panel);
+        }
+    }
+}
+
+#endif
+
+// ---- AMX tiles of 16 x 16 sums: 2 x 2 of them for many rows, or one column of up to 4 that reads the weight once ----
+
+#if KVASIR_AMX
+
+struct __attribute__((packed)) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+constexpr int TILE_ROWS = 16;
+constexpr int64_t TILE_PAIRS = 16 * PANEL;    // 32-bit pairs in a tile of weights
+constexpr int64_t TILE_INPUTS = 16 * DEPTH_STEP;
+constexpr int PREFETCH_TILES = 8;             // how far ahead weights are fetched while they stream from memory
+
+// Tiles 0-3 hold sums. Those of the last row of tiles, and its inputs, may be short.
+//   TALL x 2: inputs in 4 (and 5, last), weights in 6 and 7.   TALL x 1: weights in 4, inputs in 5, 6 and 7 (last).
+template <int TALL, int BROAD>
+inline void shape_tiles(int last_rows) {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; tile++) {
+        shapes.row_bytes[tile] = 64;
+        shapes.rows[tile] = TILE_ROWS;
+    }
+    for (int column = 0; column < BROAD; column++) shapes.rows[(TALL - 1) * BROAD + column] = uint8_t(last_rows);
+    shapes.rows[BROAD == 1 ? 7 : TALL == 1 ? 4 : 5] = uint8_t(last_rows);
+    _tile_loadconfig(&shapes);
+}
+
+inline void prefetch_tile(const uint32_t* weights) {
+    const char* at = (const char*)(weights + PREFETCH_TILES * TILE_PAIRS);
+#pragma GCC unroll 16
+    for (int line = 0; line < 16; line++) _mm_prefetch(at + line * 64, _MM_HINT_T0);
+}
+
+// inputs: [steps][TALL][16][32]; leaves the sums in tiles 0-3, row by row.
+template <int TALL, int BROAD>
+inline void sum_tiles(const bf16* inputs, const uint32_t* left, const uint32_t* right, int64_t steps, bool streams) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < steps; step++, inputs += TALL * TILE_INPUTS, left += TILE_PAIRS, right += TILE_PAIRS) {
+        if (streams) {
+            prefetch_tile(left);
+            if (BROAD == 2) prefetch_tile(right);
+        }
+        if constexpr (BROAD == 2) {
+            _tile_loadd(4, inputs, 64);
+            _tile_loadd(6, left, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, right, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            if constexpr (TALL == 2) {
+                _tile_loadd(5, inputs + TILE_INPUTS, 64);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        } else {
+            _tile_loadd(4, left, 64);
+            _tile_loadd(5, inputs, 64);
+            _tile_dpbf16ps(0, 5, 4);
+            _tile_loadd(6, inputs + TILE_INPUTS, 64);
+            _tile_dpbf16ps(1, 6, 4);
+            if constexpr (TALL == 4) {
+                _tile_loadd(5, inputs + 2 * TILE_INPUTS, 64);
+                _tile_dpbf16ps(2, 5, 4);
+            }
+            _tile_loadd(7, inputs + (TALL - 1) * TILE_INPUTS, 64);
+            if constexpr (TALL == 4) _tile_dpbf16ps(3, 7, 4);
+            if constexpr (TALL == 3) _tile_dpbf16ps(2, 7, 4);
+        }
+    }
+}
+
+template <int TALL, int BROAD>
+inline void store_tiles(const Product& product, int64_t row, int64_t rows, int64_t panel) {
+    alignas(64) float sums[TALL * TILE_ROWS][BROAD * PANEL];
+    if constexpr (BROAD == 2) {
+        _tile_stored(0, &sums[0][0], 128);
+        _tile_stored(1, &sums[0][PANEL], 128);
+        if constexpr (TALL == 2) {
+            _tile_stored(2, &sums[TILE_ROWS][0], 128);
+            _tile_stored(3, &sums[TILE_ROWS][PANEL], 128);
+        }
+    } else {
+        _tile_stored(0, &sums[0][0], 64);
+        _tile_stored(1, &sums[TILE_ROWS][0], 64);
+        _tile_stored(2, &sums[2 * TILE_ROWS][0], 64);
+        if constexpr (TALL == 4) _tile_stored(3, &sums[3 * TILE_ROWS][0], 64);
+    }
+    const PackedWeight& weight = *product.weight;
+    const int64_t column = panel * PANEL;
+    if (BROAD == 2 && !weight.bias && column + 2 * PANEL <= weight.outputs) {
+        bf16* out = product.out + row * product.out_stride + column;
+        for (int64_t r = 0; r < rows; r++, out += product.out_stride) {
+            __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(&sums[r][PANEL]), _mm512_load_ps(&sums[r][0]));
+            _mm512_storeu_si512(out, (__m512i)both);
+        }
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int p = 0; p < BROAD && panel + p < weight.panels; p++)
+            store_row(product, row + r, panel + p, &sums[r][p * PANEL]);
+}
+
+// Lays rows of x out as tiles, [steps][TALL][16][32]: a tile's lines then lie together, whereas rows of x that are a
+// multiple of 2 KiB apart would crowd into few sets of the cache.
+template <int TALL>
+void gather_tiles(const Product& product, int64_t row, int64_t rows, bf16* tiles) {
+    const int64_t inputs = product.weight->inputs, steps = product.weight->depth / DEPTH_STEP;
+    const bf16* from = product.x + row * product.x_stride;
+    for (int64_t step = 0; step < steps; step++, from += DEPTH_STEP, tiles += TALL * TILE_INPUTS) {
+        const int64_t left = std::min(inputs - step * DEPTH_STEP, DEPTH_STEP);
+        if (left == DEPTH_STEP) {
+            for (int64_t r = 0; r < rows; r++)
+                memcpy(tiles + r * DEPTH_STEP, from + r * product.x_stride, DEPTH_STEP * sizeof(bf16));
+        } else {
+            memset((void*)tiles, 0, TALL * TILE_INPUTS * sizeof(bf16));
+            for (int64_t r = 0; r < rows; r++)
+                memcpy(tiles + r * DEPTH_STEP, from + r * product.x_stride, left * sizeof(bf16));
+        }
+    }
+}
+
+template <int TALL, int BROAD>
+void multiply_tiles(const Product& product, const Block& block, int64_t row, int64_t rows, bf16* tiles, bool streams) {
+    const PackedWeight& weight = *product.weight;
+    const int64_t panel_pairs = weight.depth / 2 * PANEL, last = block.panel + block.panels;
+    gather_tiles<TALL>(product, row, rows, tiles);
+    shape_tiles<TALL, BROAD>(int(rows - (TALL - 1) * TILE_ROWS));
+    for (int64_t panel = block.panel; panel < last; panel += BROAD) {
+        const uint32_t* left = weight.pairs + panel * panel_pairs;
+        const uint32_t* right = BROAD == 2 && panel + 1 < weight.panels ? left + panel_pairs : left;
+        sum_tiles<TALL, BROAD>(tiles, left, right, weight.depth / DEPTH_STEP, streams);
+        store_tiles<TALL, BROAD>(product, row, rows, panel);
+    }
+}
+
+void block_tiles(const Product& product, const Block& block) {
+    bf16* tiles = (bf16*)thread_scratch(4 * TILE_ROWS * product.weight->depth * sizeof(bf16));
+    const int64_t end = block.row + block.rows;
+    if (block.rows > 32 && block.rows <= 48) {
+        multiply_tiles<3, 1>(product, block, block.row, block.rows, tiles, true);
+    } else if (block.rows > 48 && block.rows <= 64) {
+        multiply_tiles<4, 1>(product, block, block.row, block.rows, tiles, true);
+    } else {
+        for (int64_t row = block.row; row < end; row += 32) {
+            const int64_t rows = std::min<int64_t>(32, end - row);
+            const bool streams = row == block.row;
+            if (rows > 16)
+                multiply_tiles<2, 2>(product, block, row, rows, tiles, streams);
+            else
+                multiply_tiles<1, 2>(product, block, row, rows, tiles, streams);
+        }
+    }
+    _tile_release();
+}
+
+// Linux grants the 8 KiB of tile state per process on request (arch_prctl ARCH_REQ_XCOMP_PERM, feature 18).
+bool tiles_granted() {
+    static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    return granted;
+}
+
+#else
+
+bool tiles_granted() { return false; }
+
+#endif
+
+// ---- sharing out the work ----
+
+enum Variant : int { FMA = 0, DOT = 1, AMX = 2 };
+
+// Calls `multiply(block)` for blocks that cover rows x panels. Every thread gets panels of its own, so that a weight is
+// read once from memory however many rows there are; rows are divided too when there are more threads than panels pay for.
+template <typename Multiply>
+void share_out(const PackedWeight& weight, int64_t rows, const Multiply& multiply) {
+    const int threads = omp_get_max_threads();
+    int64_t most_panels = std::max<int64_t>(2, CACHE_BYTES / (weight.depth * PANEL * 2) & ~int64_t(1));
+    int64_t even_panels = (weight.panels + threads - 1) / threads;
+    even_panels = std::max<int64_t>(2, (even_panels + 1) & ~int64_t(1));
+    int64_t blocks_each = (even_panels + most_panels - 1) / most_panels;
+    int64_t panels = ((even_panels + blocks_each - 1) / blocks_each + 1) & ~int64_t(1);
+    int64_t columns = (weight.panels + panels - 1) / panels;
+    int64_t row_blocks = 1;
+    if (columns < threads && rows >= 64) row_blocks = std::min<int64_t>((threads + columns - 1) / columns, rows / 32);
+    int64_t block_rows = ((rows + row_blocks - 1) / row_blocks + 31) / 32 * 32;
+    row_blocks = (rows + block_rows - 1) / block_rows;
+#pragma omp parallel for collapse(2) schedule(static) if (rows * weight.panels * weight.depth > 4096)
+    for (int64_t column = 0; column < columns; column++) {
+        for (int64_t r = 0; r < row_blocks; r++) {
+            Block block;
+            block.panel = column * panels;
+            block.panels = std::min(panels, weight.panels - block.panel);
+            block.row = r * block_rows;
+            block.rows = std::min(block_rows, rows - block.row);
+            multiply(block);
+        }
+    }
+}
+
+template <typename T>
+T* padded_copy(const bf16* x, int64_t x_stride, int64_t rows, int64_t inputs, int64_t depth) {
+    T* copy = (T*)thread_scratch(rows * depth * sizeof(T));
+#pragma omp parallel for if (rows > 1 && rows * depth > 65536)
+    for (int64_t row = 0; row < rows; row++) {
+        T* to = copy + row * depth;
+        for (int64_t i = 0; i < inputs; i += LANES) store(to + i, load(x + row * x_stride + i, int(inputs - i)), int(inputs - i));
+        memset((void*)(to + inputs), 0, (depth - inputs) * sizeof(T));
+    }
+    return copy;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Whether this build and this CPU can run a variant.
+int kvasir_linear_has(int variant) {
+    if (variant == AMX) return tiles_granted();
+#if KVASIR_DOT
+    if (variant == DOT) return 1;
+#endif
+    return variant == FMA;
+}
+
+// Packs a weight [outputs][inputs] into `packed`, whose panels hold `depth` inputs.
+void kvasir_linear_pack(const void* weight, int64_t weight_stride, int64_t outputs, int64_t inputs, int64_t depth,
+                        void* packed) {
+    const uint16_t* from = (const uint16_t*)weight;
+    const int64_t panels = (outputs + PANEL - 1) / PANEL;
+#pragma omp parallel for
+    for (int64_t panel = 0; panel < panels; panel++) {
+        uint32_t* to = (uint32_t*)packed + panel * (depth / 2) * PANEL;
+        for (int64_t pair = 0; pair < depth / 2; pair++)
+            for (int64_t n = 0; n < PANEL; n++) {
+                int64_t row = panel * PANEL + n;
+                bool is_real = row < outputs;
+                uint32_t even = is_real && 2 * pair < inputs ? from[row * weight_stride + 2 * pair] : 0;
+                uint32_t odd = is_real && 2 * pair + 1 < inputs ? from[row * weight_stride + 2 * pair + 1] : 0;
+                to[pair * PANEL + n] = even | odd << 16;
+            }
+    }
+}
+
+// Copies rows of the weight back out of the packing: the input embedding of a model with tied embeddings.
+void kvasir_linear_rows(const PackedWeight* weight, const int64_t* ids, int64_t count, void* out) {
+#pragma omp parallel for if (count > 8)
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t* from = weight->pairs + ids[i] / PANEL * (weight->depth / 2) * PANEL + ids[i] % PANEL;
+        uint16_t* to = (uint16_t*)out + i * weight->inputs;
+        int64_t pairs = weight->inputs / 2;
+        for (int64_t pair = 0; pair < pairs; pair++) memcpy(to + 2 * pair, from + pair * PANEL, 4);
+        if (weight->inputs % 2) to[2 * pairs] = uint16_t(from[pairs * PANEL]);
+    }
+}
+
+void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64_t x_stride, int64_t rows, void* out,
+                   int64_t out_stride) {
+    Product product{weight, (const bf16*)x, x_stride, (bf16*)out, out_stride};
+    if (variant == FMA) {
+        const float* wide = padded_copy<float>(product.x, x_stride, rows, weight->inputs, weight->depth);
+        return share_out(*weight, rows, [&](const Block& block) { block_widened(product, wide, weight->depth, block); });
+    }
+#if KVASIR_AMX
+    if (variant == AMX && tiles_granted())
+        return share_out(*weight, rows, [&](const Block& block) { block_tiles(product, block); });
+#endif
+#if KVASIR_DOT
+    if (weight->inputs != weight->depth) {
+        product.x = padded_copy<bf16>(product.x, x_stride, rows, weight->inputs, weight->depth);
+        product.x_stride = weight->depth;
+    }
+    if (variant == DOT) return share_out(*weight, rows, [&](const Block& block) { block_dot(product, block); });
+#endif
+}
+
+}  // extern "C"

@@ -1,0 +1,150 @@
+// Portable vectors of float32 over GCC's vector extension, so one source serves AVX-512, AVX2 and NEON.
+// Loads widen bfloat16, stores round it to nearest even; `n` arguments handle the ragged end of a row.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace kvasir {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+
+typedef float vfloat __attribute__((vector_size(LANES * 4)));
+typedef int32_t vint __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vuint __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vhalf __attribute__((vector_size(LANES * 2)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+enum DType : int { FLOAT32 = 0, BFLOAT16 = 1 };
+
+inline vfloat splat(float value) { return vfloat{} + value; }
+
+inline float widen(bf16 value) {
+    uint32_t bits = uint32_t(value.bits) << 16;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+inline float widen(float value) { return value; }
+
+inline vfloat widen(vhalf bits) {
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
+#else
+    return (vfloat)(__builtin_convertvector(bits, vuint) << 16);
+#endif
+}
+
+inline vhalf narrow(vfloat value) {
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+    return (vhalf)_mm512_cvtneps_pbh((__m512)value);
+#else
+    vuint bits = (vuint)value;
+    vuint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    vuint is_nan = (vuint)(value != value);
+    rounded = (is_nan & 0x7fc0u) | (~is_nan & rounded);
+    return __builtin_convertvector(rounded, vhalf);
+#endif
+}
+
+inline vfloat load(const float* from) {
+    vfloat value;
+    memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+inline vfloat load(const bf16* from) {
+    vhalf bits;
+    memcpy(&bits, from, sizeof(bits));
+    return widen(bits);
+}
+
+inline void store(float* to, vfloat value) { memcpy(to, &value, sizeof(value)); }
+
+inline void store(bf16* to, vfloat value) {
+    vhalf bits = narrow(value);
+    memcpy(to, &bits, sizeof(bits));
+}
+
+template <typename T>
+inline vfloat load(const T* from, int n) {
+    if (n >= LANES) return load(from);
+    T padded[LANES] = {};
+    memcpy(padded, from, n * sizeof(T));
+    return load(padded);
+}
+
+template <typename T>
+inline void store(T* to, vfloat value, int n) {
+    if (n >= LANES) return store(to, value);
+    T padded[LANES];
+    store(padded, value);
+    memcpy(to, padded, n * sizeof(T));
+}
+
+inline float sum(vfloat value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)value);
+#else
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += value[i];
+    return total;
+#endif
+}
+
+inline vfloat maximum(vfloat a, vfloat b) {
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+inline float largest(vfloat value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)value);
+#else
+    float most = value[0];
+    for (int i = 1; i < LANES; i++) most = value[i] > most ? value[i] : most;
+    return most;
+#endif
+}
+
+// e^x with relative error below 2e-7, exactly 0 below -87 (a masked score of -inf must weigh nothing).
+// Range reduction by multiples of ln 2 and the minimax polynomial of degree 6 for the rest.
+inline vfloat exponential(vfloat x) {
+    vfloat clamped = x > splat(88.0f) ? splat(88.0f) : x;
+    vint vanishes = clamped < splat(-87.0f);
+    clamped = vanishes ? splat(-87.0f) : clamped;
+    const float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer
+    vfloat shifted = clamped * 1.44269504088896341f + to_integer;
+    vint power = (vint)shifted - (vint)splat(to_integer);
+    vfloat whole = shifted - to_integer;
+    vfloat rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
+    vfloat series = splat(1.9875691500e-4f);
+    series = series * rest + 1.3981999507e-3f;
+    series = series * rest + 8.3334519073e-3f;
+    series = series * rest + 4.1665795894e-2f;
+    series = series * rest + 1.6666665459e-1f;
+    series = series * rest + 5.0000001201e-1f;
+    series = series * rest * rest + rest + 1.0f;
+    vfloat result = (vfloat)((vint)series + (power << 23));
+    return vanishes ? vfloat{} : result;
+}
+
+inline vfloat hyperbolic_tangent(vfloat x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
+
+}  // namespace kvasir

@@ -1,0 +1,58 @@
+"""The linear layer y = x @ W^T + b, on the compute path that a short measurement at load found fastest for its shape.
+
+bfloat16 weights on the CPU are kept once, in the layout of the chosen path, and the original is let go. All other types
+and devices go through torch as they are, so that float32 results stay exact.
+"""
+
+import torch
+
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.kernels.linear_choice import choose_weight
+from kvasir_runtime.kernels.linear_weight import VARIANTS, LinearWeight, OneDnnWeight, PackedWeight, PlainWeight
+from kvasir_runtime.kernels.native import load_library
+
+PATHS = ("auto", "torch", "onednn", "packed", *VARIANTS)
+
+
+class Linear:
+    """A linear layer over weight [N, K]. Call it with x [M, K], any M; its rows also serve as a tied embedding."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto") -> None:
+        """Take the weight over; the caller should drop its own reference.
+
+        `path` is auto (measure), torch, onednn, packed (our layout, the fastest instructions for it), or one of
+        fma, dot, amx (our layout, these instructions). Raises ConfigurationError for a path that cannot run here.
+        """
+        self.out_features, self.in_features = weight.shape
+        self._weight = _prepare(weight.detach(), bias, path)
+
+    @property
+    def path(self) -> str:
+        """What computes it, for logs and benchmarks."""
+        return self._weight.name
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._weight.multiply(x)
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The weight's rows [T, K] for token ids int64 [T]: the input embedding of a model with tied embeddings."""
+        return self._weight.rows(token_ids)
+
+
+def _prepare(weight: torch.Tensor, bias: torch.Tensor | None, path: str) -> LinearWeight:
+    if path not in PATHS:
+        raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
+    if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+        return PlainWeight(weight, bias)
+    library = load_library()
+    if path == "auto":
+        return choose_weight(library, weight, bias)
+    if path == "onednn":
+        return OneDnnWeight(weight, bias)
+    if library is None:
+        raise ConfigurationError(f"linear path {path!r} needs compiled kernels but no compiler was found; install g++")
+    if path == "packed":
+        return choose_weight(library, weight, bias, only_packed=True)
+    if not library.kvasir_linear_has(VARIANTS[path]):
+        raise ConfigurationError(f"linear path {path!r} needs instructions that this CPU or compiler lacks; use 'auto'")
+    return PackedWeight(library, weight, bias, (path,) * 4)

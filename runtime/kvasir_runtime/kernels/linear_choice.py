@@ -1,0 +1,138 @@
+"""Picks the form of a linear layer's weight by timing each one briefly on a weight of that shape.
+
+Which is fastest cannot be known from the instruction set: bf16 dot products are four times faster than float32 on one
+maker's cores and slower than it on another's. What is timed is one thread's share in that thread's processor time, so
+that neighbours on a busy machine, or a CPU quota, do not decide.
+"""
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import CDLL
+from dataclasses import dataclass
+
+import torch
+
+from kvasir_runtime.kernels.linear_weight import (
+    MEASURED_ROWS,
+    VARIANTS,
+    LinearWeight,
+    OneDnnWeight,
+    PackedWeight,
+    PlainWeight,
+)
+
+logger = logging.getLogger(__name__)
+
+MOST_MEASURED_WEIGHTS = 2 * 1024 * 1024
+"""A larger weight is judged by its first rows: what is timed must outgrow the L2 cache, no more."""
+
+ROUNDS = 3
+SECONDS_PER_TIMING = 0.0015
+HOPELESS = 1.5
+"""A candidate this many times slower than the best is not timed again."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    form: str
+    """torch, onednn or packed."""
+    variants: tuple[str, ...]
+    """Of a packed weight: the instructions for each class of rows."""
+
+
+def choose_weight(
+    library: CDLL | None, weight: torch.Tensor, bias: torch.Tensor | None, only_packed: bool = False
+) -> LinearWeight:
+    """The weight in its fastest form. Measured once for each shape and number of threads in a process."""
+    choice = _choose(library, *weight.shape, torch.get_num_threads(), only_packed)
+    if choice.form == "packed" and library is not None:
+        return PackedWeight(library, weight, bias, choice.variants)
+    return OneDnnWeight(weight, bias) if choice.form == "onednn" else PlainWeight(weight, bias)
+
+
+@functools.cache
+def _choose(library: CDLL | None, outputs: int, inputs: int, num_threads: int, only_packed: bool) -> Choice:
+    started = time.perf_counter()
+    share = min(-(-outputs // num_threads), MOST_MEASURED_WEIGHTS // inputs)
+    with _one_thread():
+        candidates = _candidates(library, _noise(max(16, share // 16 * 16), inputs), only_packed)
+        times = {rows: _measure(candidates, _noise(rows, inputs)) for rows in MEASURED_ROWS}
+    choice = decide(times)
+    logger.info(
+        "linear %dx%d on %d threads: %s (measured in %.2f s; us by rows: %s)",
+        *(outputs, inputs, num_threads, " ".join((choice.form, *choice.variants)), time.perf_counter() - started),
+        {rows: {name: round(seconds * 1e6) for name, seconds in of.items()} for rows, of in times.items()},
+    )
+    return choice
+
+
+def decide(times: dict[int, dict[str, float]]) -> Choice:
+    """From seconds by number of rows and candidate: the form whose best variants lose least over all of them."""
+    packed = {rows: {name: of[name] for name in of if name in VARIANTS} for rows, of in times.items()}
+    costs: dict[str, float] = {}
+    for form in ("torch", "onednn"):
+        if all(form in of for of in times.values()):
+            costs[form] = sum(math.log(of[form]) for of in times.values())
+    if all(packed.values()):
+        costs["packed"] = sum(math.log(min(of.values())) for of in packed.values())
+    form = min(costs, key=costs.__getitem__)
+    if form != "packed":
+        return Choice(form, ())
+    return Choice(form, tuple(min(of, key=of.__getitem__) for of in packed.values()))
+
+
+def _candidates(
+    library: CDLL | None, weight: torch.Tensor, only_packed: bool
+) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    candidates: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    if not only_packed:
+        candidates["torch"] = PlainWeight(weight, None).multiply
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            candidates["onednn"] = OneDnnWeight(weight, None).multiply
+    if library is not None:
+        packed = PackedWeight(library, weight, None, ("fma",) * len(MEASURED_ROWS))
+        for variant in VARIANTS:
+            if library.kvasir_linear_has(VARIANTS[variant]):
+                candidates[variant] = packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply
+    return candidates
+
+
+def _measure(candidates: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> dict[str, float]:
+    """Least seconds of a product by candidate, in rounds over all so that a change of clock speed hits all alike."""
+    for multiply in candidates.values():
+        multiply(x)  # oneDNN compiles code for a new number of rows on its first call
+    least = {name: _time(multiply, x) for name, multiply in candidates.items()}
+    for _ in range(ROUNDS):
+        for name, multiply in candidates.items():
+            if least[name] < HOPELESS * min(least.values()):
+                least[name] = min(least[name], _time(multiply, x))
+    return least
+
+
+def _time(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> float:
+    least, spent = math.inf, 0.0
+    while spent < SECONDS_PER_TIMING:
+        started = time.thread_time()
+        multiply(x)
+        seconds = time.thread_time() - started
+        least, spent = min(least, seconds), spent + seconds
+    return least
+
+
+def _noise(rows: int, columns: int) -> torch.Tensor:
+    """From a generator of its own, so that loading a model does not move torch's."""
+    return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(generator=torch.Generator().manual_seed(0))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

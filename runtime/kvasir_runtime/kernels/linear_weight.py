@@ -1,0 +1,141 @@
+"""The forms in which a linear layer's weight is kept, each with its product: torch's, oneDNN's, and our packed panels.
+
+`row_class` sorts numbers of rows into the four batch sizes for which a packed weight may use different instructions.
+"""
+
+import copy
+import ctypes
+from ctypes import CDLL
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+VARIANTS = {"fma": 0, "dot": 1, "amx": 2}
+"""Instructions that can multiply our packed layout: float32 multiply-add, bf16 dot product, AMX tiles."""
+
+MEASURED_ROWS = (1, 8, 64, 256)
+"""The batch size that stands for each class of rows: one stream, some, many, prefill."""
+
+_CLASS_ENDS = (2, 22, 128)
+
+
+def row_class(num_rows: int) -> int:
+    """Index into MEASURED_ROWS, by the nearest ratio."""
+    for index, end in enumerate(_CLASS_ENDS):
+        if num_rows <= end:
+            return index
+    return len(_CLASS_ENDS)
+
+
+class LinearWeight(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor: ...
+
+
+class PlainWeight:
+    """As torch keeps it: any type, any device."""
+
+    name = "torch"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._weight[token_ids]
+
+
+class OneDnnWeight:
+    """Reordered once by oneDNN, as PyTorch's compiler does for frozen weights."""
+
+    name = "onednn"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+        self._plain: torch.Tensor | None = None
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return product
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Keeps a plain copy from the first call on: oneDNN's order has no documented rows."""
+        if self._plain is None:
+            self._plain = self._weight.to_dense()
+        return self._plain[token_ids]
+
+
+class _NativeWeight(ctypes.Structure):
+    """PackedWeight of csrc/linear.cpp."""
+
+    _fields_ = (
+        ("pairs", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("panels", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+    )
+
+
+class PackedWeight:
+    """Our panels of 16 outputs by pairs of inputs; one copy serves every instruction set (csrc/linear.cpp)."""
+
+    def __init__(
+        self, library: CDLL, weight: torch.Tensor, bias: torch.Tensor | None, variants: tuple[str, ...]
+    ) -> None:
+        """`variants` names the instructions for each class of rows, in the order of MEASURED_ROWS."""
+        self._library = library
+        self._outputs, self._inputs = weight.shape
+        panels, depth = -(-self._outputs // 16), -(-self._inputs // 32) * 32
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        self._panels = torch.empty(panels * 16 * depth, dtype=torch.bfloat16)
+        library.kvasir_linear_pack(
+            *(weight.data_ptr(), weight.stride(0), self._outputs, self._inputs, depth, self._panels.data_ptr())
+        )
+        self._bias = None if bias is None else functional.pad(bias.float(), (0, panels * 16 - self._outputs))
+        bias_address = None if self._bias is None else self._bias.data_ptr()
+        self._native = _NativeWeight(self._panels.data_ptr(), bias_address, self._outputs, self._inputs, panels, depth)
+        self._address = ctypes.addressof(self._native)
+        self._variants = variants
+        self._codes = tuple(VARIANTS[variant] for variant in variants)
+
+    def with_variants(self, variants: tuple[str, ...]) -> "PackedWeight":
+        """The same memory, multiplied by other instructions."""
+        other = copy.copy(self)
+        other._variants = variants
+        other._codes = tuple(VARIANTS[variant] for variant in variants)
+        return other
+
+    @property
+    def name(self) -> str:
+        return "packed:" + "/".join(self._variants)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() != 2:
+            return self.multiply(x.reshape(-1, self._inputs)).view(*x.shape[:-1], self._outputs)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows = x.shape[0]
+        out = torch.empty((num_rows, self._outputs), dtype=torch.bfloat16)
+        if num_rows > 0:
+            code = self._codes[row_class(num_rows)]
+            self._library.kvasir_linear(
+                *(self._address, code, x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), self._outputs)
+            )
+        return out
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((*token_ids.shape, self._inputs), dtype=torch.bfloat16)
+        ids = token_ids.contiguous()
+        self._library.kvasir_linear_rows(self._address, ids.data_ptr(), ids.numel(), out.data_ptr())
+        return out

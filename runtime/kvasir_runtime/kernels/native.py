@@ -1,0 +1,63 @@
+"""The compiled kernels as C functions: called through ctypes, which lets go of the GIL and costs about 2 us a call.
+
+A torch extension would cost the same per call and 30 s more to compile.
+"""
+
+import ctypes
+import functools
+import logging
+from typing import Any
+
+import torch
+
+from kvasir_runtime.kernels.build import build_library, find_compiler
+
+logger = logging.getLogger(__name__)
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+
+_SIGNATURES: dict[str, list[type[Any]]] = {
+    "kvasir_rms_norm": [_INT, _INT, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER, _POINTER, _LONG, _FLOAT],
+    "kvasir_add_rms_norm": [
+        *(_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _FLOAT),
+    ],
+    "kvasir_silu_and_mul": [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG],
+    "kvasir_gelu_tanh_and_mul": [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG],
+    "kvasir_rotary": [
+        *(_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _LONG, _LONG, _LONG),
+        *(_POINTER, _POINTER, _POINTER, _LONG, _LONG),
+    ],
+    "kvasir_write_kv": [
+        *(_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _LONG),
+    ],
+    "kvasir_argmax": [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG],
+    "kvasir_linear_pack": [_POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER],
+    "kvasir_linear_rows": [_POINTER, _POINTER, _LONG, _POINTER],
+    "kvasir_linear": [_POINTER, _INT, _POINTER, _LONG, _LONG, _POINTER, _LONG],
+    "kvasir_attention": [
+        *(_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+        *(_POINTER, _POINTER, _POINTER, _LONG, _INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _FLOAT, _INT),
+    ],
+}
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None (said once in the log) where no compiler can make them.
+
+    Raises KernelBuildError when a compiler is there but fails.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        logger.warning("no C++ compiler found: the CPU kernels run as plain torch, several times slower; install g++")
+        return None
+    library = ctypes.CDLL(str(build_library(compiler)))
+    for name, argument_types in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = argument_types
+        function.restype = None
+    library.kvasir_linear_has.argtypes = [_INT]
+    library.kvasir_linear_has.restype = _INT
+    return library

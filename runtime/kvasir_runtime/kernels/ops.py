@@ -1,0 +1,113 @@
+"""One implementation of every small kernel, gathered for the decoder: plain torch, or compiled for this CPU.
+
+The decoder calls these by name and never asks which implementation it holds. Attention and linear layers are apart.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvasir_runtime.kernels.activation import (
+    cpu_gelu_tanh_and_mul,
+    cpu_silu_and_mul,
+    gelu_tanh_and_mul_reference,
+    silu_and_mul_reference,
+)
+from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
+from kvasir_runtime.kernels.native import load_library
+from kvasir_runtime.kernels.rms_norm import (
+    add_rms_norm_reference,
+    cpu_add_rms_norm,
+    cpu_rms_norm,
+    rms_norm_reference,
+)
+from kvasir_runtime.kernels.rotary import cpu_rotary, rotary_reference
+from kvasir_runtime.kernels.write_kv import cpu_write_kv, write_kv_reference
+
+
+class RmsNorm(Protocol):
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor: ...
+
+
+class AddRmsNorm(Protocol):
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, /
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class GatedActivation(Protocol):
+    def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor: ...
+
+
+class Rotary(Protocol):
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        /,
+    ) -> None: ...
+
+
+class WriteKv(Protocol):
+    def __call__(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slots: torch.Tensor,
+        /,
+    ) -> None: ...
+
+
+class Argmax(Protocol):
+    def __call__(self, logits: torch.Tensor, /) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The decoder's small kernels. Each reference function's docstring gives shapes and effects."""
+
+    name: str
+    rms_norm: RmsNorm
+    add_rms_norm: AddRmsNorm
+    silu_and_mul: GatedActivation
+    gelu_tanh_and_mul: GatedActivation
+    rotary: Rotary
+    write_kv: WriteKv
+    argmax: Argmax
+
+
+def reference_ops() -> Ops:
+    """Plain torch, any device and float type: the twin that every fast kernel is tested against."""
+    return Ops(
+        name="reference",
+        rms_norm=rms_norm_reference,
+        add_rms_norm=add_rms_norm_reference,
+        silu_and_mul=silu_and_mul_reference,
+        gelu_tanh_and_mul=gelu_tanh_and_mul_reference,
+        rotary=rotary_reference,
+        write_kv=write_kv_reference,
+        argmax=argmax_reference,
+    )
+
+
+def cpu_ops() -> Ops:
+    """The kernels compiled for this CPU, or the reference where there is no compiler (the log says so)."""
+    library = load_library()
+    if library is None:
+        return reference_ops()
+    return Ops(
+        name="cpu",
+        rms_norm=cpu_rms_norm(library),
+        add_rms_norm=cpu_add_rms_norm(library),
+        silu_and_mul=cpu_silu_and_mul(library),
+        gelu_tanh_and_mul=cpu_gelu_tanh_and_mul(library),
+        rotary=cpu_rotary(library),
+        write_kv=cpu_write_kv(library),
+        argmax=cpu_argmax(library),
+    )

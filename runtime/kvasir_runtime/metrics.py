@@ -1,0 +1,212 @@
+"""The runtime's Prometheus series: their names, what the API processes count, and what one scrape shows.
+
+Names are a public promise (they feed autoscalers, routers and dashboards). What API processes count themselves lies in
+rows of numbers that they share in memory, one row a process and only its owner writes it, so that whichever process is
+scraped shows the sum of all. The engine's own state comes to every process in SchedulerStats and is shown as it is.
+"""
+
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvasir_runtime.engine.messages import EngineReady, FinishReason, SchedulerStats
+
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+# Bounds in seconds: those that vLLM's dashboards know, with finer ones for the token times of small models.
+TTFT_BOUNDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+ITL_BOUNDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+E2E_BOUNDS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Where one histogram lies in a row: a count per bucket (the last is unbounded), then the sum."""
+
+    start: int
+    bounds: tuple[float, ...]
+
+    @property
+    def sum_slot(self) -> int:
+        return self.start + len(self.bounds) + 1
+
+    @property
+    def end(self) -> int:
+        return self.sum_slot + 1
+
+
+# The layout of a row of float64. The server is draining when any row's first slot says so.
+DRAINING, IN_FLIGHT, PROMPT_TOKENS, GENERATION_TOKENS, FINISHED = range(5)
+TTFT = Histogram(FINISHED + len(FINISH_REASONS), TTFT_BOUNDS)
+ITL = Histogram(TTFT.end, ITL_BOUNDS)
+E2E = Histogram(ITL.end, E2E_BOUNDS)
+ROW_SLOTS = E2E.end
+SLOT_BYTES = 8
+
+
+class SharedRows:
+    """The rows of all API processes, mapped from one file; whoever comes first makes it."""
+
+    def __init__(self, file: Path, api_server_count: int) -> None:
+        self._count = api_server_count
+        num_bytes = api_server_count * ROW_SLOTS * SLOT_BYTES
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, num_bytes)  # the same size from everyone; new bytes are zero
+            self._slots = memoryview(mmap.mmap(descriptor, num_bytes)).cast("d")
+        finally:
+            os.close(descriptor)
+
+    def row(self, api_index: int) -> "memoryview[float]":
+        return self._slots[api_index * ROW_SLOTS : (api_index + 1) * ROW_SLOTS]
+
+    def total(self, slot: int) -> float:
+        return float(sum(self._slots[index * ROW_SLOTS + slot] for index in range(self._count)))
+
+
+class RequestMetrics:
+    """What one API process counts about its requests. One call costs under a microsecond."""
+
+    def __init__(self, row: "memoryview[float]") -> None:
+        self._row = row
+
+    def first_token(self, seconds: float, num_prompt_tokens: int) -> None:
+        self._observe(TTFT, seconds)
+        self._row[PROMPT_TOKENS] += num_prompt_tokens
+
+    def next_token(self, seconds: float) -> None:
+        self._observe(ITL, seconds)
+
+    def generated(self, num_tokens: int) -> None:
+        self._row[GENERATION_TOKENS] += num_tokens
+
+    def finished(self, reason: FinishReason, seconds: float) -> None:
+        """After `seconds` from its arrival."""
+        self._row[FINISHED + FINISH_REASONS.index(reason)] += 1
+        self._observe(E2E, seconds)
+
+    def _observe(self, histogram: Histogram, value: float) -> None:
+        self._row[histogram.start + bisect_left(histogram.bounds, value)] += 1
+        self._row[histogram.sum_slot] += value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """What is known of the engine at one scrape; None before it is ready or has made a step."""
+
+    ready: EngineReady | None
+    stats: SchedulerStats | None
+
+
+class MetricsCollector(Collector):
+    """A prometheus_client collector: each scrape reads the engine's last stats and the shared rows."""
+
+    def __init__(self, model_name: str, rows: SharedRows, view: Callable[[], EngineView]) -> None:
+        self._model_name = model_name
+        self._rows = rows
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._view()
+        if view.stats is not None:
+            yield from self._scheduler_series(view.stats)
+        if view.ready is not None:
+            yield from self._configuration_series(view.ready)
+        yield from self._request_series()
+
+    def _scheduler_series(self, stats: SchedulerStats) -> Iterator[Metric]:
+        usage = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
+        gauge, counter = self._gauge, self._counter
+        yield gauge("kvasir_num_requests_running", "Requests in the engine's batch.", stats.num_running)
+        yield gauge("kvasir_num_requests_waiting", "Requests that wait for a place in the batch.", stats.num_waiting)
+        yield gauge("kvasir_kv_cache_usage_ratio", "Share of KV-cache blocks in use, 0 to 1.", usage)
+        yield counter("kvasir_prefix_cache_queries", "Prompt tokens looked up.", stats.num_prefix_queries)
+        yield counter("kvasir_prefix_cache_hits", "Prompt tokens found.", stats.num_prefix_hits)
+        yield counter("kvasir_engine_steps", "Steps that the engine has finished.", stats.num_steps)
+        yield gauge(
+            "kvasir_engine_last_progress_timestamp_seconds",
+            "When the engine finished its last step.",
+            stats.last_step_time,
+        )
+        preemptions = CounterMetricFamily(
+            "kvasir_num_preemptions", "Requests set back for want of KV blocks.", labels=["model_name", "mode"]
+        )
+        preemptions.add_metric([self._model_name, "recompute"], stats.num_preemptions)
+        yield preemptions
+        yield gauge("vllm:num_requests_running", "Alias of kvasir_num_requests_running.", stats.num_running)
+        yield gauge("vllm:num_requests_waiting", "Alias of kvasir_num_requests_waiting.", stats.num_waiting)
+        yield gauge("vllm:kv_cache_usage_perc", "Alias of kvasir_kv_cache_usage_ratio, 0 to 1.", usage)
+        yield counter("vllm:prefix_cache_queries", "Alias of kvasir_prefix_cache_queries.", stats.num_prefix_queries)
+        yield counter("vllm:prefix_cache_hits", "Alias of kvasir_prefix_cache_hits.", stats.num_prefix_hits)
+
+    def _configuration_series(self, ready: EngineReady) -> Iterator[Metric]:
+        startup = GaugeMetricFamily(
+            "kvasir_engine_startup_seconds", "Seconds of each phase of the start.", labels=["model_name", "phase"]
+        )
+        for phase, seconds in ready.startup_seconds.items():
+            startup.add_metric([self._model_name, phase], seconds)
+        yield startup
+        yield self._info(
+            "vllm:cache_config_info",
+            "The KV cache, as labels.",
+            {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.num_blocks)},
+        )
+        yield self._info(
+            "vllm:lora_requests_info",
+            "LoRA adapters in use, as labels.",
+            {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""},
+        )
+
+    def _request_series(self) -> Iterator[Metric]:
+        total = self._rows.total
+        yield self._gauge("kvasir_http_requests_in_flight", "Requests that are being answered.", total(IN_FLIGHT))
+        yield self._counter("kvasir_prompt_tokens", "Prompt tokens of requests that began.", total(PROMPT_TOKENS))
+        yield self._counter("kvasir_generation_tokens", "Tokens generated.", total(GENERATION_TOKENS))
+        finished = CounterMetricFamily(
+            "kvasir_requests_finished", "Sequences that ended.", labels=["model_name", "finish_reason"]
+        )
+        for offset, reason in enumerate(FINISH_REASONS):
+            finished.add_metric([self._model_name, reason], total(FINISHED + offset))
+        yield finished
+        yield self._histogram("kvasir_time_to_first_token_seconds", "Arrival to first token.", TTFT)
+        yield self._histogram("kvasir_inter_token_latency_seconds", "Time between two tokens of a sequence.", ITL)
+        yield self._histogram("kvasir_e2e_request_latency_seconds", "Arrival to the end of a sequence.", E2E)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _info(self, name: str, text: str, labels: dict[str, str]) -> Metric:
+        """A gauge that is always 1, as vLLM exposes it (not an OpenMetrics info)."""
+        family = GaugeMetricFamily(name, text, labels=["model_name", *labels])
+        family.add_metric([self._model_name, *labels.values()], 1)
+        return family
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=["model_name"])
+        counts = [self._rows.total(histogram.start + bucket) for bucket in range(len(histogram.bounds) + 1)]
+        bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
+        cumulative = list(zip(bounds, accumulate(counts), strict=True))
+        family.add_metric([self._model_name], cumulative, self._rows.total(histogram.sum_slot))
+        return family

@@ -1,0 +1,5 @@
+"""Decoder-only language models, described once and loaded straight from Hugging Face folders.
+
+`families.py` turns a config.json into `DecoderOptions`, `loader.py` fills a `Decoder` from the safetensors files.
+Nothing here imports transformers: it is the tests' reference, and its import alone costs seconds.
+"""

@@ -1,0 +1,34 @@
+"""The HTTP application of one API process: its routes, its guards, and one place where errors become answers."""
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+import kvasir_runtime
+from kvasir_runtime.errors import KvasirRuntimeError
+from kvasir_runtime.server.admission import Admission, AdmissionMiddleware
+from kvasir_runtime.server.auth import ApiKeyMiddleware
+from kvasir_runtime.server.chat import chat_routes
+from kvasir_runtime.server.completions import completion_routes
+from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
+from kvasir_runtime.server.models import model_routes
+from kvasir_runtime.server.probes import Probes, probe_routes
+from kvasir_runtime.server.serving import Serving
+from kvasir_runtime.server.tokenize import tokenize_routes
+
+
+def create_app(serving: Serving, probes: Probes, admission: Admission, api_key: str | None) -> FastAPI:
+    app = FastAPI(title="Kvasir", version=kvasir_runtime.__version__, docs_url=None, redoc_url=None)
+    app.include_router(chat_routes(serving))
+    app.include_router(completion_routes(serving))
+    app.include_router(model_routes(serving))
+    app.include_router(tokenize_routes(serving))
+    app.include_router(probe_routes(probes))
+    app.add_exception_handler(KvasirRuntimeError, handle_runtime_error)
+    app.add_exception_handler(HTTPException, handle_http_error)
+    app.add_exception_handler(ClientDisconnect, handle_disconnect)
+    app.add_exception_handler(Exception, handle_defect)
+    app.add_middleware(AdmissionMiddleware, admission=admission)
+    if api_key is not None:
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key)  # added last, so it comes first
+    return app

@@ -1,0 +1,94 @@
+"""Every failure as OpenAI's error object, with the HTTP status that clients act on."""
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_runtime.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    InvalidRequestError,
+    KvasirRuntimeError,
+    RequestFailedError,
+    ServerUnavailableError,
+)
+from kvasir_runtime.server.responses import ErrorBody, ErrorResponse, to_json
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for an answer that nobody waits for; only logs see it."""
+RETRY_AFTER_SECONDS = 1
+
+
+class UnknownModelError(KvasirRuntimeError):
+    """The request names a model that is not served here."""
+
+
+class BodyTooLargeError(KvasirRuntimeError):
+    """The request's body is longer than the server reads."""
+
+
+class AuthenticationError(KvasirRuntimeError):
+    """The request brings no key, or a wrong one."""
+
+
+# error -> HTTP status, OpenAI's `type`, OpenAI's `code`; the first that fits counts
+_KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
+    (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
+    (InvalidRequestError, 400, "invalid_request_error", None),
+    (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (BodyTooLargeError, 413, "invalid_request_error", "body_too_large"),
+    (AuthenticationError, 401, "invalid_request_error", "invalid_api_key"),
+    (ServerUnavailableError, 503, "service_unavailable_error", "unavailable"),
+    (EngineDeadError, 503, "engine_error", "engine_dead"),
+    (RequestFailedError, 500, "engine_error", "request_failed"),
+    (KvasirRuntimeError, 500, "server_error", None),
+)
+
+
+def status_and_body(error: KvasirRuntimeError) -> tuple[int, ErrorResponse]:
+    status, kind, code = next(entry[1:] for entry in _KINDS if isinstance(error, entry[0]))
+    param = error.param if isinstance(error, InvalidRequestError) else None
+    if isinstance(error, UnknownModelError):
+        param = "model"
+    return status, ErrorResponse(ErrorBody(str(error), kind, param, code))
+
+
+def error_response(error: KvasirRuntimeError) -> Response:
+    status, body = status_and_body(error)
+    headers = {}
+    if isinstance(error, ServerUnavailableError):
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    if isinstance(error, AuthenticationError):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, BodyTooLargeError):
+        headers["Connection"] = "close"  # the rest of the body is not read
+    return Response(to_json(body), status, headers, media_type="application/json")
+
+
+async def handle_runtime_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, KvasirRuntimeError)
+    return error_response(error)
+
+
+async def handle_http_error(request: Request, error: Exception) -> Response:
+    """Routes that do not exist (404) and methods that a route does not have (405)."""
+    assert isinstance(error, HTTPException)
+    message, code = f"{error.detail}: {request.method} {request.url.path}", None
+    if error.status_code == 404:
+        message, code = f"there is no route {request.method} {request.url.path} here", "route_not_found"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message, code = f"{request.url.path} does not take {request.method}; use {allowed}", "method_not_allowed"
+    body = ErrorResponse(ErrorBody(message, "invalid_request_error", None, code))
+    return Response(to_json(body), error.status_code, error.headers, media_type="application/json")
+
+
+async def handle_disconnect(request: Request, error: Exception) -> Response:
+    """The client left while it sent its body; nobody reads this."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def handle_defect(request: Request, error: Exception) -> Response:
+    """What nobody foresaw: starlette logs the stack, the client learns only that it is not its fault."""
+    body = ErrorResponse(ErrorBody("the server has a defect; its log has the details", "server_error", None, None))
+    return Response(to_json(body), 500, media_type="application/json")

@@ -1,0 +1,206 @@
+"""One API process from start to end: load the tokenizer, serve, drain, stop.
+
+`listen` comes first and apart, so that a port in use is told before anything is loaded, and several processes can share
+one socket. The process ends with 0 after a drain that it was asked for and with 1 when the engine core has died.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.engine.async_engine import AsyncEngine
+from kvasir_runtime.engine.channel import EngineChannel
+from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics, SharedRows
+from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.app import create_app
+from kvasir_runtime.server.chat_template import load_chat_template
+from kvasir_runtime.server.probes import Probes
+from kvasir_runtime.server.prompts import PromptBuilder
+from kvasir_runtime.server.sampling import load_sampling_defaults
+from kvasir_runtime.server.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+API_KEY_VARIABLE = "KVASIR_API_KEY"
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the pools of usual clients and proxies keep a connection, so that they close it and never we."""
+LAST_ANSWERS_SECONDS = 2.0
+"""How long requests may take to be answered with an error after the engine has died."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The listening socket, to be handed to every API process. Raises ConfigurationError when it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return _listening_socket(socket.socket(family, kind, protocol), address)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or choose another --port or --host"
+        ) from error
+
+
+def _listening_socket(listener: socket.socket, address: Any) -> socket.socket:
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def run_api_server(config: RuntimeConfig, api_index: int, sockets: list[socket.socket], ipc_dir: Path) -> int:
+    """Serve until SIGTERM or SIGINT, then drain (a second signal ends at once). Returns the exit code."""
+
+    async def run() -> int:
+        server = ApiServer(config, api_index, sockets, ipc_dir)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.stop)
+        return await server.run()
+
+    return uvloop.run(run())
+
+
+class ApiServer:
+    """To be made and run on one event loop."""
+
+    def __init__(self, config: RuntimeConfig, api_index: int, sockets: list[socket.socket], ipc_dir: Path) -> None:
+        """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
+        self._sockets = sockets
+        self._shutdown_timeout = config.server.shutdown_timeout
+        self._is_stopping = asyncio.Event()
+        self._is_hurried = asyncio.Event()
+        tokenizer = Tokenizer.load(Path(config.model.tokenizer or config.model.model))
+        rows = SharedRows(ipc_dir / "rows", config.server.api_server_count)
+        self.admission = Admission(rows, api_index)
+        self._channel = EngineChannel(ipc_dir, api_index)
+        self.engine = AsyncEngine(self._channel, tokenizer, RequestMetrics(rows.row(api_index)), api_index=api_index)
+        serving = _serving(config, self.engine, tokenizer)
+        probes = Probes(
+            self.engine,
+            self.admission,
+            _registry(serving.model_names[0], rows, self.engine),
+            config.server.stall_seconds,
+        )
+        api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
+        app = create_app(serving, probes, self.admission, api_key)
+        self._server = _HttpServer(_uvicorn_config(app))
+
+    def stop(self) -> None:
+        """First drain; called again, end at once."""
+        if self._is_stopping.is_set():
+            self._is_hurried.set()
+        self._is_stopping.set()
+
+    async def run(self) -> int:
+        """Until `stop` or the engine's death. Returns the exit code."""
+        gc.collect()
+        gc.freeze()  # what loading left behind is not walked again while requests wait
+        engine_task = asyncio.create_task(self.engine.run())
+        server_task = asyncio.create_task(self._server.serve(self._sockets))
+        stop_task = asyncio.create_task(self._is_stopping.wait())
+        try:
+            await asyncio.wait((engine_task, server_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
+            await self._drain()
+        finally:
+            stop_task.cancel()
+            self._server.stop()
+            await server_task
+            engine_task.cancel()
+            await asyncio.gather(engine_task, stop_task, return_exceptions=True)
+            self._channel.close()
+        return 1 if self.engine.dead is not None else 0
+
+    async def _drain(self) -> None:
+        """Stop admission and wait for the answers under way, as long as they may take."""
+        self.admission.start_drain()
+        if self.engine.dead is not None:
+            logger.error("%s", self.engine.dead)
+        else:
+            logger.info("draining: %d requests in flight", self.admission.num_in_flight)
+        timeout = LAST_ANSWERS_SECONDS if self.engine.dead is not None else self._shutdown_timeout
+        waits = [asyncio.create_task(self.admission.wait_idle()), asyncio.create_task(self._is_hurried.wait())]
+        _, unfinished = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in unfinished:
+            task.cancel()
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers and without waking ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._has_to_stop = asyncio.Event()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._serve(sockets)
+
+    async def main_loop(self) -> None:
+        while not self._has_to_stop.is_set():
+            await self.on_tick(0)  # renews the Date header
+            try:
+                await asyncio.wait_for(self._has_to_stop.wait(), 1.0)
+            except TimeoutError:
+                continue
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._has_to_stop.set()
+
+
+def _uvicorn_config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+    )
+
+
+def _serving(config: RuntimeConfig, engine: AsyncEngine, tokenizer: Tokenizer) -> Serving:
+    folder = Path(config.model.model)
+    template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
+    template_folder = Path(config.model.tokenizer or config.model.model)
+    template = load_chat_template(template_folder, tokenizer.settings, tokenizer.special_tokens, template_file)
+    return Serving(
+        engine=engine,
+        tokenizer=tokenizer,
+        prompts=PromptBuilder(tokenizer, template),
+        defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
+        model_names=config.model.served_model_name or (folder.resolve().name,),
+        model_folder=str(folder),
+        created=int(time.time()),
+        max_n=config.server.max_n,
+        max_logprobs=config.server.max_logprobs,
+        max_body_bytes=config.server.max_body_bytes,
+    )
+
+
+def _registry(model_name: str, rows: SharedRows, engine: AsyncEngine) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(MetricsCollector(model_name, rows, lambda: EngineView(ready=engine.ready, stats=engine.stats)))
+    return registry

@@ -1,0 +1,91 @@
+"""What operators, kubelets and Prometheus ask: /health, /ready, /drain, /load, /version, /metrics.
+
+Health is progress: an engine that has died, or has work and does not step, is unhealthy although the process lives.
+"""
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.responses import Response
+
+import kvasir_runtime
+from kvasir_runtime.engine.async_engine import AsyncEngine
+from kvasir_runtime.errors import EngineDeadError, ServerUnavailableError
+from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.responses import DrainResponse, LoadResponse, VersionResponse, to_json
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    engine: AsyncEngine
+    admission: Admission
+    registry: CollectorRegistry
+    stall_seconds: float
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError. A model that is still loading is healthy."""
+        if self.engine.dead is not None:
+            raise self.engine.dead
+        if self.engine.is_stalled(self.stall_seconds):
+            raise EngineDeadError(
+                f"the engine has requests, but has finished no step for more than {self.stall_seconds:g} seconds"
+            )
+
+    def check_ready(self) -> None:
+        """Raises EngineDeadError or ServerUnavailableError."""
+        self.check_health()
+        if self.engine.ready is None:
+            raise ServerUnavailableError("the model is still loading")
+        if self.admission.is_draining:
+            raise ServerUnavailableError("this server drains")
+
+
+def probe_routes(probes: Probes) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        probes.check_health()
+        return Response()
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        probes.check_ready()
+        return Response()
+
+    @router.post("/drain")
+    async def start_drain() -> Response:
+        probes.admission.start_drain()
+        return _json(_drain_state(probes.admission))
+
+    @router.get("/drain")
+    async def drain_state() -> Response:
+        return _json(_drain_state(probes.admission))
+
+    @router.get("/load")
+    async def load() -> Response:
+        stats = probes.engine.stats
+        running, waiting = (0, 0) if stats is None else (stats.num_running, stats.num_waiting)
+        return _json(LoadResponse(probes.admission.num_in_flight, running, waiting))
+
+    @router.get("/version")
+    async def version() -> Response:
+        return _json(VersionResponse(kvasir_runtime.__version__))
+
+    @router.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(probes.registry), media_type=content_type)
+
+    return router
+
+
+def _drain_state(admission: Admission) -> DrainResponse:
+    """No block is leased to another engine yet: KV transfer is not there."""
+    return DrainResponse(admission.is_draining, admission.num_in_flight, leased_blocks=0)
+
+
+def _json(value: DrainResponse | LoadResponse | VersionResponse) -> Response:
+    return Response(to_json(value), media_type="application/json")

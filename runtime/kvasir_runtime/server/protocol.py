@@ -1,0 +1,237 @@
+"""What clients may send: one pydantic model per route, the only place where untrusted JSON becomes typed values.
+
+Fields carry OpenAI's and vLLM's names and meanings. A field that means nothing to this server is accepted and named in
+`IgnoredFields`; one that would change the answer in a way we cannot do yet is refused; a key that nobody knows is an
+error that names it. `None` always means: not given.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+INT64 = 2**63
+MAX_STOP_STRINGS = 32
+
+
+def _refuse_unless_empty(value: Any) -> Any:
+    if value in (None, False, "", [], {}):
+        return None
+    raise PydanticCustomError("unsupported", "this server does not support it; leave it out")
+
+
+def _refuse_unless_text_format(value: Any) -> Any:
+    if value is None or (isinstance(value, dict) and value.get("type") == "text"):
+        return None
+    raise PydanticCustomError("unsupported", 'this server supports only {"type": "text"}; leave it out')
+
+
+def _refuse_tool_choice(value: Any) -> Any:
+    if value in (None, "none", "auto"):
+        return None
+    raise PydanticCustomError("unsupported", "this server does not support tools; leave it out")
+
+
+Ignored = Any
+Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
+StopString = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class IgnoredFields(RequestModel):
+    """Known to OpenAI clients, without a meaning here."""
+
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    parallel_tool_calls: Ignored = None
+    reasoning_effort: Ignored = None
+    verbosity: Ignored = None
+    spaces_between_special_tokens: Ignored = None
+
+
+class UnsupportedFields(RequestModel):
+    """Would change the answer in a way that this server cannot do yet."""
+
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    structured_outputs: Unsupported = None
+    logits_processors: Unsupported = None
+    allowed_token_ids: Unsupported = None
+    bad_words: Unsupported = None
+    prompt_logprobs: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    use_beam_search: Unsupported = None
+    kv_transfer_params: Unsupported = None
+    response_format: Annotated[Any, AfterValidator(_refuse_unless_text_format)] = None
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Ignored = None
+
+
+class GenerationFields(IgnoredFields, UnsupportedFields):
+    """What both ways of asking for text have in common."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    n: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-INT64, lt=2 * INT64)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] = 0
+    cache_salt: StopString | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("stream_options", "stream_options is only allowed with stream: true")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise PydanticCustomError(
+                "min_tokens",
+                "min_tokens is {min_tokens}, more than max_tokens, which is {max_tokens}",
+                {"min_tokens": self.min_tokens, "max_tokens": self.max_tokens},
+            )
+        return self
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: Any = None
+    """A string, a list of strings, a list of token ids, or a list of those."""
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    best_of: int | None = None
+    suffix: Unsupported = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise PydanticCustomError("best_of", "best_of must equal n: this server does not rank candidates")
+        return self
+
+
+def _refuse_other_media(value: str) -> str:
+    if value == "text":
+        return value
+    raise PydanticCustomError("unsupported", "this server supports only content parts of type 'text'")
+
+
+class ContentPart(RequestModel):
+    type: Annotated[str, AfterValidator(_refuse_other_media)]
+    text: str
+
+
+class ChatMessage(RequestModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    # What an assistant's message carries when a client sends it back:
+    refusal: Ignored = None
+    annotations: Ignored = None
+    audio: Ignored = None
+    function_call: Unsupported = None
+
+
+class ChatPrompt(RequestModel):
+    """How messages become a prompt; shared by chat completions and /tokenize."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Unsupported = None
+    documents: Unsupported = None
+    tools: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_continuation(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise PydanticCustomError(
+                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+            )
+        return self
+
+
+class ChatCompletionRequest(ChatPrompt, GenerationFields):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: Unsupported = None
+    tool_choice: Annotated[Any, AfterValidator(_refuse_tool_choice)] = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    web_search_options: Unsupported = None
+    modalities: list[Literal["text"]] | None = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed with logprobs: true")
+        return self
+
+
+class TokenizeTextRequest(RequestModel):
+    """POST /tokenize with a text."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(ChatPrompt):
+    """POST /tokenize with messages."""
+
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]

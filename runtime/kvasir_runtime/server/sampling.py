@@ -1,0 +1,184 @@
+"""From what a client asked for to the resolved values that the engine core works with.
+
+A value comes from the request, else from the checkpoint's generation_config.json, else it is OpenAI's default. What
+only the loaded model can tell (context length, vocabulary, limits of this server) is checked here.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvasir_runtime.engine.detokenizer import TextOptions
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.errors import ContextLengthError, InvalidRequestError, ModelLoadError
+from kvasir_runtime.server.protocol import GenerationFields
+
+UINT64_MASK = 2**64 - 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What the checkpoint recommends; None: nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """Of requests that bring none; None: each draws its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this server with this model can do."""
+
+    max_model_len: int
+    vocab_size: int
+    max_n: int
+    max_logprobs: int
+
+
+def load_sampling_defaults(folder: Path, tokenizer_eos: int | None, seed: int | None) -> SamplingDefaults:
+    """From generation_config.json, and config.json where that names no end-of-sequence id."""
+    generation = _read_json(folder / "generation_config.json")
+    eos = generation.get("eos_token_id")
+    if eos is None:
+        eos = _read_json(folder / "config.json").get("eos_token_id")
+    ids = [eos] if isinstance(eos, int) else list(eos or [])
+    if tokenizer_eos is not None and tokenizer_eos not in ids:
+        ids.append(tokenizer_eos)
+    return SamplingDefaults(
+        temperature=generation.get("temperature"),
+        top_p=generation.get("top_p"),
+        top_k=generation.get("top_k"),
+        min_p=generation.get("min_p"),
+        repetition_penalty=generation.get("repetition_penalty"),
+        eos_token_ids=tuple(ids),
+        seed=seed,
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def sampling_params(
+    request: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    num_prompt_tokens: int,
+    defaults: SamplingDefaults,
+    limits: Limits,
+) -> SamplingParams:
+    """`max_tokens` None: the rest of the context. Raises InvalidRequestError, naming the field at fault."""
+    _check_limits(request, logprobs, limits)
+    max_tokens = _max_tokens(request, max_tokens, num_prompt_tokens, limits.max_model_len)
+    top_k = _first(request.top_k, defaults.top_k, -1)
+    seed = _first(request.seed, defaults.seed, None)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=(secrets.randbits(64) if seed is None else seed) & UINT64_MASK,
+        min_tokens=min(request.min_tokens, max_tokens),
+        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        top_p=_first(request.top_p, defaults.top_p, 1.0),
+        top_k=top_k if 0 < top_k < limits.vocab_size else None,
+        min_p=_first(request.min_p, defaults.min_p, 0.0),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(request.logit_bias or {}, limits.vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        stop_token_ids=_stop_token_ids(request, defaults, limits.vocab_size),
+    )
+
+
+def text_options(request: GenerationFields) -> TextOptions:
+    return TextOptions(
+        stop=request.stop_strings,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        min_tokens=request.min_tokens,
+    )
+
+
+def _first(asked: T | None, recommended: T | None, default: T) -> T:
+    if asked is not None:
+        return asked
+    return default if recommended is None else recommended
+
+
+def _check_limits(request: GenerationFields, logprobs: int | None, limits: Limits) -> None:
+    if (request.n or 1) > limits.max_n:
+        raise InvalidRequestError(
+            f"n: {request.n} sequences were asked for, but this server gives at most {limits.max_n} per prompt "
+            "(--max-n); send several requests",
+            "n",
+        )
+    if (logprobs or 0) > limits.max_logprobs:
+        raise InvalidRequestError(
+            f"{logprobs} alternatives per token were asked for, but this server reports at most "
+            f"{limits.max_logprobs} (--max-logprobs)",
+            "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs",
+        )
+
+
+def _max_tokens(request: GenerationFields, asked: int | None, num_prompt_tokens: int, max_model_len: int) -> int:
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens, but the model's context is {max_model_len} tokens, prompt and "
+            "output together; shorten the prompt",
+            "messages" if "messages" in type(request).model_fields else "prompt",
+        )
+    if asked is None:
+        return room
+    if asked > room:
+        raise ContextLengthError(
+            f"max_tokens is {asked} and the prompt has {num_prompt_tokens} tokens, but the model's context is "
+            f"{max_model_len} tokens, prompt and output together; ask for at most {room} or shorten the prompt",
+            "max_tokens",
+        )
+    if asked < 1:
+        raise InvalidRequestError("max_tokens: 0 was given, but at least 1 token is generated", "max_tokens")
+    return asked
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    resolved = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab_size):
+            raise InvalidRequestError(
+                f"logit_bias: {key[:40]!r} is no token id; keys are ids from 0 to {vocab_size - 1}, as strings",
+                "logit_bias",
+            )
+        resolved[int(key)] = value
+    return resolved
+
+
+def _stop_token_ids(request: GenerationFields, defaults: SamplingDefaults, vocab_size: int) -> tuple[int, ...]:
+    asked = request.stop_token_ids or []
+    check_token_ids(asked, vocab_size, "stop_token_ids")
+    return tuple(dict.fromkeys([*asked, *(() if request.ignore_eos else defaults.eos_token_ids)]))
+
+
+def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequestError(
+            f"{param}: token id {wrong} is not in the vocabulary; ids go from 0 to {vocab_size - 1}", param
+        )

@@ -1,0 +1,96 @@
+"""Answers that end when their client leaves: whole ones, and streams of server-sent events.
+
+Nothing is sent before the first event is there, so whatever goes wrong until then is answered with its own HTTP status;
+what goes wrong later is an error event within the stream. A client that leaves cancels the work, and with it the
+requests in the engine core.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvasir_runtime.errors import KvasirRuntimeError
+from kvasir_runtime.server.errors import CLIENT_CLOSED_REQUEST, status_and_body
+from kvasir_runtime.server.responses import DONE, to_event, to_json
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client left before its answer was ready."""
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
+    """The work's result as JSON."""
+    try:
+        result = await _unless_disconnected(request.receive, work)
+    except ClientGoneError:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return Response(to_json(result), media_type="application/json")
+
+
+async def event_stream(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
+    """Waits for the first event; raises what goes wrong until then."""
+    try:
+        first = await _unless_disconnected(request.receive, anext(events))
+    except ClientGoneError:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return EventStream(first, events)
+
+
+class EventStream(Response):
+    """Owns the generator of events and closes it, however the stream ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _unless_disconnected(receive, self._send_all(send))
+        except ClientGoneError:
+            pass
+        finally:
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._send_body(send, self._first)
+        try:
+            async for event in self._events:
+                await self._send_body(send, event)
+        except KvasirRuntimeError as error:
+            await self._send_body(send, to_event(status_and_body(error)[1]) + DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @staticmethod
+    async def _send_body(send: Send, body: bytes) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; it is cancelled, and ClientGoneError raised, when the client leaves first."""
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        for other in (task, leaving):
+            other.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,52 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvasir_runtime.server.body import read_body
+from kvasir_runtime.server.parsing import parse
+from kvasir_runtime.server.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from kvasir_runtime.server.responses import DetokenizeResponse, TokenizeResponse, to_json
+from kvasir_runtime.server.sampling import check_token_ids
+from kvasir_runtime.server.serving import Serving
+
+
+def tokenize_routes(serving: Serving) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, serving.max_body_bytes)
+        max_model_len = serving.limits().max_model_len
+        kind: type[TokenizeChatRequest | TokenizeTextRequest]
+        kind = TokenizeChatRequest if _has_messages(body) else TokenizeTextRequest
+        wishes = parse(kind, body)
+        serving.check_model(wishes.model)
+        if isinstance(wishes, TokenizeChatRequest):
+            tokens = await serving.prompts.chat_prompt(wishes, max_model_len)
+        else:
+            tokens = await serving.prompts.encode(wishes.prompt, wishes.add_special_tokens, max_model_len, "prompt")
+        strings = [serving.tokenizer.token(token) for token in tokens] if wishes.return_token_strs else None
+        return _json(TokenizeResponse(len(tokens), max_model_len, tokens, strings))
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        wishes = parse(DetokenizeRequest, await read_body(request, serving.max_body_bytes))
+        serving.check_model(wishes.model)
+        check_token_ids(wishes.tokens, serving.limits().vocab_size, "tokens")
+        return _json(DetokenizeResponse(serving.tokenizer.decode(wishes.tokens)))
+
+    return router
+
+
+def _has_messages(body: bytes) -> bool:
+    """Which of the two kinds this is; a body that is no JSON object is refused by either."""
+    try:
+        return "messages" in msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _json(value: TokenizeResponse | DetokenizeResponse) -> Response:
+    return Response(to_json(value), media_type="application/json")

@@ -1,0 +1,219 @@
+"""What an API process knows of its requests, with the core played by the test."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest, child_seed
+from kvasir_runtime.engine.channel import CoreChannel, EngineChannel
+from kvasir_runtime.engine.detokenizer import TextOptions
+from kvasir_runtime.engine.generation import SequenceDelta
+from kvasir_runtime.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineReady,
+    RequestOutput,
+    SamplingParams,
+    SchedulerStats,
+    StepOutputs,
+    ToCore,
+)
+from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.errors import RequestFailedError, ServerUnavailableError
+from kvasir_runtime.metrics import RequestMetrics, SharedRows
+
+READY = EngineReady(
+    max_model_len=64,
+    vocab_size=256,
+    num_blocks=4,
+    block_size=16,
+    device="cpu",
+    attention_backend="cpu",
+    startup_seconds={},
+)
+
+
+def letters() -> Tokenizer:
+    """One token per byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend, {})
+
+
+TOKENIZER = letters()
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def request(n: int = 1, stop: tuple[str, ...] = ()) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        prompt_token_ids=ids("prompt"),
+        sampling=SamplingParams(max_tokens=8, seed=1),
+        text=TextOptions(stop=stop),
+        n=n,
+    )
+
+
+def stats(num_steps: int) -> SchedulerStats:
+    return SchedulerStats(
+        num_running=1,
+        num_waiting=0,
+        num_blocks_used=1,
+        num_blocks=4,
+        num_steps=num_steps,
+        num_preemptions=0,
+        num_prefix_queries=0,
+        num_prefix_hits=0,
+        last_step_time=0.0,
+    )
+
+
+class Core:
+    """The other end of the wire."""
+
+    def __init__(self, channel: CoreChannel) -> None:
+        self._channel = channel
+        self._num_steps = 0
+
+    async def receive(self, count: int) -> list[ToCore]:
+        messages: list[ToCore] = []
+        while len(messages) < count:
+            messages += await asyncio.to_thread(self._channel.receive, 5.0)
+        return messages
+
+    def step(self, *outputs: RequestOutput) -> None:
+        self._num_steps += 1
+        self._channel.send(0, StepOutputs(outputs=list(outputs), stats=stats(self._num_steps)))
+
+    def ready(self) -> None:
+        self._channel.broadcast(READY)
+
+
+@asynccontextmanager
+async def engine_and_core(folder: Path) -> AsyncIterator[tuple[AsyncEngine, Core]]:
+    core_channel, channel = CoreChannel(folder, 1), EngineChannel(folder, 0)
+    engine = AsyncEngine(channel, TOKENIZER, RequestMetrics(SharedRows(folder / "rows", 1).row(0)), api_index=0)
+    task = asyncio.create_task(engine.run())
+    core = Core(core_channel)
+    core.ready()
+    while engine.ready is None:  # noqa: ASYNC110 - a test looks; nothing else waits for it
+        await asyncio.sleep(0)
+    try:
+        yield engine, core
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        channel.close()
+        core_channel.close()
+
+
+async def first_turn(generation) -> list[SequenceDelta]:
+    return await asyncio.wait_for(anext(generation), 5)
+
+
+def test_outputs_that_pile_up_come_as_one_delta(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request()]) as generation:
+                [added] = await core.receive(1)
+                assert isinstance(added, AddRequest)
+                for letter in "ab":
+                    core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids(letter)))
+                core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids("c"), finish_reason="length"))
+                while engine.stats is None or engine.stats.num_steps < 3:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0)
+                [delta] = await first_turn(generation)
+                assert (delta.text, delta.finish_reason) == ("abc", "length")
+                with pytest.raises(StopAsyncIteration):
+                    await first_turn(generation)
+
+    asyncio.run(play())
+
+
+def test_leaving_early_aborts_what_has_not_finished(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request(n=2)]) as generation:
+                first, second = await core.receive(2)
+                core.step(RequestOutput(request_id=first.request_id, new_token_ids=ids("a"), finish_reason="stop"))
+                await first_turn(generation)
+            assert await core.receive(1) == [AbortRequests(request_ids=[second.request_id])]
+            assert not engine.is_stalled(-1.0)
+
+    asyncio.run(play())
+
+
+def test_outputs_behind_a_stop_string_are_dropped(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request(stop=("b",))]) as generation:
+                [added] = await core.receive(1)
+                core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids("abc")))
+                [delta] = await first_turn(generation)
+                assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", "stop", "b")
+                assert delta.token_ids == ids("ab")
+                core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids("d"), finish_reason="length"))
+                with pytest.raises(StopAsyncIteration):
+                    await first_turn(generation)
+            assert await core.receive(1) == [AbortRequests(request_ids=[added.request_id])]
+
+    asyncio.run(play())
+
+
+def test_request_that_the_core_gives_up_raises_its_words(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request()]) as generation:
+                [added] = await core.receive(1)
+                failed = RequestOutput(
+                    request_id=added.request_id, new_token_ids=[], finish_reason="error", error="no room"
+                )
+                core.step(failed)
+                with pytest.raises(RequestFailedError, match="no room"):
+                    await first_turn(generation)
+
+    asyncio.run(play())
+
+
+def test_only_pending_work_without_steps_is_a_stall(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            assert not engine.is_stalled(-1.0)  # idle: no limit is short enough
+            with engine.generate([request()]) as generation:
+                assert engine.is_stalled(-1.0)
+                assert not engine.is_stalled(60.0)
+                [added] = await core.receive(1)
+                core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids("a"), finish_reason="stop"))
+                await first_turn(generation)
+                assert not engine.is_stalled(-1.0)
+
+    asyncio.run(play())
+
+
+def test_nothing_is_generated_before_the_core_is_ready(tmp_path: Path) -> None:
+    async def play() -> None:
+        channel = EngineChannel(tmp_path, 0)
+        engine = AsyncEngine(channel, TOKENIZER, RequestMetrics(SharedRows(tmp_path / "rows", 1).row(0)), api_index=0)
+        with pytest.raises(ServerUnavailableError, match="still loading"):
+            engine.generate([request()])
+        channel.close()
+
+    asyncio.run(play())
+
+
+def test_seeds_of_children_differ_and_are_the_same_each_time() -> None:
+    seeds = [child_seed(2**64 - 1, index) for index in range(100)]
+    assert seeds == [child_seed(2**64 - 1, index) for index in range(100)]
+    assert seeds[0] == 2**64 - 1
+    assert len(set(seeds)) == 100
+    assert all(0 <= seed < 2**64 for seed in seeds)

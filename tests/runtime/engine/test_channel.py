@@ -1,0 +1,83 @@
+"""The wire between API processes and the core: order, start order, and no work while idle."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from kvasir_runtime.engine.channel import CoreChannel, EngineChannel, api_address
+from kvasir_runtime.engine.messages import AbortRequests, AddRequest, EngineFailed, SamplingParams
+from kvasir_runtime.errors import ConfigurationError, EngineDeadError
+
+
+def make_request(request_id: str) -> AddRequest:
+    sampling = SamplingParams(max_tokens=3, seed=2**64 - 1, logit_bias={5: -1.5}, stop_token_ids=(1, 2))
+    return AddRequest(
+        request_id=request_id, api_index=0, prompt_token_ids=[1, 2, 3], sampling=sampling, arrival_time=1.5
+    )
+
+
+def test_core_receives_what_an_api_process_sent_before_the_core_was_there(tmp_path: Path) -> None:
+    api = EngineChannel(tmp_path, 0)
+    sent = [make_request("a"), AbortRequests(request_ids=["a"]), make_request("b")]
+    for message in sent:
+        api.send(message)
+    core = CoreChannel(tmp_path, api_server_count=1)
+    received = core.receive(5.0)
+    while len(received) < len(sent):
+        received += core.receive(5.0)
+    core.close()
+    api.close()
+    assert received == sent
+
+
+def test_each_api_process_gets_its_own_messages_and_every_broadcast(tmp_path: Path) -> None:
+    core = CoreChannel(tmp_path, api_server_count=2)
+
+    async def exchange() -> list[list[str]]:
+        apis = [EngineChannel(tmp_path, index) for index in range(2)]
+        core.send(0, EngineFailed(error="only for 0"))
+        core.broadcast(EngineFailed(error="for all"))
+        seen: list[list[str]] = []
+        for api, count in zip(apis, (2, 1), strict=True):
+            messages = await asyncio.wait_for(api.receive(), 5)
+            while len(messages) < count:
+                messages += await asyncio.wait_for(api.receive(), 5)
+            seen.append([message.error for message in messages if isinstance(message, EngineFailed)])
+            api.close()
+        return seen
+
+    assert asyncio.run(exchange()) == [["only for 0", "for all"], ["for all"]]
+    core.close()
+
+
+def test_waiting_for_messages_uses_no_cpu(tmp_path: Path) -> None:
+    core = CoreChannel(tmp_path, api_server_count=1)
+    started = time.process_time()
+    assert core.receive(0.5) == []
+    assert time.process_time() - started < 0.05
+    core.close()
+
+
+def test_a_folder_too_deep_for_a_socket_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="set TMPDIR"):
+        api_address(tmp_path / ("x" * 120), 0)
+
+
+def test_a_core_that_goes_away_is_noticed_after_its_last_words(tmp_path: Path) -> None:
+    async def listen() -> str:
+        api = EngineChannel(tmp_path, 0)
+        core = CoreChannel(tmp_path, api_server_count=1)
+        api.send(AbortRequests(request_ids=["a"]))
+        assert core.receive(5.0)
+        core.broadcast(EngineFailed(error="no memory"))
+        await asyncio.to_thread(core.close)
+        [message] = await asyncio.wait_for(api.receive(), 5)
+        assert isinstance(message, EngineFailed)
+        with pytest.raises(EngineDeadError, match="ended without a word"):
+            await asyncio.wait_for(api.receive(), 5)
+        api.close()
+        return message.error
+
+    assert asyncio.run(listen()) == "no memory"

@@ -1,0 +1,133 @@
+"""Text that comes token by token is the text of all tokens at once."""
+
+import random
+import time
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from kvasir_runtime.engine.detokenizer import Detokenizer, StopStrings, TextOptions, WindowStream
+from kvasir_runtime.engine.tokenizer import Tokenizer
+
+TEXTS = [
+    "größer, naïve — 日本語のテキスト 😀👩\N{ZERO WIDTH JOINER}🚀 end",
+    "def main() -> None:\n    return  'x'\n\n",
+    " leading and trailing ",
+    "a\N{REPLACEMENT CHARACTER}b",
+]
+
+
+def byte_level() -> Tokenizer:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(TEXTS * 3, trainer)
+    return Tokenizer(backend, {})
+
+
+def sentencepiece_like() -> Tokenizer:
+    """As Llama 2's and Gemma's: a mark for spaces, and bytes as tokens for what the vocabulary lacks."""
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    letters = [chr(code) for code in range(33, 127)] + ["▁"]
+    vocab = {token: index for index, token in enumerate(["<unk>", "<s>", "</s>", *byte_tokens, *letters])}
+    backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    backend.add_special_tokens(["<s>", "</s>"])
+    return Tokenizer(backend, {})
+
+
+def stream(tokenizer: Tokenizer, token_ids: list[int], **options) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, TextOptions(**options))
+    parts = [detokenizer.feed([token_id])[0] for token_id in token_ids[:-1]]
+    return [*parts, detokenizer.finish(token_ids[-1:], None)[0]]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentencepiece_like()], ids=["byte level", "sentencepiece"])
+def test_parts_add_up_and_no_part_holds_half_a_character(tokenizer: Tokenizer, text: str) -> None:
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    parts = stream(tokenizer, token_ids)
+    assert "".join(parts) == tokenizer.decode(token_ids) == text
+    assert sum("\N{REPLACEMENT CHARACTER}" in part for part in parts) == text.count("\N{REPLACEMENT CHARACTER}")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_decode_as_at_once(seed: int) -> None:
+    tokenizer = byte_level()
+    token_ids = random.Random(seed).choices(range(1, tokenizer.vocab_size), k=200)
+    assert "".join(stream(tokenizer, token_ids)) == tokenizer.decode(token_ids)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_window_decodes_random_bytes_of_a_byte_level_tokenizer_too(seed: int) -> None:
+    tokenizer = byte_level()
+    token_ids = random.Random(seed).choices(range(1, tokenizer.vocab_size), k=200)
+    window = WindowStream(tokenizer)
+    text = "".join(window.feed(token_id) for token_id in token_ids) + window.finish()
+    assert text == tokenizer.decode(token_ids)
+
+
+def test_endless_invalid_bytes_cost_no_more_with_time() -> None:
+    tokenizer = sentencepiece_like()
+    window = WindowStream(tokenizer)
+    invalid = tokenizer.encode("\N{GREEK SMALL LETTER ALPHA}", add_special_tokens=False)[1]
+    seconds = []
+    for _ in range(4):
+        started = time.process_time()
+        text = "".join(window.feed(invalid) for _ in range(1000))
+        seconds.append(time.process_time() - started)
+        assert len(text) >= 990
+    assert min(seconds[1:]) < 3 * seconds[0]
+
+
+def test_special_tokens_show_only_when_asked_for() -> None:
+    tokenizer = byte_level()
+    [end] = tokenizer.encode("<|end|>", add_special_tokens=False)
+    token_ids = [*tokenizer.encode("a", add_special_tokens=False), end]
+    assert "".join(stream(tokenizer, token_ids)) == "a"
+    assert "".join(stream(tokenizer, token_ids, skip_special_tokens=False)) == "a<|end|>"
+
+
+def test_ids_beyond_the_vocabulary_have_no_text() -> None:
+    tokenizer = byte_level()
+    assert stream(tokenizer, [10**6, *tokenizer.encode("a", add_special_tokens=False)]) == ["", "a"]
+
+
+def test_text_is_held_back_only_while_it_may_become_a_stop_string() -> None:
+    stop = StopStrings(["</answer>", "\n\n"], include_in_output=False)
+    assert [stop.feed(text)[0] for text in ("yes </", "ans", "er>", "\n", "x")] == ["yes ", "", "</anser>", "", "\nx"]
+
+
+def test_first_of_several_stop_strings_ends_the_text() -> None:
+    assert StopStrings(["world", "lo"], include_in_output=False).feed("hello world") == ("hel", "lo")
+    assert StopStrings(["world", "lo"], include_in_output=True).feed("hello world") == ("hello", "lo")
+
+
+def test_stop_string_across_tokens_ends_the_tokens_too() -> None:
+    tokenizer = byte_level()
+    token_ids = [token for char in "abcdef" for token in tokenizer.encode(char, add_special_tokens=False)]
+    detokenizer = Detokenizer(tokenizer, TextOptions(stop=("cd",)))
+    assert detokenizer.feed(token_ids) == ("ab", "cd", 4)
+
+
+def test_stop_string_within_the_least_tokens_does_not_count() -> None:
+    tokenizer = byte_level()
+    token_ids = [token for char in "abcabc" for token in tokenizer.encode(char, add_special_tokens=False)]
+    detokenizer = Detokenizer(tokenizer, TextOptions(stop=("bc",), min_tokens=3))
+    assert detokenizer.feed(token_ids) == ("abca", "bc", 6)
+
+
+def test_held_text_comes_out_at_the_end() -> None:
+    tokenizer = byte_level()
+    detokenizer = Detokenizer(tokenizer, TextOptions(stop=("stop",)))
+    token_ids = tokenizer.encode("non-sto", add_special_tokens=False)
+    first, _, _ = detokenizer.feed(token_ids[:-1])
+    last, stop, _ = detokenizer.finish(token_ids[-1:], None)
+    assert (first + last, stop) == ("non-sto", None)

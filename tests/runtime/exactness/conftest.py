@@ -1,0 +1,286 @@
+"""Tiny random float32 models of every architecture, Hugging Face's outputs of them, and the real engine core."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.engine.core import EngineCore
+from kvasir_runtime.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    FromCore,
+    RequestOutput,
+    SamplingParams,
+    SchedulerStats,
+    StepOutputs,
+    ToCore,
+    TokenLogprobs,
+)
+from kvasir_runtime.execution.executor import Executor
+from kvasir_runtime.execution.worker import load_worker
+from kvasir_runtime.scheduling.scheduler import SchedulerLimits
+
+NUM_NEW_TOKENS = 64
+BLOCK_SIZE = 8
+MAX_MODEL_LEN = 136
+WINDOW = 20
+SMALLEST_MARGIN = 5e-4
+"""Between the two best logits of a reference: less could be decided by how a processor rounds."""
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GEMMA: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ALTERNATING,
+    "query_pre_attn_scalar": 1,
+    "head_dim": 16,
+}
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "LlamaForCausalLM": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE}),
+    "MistralForCausalLM": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 16}),
+    "Qwen2ForCausalLM": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2, "tie_word_embeddings": True},
+    ),
+    "Qwen3ForCausalLM": ("Qwen3Config", {"head_dim": 16}),
+    "Gemma2ForCausalLM": ("Gemma2Config", GEMMA | {"attn_logit_softcapping": 30.0, "final_logit_softcapping": 10.0}),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA),
+    "Phi3ForCausalLM": ("Phi3Config", {"partial_rotary_factor": 0.5, "hidden_size": 64, "sliding_window": WINDOW}),
+    "Olmo2ForCausalLM": ("Olmo2Config", {}),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What Hugging Face says: for each prompt 64 greedy tokens, and log-probabilities of every next token."""
+
+    folder: Path
+    prompts: list[list[int]]
+    outputs: list[list[int]]
+    logprobs: list[torch.Tensor]  # each [len(prompt) + 64, vocab_size], of the token after each position
+
+
+@dataclass(frozen=True)
+class Features:
+    """How the engine is run; the defaults are the plainest way."""
+
+    prefix_cache: bool = False
+    chunked: bool = False
+    few_blocks: bool = False
+    one_step_ahead: bool = False
+
+
+PLAIN = Features()
+
+
+@dataclass
+class MemoryChannel:
+    """The engine core's connection to its clients, kept in lists."""
+
+    waiting: list[ToCore] = field(default_factory=list)
+    outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    stats: SchedulerStats | None = None
+
+    def receive(self, timeout_seconds: float | None) -> list[ToCore]:
+        assert timeout_seconds is not None or self.waiting, "the engine would sleep for ever"
+        messages, self.waiting = self.waiting, []
+        return messages
+
+    def send(self, api_index: int, message: FromCore) -> None:
+        assert isinstance(message, StepOutputs)
+        self.stats = message.stats
+        for output in message.outputs:
+            self.outputs.setdefault(output.request_id, []).append(output)
+
+    def broadcast(self, message: FromCore) -> None:
+        assert isinstance(message, StepOutputs)
+        self.stats = message.stats
+
+
+@dataclass(frozen=True)
+class Generated:
+    outputs: dict[str, list[RequestOutput]]
+    stats: SchedulerStats
+
+    def token_ids(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs[request_id] for token in output.new_token_ids]
+
+    def logprobs(self, request_id: str) -> list[TokenLogprobs]:
+        return [entry for output in self.outputs[request_id] for entry in output.logprobs or ()]
+
+
+@dataclass
+class Engine:
+    """The engine core with its executor, stepped by hand."""
+
+    core: EngineCore
+    channel: MemoryChannel
+    num_added: int = 0
+
+    def add(self, request_id: str, prompt: list[int], **sampling: Any) -> None:
+        params = SamplingParams(**({"max_tokens": NUM_NEW_TOKENS, "seed": 1, "temperature": 0.0} | sampling))
+        self.num_added += 1
+        self.channel.waiting.append(
+            AddRequest(
+                request_id=request_id,
+                api_index=0,
+                prompt_token_ids=prompt,
+                sampling=params,
+                arrival_time=float(self.num_added),
+            )
+        )
+
+    def abort(self, *request_ids: str) -> None:
+        self.channel.waiting.append(AbortRequests(request_ids=list(request_ids)))
+
+    def step_until(self, is_done: Callable[[], bool]) -> None:
+        for _ in range(5_000):
+            if is_done():
+                return
+            self.core.step()
+        raise AssertionError("the engine did not finish in 5,000 steps")
+
+    def finish(self, *request_ids: str) -> Generated:
+        """Step until all of these have ended."""
+        self.step_until(lambda: all(self._is_finished(request_id) for request_id in request_ids))
+        assert self.channel.stats is not None
+        return Generated(self.channel.outputs, self.channel.stats)
+
+    def _is_finished(self, request_id: str) -> bool:
+        outputs = self.channel.outputs.get(request_id)
+        return bool(outputs) and outputs[-1].finish_reason is not None
+
+
+EngineFactory = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    """Makes an architecture's model and its outputs when first asked for."""
+    made: dict[str, Reference] = {}
+
+    def of(architecture: str) -> Reference:
+        if architecture not in made:
+            made[architecture] = _make_reference(architecture, tmp_path_factory.mktemp(architecture))
+        return made[architecture]
+
+    return of
+
+
+@pytest.fixture
+def features(request: pytest.FixtureRequest) -> Features:
+    """Indirect parameter: names of the features that are on."""
+    return Features(**dict.fromkeys(request.param, True))
+
+
+@pytest.fixture
+def start_engine() -> Iterator[EngineFactory]:
+    executors: list[Executor] = []
+
+    def start(folder: Path, features: Features = PLAIN, **execution: Any) -> Engine:
+        worker = load_worker(
+            ModelConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, device="cpu"),
+            CacheConfig(
+                block_size=BLOCK_SIZE,
+                num_gpu_blocks_override=MAX_MODEL_LEN // BLOCK_SIZE + 4 if features.few_blocks else None,
+            ),
+            ExecutionConfig(num_threads=1, **execution),
+            SchedulerConfig(
+                max_num_seqs=8,
+                max_num_batched_tokens=24 if features.chunked else 512,
+                enable_chunked_prefill=features.chunked,
+            ),
+        )
+        executors.append(Executor(worker.runner))
+        channel = MemoryChannel()
+        core = EngineCore(
+            executors[-1],
+            channel,
+            limits=SchedulerLimits(8, worker.max_num_batched_tokens, features.chunked),
+            policy="fcfs",
+            num_blocks=worker.num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=worker.max_model_len,
+            enable_prefix_caching=features.prefix_cache,
+            one_step_ahead=features.one_step_ahead,
+        )
+        return Engine(core, channel)
+
+    yield start
+    for executor in executors:
+        executor.close()
+
+
+def _make_reference(architecture: str, folder: Path) -> Reference:
+    config_class, options = ARCHITECTURES[architecture]
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    config = getattr(transformers, config_class)(**(SHAPE | options))
+    model = getattr(transformers, architecture)(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:  # norms and biases start as constants
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            if "o_proj" in name or "down_proj" in name:  # else models with tied embeddings repeat the last token
+                parameter.mul_(2.0)
+            if "Gemma" in architecture and "post_" in name:
+                parameter.add_(10.0)
+    model.save_pretrained(folder)
+    return _run_reference(model, folder)
+
+
+def _run_reference(model: Any, folder: Path) -> Reference:
+    """Two prompts each of 3, 33 and 57 tokens; the longest share 40 with each other."""
+    generator = torch.Generator().manual_seed(3)
+    reference = Reference(folder, [], [], [])
+    for length, num_shared in ((3, 0), (33, 0), (57, 40)):
+        for _ in range(20):
+            prompts = torch.randint(320, (2, length), generator=generator)
+            prompts[1, :num_shared] = prompts[0, :num_shared]
+            outputs, logprobs, margin = _greedy(model, prompts)
+            if margin > SMALLEST_MARGIN and all(len(set(output)) > 16 for output in outputs):
+                break
+        else:
+            raise AssertionError(f"no prompts of {length} tokens give a clear reference, the last were {outputs}")
+        reference.prompts.extend(prompts.tolist())
+        reference.outputs.extend(outputs)
+        reference.logprobs.extend(logprobs)
+    return reference
+
+
+@torch.inference_mode()
+def _greedy(model: Any, prompts: torch.Tensor) -> tuple[list[list[int]], torch.Tensor, float]:
+    """Outputs, log-probabilities and the smallest margin of equally long prompts."""
+    tokens = model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=NUM_NEW_TOKENS, do_sample=False
+    )
+    logits = model(tokens).logits
+    best = logits[:, prompts.shape[1] - 1 :].topk(2).values
+    return tokens[:, prompts.shape[1] :].tolist(), logits.log_softmax(-1), float((best[..., 0] - best[..., 1]).min())

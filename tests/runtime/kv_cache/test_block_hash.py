@@ -1,0 +1,22 @@
+"""The block hash is a rule between programs, so its bytes are pinned."""
+
+import hashlib
+import struct
+
+from kvasir_runtime.kv_cache.block_hash import hash_block
+
+
+def test_first_block_is_sha256_of_its_little_endian_tokens_cut_to_16_bytes():
+    assert hash_block(None, [1, 2, 70000]) == hashlib.sha256(struct.pack("<3I", 1, 2, 70000)).digest()[:16]
+
+
+def test_parent_digest_comes_before_the_tokens():
+    parent = hash_block(None, [1, 2])
+    assert hash_block(parent, [3]) == hashlib.sha256(parent + struct.pack("<I", 3)).digest()[:16]
+
+
+def test_extra_keys_are_length_prefixed_so_they_cannot_run_into_each_other():
+    tokens = struct.pack("<I", 7)
+    expected = hashlib.sha256(tokens + struct.pack("<I", 2) + b"ab" + struct.pack("<I", 1) + b"c").digest()[:16]
+    assert hash_block(None, [7], (b"ab", b"c")) == expected
+    assert hash_block(None, [7], (b"a", b"bc")) != expected

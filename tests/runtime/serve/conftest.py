@@ -1,0 +1,87 @@
+"""`kvasir-runtime serve` as a process, over a tiny random model."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+PROGRAM = str(Path(sys.executable).parent / "kvasir-runtime")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of 256 byte tokens, so that any text is a prompt."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=512, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+class Server:
+    def __init__(self, folder: Path, *flags: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        command = [PROGRAM, "serve", str(folder), "--port", str(self.port), "--device", "cpu", *flags]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_ready(self) -> "Server":
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError(f"not ready: {self.end()}")
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and what was logged, of a process that ends by itself; it is killed when it does not."""
+        try:
+            _, log = self.process.communicate(timeout=90)
+        finally:
+            self.process.kill()
+        return self.process.returncode, log
+
+    def children(self) -> list[int]:
+        return [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
+
+
+@pytest.fixture
+def serve(model_folder: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(*flags: str, folder: Path | None = None) -> Server:
+        servers.append(Server(folder or model_folder, *flags))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.terminate()
+        server.end()

@@ -1,0 +1,124 @@
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+
+
+def engine_core_of(server) -> int:
+    """The child that has torch mapped."""
+    (core,) = [pid for pid in server.children() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+    return core
+
+
+def test_sigterm_lets_a_stream_end_and_then_exits_with_0(serve):
+    server = serve().wait_ready()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.terminate()
+        rest = [line for line in lines if line.startswith("data: ")]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert server.end()[0] == 0
+
+
+def test_an_engine_core_that_is_killed_fails_its_requests_and_the_program(serve):
+    server = serve().wait_ready()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(engine_core_of(server), signal.SIGKILL)
+        rest = "\n".join(lines)
+    assert "engine core" in rest
+    status, log = server.end()
+    assert status == 1
+    assert "its process ended with status -9" in log
+
+
+def test_two_api_processes_share_the_port_and_the_engine(serve):
+    server = serve("--api-server-count", "2").wait_ready()
+    answers: list[str] = []
+
+    def ask() -> None:
+        body = BODY | {"max_tokens": 8}
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"])
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 16
+    assert len(set(answers)) == 1
+    server.process.terminate()
+    assert server.end()[0] == 0
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(serve):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = serve("--port", str(port))
+        status, log = server.end()
+    assert status == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in log
+    assert "choose another --port" in log
+
+
+def test_an_unknown_flag_is_an_error_that_names_the_nearest(serve):
+    status, log = serve("--max-num-seq", "4").end()
+    assert status == 2
+    assert "unknown argument --max-num-seq; did you mean --max-num-seqs?" in log
+
+
+def test_a_folder_without_a_checkpoint_is_an_error(serve, tmp_path):
+    status, log = serve(folder=tmp_path).end()
+    assert status == 2
+    assert f"MODEL is {tmp_path}, which has no config.json" in log
+
+
+@pytest.fixture
+def broken(model_folder, tmp_path) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "broken"))
+
+
+def rewrite(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_checkpoint_with_a_missing_tensor_is_an_error_that_names_it(serve, broken):
+    rewrite(broken, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    status, log = serve(folder=broken).end()
+    assert status == 1
+    assert "model.layers.1.mlp.up_proj.weight" in log
+    assert "Traceback" not in log
+
+
+def test_a_tensor_of_the_wrong_shape_is_an_error_with_both_shapes(serve, broken):
+    name = "model.layers.0.self_attn.o_proj.weight"
+    rewrite(broken, lambda tensors: tensors.update({name: tensors[name][:, :16].clone()}))
+    status, log = serve(folder=broken).end()
+    assert status == 1
+    assert name in log
+    assert "32" in log
+    assert "16" in log
+    assert "Traceback" not in log
+
+
+def test_an_unknown_architecture_is_refused_by_name(serve, broken):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"architectures": ["BananaForCausalLM"]}))
+    status, log = serve(folder=broken).end()
+    assert status == 1
+    assert "BananaForCausalLM" in log
+    assert "LlamaForCausalLM" in log

@@ -1,0 +1,334 @@
+"""A real HTTP server on loopback with a real tokenizer and the real wire, before an engine core that is a fake.
+
+The fake repeats each prompt's tokens as its output, one token a step, and can be told to hang, to die or to fail.
+"""
+
+import asyncio
+import dataclasses
+import json
+import multiprocessing
+import multiprocessing.process
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from kvasir_runtime.config import ModelConfig, RuntimeConfig, ServerConfig
+from kvasir_runtime.engine.channel import CoreChannel
+from kvasir_runtime.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineFailed,
+    EngineReady,
+    RequestOutput,
+    SchedulerStats,
+    StepOutputs,
+    TokenLogprobs,
+)
+from kvasir_runtime.server.launch import ApiServer, listen, run_api_server
+
+MAX_MODEL_LEN = 512
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CORPUS = ["the quick brown fox jumps over the lazy dog", "def main() -> None:", "größer, naïve, 日本語, 😀"] * 20
+
+
+@dataclass
+class FakeRequest:
+    request: AddRequest
+    num_output: int = 0
+
+
+class FakeCore:
+    """An engine core in a thread. All attributes may be changed while it runs."""
+
+    def __init__(self, ipc_dir: Path, vocab_size: int, api_server_count: int = 1) -> None:
+        self._channel = CoreChannel(ipc_dir, api_server_count)
+        self._vocab_size = vocab_size
+        self._changed = threading.Condition()
+        self._active: dict[str, FakeRequest] = {}
+        self._num_steps = 0
+        self._is_closing = False
+        self.received: list[AddRequest] = []
+        self.aborted: list[str] = []
+        self.is_hanging = False
+        self.step_seconds = 0.001
+        self.num_cached_tokens = 0
+        self.error: str | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self, *, send_ready: bool = True) -> None:
+        self._thread.start()
+        if send_ready:
+            self.send_ready()
+
+    def send_ready(self) -> None:
+        ready = EngineReady(
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=self._vocab_size,
+            num_blocks=100,
+            block_size=16,
+            device="cpu",
+            attention_backend="reference",
+            startup_seconds={"load_weights": 0.5},
+        )
+        self._channel.broadcast(ready)
+
+    def wait_until(self, is_true: Callable[["FakeCore"], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: is_true(self), timeout=5), "the core never saw it"
+
+    def die(self, last_word: str | None = None) -> None:
+        """As a process killed by the kernel, or with a last word."""
+        if last_word is not None:
+            self._channel.broadcast(EngineFailed(error=last_word))
+        self.close()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._is_closing = True
+            self._thread.join()
+            self._channel.close()
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            self._receive()
+            if self._active and not self.is_hanging:
+                self._step()
+                time.sleep(self.step_seconds)
+
+    def _receive(self) -> None:
+        is_busy = self._active and not self.is_hanging
+        for message in self._channel.receive(0 if is_busy else 0.01):
+            with self._changed:
+                match message:
+                    case AddRequest():
+                        self.received.append(message)
+                        self._active[message.request_id] = FakeRequest(message)
+                    case AbortRequests():
+                        self.aborted += message.request_ids
+                        for request_id in message.request_ids:
+                            self._active.pop(request_id, None)
+                self._changed.notify_all()
+
+    def _step(self) -> None:
+        self._num_steps += 1
+        outputs: dict[int, list[RequestOutput]] = {}
+        for active in list(self._active.values()):
+            output = self._continue(active)
+            outputs.setdefault(active.request.api_index, []).append(output)
+            if output.finish_reason is not None:
+                del self._active[active.request.request_id]
+        self._channel.broadcast(StepOutputs(outputs=[], stats=self._stats()))
+        for api_index, of_api in outputs.items():
+            self._channel.send(api_index, StepOutputs(outputs=of_api, stats=self._stats()))
+
+    def _continue(self, active: FakeRequest) -> RequestOutput:
+        request, sampling = active.request, active.request.sampling
+        if self.error is not None:
+            return RequestOutput(
+                request_id=request.request_id, new_token_ids=[], finish_reason="error", error=self.error
+            )
+        prompt = request.prompt_token_ids
+        token_id = prompt[active.num_output % len(prompt)]
+        active.num_output += 1
+        is_first = active.num_output == 1
+        is_stop = token_id in sampling.stop_token_ids and active.num_output > sampling.min_tokens
+        is_full = active.num_output >= sampling.max_tokens
+        return RequestOutput(
+            request_id=request.request_id,
+            new_token_ids=[token_id],
+            logprobs=None if sampling.logprobs is None else [_logprobs(token_id, sampling.logprobs)],
+            prompt_logprobs=_prompt_logprobs(prompt, sampling.prompt_logprobs) if is_first else None,
+            num_cached_tokens=self.num_cached_tokens if is_first else 0,
+            finish_reason="stop" if is_stop else "length" if is_full else None,
+            stop_token_id=token_id if is_stop else None,
+        )
+
+    def _stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=len(self._active),
+            num_waiting=0,
+            num_blocks_used=25,
+            num_blocks=100,
+            num_steps=self._num_steps,
+            num_preemptions=3,
+            num_prefix_queries=40,
+            num_prefix_hits=30,
+            last_step_time=time.time(),
+        )
+
+
+def _logprobs(token_id: int, count: int) -> TokenLogprobs:
+    return TokenLogprobs([token_id, *range(count)], [-0.5, *(-1.0 - index for index in range(count))], rank=1)
+
+
+def _prompt_logprobs(prompt: list[int], count: int | None) -> list[TokenLogprobs | None] | None:
+    return None if count is None else [None, *(_logprobs(token_id, count) for token_id in prompt[1:])]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an API process reads of a checkpoint: tokenizer, chat template, end-of-sequence ids."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20, "eos_token_id": 0}))
+    return folder
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+@dataclass
+class Running:
+    """A server that runs, and everything behind it."""
+
+    url: str
+    core: FakeCore
+    server: ApiServer
+    tokenizer: tokenizers.Tokenizer
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
+
+    @cached_property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=10, verify=False)
+
+    @cached_property
+    def client(self) -> openai.OpenAI:
+        return self.client_with("none")
+
+    def client_with(self, api_key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, http_client=self.http)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.server.stop)
+
+
+@contextmanager
+def running_server(
+    model_folder: Path, ipc_dir: Path, *, is_ready: bool = True, config: ServerConfig | None = None
+) -> Iterator[Running]:
+    config = dataclasses.replace(config or ServerConfig(), shutdown_timeout=5.0)
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    core = FakeCore(ipc_dir, tokenizer.get_vocab_size())
+    started: list[tuple[ApiServer, asyncio.AbstractEventLoop]] = []
+    has_started = threading.Event()
+
+    async def serve() -> None:
+        runtime_config = RuntimeConfig(model=ModelConfig(model=str(model_folder)), server=config)
+        server = ApiServer(runtime_config, 0, [listener], ipc_dir)
+        started.append((server, asyncio.get_running_loop()))
+        has_started.set()
+        await server.run()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert has_started.wait(10)
+    core.start(send_ready=is_ready)
+    running = Running(url, core, started[0][0], tokenizer, thread, started[0][1])
+    try:
+        if is_ready:
+            wait_ready(running.http)
+        yield running
+    finally:
+        if thread.is_alive():
+            running.loop.call_soon_threadsafe(running.server.stop)
+            running.loop.call_soon_threadsafe(running.server.stop)
+        running.http.close()
+        thread.join()
+        core.close()
+
+
+def wait_ready(http: httpx.Client) -> None:
+    deadline = time.monotonic() + 30
+    while http.get("/ready").status_code != 200:
+        assert time.monotonic() < deadline, "the server never became ready"
+
+
+@pytest.fixture(scope="session")
+def shared(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_server(model_folder, tmp_path_factory.mktemp("ipc")) as running:
+        yield running
+
+
+@pytest.fixture
+def running(shared: Running) -> Running:
+    """The server that tests share as long as they leave it as it was; the core starts as new."""
+    core = shared.core
+    core.received, core.aborted = [], []
+    core.is_hanging, core.step_seconds, core.num_cached_tokens, core.error = False, 0.001, 0, None
+    return shared
+
+
+@pytest.fixture
+def start_server(model_folder: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[Running]]:
+    """For tests that need a server of their own."""
+    return partial(running_server, model_folder, tmp_path)
+
+
+@dataclass
+class Processes:
+    """API processes of their own that share one port and one core."""
+
+    url: str
+    core: FakeCore
+    processes: list[multiprocessing.process.BaseProcess]
+
+
+@contextmanager
+def running_processes(model_folder: Path, ipc_dir: Path, count: int) -> Iterator[Processes]:
+    config = RuntimeConfig(
+        model=ModelConfig(model=str(model_folder)), server=ServerConfig(api_server_count=count, shutdown_timeout=10.0)
+    )
+    listener = listen("127.0.0.1", 0)
+    core = FakeCore(ipc_dir, 320, count)
+    core.start()
+    spawn = multiprocessing.get_context("spawn")
+    arguments = [(config, index, [listener], ipc_dir) for index in range(count)]
+    processes = [spawn.Process(target=run_api_server, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    try:
+        with httpx.Client(base_url=url, timeout=30) as http:
+            wait_ready(http)
+        yield Processes(url, core, list(processes))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        core.close()
+
+
+@pytest.fixture
+def start_processes(model_folder: Path, tmp_path: Path) -> Callable[[int], AbstractContextManager[Processes]]:
+    return partial(running_processes, model_folder, tmp_path)

@@ -1,0 +1,188 @@
+"""What is wrong with a request is told to its sender, in OpenAI's shape, and to nobody else."""
+
+import json
+import threading
+
+import openai
+import pytest
+
+from kvasir_runtime.config import ServerConfig
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"prompt": "the quick brown fox"}
+
+
+def post(running, path: str, content: object) -> tuple[int, dict]:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    response = running.http.post(path, content=body)
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return response.status_code, error
+
+
+BAD_COMPLETIONS = [
+    # what is sent beside the prompt, the field at fault, what the message says
+    ({"max_tokens": -1}, "max_tokens", "-1 was given, but it should be greater than or equal to 0"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1 token"),
+    ({"max_tokens": 10**9}, "max_tokens", "the model's context is 512 tokens"),
+    ({"max_tokens": 10**40}, "max_tokens", "the model's context is 512 tokens"),
+    ({"max_tokens": "ten"}, "max_tokens", "'ten' was given, but it should be a valid integer"),
+    ({"max_tokens": True}, "max_tokens", "True was given, but it should be a valid integer"),
+    ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "more than max_tokens, which is 3"),
+    ({"n": 0}, "n", "greater than or equal to 1"),
+    ({"n": 129}, "n", "at most 128 per prompt"),
+    ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+    ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
+    ({"temperature": "hot"}, "temperature", "valid number"),
+    ({"temperature": float("nan")}, "temperature", "finite number"),
+    ({"temperature": float("inf")}, "temperature", "finite number"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"top_p": 1.01}, "top_p", "less than or equal to 1"),
+    ({"top_k": -2}, "top_k", "greater than or equal to -1"),
+    ({"min_p": 2}, "min_p", "less than or equal to 1"),
+    ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+    ({"seed": "x"}, "seed", "valid integer"),
+    ({"stop": ["a", ""]}, "stop[1]", "at least 1 character"),
+    ({"stop": ["a", 5]}, "stop[1]", "5 was given, but it should be a valid string"),
+    ({"stop": ["x"] * 33}, "stop", "at most 32 items"),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids", "not in the vocabulary"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias", "'99999' is no token id"),
+    ({"logprobs": 21}, "logprobs", "at most 20"),
+    ({"best_of": 3}, "best_of", "best_of must equal n"),
+    ({"suffix": "end"}, "suffix", "does not support it"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "does not support it"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
+    ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+    ({"zzz": 1}, "zzz", "unknown field 'zzz' in the request"),
+    ({"stream": True, "stream_options": {"zzz": 1}}, "stream_options.zzz", "unknown field 'zzz' in stream_options"),
+    ({"prompt": ""}, "prompt", "it is empty"),
+    ({"prompt": []}, "prompt", "not empty"),
+    ({"prompt": None}, "prompt", "nothing was given"),
+    ({"prompt": 5}, "prompt", "5 was given"),
+    ({"prompt": ["a", 5]}, "prompt", "should be a text"),
+    ({"prompt": [5, 10**6]}, "prompt", "token id 1000000 is not in the vocabulary"),
+    ({"prompt": [-1]}, "prompt", "token id -1 is not in the vocabulary"),
+    ({"prompt": [5] * 512}, "prompt", "the prompt has 512 tokens, but the model's context is 512 tokens"),
+    ({"prompt": "ab " * 4_000_000}, "prompt", "the prompt has 12000000 characters"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "param", "message"), BAD_COMPLETIONS)
+def test_wrong_completion_is_refused_by_the_field_at_fault(running, wrong, param, message) -> None:
+    status, error = post(running, "/v1/completions", {**TEXT, **wrong})
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert message in error["message"]
+    assert running.core.received == []
+
+
+BAD_CHATS = [
+    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": "hi"}, "messages", "valid array"),
+    ({"messages": None}, "messages", "valid array"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role", "is required"),
+    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "'wizard' was given"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "needs content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "5 was given"),
+    ({"messages": [{"role": "user", "content": "a", "zzz": 1}]}, "messages[0].zzz", "unknown field 'zzz'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+        "only content parts of type 'text'",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools", "does not support it"),
+    ({"response_format": {"type": "json_object"}}, "response_format", 'only {"type": "text"}'),
+    ({"top_logprobs": 3}, "top_logprobs", "only allowed with logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "may not set messages"),
+    ({"max_completion_tokens": 10**9}, "max_tokens", "the model's context is 512 tokens"),
+    ({"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "the model's context is 512 tokens"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "param", "message"), BAD_CHATS)
+def test_wrong_chat_is_refused_by_the_field_at_fault(running, wrong, param, message) -> None:
+    status, error = post(running, "/v1/chat/completions", {**CHAT, **wrong})
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert message in error["message"]
+    assert running.core.received == []
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b'{"prompt": "a"', "not valid JSON"),
+        (b"[1, 2]", "should be an object"),
+        (b'{"prompt": "\xff"}', "not valid UTF-8: byte 0xff at position 12"),
+        (b'{"prompt": "\\ud800"}', "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_body_that_is_no_json_object_is_refused(running, body: bytes, message: str) -> None:
+    status, error = post(running, "/v1/completions", body)
+    assert status == 400
+    assert message in error["message"]
+
+
+def test_prompt_longer_than_the_context_has_openais_code(running) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        running.client.completions.create(model="tiny", prompt=[5] * 600)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_unknown_model_is_not_found_and_the_known_are_named(running) -> None:
+    with pytest.raises(openai.NotFoundError, match="known: 'tiny'") as caught:
+        running.client.completions.create(model="gpt-9", prompt="a")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_route_that_does_not_exist_is_named(running) -> None:
+    status, error = post(running, "/v1/embeddings", {})
+    assert (status, error["code"]) == (404, "route_not_found")
+    assert "POST /v1/embeddings" in error["message"]
+
+
+def test_method_that_a_route_does_not_take_is_told_the_right_one(running) -> None:
+    response = running.http.get("/v1/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert "use POST" in response.json()["error"]["message"]
+
+
+def test_request_that_the_engine_gives_up_is_a_server_error(running) -> None:
+    running.core.error = "the step failed: no memory"
+    for stream in (False, True):
+        status, error = post(running, "/v1/completions", {**TEXT, "stream": stream})
+        assert (status, error["message"], error["code"]) == (500, "the step failed: no memory", "request_failed")
+
+
+def test_bad_requests_leave_a_stream_beside_them_unharmed(running) -> None:
+    running.core.step_seconds = 0.01
+    options = {"model": "tiny", "prompt": "the quick brown fox größer 日本語", "max_tokens": 400}
+    texts: list[str] = []
+
+    def read_stream() -> None:
+        stream = running.client.completions.create(stream=True, **options)
+        texts.append("".join(chunk.choices[0].text for chunk in stream))
+
+    reader = threading.Thread(target=read_stream)
+    reader.start()
+    running.core.wait_until(lambda core: core.received)
+    for wrong, _, _ in BAD_COMPLETIONS[::6]:
+        post(running, "/v1/completions", {**TEXT, **wrong})
+    post(running, "/v1/chat/completions", b"\xff")
+    post(running, "/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 10_000_000}]})
+    assert reader.is_alive(), "the stream should still have been running"
+    running.core.step_seconds = 0.0005
+    reader.join()
+    assert texts == [running.client.completions.create(**options).choices[0].text]
+
+
+def test_body_over_the_limit_is_too_large(start_server) -> None:
+    with start_server(config=ServerConfig(max_body_bytes=1000)) as running:
+        status, error = post(running, "/v1/completions", {"prompt": "x" * 2000})
+        assert (status, error["code"]) == (413, "body_too_large")
+        assert "at most 1000" in error["message"]
+        chunked = running.http.post("/v1/completions", content=iter([b"x" * 600, b"x" * 600]))
+        assert chunked.status_code == 413

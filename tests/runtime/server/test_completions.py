@@ -1,0 +1,99 @@
+"""POST /v1/completions, asked through the official client."""
+
+import pytest
+
+PROMPT = "the quick brown fox größer 日本語 😀"
+
+
+def test_text_and_token_ids_of_one_prompt_are_answered_alike(running) -> None:
+    token_ids = running.tokenizer.encode(PROMPT).ids
+    answers = [
+        running.client.completions.create(model="tiny", prompt=prompt, max_tokens=6) for prompt in (PROMPT, token_ids)
+    ]
+    assert answers[0].choices[0].text == answers[1].choices[0].text
+    assert running.core.received[0].prompt_token_ids == running.core.received[1].prompt_token_ids == token_ids
+
+
+def test_choices_of_several_prompts_come_in_their_order(running) -> None:
+    answer = running.client.completions.create(model="tiny", prompt=["the quick", "def main()"], n=2, max_tokens=2)
+    firsts = [running.tokenizer.decode(running.tokenizer.encode(text).ids[:2]) for text in ("the quick", "def main()")]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in answer.choices] == [firsts[0], firsts[0], firsts[1], firsts[1]]
+    num_prompt_tokens = sum(len(running.tokenizer.encode(text).ids) for text in ("the quick", "def main()"))
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (num_prompt_tokens, 8)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_stream_adds_up_to_the_whole_answer(running, echo: bool) -> None:
+    options = {"model": "tiny", "prompt": [PROMPT, "lazy 😀 dog"], "max_tokens": 25, "echo": echo, "logprobs": 1}
+    whole = running.client.completions.create(**options)
+    texts, tokens = ["", ""], [[], []]
+    offsets = [[], []]
+    for chunk in running.client.completions.create(stream=True, **options):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            tokens[choice.index] += choice.logprobs.tokens
+            offsets[choice.index] += choice.logprobs.text_offset
+    assert texts == [choice.text for choice in whole.choices]
+    assert tokens == [choice.logprobs.tokens for choice in whole.choices]
+    assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
+
+
+def test_sixteen_tokens_are_made_when_the_client_does_not_say(running) -> None:
+    assert running.client.completions.create(model="tiny", prompt=PROMPT).usage.completion_tokens == 16
+
+
+def test_echo_without_output_gives_the_log_probabilities_of_the_prompt(running) -> None:
+    answer = running.client.completions.create(model="tiny", prompt="the quick", max_tokens=0, echo=True, logprobs=1)
+    [choice] = answer.choices
+    assert (choice.text, choice.finish_reason, answer.usage.completion_tokens) == ("the quick", "length", 0)
+    assert "".join(choice.logprobs.tokens) == "the quick"
+    assert choice.logprobs.token_logprobs[0] is None
+    assert set(choice.logprobs.token_logprobs[1:]) == {-0.5}
+
+
+def test_token_ids_are_returned_as_vllm_shapes_them(running) -> None:
+    wishes = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "return_token_ids": True}
+    whole = running.http.post("/v1/completions", json=wishes).json()
+    token_ids = running.tokenizer.encode(PROMPT).ids
+    assert whole["choices"][0]["prompt_token_ids"] == token_ids
+    assert whole["choices"][0]["token_ids"] == token_ids[:3]
+
+
+def test_sampling_reaches_the_core_as_it_was_asked_for(running) -> None:
+    running.client.completions.create(
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=9,
+        temperature=1.5,
+        top_p=0.9,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"5": -100, "6": 2.5},
+        seed=-1,
+        logprobs=4,
+        extra_body={"min_p": 0.1, "top_k": 7, "repetition_penalty": 1.2, "min_tokens": 4, "stop_token_ids": [9]},
+    )
+    sampling = running.core.received[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.5, 0.9, 7, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.2)
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.logprobs) == (9, 4, 4)
+    assert (sampling.logit_bias, sampling.seed) == ({5: -100.0, 6: 2.5}, 2**64 - 1)
+    assert sampling.stop_token_ids[0] == 9
+
+
+def test_priority_salt_and_tenant_reach_the_core(running) -> None:
+    running.http.post(
+        "/v1/completions",
+        json={"prompt": "the", "priority": -3, "cache_salt": "team-a"},
+        headers={"X-Kvasir-Tenant": "blue"},
+    )
+    [request] = running.core.received
+    assert (request.priority, request.cache_salt, request.tenant) == (-3, "team-a", "blue")
+
+
+def test_stop_string_is_shown_when_asked_for(running) -> None:
+    answer = running.client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=50, stop=["brown"], extra_body={"include_stop_str_in_output": True}
+    )
+    assert answer.choices[0].text == "the quick brown"

@@ -1,0 +1,143 @@
+"""What kubelets, operators and Prometheus are told."""
+
+import threading
+from pathlib import Path
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import kvasir_runtime
+from kvasir_runtime.config import ServerConfig
+
+LONG = {"prompt": "the quick brown fox", "max_tokens": 400, "ignore_eos": True}
+
+
+def status(running, path: str) -> int:
+    return running.http.get(path).status_code
+
+
+def test_loading_server_is_healthy_but_not_ready_and_sends_requests_away(start_server) -> None:
+    with start_server(is_ready=False) as running:
+        assert (status(running, "/health"), status(running, "/ready")) == (200, 503)
+        refused = running.http.post("/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "loading" in refused.json()["error"]["message"]
+
+
+def test_engine_that_hangs_with_work_pending_is_unhealthy_until_it_steps_again(start_server) -> None:
+    with start_server(config=ServerConfig(stall_seconds=0.2)) as running:
+        running.core.is_hanging = True
+        waiting = threading.Thread(target=running.http.post, args=("/v1/completions",), kwargs={"json": LONG})
+        waiting.start()
+        running.core.wait_until(lambda core: core.received)
+        while (health := running.http.get("/health")).status_code == 200:
+            pass
+        assert "no step for more than 0.2 seconds" in health.json()["error"]["message"]
+        running.core.is_hanging = False
+        waiting.join()
+        assert status(running, "/health") == 200
+
+
+def test_idle_engine_is_healthy_however_long_ago_it_stepped(start_server) -> None:
+    with start_server(config=ServerConfig(stall_seconds=0.0)) as running:
+        assert status(running, "/health") == 200
+
+
+@pytest.mark.parametrize("last_word", [None, "CUDA error: out of memory"])
+def test_engine_that_dies_fails_what_is_in_flight_and_ends_the_process(start_server, last_word: str | None) -> None:
+    with start_server() as running:
+        running.core.step_seconds = 0.01
+        errors: list[openai.APIError] = []
+
+        def read() -> None:
+            try:
+                list(running.client.completions.create(model="tiny", prompt=[5, 6], max_tokens=400, stream=True))
+            except openai.APIError as error:
+                errors.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        running.core.wait_until(lambda core: core.received)
+        running.core.die(last_word)
+        reader.join(5)
+        running.thread.join(5)
+        assert not running.thread.is_alive()
+        [error] = errors
+        assert (last_word or "ended without a word") in str(error)
+        assert running.server.engine.dead is not None
+
+
+def test_drain_sends_new_requests_away_and_lets_the_old_ones_end(start_server) -> None:
+    with start_server() as running:
+        running.core.step_seconds = 0.005
+        options = {"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 100}
+        stream = iter(running.client.completions.create(stream=True, **options))
+        next(stream)
+        started = running.http.post("/drain").json()
+        assert started == {"draining": True, "in_flight_requests": 1, "leased_blocks": 0}
+        refused = running.http.post("/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert (status(running, "/ready"), status(running, "/health")) == (503, 200)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert running.http.get("/drain").json()["in_flight_requests"] == 0
+
+
+def test_stopping_waits_for_answers_under_way(start_server) -> None:
+    with start_server() as running:
+        running.core.step_seconds = 0.005
+        options = {"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 100}
+        stream = iter(running.client.completions.create(stream=True, **options))
+        next(stream)
+        running.stop()
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        running.thread.join(5)
+        assert not running.thread.is_alive()
+
+
+def test_key_guards_every_route_but_the_probes(start_server) -> None:
+    with start_server(config=ServerConfig(api_key="secret")) as running:
+        for path in ("/metrics", "/load", "/drain", "/version", "/v1/models", "/openapi.json", "/nowhere"):
+            assert status(running, path) == 401, path
+        wrong = running.http.post("/tokenize", json={"prompt": "a"}, headers={"Authorization": "Bearer s"})
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert (status(running, "/health"), status(running, "/ready")) == (200, 200)
+        client = running.client_with("secret")
+        assert client.models.list().data[0].id == "tiny"
+
+
+def test_models_and_version_are_told(running) -> None:
+    [model] = running.client.models.list().data
+    assert (model.id, model.max_model_len, model.owned_by) == ("tiny", 512, "kvasir")
+    assert running.client.models.retrieve("tiny").root == model.root
+    assert Path(model.root).name == "tiny"
+    assert running.http.get("/version").json() == {"version": kvasir_runtime.__version__}
+
+
+def test_engine_that_has_made_no_step_shows_zeros(start_server) -> None:
+    with start_server() as running:
+        lines = running.http.get("/metrics").text.splitlines()
+    assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in lines
+    assert 'kvasir_engine_steps_total{model_name="tiny"} 0.0' in lines
+
+
+def test_metrics_show_the_engine_and_the_requests_under_the_promised_names(start_server) -> None:
+    with start_server() as running:
+        running.client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=4)
+        text = running.http.get("/metrics").text
+    samples = {
+        sample.name: (sample.value, sample.labels)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert all(labels["model_name"] == "tiny" for _, labels in samples.values())
+    values = {name: value for name, (value, _) in samples.items()}
+    assert values["kvasir_kv_cache_usage_ratio"] == values["vllm:kv_cache_usage_perc"] == 0.25
+    assert values["kvasir_prefix_cache_hits_total"] == values["vllm:prefix_cache_hits_total"] == 30
+    assert values["kvasir_num_requests_running"] == values["vllm:num_requests_running"]
+    assert (values["kvasir_prompt_tokens_total"], values["kvasir_generation_tokens_total"]) == (3, 4)
+    assert values["kvasir_time_to_first_token_seconds_count"] == 1
+    assert values["kvasir_inter_token_latency_seconds_count"] == 3
+    assert values["kvasir_e2e_request_latency_seconds_count"] == 1
+    assert samples["kvasir_num_preemptions_total"][1]["mode"] == "recompute"
+    assert samples["vllm:cache_config_info"][1]["num_gpu_blocks"] == "100"

@@ -1,0 +1,48 @@
+"""The command line is the configuration's dataclasses, and nothing else."""
+
+import pytest
+
+from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.flags import Parser, add_flags, config_from
+
+
+def parse(*arguments: str) -> RuntimeConfig:
+    parser = Parser(prog="kvasir-runtime")
+    add_flags(parser)
+    return config_from(parser.parse_all(arguments))
+
+
+def test_the_defaults_are_those_of_the_dataclasses():
+    config = parse("folder")
+    assert config == RuntimeConfig(model=type(config.model)(model="folder"))
+
+
+def test_flags_are_typed_as_their_fields():
+    config = parse(
+        "folder", "--served-model-name", "a", "b", "--no-enable-prefix-caching", "--block-size", "32",
+        "--gpu-memory-utilization", "0.5", "--max-model-len", "128", "--async-scheduling",
+    )  # fmt: skip
+    assert config.model.served_model_name == ("a", "b")
+    assert (config.cache.enable_prefix_caching, config.cache.block_size) == (False, 32)
+    assert config.cache.gpu_memory_utilization == 0.5
+    assert config.model.max_model_len == 128
+    assert config.scheduler.async_scheduling is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["folder", "--max-num-seq", "4"], "unknown argument --max-num-seq; did you mean --max-num-seqs?"),
+        (["folder", "--frobnicate"], "unknown argument --frobnicate; see --help"),
+        (["folder", "--block-size", "17"], "invalid choice: 17 (choose from"),
+        (["folder", "--port", "http"], "invalid int value: 'http'"),
+        ([], "the following arguments are required: MODEL"),
+    ],
+)
+def test_a_wrong_command_line_is_one_clear_line_and_status_2(capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        parse(*arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
