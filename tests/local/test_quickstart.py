@@ -1,0 +1,124 @@
+"""The whole path: a manifest, real processes, the OpenAI client library, and answers equal to Hugging Face's."""
+
+import json
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import torch
+from tests.local.conftest import LocalService
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "models" / "kvasir-python-7m"
+CHATS = [
+    "Write a function `is_prime` that tells whether a number is prime.",
+    "Write a function `flatten` that flattens a list of lists.",
+    "What does `os.path.join` do?",
+]
+NUM_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    """Hugging Face's greedy answer to each chat, in float32 as the quickstart serves it."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_FOLDER)
+    model = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32).eval()
+    answers = {}
+    for chat in CHATS:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": chat}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        output = model.generate(**prompt, max_new_tokens=NUM_TOKENS, do_sample=False)
+        answers[chat] = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    return answers
+
+
+def ask(client: openai.OpenAI, chat: str) -> str:
+    answer = client.chat.completions.create(
+        model="quickstart", messages=[{"role": "user", "content": chat}], temperature=0, max_tokens=NUM_TOKENS
+    )
+    return answer.choices[0].message.content or ""
+
+
+def stream(client: openai.OpenAI, chat: str) -> str:
+    chunks = client.chat.completions.create(
+        model="quickstart", messages=[{"role": "user", "content": chat}], temperature=0, max_tokens=NUM_TOKENS,
+        stream=True,
+    )  # fmt: skip
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def test_the_model_is_listed(quickstart):
+    assert [model.id for model in quickstart.client().models.list()] == ["quickstart"]
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_a_chat_is_answered_as_hugging_face_answers_it(quickstart, expected, chat):
+    assert ask(quickstart.client(), chat) == expected[chat]
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_a_streamed_answer_is_the_same(quickstart, expected, chat):
+    assert stream(quickstart.client(), chat) == expected[chat]
+
+
+def test_32_requests_at_once_get_the_same_answers(quickstart, expected):
+    client = quickstart.client()
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda index: (stream if index % 2 else ask)(client, CHATS[index % 3]), range(32)))
+    assert answers == [expected[CHATS[index % 3]] for index in range(32)]
+
+
+def test_bad_requests_are_told_so_and_harm_nobody(quickstart, expected):
+    client, answers = quickstart.client(), []
+    neighbours = [threading.Thread(target=lambda: answers.append(stream(client, CHATS[0]))) for _ in range(4)]
+    for neighbour in neighbours:
+        neighbour.start()
+    message = [{"role": "user", "content": "hello"}]
+    good = {"model": "quickstart", "messages": message}
+    bad_bodies = {
+        b"{not json": 400,
+        b'{"model": "quickstart", "messages": "\xff\xfe"}': 400,
+        json.dumps(good | {"messages": []}).encode(): 400,
+        json.dumps(good | {"max_tokens": -1}).encode(): 400,
+        json.dumps(good | {"max_tokens": 10**9}).encode(): 400,
+        json.dumps(good | {"n": 10**6}).encode(): 400,
+        json.dumps(good | {"temperature": "hot"}).encode(): 400,
+        json.dumps(good | {"top_z": 1}).encode(): 400,
+        json.dumps(good | {"model": "nobody"}).encode(): 404,
+        json.dumps(good | {"messages": [{"role": "user", "content": "a " * 5000}]}).encode(): 400,
+    }
+    for body, status in bad_bodies.items():
+        answer = httpx.post(f"{quickstart.url}/v1/chat/completions", content=body, timeout=60)
+        assert answer.status_code == status, body[:80]
+        assert answer.json()["error"]["message"], body[:80]
+    for neighbour in neighbours:
+        neighbour.join()
+    assert answers == [expected[CHATS[0]]] * 4
+
+
+def test_an_engine_that_is_killed_is_restarted(quickstart, expected):
+    before = {pid for pid, command in quickstart.processes().items() if "kvasir-runtime serve" in command}
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    answer = ask(quickstart.client(), CHATS[0])  # held by the router until an engine is there again
+    assert answer == expected[CHATS[0]]
+    after = {pid for pid, command in quickstart.processes().items() if "kvasir-runtime serve" in command}
+    assert after
+    assert not before & after
+
+
+def test_sigterm_leaves_no_process_behind():
+    service = LocalService(Path(__file__).parents[2] / "examples" / "quickstart.yaml")
+    try:
+        service.wait_ready()
+        assert len(service.processes()) >= 4, "operator, router, engine's API process, engine core"
+        assert service.stop() == 0, "".join(service.lines)
+        assert service.processes() == {}
+    finally:
+        service.stop() if service.process.poll() is None else None
