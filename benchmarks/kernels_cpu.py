@@ -1,0 +1,154 @@
+"""Speed of the CPU kernels beside torch's own, for the linear layers and attention of two model shapes.
+
+Candidates take turns and the least time of each counts. With one thread it is processor time, which other load on the
+machine hardly touches; with more it is wall time, so look at the load that is printed.
+
+    PYTHONPATH=runtime python benchmarks/kernels_cpu.py [--threads 1]
+"""
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from kvasir_runtime.attention.backend import AttentionMetadata
+from kvasir_runtime.attention.cpu import CpuAttention
+from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.linear_weight import VARIANTS
+from kvasir_runtime.kernels.native import load_library
+
+ROUNDS = 5
+WEIGHT_BYTES = 150_000_000
+"""Copies of each weight that are gone through in turn, so that weights come from memory as in a model."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    name: str
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of each kind of linear layer."""
+        query_size = self.num_heads * self.head_dim
+        return {
+            "qkv": (query_size + 2 * self.num_kv_heads * self.head_dim, self.hidden),
+            "output": (self.hidden, query_size),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "head": (self.vocab, self.hidden),
+        }
+
+
+SHAPES = (
+    ModelShape("llama-100m", 768, 2048, 12, 4, 64, 32_000),
+    ModelShape("qwen3-0.6b", 1024, 3072, 16, 8, 128, 151_936),
+)
+ATTENTION = {
+    "prefill 4 x 256": [(256, 256)] * 4,
+    "chunk of 32 after 1024, 8 requests": [(32, 1056)] * 8,
+    "decode 64 x 320": [(1, 320)] * 64,
+    "decode 1 x 160": [(1, 160)],
+    "decode 1 x 2048": [(1, 2048)],
+}
+
+
+def least_seconds(candidates: dict[str, Callable[[], object]], clock: Callable[[], float]) -> dict[str, float]:
+    least = dict.fromkeys(candidates, math.inf)
+    for _ in range(ROUNDS):
+        for name, run in candidates.items():
+            started = clock()
+            run()
+            least[name] = min(least[name], clock() - started)
+    return least
+
+
+def bench_linear(shape: ModelShape, kind: str, rows: int, clock: Callable[[], float]) -> None:
+    outputs, inputs = shape.linears()[kind]
+    copies = max(1, WEIGHT_BYTES // (2 * outputs * inputs) // max(1, rows // 64))
+    weights = [torch.randn(outputs, inputs).to(torch.bfloat16) for _ in range(copies)]
+    library = load_library()
+    variants = [name for name, code in VARIANTS.items() if library is not None and library.kvasir_linear_has(code)]
+    x = torch.randn(rows, inputs).to(torch.bfloat16)
+    layers = {path: [Linear(weight, path=path) for weight in weights] for path in ("torch", "onednn", *variants)}
+
+    def pass_of(path: str) -> Callable[[], object]:
+        return lambda: [layer(x) is None for layer in layers[path]]
+
+    least = least_seconds({path: pass_of(path) for path in layers}, clock)
+    gigabytes, gigaflops = (copies * outputs * inputs * factor / 1e9 for factor in (2, 2 * rows))
+    cells = " ".join(f"{path} {gigabytes / s:5.1f} GB/s {gigaflops / s:6.0f} GFLOP/s |" for path, s in least.items())
+    print(f"{shape.name} {kind} {outputs}x{inputs} rows {rows}: {cells}", flush=True)
+
+
+def bench_attention(shape: ModelShape, name: str, lengths: list[tuple[int, int]], clock: Callable[[], float]) -> None:
+    block_size, blocks_each = 16, [-(-seq_len // 16) for _, seq_len in lengths]
+    buffer = torch.randn(sum(blocks_each), 2, 2, block_size, shape.num_kv_heads, shape.head_dim).to(torch.bfloat16)
+    order = torch.split(torch.randperm(sum(blocks_each)).to(torch.int32), blocks_each)
+    starts = torch.tensor([0, *(query_len for query_len, _ in lengths)]).cumsum(0).to(torch.int32)
+    metadata = AttentionMetadata(
+        query_starts=starts,
+        seq_lens=torch.tensor([seq_len for _, seq_len in lengths], dtype=torch.int32),
+        block_table=torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True),
+        slots=torch.empty(0, dtype=torch.int64),
+        max_query_len=max(query_len for query_len, _ in lengths),
+        max_seq_len=max(seq_len for _, seq_len in lengths),
+    )
+    query = torch.randn(int(starts[-1]), shape.num_heads, shape.head_dim).to(torch.bfloat16)
+    out, backend, scale = torch.empty_like(query), CpuAttention(), shape.head_dim**-0.5
+    dense = [
+        (
+            query[:query_len].transpose(0, 1)[None],
+            torch.randn(1, shape.num_kv_heads, seq_len, shape.head_dim).to(query.dtype),
+        )
+        for query_len, seq_len in lengths
+    ]
+
+    def ours() -> object:
+        return backend.attend(
+            query, buffer[:, 1, 0], buffer[:, 1, 1], metadata, scale=scale, window=None, softcap=None, out=out
+        )
+
+    def torch_without_pages() -> object:
+        return [
+            functional.scaled_dot_product_attention(
+                q, kv, kv, is_causal=q.shape[2] == kv.shape[2], enable_gqa=True
+            ).ndim
+            for q, kv in dense
+        ]
+
+    least = least_seconds({"paged": ours, "torch on dense keys": torch_without_pages}, clock)
+    gigabytes = sum(seq_len for _, seq_len in lengths) * shape.num_kv_heads * shape.head_dim * 4 / 1e9
+    pairs = sum(query_len * (seq_len - query_len / 2) for query_len, seq_len in lengths)
+    gigaflops = 4 * pairs * shape.num_heads * shape.head_dim / 1e9
+    cells = " ".join(f"{way} {gigabytes / s:5.1f} GB/s {gigaflops / s:6.0f} GFLOP/s |" for way, s in least.items())
+    print(f"{shape.name} attention, {name}: {cells}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    clock = time.thread_time if arguments.threads == 1 else time.perf_counter
+    print(f"threads {arguments.threads}, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    for shape in SHAPES:
+        for name, lengths in ATTENTION.items():
+            bench_attention(shape, name, lengths, clock)
+        for kind in shape.linears():
+            for rows in (1, 8, 64) if kind == "head" else (1, 8, 64, 256, 1024):
+                bench_linear(shape, kind, rows, clock)
+    print(f"load average {os.getloadavg()[0]:.1f} at the end")
+
+
+if __name__ == "__main__":
+    main()

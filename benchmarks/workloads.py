@@ -1,0 +1,139 @@
+"""The workloads: what is sent to an engine's /v1/completions, and the figures that come of it.
+
+Prompts are random token ids, seeded by workload and round, so every engine gets the same ones and no round finds
+another's prefixes in a cache. Output lengths are forced.
+"""
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+FIRST_ID, LAST_ID = 300, 31_000
+LIMIT_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One cell of the table."""
+
+    value: float
+    unit: str
+    higher_is_better: bool
+
+
+Figures = dict[str, Figure]
+Workload = Callable[[str, int], Coroutine[Any, Any, Figures]]
+"""(base URL, round) -> figures by row name."""
+
+
+def prompt(seed: str, num_tokens: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randint(FIRST_ID, LAST_ID) for _ in range(num_tokens)]
+
+
+async def offline(url: str, round_number: int) -> Figures:
+    """64 requests of 256 in / 128 out, all at once."""
+    prompts = [prompt(f"offline-{round_number}-{index}", 256) for index in range(64)]
+    begin = time.perf_counter()
+    async with _session() as session:
+        counts = await asyncio.gather(*(_complete(session, url, tokens, 128) for tokens in prompts))
+    rate = sum(counts) / (time.perf_counter() - begin)
+    return {"64 x 256 in / 128 out, output tok/s": Figure(rate, "tok/s", True)}
+
+
+async def single_stream(url: str, round_number: int) -> Figures:
+    """One stream of 32 in / 128 out, three times over; medians."""
+    rates, firsts = [], []
+    async with _session() as session:
+        for index in range(3):
+            times = await _stream(session, url, prompt(f"single-{round_number}-{index}", 32), 128)
+            rates.append(127 / (times[-1] - times[1]))
+            firsts.append((times[1] - times[0]) * 1000)
+    return {
+        "1 x 32 in / 128 out, decode tok/s": Figure(statistics.median(rates), "tok/s", True),
+        "1 x 32 in / 128 out, first token ms": Figure(statistics.median(firsts), "ms", False),
+    }
+
+
+async def shared_prefix(url: str, round_number: int) -> Figures:
+    """32 requests of 1,024 shared + 32 own tokens in / 32 out, all at once, the prefix never seen before."""
+    shared = prompt(f"shared-{round_number}", 1024)
+    prompts = [shared + prompt(f"shared-{round_number}-{index}", 32) for index in range(32)]
+    begin = time.perf_counter()
+    async with _session() as session:
+        await asyncio.gather(*(_complete(session, url, tokens, 32) for tokens in prompts))
+    return {"32 x (1024 shared + 32) in / 32 out, s": Figure(time.perf_counter() - begin, "s", False)}
+
+
+def online(num_input: int, num_output: int, rate: float = 4.0, duration_seconds: float = 30.0) -> Workload:
+    """Poisson arrivals, streamed."""
+
+    async def run(url: str, round_number: int) -> Figures:
+        rng = random.Random(f"arrivals-{round_number}")
+        tasks: list[asyncio.Task[list[float]]] = []
+        async with _session() as session:
+            end = time.perf_counter() + duration_seconds
+            while time.perf_counter() < end:
+                tokens = prompt(f"online-{round_number}-{len(tasks)}", num_input)
+                tasks.append(asyncio.create_task(_stream(session, url, tokens, num_output)))
+                await asyncio.sleep(rng.expovariate(rate))
+            streams = await asyncio.gather(*tasks)
+        firsts = [(times[1] - times[0]) * 1000 for times in streams]
+        gaps = [(b - a) * 1000 for times in streams for a, b in itertools.pairwise(times[1:])]
+        totals = [(times[-1] - times[0]) * 1000 for times in streams]
+        name = f"online {rate:g} req/s, {num_input} in / {num_output} out"
+        return {
+            f"{name}, first token p50 ms": Figure(statistics.median(firsts), "ms", False),
+            f"{name}, first token p99 ms": Figure(_p99(firsts), "ms", False),
+            f"{name}, inter-token p50 ms": Figure(statistics.median(gaps), "ms", False),
+            f"{name}, inter-token p99 ms": Figure(_p99(gaps), "ms", False),
+            f"{name}, whole request p50 ms": Figure(statistics.median(totals), "ms", False),
+        }
+
+    return run
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=LIMIT_SECONDS)
+    )
+
+
+def _body(tokens: list[int], num_output: int, *, stream: bool) -> dict[str, Any]:
+    return {
+        "model": "m", "prompt": tokens, "max_tokens": num_output, "temperature": 0, "ignore_eos": True,
+        "stream": stream,
+    }  # fmt: skip
+
+
+async def _complete(session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int) -> int:
+    async with session.post(f"{url}/v1/completions", json=_body(tokens, num_output, stream=False)) as answer:
+        answer.raise_for_status()
+        count = (await answer.json())["usage"]["completion_tokens"]
+    if count != num_output:
+        raise RuntimeError(f"{url} gave {count} tokens, asked for {num_output}")
+    return count
+
+
+async def _stream(session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int) -> list[float]:
+    """Time of sending, then of each chunk with text."""
+    times = [time.perf_counter()]
+    async with session.post(f"{url}/v1/completions", json=_body(tokens, num_output, stream=True)) as answer:
+        answer.raise_for_status()
+        async for line in answer.content:
+            if line.startswith(b"data: ") and b'"text"' in line:
+                times.append(time.perf_counter())
+    if len(times) < 3:
+        raise RuntimeError(f"{url} streamed {len(times) - 1} chunks, expected up to {num_output}")
+    return times
