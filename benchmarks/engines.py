@@ -3,6 +3,7 @@
 Every engine runs in a process group of its own, so that it can be paused while another one is measured.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-KV_CACHE_GIB = 2
+KV_CACHE_GIB = 4
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = 4096
@@ -152,7 +153,11 @@ def hugging_face(model: Path, port: int, environments: Path) -> Engine:
     python = install(
         environments / "transformers", ["transformers==5.23.0", "torch", "accelerate", "fastapi", "uvicorn", "psutil"]
     )
-    num_blocks = 64 * MAX_MODEL_LEN // HF_PAGE_TOKENS
+    config = json.loads((model / "config.json").read_text())
+    token_bytes = (
+        4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    )  # bf16 keys, values
+    num_blocks = (KV_CACHE_GIB << 30) // (token_bytes * HF_PAGE_TOKENS)
     command = [
         str(python),
         str(HERE / "hf_server.py"),

@@ -34,9 +34,11 @@ def make_app(model_folder: str, num_blocks: int) -> FastAPI:
         queue: asyncio.Queue = asyncio.Queue()
         request_id = uuid.uuid4().hex
         manager.register_result_handler(request_id, queue.put_nowait)
-        manager.add_request(
+        is_taken = manager.add_request(
             body["prompt"], request_id, max_new_tokens=body["max_tokens"], streaming=body.get("stream", False)
         )
+        if is_taken is None:
+            raise RuntimeError("the engine has stopped; its log says why")
         while True:
             output = await queue.get()
             yield output.generated_tokens

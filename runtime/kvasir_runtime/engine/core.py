@@ -17,18 +17,14 @@ from kvasir_runtime.engine.messages import (
     AddRequest,
     FromCore,
     RequestOutput,
-    SchedulerStats,
     Shutdown,
     StepOutputs,
     ToCore,
 )
 from kvasir_runtime.execution.executor import Executor
-from kvasir_runtime.kv_cache.block_pool import BlockPool
-from kvasir_runtime.kv_cache.prefix_cache import PrefixCache
 from kvasir_runtime.scheduling.batch import BatchOutput, ScheduledBatch
-from kvasir_runtime.scheduling.policies import PolicyName, waiting_queue
 from kvasir_runtime.scheduling.request import request_from
-from kvasir_runtime.scheduling.scheduler import AddressedOutput, Scheduler, SchedulerLimits
+from kvasir_runtime.scheduling.scheduler import AddressedOutput, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -60,23 +56,18 @@ class EngineCore:
         self,
         executor: Executor,
         channel: Channel,
+        scheduler: Scheduler,
         *,
-        limits: SchedulerLimits,
-        policy: PolicyName,
-        num_blocks: int,
         block_size: int,
         max_model_len: int,
-        enable_prefix_caching: bool,
         one_step_ahead: bool,
     ) -> None:
         self._executor = executor
         self._channel = channel
+        self._scheduler = scheduler
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._one_step_ahead = one_step_ahead
-        self._pool = BlockPool(num_blocks)
-        self._prefix_cache = PrefixCache(self._pool, enabled=enable_prefix_caching)
-        self._scheduler = Scheduler(limits, self._pool, self._prefix_cache, waiting_queue(policy))
         self._running_step: RunningStep | None = None
         self._num_steps = 0
         self._num_failed_in_a_row = 0
@@ -137,7 +128,7 @@ class EngineCore:
         return self._scheduler.fail(step.batch, f"the step that computed this request failed: {error}")
 
     def _emit(self, outputs: list[AddressedOutput]) -> None:
-        stats = self._stats()
+        stats = self._scheduler.stats(self._num_steps, self._last_step_time)
         by_api: dict[int, list[RequestOutput]] = defaultdict(list)
         for addressed in outputs:
             by_api[addressed.api_index].append(addressed.output)
@@ -147,16 +138,3 @@ class EngineCore:
             self._channel.broadcast(StepOutputs(outputs=[], stats=stats))
         for api_index, outputs_of_api in by_api.items():
             self._channel.send(api_index, StepOutputs(outputs=outputs_of_api, stats=stats))
-
-    def _stats(self) -> SchedulerStats:
-        return SchedulerStats(
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_blocks_used=self._pool.num_used,
-            num_blocks=self._pool.num_blocks,
-            num_steps=self._num_steps,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_prefix_queries=self._prefix_cache.num_queries,
-            num_prefix_hits=self._prefix_cache.num_hits,
-            last_step_time=self._last_step_time,
-        )

@@ -18,7 +18,7 @@ from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.logs import configure_logging
-from kvasir_runtime.scheduling.scheduler import SchedulerLimits
+from kvasir_runtime.scheduling.scheduler import SchedulerLimits, make_scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +58,21 @@ def _serve(config: RuntimeConfig, channel: CoreChannel) -> None:
 
 
 def engine_core(config: RuntimeConfig, worker: Worker, executor: Executor, channel: CoreChannel) -> EngineCore:
+    limits = SchedulerLimits(
+        config.scheduler.max_num_seqs, worker.max_num_batched_tokens, config.scheduler.enable_chunked_prefill
+    )
+    scheduler = make_scheduler(
+        limits,
+        policy=config.scheduler.scheduling_policy,
+        num_blocks=worker.num_blocks,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
     return EngineCore(
         executor,
         channel,
-        limits=SchedulerLimits(
-            config.scheduler.max_num_seqs, worker.max_num_batched_tokens, config.scheduler.enable_chunked_prefill
-        ),
-        policy=config.scheduler.scheduling_policy,
-        num_blocks=worker.num_blocks,
+        scheduler,
         block_size=config.cache.block_size,
         max_model_len=worker.max_model_len,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
         one_step_ahead=_is_ahead(config.scheduler.async_scheduling, worker.device),
     )
 

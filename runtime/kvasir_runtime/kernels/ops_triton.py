@@ -1,4 +1,4 @@
-"""The decoder's small kernels for GPUs; apart from `ops`, because importing Triton takes a second that CPUs need not."""
+"""The decoder's small kernels for GPUs; apart from `ops`, since importing Triton takes a second that CPUs can save."""
 
 from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, triton_silu_and_mul
 from kvasir_runtime.kernels.argmax import argmax_reference

@@ -7,6 +7,8 @@ have a fixed length, so a request's result does not depend on its neighbours. Th
 `paged_attention_reference`.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,36 @@ SPLIT_KEYS = 512
 """Keys of one decode split."""
 MIN_DOT = 16
 """Least edge of a Triton matrix product."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Arguments of `paged_attention_reference`, as they are."""
+
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    query_starts: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+    out: torch.Tensor
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query.shape[1] // self.key_cache.shape[2]
+
+
+@dataclass(frozen=True, slots=True)
+class _Partials:
+    """What the splits of decodes leave behind, float32: weighted values, maxima and sums of the softmax."""
+
+    values: torch.Tensor  # [num_requests, num_heads, num_splits, head_dim]
+    maxima: torch.Tensor  # [num_requests, num_heads, num_splits]
+    sums: torch.Tensor  # [num_requests, num_heads, num_splits]
 
 
 def triton_paged_attention(
@@ -36,70 +68,56 @@ def triton_paged_attention(
     max_seq_len: int,
 ) -> torch.Tensor:
     """Fill out [T, Hq, D]; arguments as of `paged_attention_reference`, and the batch's longest query and sequence."""
-    inputs = (query, key_cache, value_cache, query_starts, seq_lens, block_table, scale, window, softcap, out)
-    _attend_decodes(*inputs, max_seq_len)
+    inputs = _Inputs(query, key_cache, value_cache, query_starts, seq_lens, block_table, scale, window, softcap, out)
+    _attend_decodes(inputs, max_seq_len)
     if max_query_len > 1:
-        _attend_prefills(*inputs, max_query_len)
+        _attend_prefills(inputs, max_query_len)
     return out
 
 
-def _attend_prefills(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, query_starts: torch.Tensor,
-    seq_lens: torch.Tensor, block_table: torch.Tensor, scale: float, window: int | None, softcap: float | None,
-    out: torch.Tensor, max_query_len: int,
-) -> None:  # fmt: skip
+def _attend_prefills(inputs: _Inputs, max_query_len: int) -> None:
     """Every request with more than one query token."""
-    group = query.shape[1] // key_cache.shape[2]
-    block_rows = max(BLOCK_ROWS, triton.next_power_of_2(group))
-    grid = (seq_lens.shape[0], triton.cdiv(max_query_len, block_rows // group), key_cache.shape[2])
-    _launch(
-        grid, query, key_cache, value_cache, query_starts, seq_lens, block_table, scale, window, softcap, out,
-        out, out, out, num_splits=1, is_decode=False, block_rows=block_rows,
-    )  # fmt: skip
+    block_rows = max(BLOCK_ROWS, triton.next_power_of_2(inputs.group))
+    num_tiles = triton.cdiv(max_query_len, block_rows // inputs.group)
+    unused = _Partials(inputs.out, inputs.out, inputs.out)
+    _launch((inputs.seq_lens.shape[0], num_tiles, inputs.key_cache.shape[2]), inputs, unused, 1, block_rows, False)
 
 
-def _attend_decodes(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, query_starts: torch.Tensor,
-    seq_lens: torch.Tensor, block_table: torch.Tensor, scale: float, window: int | None, softcap: float | None,
-    out: torch.Tensor, max_seq_len: int,
-) -> None:  # fmt: skip
+def _attend_decodes(inputs: _Inputs, max_seq_len: int) -> None:
     """Every request with one query token, in as many splits as the longest needs."""
-    num_requests, num_heads, num_kv_heads = seq_lens.shape[0], query.shape[1], key_cache.shape[2]
+    num_requests, num_heads, head_dim = inputs.seq_lens.shape[0], inputs.query.shape[1], inputs.query.shape[2]
     num_splits = triton.cdiv(max_seq_len, SPLIT_KEYS)
-    shape = (num_requests, num_heads, num_splits)
-    partial = torch.empty((*shape, query.shape[2]), dtype=torch.float32, device=query.device)
-    maximum = torch.empty(shape, dtype=torch.float32, device=query.device)
-    total = torch.empty(shape, dtype=torch.float32, device=query.device)
-    block_rows = max(MIN_DOT, triton.next_power_of_2(num_heads // num_kv_heads))
-    _launch(
-        (num_requests, 1, num_kv_heads * num_splits), query, key_cache, value_cache, query_starts, seq_lens,
-        block_table, scale, window, softcap, out, partial, maximum, total, num_splits=num_splits, is_decode=True,
-        block_rows=block_rows,
-    )  # fmt: skip
+    partials = _make_partials((num_requests, num_heads, num_splits), head_dim, inputs.query.device)
+    block_rows = max(MIN_DOT, triton.next_power_of_2(inputs.group))
+    _launch((num_requests, 1, inputs.key_cache.shape[2] * num_splits), inputs, partials, num_splits, block_rows, True)
     if num_splits > 1:
+        out = inputs.out
         _join_splits_kernel[(num_requests, num_heads)](
-            out, out.stride(0), out.stride(1), partial, maximum, total, query_starts,
-            HEAD_DIM=query.shape[2], PADDED_DIM=triton.next_power_of_2(query.shape[2]), NUM_SPLITS=num_splits,
+            out, out.stride(0), out.stride(1), partials.values, partials.maxima, partials.sums, inputs.query_starts,
+            HEAD_DIM=head_dim, PADDED_DIM=triton.next_power_of_2(head_dim), NUM_SPLITS=num_splits,
             PADDED_SPLITS=triton.next_power_of_2(num_splits),
         )  # fmt: skip
 
 
+def _make_partials(shape: tuple[int, int, int], head_dim: int, device: torch.device) -> _Partials:
+    values = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+    maxima = torch.empty(shape, dtype=torch.float32, device=device)
+    return _Partials(values, maxima, torch.empty_like(maxima))
+
+
 def _launch(
-    grid: tuple[int, int, int], query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
-    query_starts: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor, scale: float, window: int | None,
-    softcap: float | None, out: torch.Tensor, partial: torch.Tensor, maximum: torch.Tensor, total: torch.Tensor,
-    *, num_splits: int, is_decode: bool, block_rows: int,
-) -> None:  # fmt: skip
-    head_dim = query.shape[2]
-    group = query.shape[1] // key_cache.shape[2]
+    grid: tuple[int, int, int], inputs: _Inputs, partials: _Partials, num_splits: int, block_rows: int, is_decode: bool
+) -> None:
+    query, key_cache, table, out = inputs.query, inputs.key_cache, inputs.block_table, inputs.out
     _attention_kernel[grid](
         out, out.stride(0), out.stride(1), query, query.stride(0), query.stride(1),
-        key_cache, value_cache, key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
-        query_starts, seq_lens, block_table, block_table.stride(0), partial, maximum, total,
-        scale, window or 0, softcap or 0.0,
-        HEAD_DIM=head_dim, PADDED_DIM=max(MIN_DOT, triton.next_power_of_2(head_dim)), GROUP=group,
+        key_cache, inputs.value_cache, key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
+        inputs.query_starts, inputs.seq_lens, table, table.stride(0), partials.values, partials.maxima, partials.sums,
+        inputs.scale, inputs.window or 0, inputs.softcap or 0.0,
+        HEAD_DIM=query.shape[2], PADDED_DIM=max(MIN_DOT, triton.next_power_of_2(query.shape[2])), GROUP=inputs.group,
         BLOCK_ROWS=block_rows, BLOCK_KEYS=BLOCK_KEYS, PAGE=key_cache.shape[1], NUM_SPLITS=num_splits,
-        SPLIT_KEYS=SPLIT_KEYS, IS_DECODE=is_decode, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+        SPLIT_KEYS=SPLIT_KEYS, IS_DECODE=is_decode, HAS_WINDOW=inputs.window is not None,
+        HAS_SOFTCAP=inputs.softcap is not None,
         WIDENS=query.device.type == "cpu",  # the interpreter multiplies the bits of bfloat16 as integers
     )  # fmt: skip
 

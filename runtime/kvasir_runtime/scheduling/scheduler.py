@@ -8,11 +8,11 @@ touches no device; `schedule` plans a step and `update` takes its results, possi
 import itertools
 from dataclasses import dataclass, field
 
-from kvasir_runtime.engine.messages import FinishReason, RequestOutput, TokenLogprobs
+from kvasir_runtime.engine.messages import FinishReason, RequestOutput, SchedulerStats, TokenLogprobs
 from kvasir_runtime.kv_cache.block_pool import BlockPool
 from kvasir_runtime.kv_cache.prefix_cache import PrefixCache
 from kvasir_runtime.scheduling.batch import BatchOutput, NewRequest, ScheduledBatch, ScheduledRequest
-from kvasir_runtime.scheduling.policies import WaitingQueue
+from kvasir_runtime.scheduling.policies import PolicyName, WaitingQueue, waiting_queue
 from kvasir_runtime.scheduling.request import Request, RequestStatus
 
 
@@ -47,14 +47,6 @@ class Scheduler:
         self._released: list[str] = []
         self._numbers = itertools.count()
         self.num_preemptions = 0
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     @property
     def has_requests(self) -> bool:
@@ -105,6 +97,20 @@ class Scheduler:
                 )
                 outputs.append(AddressedOutput(request.api_index, output))
         return outputs
+
+    def stats(self, num_steps: int, last_step_time: float) -> SchedulerStats:
+        """State now, with the loop's own two figures."""
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_blocks_used=self._pool.num_used,
+            num_blocks=self._pool.num_blocks,
+            num_steps=num_steps,
+            num_preemptions=self.num_preemptions,
+            num_prefix_queries=self._prefix_cache.num_queries,
+            num_prefix_hits=self._prefix_cache.num_hits,
+            last_step_time=last_step_time,
+        )
 
     def _schedule_running(self, plan: "_Plan") -> None:
         for request in sorted(self._running, key=self._waiting.rank):
@@ -221,6 +227,14 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self._pool.release(request.table.take_all())
         self._released.append(request.request_id)
+
+
+def make_scheduler(
+    limits: SchedulerLimits, *, policy: PolicyName, num_blocks: int, enable_prefix_caching: bool
+) -> Scheduler:
+    """A scheduler over blocks of its own."""
+    pool = BlockPool(num_blocks)
+    return Scheduler(limits, pool, PrefixCache(pool, enabled=enable_prefix_caching), waiting_queue(policy))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.messages import AbortRequests, AddRequest, SamplingParams, Shutdown, StepOutputs
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.scheduling.batch import BatchOutput, ScheduledBatch
-from kvasir_runtime.scheduling.scheduler import SchedulerLimits
+from kvasir_runtime.scheduling.scheduler import SchedulerLimits, make_scheduler
 
 
 class MemoryChannel:
@@ -63,10 +63,8 @@ def make_core(channel: MemoryChannel) -> Iterator[Callable[..., EngineCore]]:
 
     def make(runner: CountingRunner, *, ahead: bool = True) -> EngineCore:
         executors.append(Executor(runner))
-        return EngineCore(
-            executors[-1], channel, limits=SchedulerLimits(4, 32), policy="fcfs", num_blocks=16, block_size=4,
-            max_model_len=64, enable_prefix_caching=True, one_step_ahead=ahead,
-        )  # fmt: skip
+        scheduler = make_scheduler(SchedulerLimits(4, 32), policy="fcfs", num_blocks=16, enable_prefix_caching=True)
+        return EngineCore(executors[-1], channel, scheduler, block_size=4, max_model_len=64, one_step_ahead=ahead)
 
     yield make
     for executor in executors:

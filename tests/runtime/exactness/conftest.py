@@ -24,7 +24,7 @@ from kvasir_runtime.engine.messages import (
 )
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import load_worker
-from kvasir_runtime.scheduling.scheduler import SchedulerLimits
+from kvasir_runtime.scheduling.scheduler import SchedulerLimits, make_scheduler
 
 NUM_NEW_TOKENS = 64
 BLOCK_SIZE = 8
@@ -220,15 +220,18 @@ def start_engine() -> Iterator[EngineFactory]:
         )
         executors.append(Executor(worker.runner))
         channel = MemoryChannel()
+        scheduler = make_scheduler(
+            SchedulerLimits(8, worker.max_num_batched_tokens, features.chunked),
+            policy="fcfs",
+            num_blocks=worker.num_blocks,
+            enable_prefix_caching=features.prefix_cache,
+        )
         core = EngineCore(
             executors[-1],
             channel,
-            limits=SchedulerLimits(8, worker.max_num_batched_tokens, features.chunked),
-            policy="fcfs",
-            num_blocks=worker.num_blocks,
+            scheduler,
             block_size=BLOCK_SIZE,
             max_model_len=worker.max_model_len,
-            enable_prefix_caching=features.prefix_cache,
             one_step_ahead=features.one_step_ahead,
         )
         return Engine(core, channel)

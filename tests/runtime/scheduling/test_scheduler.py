@@ -41,7 +41,7 @@ def test_no_more_requests_than_allowed_run_at_once(make_engine):
     for token in range(3):
         engine.add([token], max_tokens=2)
     assert len(engine.step()[0].requests) == 2
-    assert engine.scheduler.num_waiting == 1
+    assert engine.scheduler.stats(0, 0.0).num_waiting == 1
 
 
 def test_an_equal_prefix_is_computed_once_even_within_a_step(make_engine):
