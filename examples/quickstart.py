@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 MANIFEST = HERE / "quickstart.yaml"
 ADDRESS = "127.0.0.1:8080"
 READY_LIMIT_SECONDS = 120
-PROMPT = "Write a function `is_prime` that tells whether a number is prime."
+PROMPT = "Write a function `is_valid(name)`."
 
 
 def main() -> None:
@@ -71,6 +71,7 @@ def wait_until_ready(process: subprocess.Popen[bytes]) -> None:
 def stream_answer(client: OpenAI) -> None:
     """Print the answer as it comes, then how fast it came."""
     model = client.models.list().data[0].id
+    client.completions.create(model=model, prompt="import", max_tokens=1)  # held until an engine is ready
     begin = time.perf_counter()
     first = begin
     num_tokens = 0
