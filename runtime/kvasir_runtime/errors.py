@@ -11,7 +11,6 @@ KvasirRuntimeError
 +-- RequestFailedError          the engine gave up on one request; others go on
 +-- ServerUnavailableError      the server takes no requests now: it is loading or draining
 +-- EngineDeadError             the engine core has gone; nothing can be served any more
-+-- EngineStartError            the engine core could not start
 """
 
 
@@ -57,7 +56,3 @@ class ServerUnavailableError(KvasirRuntimeError):
 
 class EngineDeadError(KvasirRuntimeError):
     """The engine core has gone; requests in flight are lost and none can be added."""
-
-
-class EngineStartError(KvasirRuntimeError):
-    """The engine core ended before it was ready; the message is what it said."""

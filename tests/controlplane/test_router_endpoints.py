@@ -42,8 +42,8 @@ class Follower:
         self._published.put({address.url for address in addresses})
 
     def wait_for(self, expected: set[str]) -> None:
-        while (urls := self._published.get(timeout=LIMIT_SECONDS)) != expected:
-            assert urls is not None
+        while self._published.get(timeout=LIMIT_SECONDS) != expected:
+            continue  # queue.Empty ends the test when nothing more is published
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)

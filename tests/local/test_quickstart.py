@@ -121,4 +121,4 @@ def test_sigterm_leaves_no_process_behind():
         assert service.stop() == 0, "".join(service.lines)
         assert service.processes() == {}
     finally:
-        service.stop() if service.process.poll() is None else None
+        service.stop()
