@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 MANIFEST = HERE / "quickstart.yaml"
 ADDRESS = "127.0.0.1:8080"
 READY_LIMIT_SECONDS = 120
-PROMPT = "Write a function `is_valid(name)`."
+PROMPT = "Write a function that returns the factorial of n."
 
 
 def main() -> None:

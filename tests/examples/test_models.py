@@ -10,7 +10,7 @@ MODELS = Path(__file__).parents[2] / "examples" / "models"
 TARGET, DRAFT = MODELS / "kvasir-python-7m", MODELS / "kvasir-python-700k"
 MAX_FOLDER_BYTES = 20_000_000
 # An untrained model has a perplexity of about 4096 here, the size of the vocabulary.
-MAX_PERPLEXITY = {TARGET: 15.0, DRAFT: 17.0}
+MAX_PERPLEXITY = {TARGET: 8.0, DRAFT: 12.0}
 
 UNSEEN_CODE = '''
 class Counter:
@@ -91,7 +91,7 @@ def test_draft_often_proposes_what_the_target_writes() -> None:
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(input_ids=ids).logits.argmax(-1)
             for folder in (TARGET, DRAFT)
         )
-    assert (target == draft).float().mean().item() > 0.5
+    assert (target == draft).float().mean().item() > 0.6
 
 
 def test_target_answers_a_chat_with_python_and_ends_its_turn() -> None:
@@ -102,5 +102,5 @@ def test_target_answers_a_chat_with_python_and_ends_its_turn() -> None:
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     output = model.generate(ids, do_sample=False, max_new_tokens=64)  # type: ignore[misc]
     answer = str(tokenizer.decode(output[0, ids.shape[1] :]))
-    assert "def " in answer
+    assert "def is_valid(name):" in answer
     assert answer.endswith("<|im_end|>")

@@ -46,11 +46,20 @@ class KubernetesSliceApi:
             timeout_seconds=_WATCH_SECONDS,
             _request_timeout=float(_WATCH_SECONDS + _WATCH_GRACE_SECONDS),
         )
-        with contextlib.closing(response):
+        try:
             if response.status != 200:
                 _check_status(response.status, await response.read())
             async for event in _events(response.content):
                 yield event
+        finally:
+            _hang_up(response)
+
+
+def _hang_up(response: aiohttp.ClientResponse) -> None:
+    """Drop the connection at once: after a mere close, TLS would wait for the goodbye of the server."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
+    response.close()
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[Mapping[str, Any]]:

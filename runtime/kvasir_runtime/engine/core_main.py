@@ -18,6 +18,7 @@ from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.logs import configure_logging
+from kvasir_runtime.malloc import keep_freed_memory
 from kvasir_runtime.scheduling.scheduler import SchedulerLimits, make_scheduler
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ def _serve(config: RuntimeConfig, channel: CoreChannel) -> None:
     )  # fmt: skip
     gc.collect()
     gc.freeze()  # what loading left behind is not walked again in the middle of a step
+    if worker.device.type == "cpu":
+        keep_freed_memory()
     executor = Executor(worker.runner, worker.prepare_thread)
     try:
         engine_core(config, worker, executor, channel).run()

@@ -16,6 +16,7 @@ from kvasir_runtime.child_process import follow_parent
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.engine.channel import CoreChannel
 from kvasir_runtime.engine.messages import EngineFailed
+from kvasir_runtime.malloc import share_one_arena
 
 OPENMP_SPINS = "1000"
 """Turns that an idle kernel thread spins before it sleeps. OpenMP's own default, some 300,000, keeps API processes and
@@ -56,6 +57,7 @@ def watch_engine_core(process: BaseProcess, config: RuntimeConfig, ipc_dir: Path
 
 def _run_engine_core(arguments: CoreProcessArguments) -> None:
     follow_parent(arguments.parent_pid)
+    share_one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's and Kubernetes' signals are the parent's
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "OMP_WAIT_POLICY" not in os.environ:

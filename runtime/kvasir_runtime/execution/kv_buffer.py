@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.kernels.huge_pages import use_huge_pages
 from kvasir_runtime.models.options import DecoderOptions
 
 DEFAULT_CPU_BYTES = 4 * 1024**3
@@ -56,7 +57,7 @@ def allocate_kv_cache(
 ) -> Tensor:
     """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]. CPU memory is taken on first use."""
     shape = (num_blocks, options.num_layers, 2, block_size, options.num_kv_heads, options.head_dim)
-    return torch.empty(shape, dtype=dtype, device=device)
+    return use_huge_pages(torch.empty(shape, dtype=dtype, device=device))
 
 
 def _cache_bytes(cache: CacheConfig, memory: DeviceMemory) -> int:

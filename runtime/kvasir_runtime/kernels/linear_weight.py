@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from kvasir_runtime.kernels.huge_pages import use_huge_pages
+
 VARIANTS = {"fma": 0, "dot": 1, "amx": 2}
 """Instructions that can multiply our packed layout: float32 multiply-add, bf16 dot product, AMX tiles."""
 
@@ -98,7 +100,7 @@ class PackedWeight:
         self._outputs, self._inputs = weight.shape
         panels, depth = -(-self._outputs // 16), -(-self._inputs // 32) * 32
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        self._panels = torch.empty(panels * 16 * depth, dtype=torch.bfloat16)
+        self._panels = use_huge_pages(torch.empty(panels * 16 * depth, dtype=torch.bfloat16))
         library.kvasir_linear_pack(
             *(weight.data_ptr(), weight.stride(0), self._outputs, self._inputs, depth, self._panels.data_ptr())
         )

@@ -31,6 +31,13 @@ def test_every_path_gives_the_product_for_every_number_of_rows(shape: tuple[int,
         torch.testing.assert_close(product.double(), expected, atol=0.05, rtol=0.01)
 
 
+@pytest.mark.parametrize("path", NATIVE)
+@pytest.mark.parametrize("rows", [640, 1001])
+def test_more_rows_than_a_core_keeps_in_its_cache(path: str, rows: int) -> None:
+    weight, x, expected = weight_and_input(80, 2080, rows)
+    torch.testing.assert_close(Linear(weight, path=path)(x).double(), expected, atol=0.5, rtol=0.01)
+
+
 @pytest.mark.parametrize("path", ["torch", "onednn", *NATIVE])
 def test_adds_a_bias(path: str) -> None:
     weight, x, expected = weight_and_input(40, 64, 20)

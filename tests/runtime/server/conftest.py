@@ -215,6 +215,10 @@ class Running:
     thread: threading.Thread
     loop: asyncio.AbstractEventLoop
 
+    def wait_idle(self) -> None:
+        """Until no request is counted any more, which is shortly after a client has read its last byte."""
+        asyncio.run_coroutine_threadsafe(self.server.admission.wait_idle(), self.loop).result(5)
+
     @cached_property
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=10, verify=False)

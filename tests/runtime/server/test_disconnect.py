@@ -1,6 +1,5 @@
 """A client that leaves takes its requests in the engine core with it."""
 
-import asyncio
 import socket
 
 import httpx
@@ -10,7 +9,9 @@ LONG = {"prompt": "the quick brown fox", "max_tokens": 400, "ignore_eos": True}
 
 
 def all_aborted(core) -> bool:
-    return sorted(core.aborted) == sorted(request.request_id for request in core.received) != []
+    """Each once; an abort that an earlier test left behind may still come in and is not counted."""
+    received = sorted(request.request_id for request in core.received)
+    return sorted(request_id for request_id in core.aborted if request_id in received) == received != []
 
 
 def test_leaving_a_stream_aborts_all_its_sequences(running) -> None:
@@ -18,7 +19,7 @@ def test_leaving_a_stream_aborts_all_its_sequences(running) -> None:
     with running.http.stream("POST", "/v1/completions", json={**LONG, "n": 3, "stream": True}) as response:
         next(response.iter_lines())
     running.core.wait_until(all_aborted)
-    assert len(running.core.aborted) == 3
+    assert len(running.core.received) == 3
 
 
 @pytest.mark.parametrize("stream", ["false", "true"])
@@ -47,5 +48,5 @@ def test_no_request_is_counted_when_all_have_left(running) -> None:
         next(lines)
         assert running.http.get("/load").json()["server_load"] == 1
     running.core.wait_until(all_aborted)
-    asyncio.run_coroutine_threadsafe(running.server.admission.wait_idle(), running.loop).result(5)
+    running.wait_idle()
     assert running.http.get("/drain").json()["in_flight_requests"] == 0

@@ -80,6 +80,7 @@ def test_drain_sends_new_requests_away_and_lets_the_old_ones_end(start_server) -
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert (status(running, "/ready"), status(running, "/health")) == (503, 200)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        running.wait_idle()
         assert running.http.get("/drain").json()["in_flight_requests"] == 0
 
 

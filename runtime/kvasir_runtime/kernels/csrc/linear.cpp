@@ -26,6 +26,7 @@ namespace {
 constexpr int PANEL = 16;            // outputs that are packed together
 constexpr int64_t DEPTH_STEP = 32;   // K is padded to this: one AMX tile
 constexpr int64_t CACHE_BYTES = 768 * 1024;  // of packed weight that one core keeps in its L2 while rows pass by
+constexpr int64_t ROWS_CACHE_BYTES = 1024 * 1024;  // of x that one core keeps there while AMX lets the weight pass by
 
 struct PackedWeight {
     const uint32_t* pairs;  // [panels][depth / 2][16]
@@ -290,9 +291,16 @@ inline void prefetch_tile(const uint32_t* weights) {
     for (int line = 0; line < 16; line++) _mm_prefetch(at + line * 64, _MM_HINT_T0);
 }
 
+// What a product fetches into the L2 cache for the one after it: `lines` cache lines a step.
+struct Ahead {
+    const char* from;
+    int64_t lines;
+};
+
 // inputs: [steps][TALL][16][32]; leaves the sums in tiles 0-3, row by row.
 template <int TALL, int BROAD>
-inline void sum_tiles(const bf16* inputs, const uint32_t* left, const uint32_t* right, int64_t steps, bool streams) {
+inline void sum_tiles(const bf16* inputs, const uint32_t* left, const uint32_t* right, int64_t steps, bool streams,
+                      Ahead ahead = {}) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -302,6 +310,7 @@ inline void sum_tiles(const bf16* inputs, const uint32_t* left, const uint32_t* 
             prefetch_tile(left);
             if (BROAD == 2) prefetch_tile(right);
         }
+        for (int64_t line = 0; line < ahead.lines; line++, ahead.from += 64) _mm_prefetch(ahead.from, _MM_HINT_T1);
         if constexpr (BROAD == 2) {
             _tile_loadd(4, inputs, 64);
             _tile_loadd(6, left, 64);
@@ -350,9 +359,14 @@ inline void store_tiles(const Product& product, int64_t row, int64_t rows, int64
     const int64_t column = panel * PANEL;
     if (BROAD == 2 && !weight.bias && column + 2 * PANEL <= weight.outputs) {
         bf16* out = product.out + row * product.out_stride + column;
+        const bool whole_lines = ((uintptr_t)out | product.out_stride * sizeof(bf16)) % 64 == 0;
         for (int64_t r = 0; r < rows; r++, out += product.out_stride) {
-            __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(&sums[r][PANEL]), _mm512_load_ps(&sums[r][0]));
-            _mm512_storeu_si512(out, (__m512i)both);
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(&sums[r][PANEL]), _mm512_load_ps(&sums[r][0]));
+            // Past the cache: reading in a line that is about to be overwritten costs as much as multiplying into it.
+            if (whole_lines)
+                _mm512_stream_si512((__m512i*)out, both);
+            else
+                _mm512_storeu_si512(out, both);
         }
         return;
     }
@@ -365,52 +379,82 @@ inline void store_tiles(const Product& product, int64_t row, int64_t rows, int64
 // multiple of 2 KiB apart would crowd into few sets of the cache.
 template <int TALL>
 void gather_tiles(const Product& product, int64_t row, int64_t rows, bf16* tiles) {
-    const int64_t inputs = product.weight->inputs, steps = product.weight->depth / DEPTH_STEP;
-    const bf16* from = product.x + row * product.x_stride;
-    for (int64_t step = 0; step < steps; step++, from += DEPTH_STEP, tiles += TALL * TILE_INPUTS) {
-        const int64_t left = std::min(inputs - step * DEPTH_STEP, DEPTH_STEP);
-        if (left == DEPTH_STEP) {
-            for (int64_t r = 0; r < rows; r++)
-                memcpy(tiles + r * DEPTH_STEP, from + r * product.x_stride, DEPTH_STEP * sizeof(bf16));
-        } else {
-            memset((void*)tiles, 0, TALL * TILE_INPUTS * sizeof(bf16));
-            for (int64_t r = 0; r < rows; r++)
-                memcpy(tiles + r * DEPTH_STEP, from + r * product.x_stride, left * sizeof(bf16));
+    const int64_t whole = product.weight->inputs / DEPTH_STEP, rest = product.weight->inputs % DEPTH_STEP;
+    for (int64_t r = 0; r < rows; r++) {
+        const bf16* from = product.x + (row + r) * product.x_stride;
+        bf16* to = tiles + r * DEPTH_STEP;
+        for (int64_t step = 0; step < whole; step++, from += DEPTH_STEP, to += TALL * TILE_INPUTS)
+            memcpy(to, from, DEPTH_STEP * sizeof(bf16));
+        if (rest) {
+            memset((void*)to, 0, DEPTH_STEP * sizeof(bf16));
+            memcpy(to, from, rest * sizeof(bf16));
         }
     }
 }
 
-template <int TALL, int BROAD>
-void multiply_tiles(const Product& product, const Block& block, int64_t row, int64_t rows, bf16* tiles, bool streams) {
+// One column of tiles, which reads each panel once.
+template <int TALL>
+void multiply_column(const Product& product, const Block& block, bf16* tiles) {
     const PackedWeight& weight = *product.weight;
-    const int64_t panel_pairs = weight.depth / 2 * PANEL, last = block.panel + block.panels;
-    gather_tiles<TALL>(product, row, rows, tiles);
-    shape_tiles<TALL, BROAD>(int(rows - (TALL - 1) * TILE_ROWS));
-    for (int64_t panel = block.panel; panel < last; panel += BROAD) {
+    const int64_t panel_pairs = weight.depth / 2 * PANEL;
+    gather_tiles<TALL>(product, block.row, block.rows, tiles);
+    shape_tiles<TALL, 1>(int(block.rows - (TALL - 1) * TILE_ROWS));
+    for (int64_t panel = block.panel; panel < block.panel + block.panels; panel++) {
+        const uint32_t* pairs = weight.pairs + panel * panel_pairs;
+        sum_tiles<TALL, 1>(tiles, pairs, pairs, weight.depth / DEPTH_STEP, true);
+        store_tiles<TALL, 1>(product, block.row, block.rows, panel);
+    }
+}
+
+// Squares of 2 x 2 tiles: two panels at a time pass by all rows of the block, which stay in the cache.
+void multiply_squares(const Product& product, const Block& block, bf16* tiles) {
+    const PackedWeight& weight = *product.weight;
+    const int64_t panel_pairs = weight.depth / 2 * PANEL, steps = weight.depth / DEPTH_STEP;
+    const int64_t whole = block.rows / 32, rest = block.rows % 32, squares = whole + (rest > 0);
+    const int64_t square_inputs = 2 * TILE_ROWS * weight.depth, last_row = block.row + whole * 32;
+    for (int64_t square = 0; square < whole; square++)
+        gather_tiles<2>(product, block.row + square * 32, 32, tiles + square * square_inputs);
+    if (rest > 16) gather_tiles<2>(product, last_row, rest, tiles + whole * square_inputs);
+    if (rest > 0 && rest <= 16) gather_tiles<1>(product, last_row, rest, tiles + whole * square_inputs);
+    shape_tiles<2, 2>(TILE_ROWS);
+    for (int64_t panel = block.panel; panel < block.panel + block.panels; panel += 2) {
         const uint32_t* left = weight.pairs + panel * panel_pairs;
-        const uint32_t* right = BROAD == 2 && panel + 1 < weight.panels ? left + panel_pairs : left;
-        sum_tiles<TALL, BROAD>(tiles, left, right, weight.depth / DEPTH_STEP, streams);
-        store_tiles<TALL, BROAD>(product, row, rows, panel);
+        const uint32_t* right = panel + 1 < weight.panels ? left + panel_pairs : left;
+        Ahead ahead{(const char*)(left + 2 * panel_pairs), squares > 1 ? (32 + squares - 1) / squares : 0};
+        for (int64_t square = 0; square < whole; square++, ahead.from += steps * ahead.lines * 64) {
+            sum_tiles<2, 2>(tiles + square * square_inputs, left, right, steps, squares == 1, ahead);
+            store_tiles<2, 2>(product, block.row + square * 32, 32, panel);
+        }
+        if (rest == 0) continue;
+        if (rest > 16) {
+            shape_tiles<2, 2>(int(rest - TILE_ROWS));
+            sum_tiles<2, 2>(tiles + whole * square_inputs, left, right, steps, squares == 1, ahead);
+            store_tiles<2, 2>(product, last_row, rest, panel);
+        } else {
+            shape_tiles<1, 2>(int(rest));
+            sum_tiles<1, 2>(tiles + whole * square_inputs, left, right, steps, squares == 1, ahead);
+            store_tiles<1, 2>(product, last_row, rest, panel);
+        }
+        shape_tiles<2, 2>(TILE_ROWS);
     }
 }
 
 void block_tiles(const Product& product, const Block& block) {
-    bf16* tiles = (bf16*)thread_scratch(4 * TILE_ROWS * product.weight->depth * sizeof(bf16));
-    const int64_t end = block.row + block.rows;
-    if (block.rows > 32 && block.rows <= 48) {
-        multiply_tiles<3, 1>(product, block, block.row, block.rows, tiles, true);
-    } else if (block.rows > 48 && block.rows <= 64) {
-        multiply_tiles<4, 1>(product, block, block.row, block.rows, tiles, true);
-    } else {
-        for (int64_t row = block.row; row < end; row += 32) {
-            const int64_t rows = std::min<int64_t>(32, end - row);
-            const bool streams = row == block.row;
-            if (rows > 16)
-                multiply_tiles<2, 2>(product, block, row, rows, tiles, streams);
-            else
-                multiply_tiles<1, 2>(product, block, row, rows, tiles, streams);
-        }
+    const int64_t row_bytes = product.weight->depth * sizeof(bf16);
+    const int64_t most_rows = std::max<int64_t>(64, ROWS_CACHE_BYTES / row_bytes / 32 * 32);
+    const int64_t parts = (block.rows + most_rows - 1) / most_rows;
+    const int64_t part_rows = ((block.rows + parts - 1) / parts + 31) / 32 * 32;
+    bf16* tiles = (bf16*)thread_scratch(std::max<int64_t>(64, part_rows) * row_bytes);
+    for (int64_t done = 0; done < block.rows; done += part_rows) {
+        const Block part{block.row + done, std::min(part_rows, block.rows - done), block.panel, block.panels};
+        if (block.rows > 32 && block.rows <= 48)
+            multiply_column<3>(product, part, tiles);
+        else if (block.rows > 48 && block.rows <= 64)
+            multiply_column<4>(product, part, tiles);
+        else
+            multiply_squares(product, part, tiles);
     }
+    _mm_sfence();
     _tile_release();
 }
 
@@ -433,9 +477,8 @@ enum Variant : int { FMA = 0, DOT = 1, AMX = 2 };
 // Calls `multiply(block)` for blocks that cover rows x panels. Every thread gets panels of its own, so that a weight is
 // read once from memory however many rows there are; rows are divided too when there are more threads than panels pay for.
 template <typename Multiply>
-void share_out(const PackedWeight& weight, int64_t rows, const Multiply& multiply) {
+void share_out(const PackedWeight& weight, int64_t rows, int64_t most_panels, const Multiply& multiply) {
     const int threads = omp_get_max_threads();
-    int64_t most_panels = std::max<int64_t>(2, CACHE_BYTES / (weight.depth * PANEL * 2) & ~int64_t(1));
     int64_t even_panels = (weight.panels + threads - 1) / threads;
     even_panels = std::max<int64_t>(2, (even_panels + 1) & ~int64_t(1));
     int64_t blocks_each = (even_panels + most_panels - 1) / most_panels;
@@ -517,20 +560,21 @@ void kvasir_linear_rows(const PackedWeight* weight, const int64_t* ids, int64_t 
 void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64_t x_stride, int64_t rows, void* out,
                    int64_t out_stride) {
     Product product{weight, (const bf16*)x, x_stride, (bf16*)out, out_stride};
+    const int64_t most_panels = std::max<int64_t>(2, CACHE_BYTES / (weight->depth * PANEL * 2) & ~int64_t(1));
     if (variant == FMA) {
         const float* wide = padded_copy<float>(product.x, x_stride, rows, weight->inputs, weight->depth);
-        return share_out(*weight, rows, [&](const Block& block) { block_widened(product, wide, weight->depth, block); });
+        return share_out(*weight, rows, most_panels, [&](const Block& block) { block_widened(product, wide, weight->depth, block); });
     }
 #if KVASIR_AMX
     if (variant == AMX && tiles_granted())
-        return share_out(*weight, rows, [&](const Block& block) { block_tiles(product, block); });
+        return share_out(*weight, rows, weight->panels + 1, [&](const Block& block) { block_tiles(product, block); });
 #endif
 #if KVASIR_DOT
     if (weight->inputs != weight->depth) {
         product.x = padded_copy<bf16>(product.x, x_stride, rows, weight->inputs, weight->depth);
         product.x_stride = weight->depth;
     }
-    if (variant == DOT) return share_out(*weight, rows, [&](const Block& block) { block_dot(product, block); });
+    if (variant == DOT) return share_out(*weight, rows, most_panels, [&](const Block& block) { block_dot(product, block); });
 #endif
 }
 
