@@ -37,11 +37,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(ONLINE), default=list(ONLINE))
     parser.add_argument("--engines", nargs="+", default=["kvasir", "vllm-cpu", "transformers"])
     parser.add_argument("--rounds", type=int, default=3, help="of every workload; transformers always gets one")
+    parser.add_argument(
+        "--tag", default="", help="ends the file's name, so that it does not replace another of the day"
+    )
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     for name in options.models:
         report = heading(name, options) + "\n\n" + compare(name, options.engines, options.rounds) + "\n"
-        path = RESULTS / f"engine_cpu-{name}-{date.today()}.md"
+        path = RESULTS / f"engine_cpu-{name}-{date.today()}{options.tag and '-'}{options.tag}.md"
         path.write_text(report)
         print(f"{report}\nwritten to {path}", flush=True)
 

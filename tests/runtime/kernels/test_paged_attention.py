@@ -84,6 +84,21 @@ def test_a_result_does_not_depend_on_neighbours_or_threads(dtype: torch.dtype, t
     assert torch.equal(attend(batch), together)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 700])
+def test_requests_that_share_a_prefix_get_what_each_would_get_alone(dtype: torch.dtype, window: int | None) -> None:
+    """1,088 tokens in common are two whole splits; 40 requests of 2 query heads a key head fill more than a tile."""
+    shapes = [(1, 1100 + number) for number in range(40)] + [(3, 1200), (30, 1300), (1, 1400)]
+    batch = paged_batch(shapes, 4, 2, 64, 16, dtype)
+    batch.block_table[:40, :68] = batch.block_table[0, :68]
+    together = attend(batch, window)
+    for request in range(len(shapes)):
+        first, end = batch.query_starts[request : request + 2].tolist()
+        assert torch.equal(attend(batch.only(request), window), together[first:end])
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(together, expected(batch, window), atol=tolerance, rtol=tolerance)
+
+
 def test_reads_queries_out_of_a_packed_projection() -> None:
     batch = paged_batch(MIXED, 4, 2, 32, 16, torch.float32)
     packed = torch.cat((batch.query.flatten(1), torch.full((batch.query.shape[0], 128), torch.nan)), dim=1)

@@ -3,13 +3,15 @@
 //
 // The work is cut into items by request alone: query tiles of fixed size, key tiles at fixed absolute positions, splits
 // of fixed length. Threads and neighbours decide only who computes an item and when, so a request's result does not
-// depend on them. The query heads that share a key head are rows of one tile, so keys and values are read once.
+// depend on them. The query heads that share a key head are rows of one tile, so keys and values are read once; so are
+// the single tokens of requests that share the blocks of a whole split (a common prefix), row by row the same arithmetic.
 
 #include <omp.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
+#include <map>
 #include <vector>
 
 #include "vec.h"
@@ -50,14 +52,22 @@ struct Call {
     int group() const { return heads / kv_heads; }
 };
 
+// One token whose query heads are rows of an item.
+struct Query {
+    int token;        // index into the batch
+    int position;     // in its request; -1 sees nothing
+    int64_t partial;  // index of its first head among partial results, or -1: the item writes the output itself
+};
+
 struct Item {
-    int request;
+    int request;               // whose blocks are read
     int kv_head, kv_heads;
-    int token, tokens;         // of the request's chunk
+    int first_query, tokens;   // of Plan.queries
     int first_key, end_key;
-    int64_t partial;           // index of its first row among partial results, or -1: it writes the output itself
+    bool is_shared = false;    // tokens of several requests
     int64_t cost() const { return int64_t(end_key - first_key) * tokens * kv_heads; }
 };
+
 
 // A result split along the keys: rows [first, first + splits * rows) of the partial results, split by split.
 struct Join {
@@ -351,39 +361,40 @@ inline void scale_row(float* row, int dim, float factor) {
 // ---- items ----
 
 template <typename T>
-void load_query(const Call& call, const Item& item, int kv_head, float* to) {
+void load_query(const Call& call, const Item& item, const Query* queries, int kv_head, float* to) {
     const int group = call.group(), dim = call.head_dim;
-    const T* query = (const T*)call.query + int64_t(call.query_starts[item.request] + item.token) * call.query_stride;
     for (int t = 0; t < item.tokens; t++)
         for (int g = 0; g < group; g++) {
-            const T* from = query + t * call.query_stride + int64_t(kv_head * group + g) * dim;
+            const T* from =
+                (const T*)call.query + queries[t].token * call.query_stride + int64_t(kv_head * group + g) * dim;
             for (int d = 0; d < dim; d += LANES) store(to + (t * group + g) * dim + d, load(from + d, dim - d), dim - d);
         }
 }
 
 template <typename T>
-void write_result(const Call& call, const Item& item, const Tile& tile, float* partials) {
+void write_result(const Call& call, const Item& item, const Query* queries, const Tile& tile, float* partials) {
     const int group = call.group(), dim = call.head_dim;
     for (int h = 0; h < item.kv_heads; h++)
         for (int row = 0; row < item.tokens * group; row++) {
-            int token = item.token + row / group, head = (item.kv_head + h) * group + row % group;
+            const Query& query = queries[row / group];
+            const int head = (item.kv_head + h) * group + row % group;
             float* sums = tile.sums + int64_t(h * ROWS + row) * dim;
             float most = tile.most[h * ROWS + row], weight = tile.weight[h * ROWS + row];
-            if (item.partial >= 0) {
-                float* to = partials + (item.partial + int64_t(row / group) * call.heads + head) * (dim + 2);
+            if (query.partial >= 0) {
+                float* to = partials + (query.partial + head) * (dim + 2);
                 to[0] = most;
                 to[1] = weight;
                 memcpy(to + 2, sums, dim * sizeof(float));
                 continue;
             }
-            T* to = (T*)call.out + int64_t(call.query_starts[item.request] + token) * call.out_stride + head * dim;
+            T* to = (T*)call.out + query.token * call.out_stride + head * dim;
             float share = weight > 0 ? 1.0f / weight : 0.0f;
             for (int d = 0; d < dim; d += LANES) store(to + d, load(sums + d, dim - d) * share, dim - d);
         }
 }
 
 template <typename T>
-void attend_item(const Call& call, const Item& item, Room& room, float* partials) {
+void attend_item(const Call& call, const Item& item, const Query* item_queries, Room& room, float* partials) {
     const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, heads = item.kv_heads;
     const int words = dim * int(sizeof(T)) / 4;
     const int64_t per_head = int64_t(ROWS) * dim;
@@ -396,14 +407,12 @@ void attend_item(const Call& call, const Item& item, Room& room, float* partials
     tile.most = (float*)(tile.keys + int64_t(words) * KEYS);
     tile.weight = tile.most + heads * ROWS;
     for (int h = 0; h < heads; h++) {
-        load_query<T>(call, item, item.kv_head + h, queries + h * per_head);
+        load_query<T>(call, item, item_queries, item.kv_head + h, queries + h * per_head);
         memset(tile.sums + h * per_head, 0, rows * dim * sizeof(float));
     }
     std::fill(tile.most, tile.most + heads * ROWS, -INFINITY);
     std::fill(tile.weight, tile.weight + heads * ROWS, 0.0f);
 
-    const int query_len = call.query_starts[item.request + 1] - call.query_starts[item.request];
-    const int first_position = call.seq_lens[item.request] - query_len + item.token;
     const uint32_t* key_rows[KEYS];
     const T* value_rows[KEYS];
     KeyTile current, next;
@@ -427,7 +436,7 @@ void attend_item(const Call& call, const Item& item, Room& room, float* partials
             tile.query = queries + h * per_head;
             score<T>(tile, rows, dim, count, ahead);
             for (int row = 0; row < rows; row++) {
-                const int position = first_position + row / group, at = h * ROWS + row;
+                const int position = item_queries[row / group].position, at = h * ROWS + row;
                 const int row_begin = std::max(0, key_start(call, position) - begin);
                 const int row_end = std::min(count, position + 1 - begin);
                 float shrink =
@@ -438,7 +447,7 @@ void attend_item(const Call& call, const Item& item, Room& room, float* partials
             ahead.fetch_rest();
         }
     }
-    write_result<T>(call, item, tile, partials);
+    write_result<T>(call, item, item_queries, tile, partials);
 }
 
 // ---- the same item on AMX tiles, for many query rows in bfloat16 ----
@@ -466,17 +475,18 @@ struct Tiles {
     uint32_t* weights;  // [ROWS / 16][KEYS / 32] tiles: 16 queries x 32 keys
 };
 
-void load_query_tiles(const Call& call, const Item& item, int groups, uint32_t* to) {
+void load_query_tiles(const Call& call, const Item& item, const Query* queries, int groups, uint32_t* to) {
     const int group = call.group(), dim = call.head_dim, rows = item.tokens * group;
-    const bf16* query = (const bf16*)call.query + int64_t(call.query_starts[item.request] + item.token) * call.query_stride;
+    const bf16* query = (const bf16*)call.query + int64_t(item.kv_head) * group * dim;
     for (int block = 0; block < groups; block++)
         for (int step = 0; step < dim / 32; step++, to += TILE_WORDS) {
             __m512i lines[TILE];
             for (int i = 0; i < TILE; i++) {
                 const int row = block * TILE + i;
-                const bf16* from =
-                    query + row / group * call.query_stride + int64_t(item.kv_head * group + row % group) * dim;
-                lines[i] = row < rows ? _mm512_loadu_si512(from + step * 32) : _mm512_setzero_si512();
+                lines[i] = _mm512_setzero_si512();
+                if (row >= rows) continue;
+                const bf16* from = query + queries[row / group].token * call.query_stride + row % group * dim;
+                lines[i] = _mm512_loadu_si512(from + step * 32);
             }
             transpose(lines);
             for (int i = 0; i < TILE; i++) _mm512_storeu_si512(to + i * TILE, lines[i]);
@@ -614,7 +624,7 @@ void gather_tiles(const uint32_t* weights, const uint32_t* values, int count, fl
     }
 }
 
-void attend_item_tiles(const Call& call, const Item& item, Room& room, float* partials) {
+void attend_item_tiles(const Call& call, const Item& item, const Query* queries, Room& room, float* partials) {
     const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, groups = (rows + TILE - 1) / TILE;
     float* memory = room.at_least(int64_t(ROWS) * dim * 3 / 2 + int64_t(KEYS) * dim + 2 * KEYS * ROWS + 4 * ROWS);
     Tile result;
@@ -631,12 +641,10 @@ void attend_item_tiles(const Call& call, const Item& item, Room& room, float* pa
     memset(result.sums, 0, groups * TILE * dim * sizeof(float));
     std::fill(result.most, result.most + ROWS, -INFINITY);
     std::fill(result.weight, result.weight + ROWS, 0.0f);
-    load_query_tiles(call, item, groups, tiles.queries);
-    const int query_len = call.query_starts[item.request + 1] - call.query_starts[item.request];
-    const int first_position = call.seq_lens[item.request] - query_len + item.token;
+    load_query_tiles(call, item, queries, groups, tiles.queries);
     vint position[ROWS / TILE], seen_from[ROWS / TILE];
     for (int row = 0; row < groups * TILE; row++) {
-        const int at = row < rows ? first_position + row / group : -1;  // -1: an empty row sees nothing
+        const int at = row < rows ? queries[row / group].position : -1;  // -1: an empty row sees nothing
         position[row / TILE][row % TILE] = at;
         seen_from[row / TILE][row % TILE] = key_start(call, at);
     }
@@ -665,29 +673,30 @@ void attend_item_tiles(const Call& call, const Item& item, Room& room, float* pa
         }
     }
     _tile_release();
-    write_result<bf16>(call, item, result, partials);
+    write_result<bf16>(call, item, queries, result, partials);
 }
 
 #endif
 
 // Which way an item goes depends on the request alone.
-void compute_item(const Call& call, const Item& item, Room& room, float* partials, const float*) {
-    attend_item<float>(call, item, room, partials);
+void compute_item(const Call& call, const Item& item, const Query* queries, Room& room, float* partials, const float*) {
+    attend_item<float>(call, item, queries, room, partials);
 }
 
-void compute_item(const Call& call, const Item& item, Room& room, float* partials, const bf16*) {
+void compute_item(const Call& call, const Item& item, const Query* queries, Room& room, float* partials, const bf16*) {
 #if KVASIR_AMX
-    if (call.use_amx && call.head_dim % 32 == 0 && item.tokens * call.group() >= AMX_FEWEST_ROWS) {
+    const int rows_of_request = (item.is_shared ? 1 : item.tokens) * call.group();
+    if (call.use_amx && call.head_dim % 32 == 0 && rows_of_request >= AMX_FEWEST_ROWS) {
         for (int head = 0; head < item.kv_heads; head++) {
             Item one = item;
             one.kv_head += head;
             one.kv_heads = 1;
-            attend_item_tiles(call, one, room, partials);
+            attend_item_tiles(call, one, queries, room, partials);
         }
         return;
     }
 #endif
-    attend_item<bf16>(call, item, room, partials);
+    attend_item<bf16>(call, item, queries, room, partials);
 }
 
 template <typename T>
@@ -713,46 +722,93 @@ void join_splits(const Call& call, const Join& join, const float* partials) {
 
 struct Plan {
     std::vector<Item> items;
+    std::vector<Query> queries;
     std::vector<Join> joins;
     int64_t partial_rows = 0;
     int64_t cost = 0;
 };
 
-// A short chunk over many keys: one query tile, divided along the keys.
-void plan_short_chunk(const Call& call, int request, int query_len, int seq_len, int heads_each, Plan& plan) {
+int add_queries(const Call& call, int request, int query_len, int first, int count, int64_t partial, Plan& plan) {
+    const int at = plan.queries.size(), position = call.seq_lens[request] - query_len;
+    for (int t = first; t < first + count; t++)
+        plan.queries.push_back(
+            {call.query_starts[request] + t, position + t, partial < 0 ? -1 : partial + int64_t(t) * call.heads});
+    return at;
+}
+
+// A request whose single token sees all keys of a split, where its partial results go.
+struct Reader {
+    int request;
+    int64_t partial;
+};
+
+using Readers = std::map<std::vector<int32_t>, std::vector<Reader>>;  // by the blocks of a whole split
+
+void add_split(const Call& call, int request, int query_len, int first_key, int end_key, int64_t partial, int heads_each,
+               Plan& plan) {
+    const int queries = add_queries(call, request, query_len, 0, query_len, partial, plan);
+    for (int head = 0; head < call.kv_heads; head += heads_each)
+        plan.items.push_back(
+            {request, head, std::min(heads_each, call.kv_heads - head), queries, query_len, first_key, end_key});
+}
+
+// A short chunk over many keys: one query tile, divided along the keys. A single token's whole splits are put aside in
+// `readers`, by split, until it is known who else reads the same blocks.
+void plan_short_chunk(const Call& call, int request, int query_len, int seq_len, int heads_each,
+                      std::vector<Readers>& readers, Plan& plan) {
     const int first = key_start(call, seq_len - query_len);
     const int first_split = first / SPLIT, splits = (seq_len - 1) / SPLIT - first_split + 1;
     const int64_t rows = int64_t(query_len) * call.heads;
-    const int64_t partial = splits > 1 ? plan.partial_rows : -1;
-    for (int s = 0; s < splits; s++)
-        for (int head = 0; head < call.kv_heads; head += heads_each) {
-            Item item{request, head, std::min(heads_each, call.kv_heads - head), 0, query_len};
-            item.first_key = std::max(first, (first_split + s) * SPLIT);
-            item.end_key = std::min(seq_len, (first_split + s + 1) * SPLIT);
-            item.partial = partial < 0 ? -1 : partial + s * rows;
-            plan.items.push_back(item);
+    const int64_t joined = splits > 1 ? plan.partial_rows : -1;
+    for (int s = 0; s < splits; s++) {
+        const int split = first_split + s, begin = split * SPLIT, end = begin + SPLIT;
+        const int64_t partial = joined < 0 ? -1 : joined + s * rows;
+        if (query_len == 1 && first <= begin && end <= seq_len && SPLIT % call.block_size == 0) {
+            const int32_t* blocks = call.block_table + request * call.table_stride + begin / call.block_size;
+            if (int(readers.size()) <= split) readers.resize(split + 1);
+            readers[split][{blocks, blocks + SPLIT / call.block_size}].push_back({request, partial});
+        } else {
+            add_split(call, request, query_len, std::max(first, begin), std::min(seq_len, end), partial, heads_each, plan);
         }
+    }
     if (splits > 1) {
-        plan.joins.push_back({request, 0, query_len, partial, splits});
+        plan.joins.push_back({request, 0, query_len, joined, splits});
         plan.partial_rows += splits * rows;
     }
 }
 
+void plan_readers(const Call& call, const std::vector<Readers>& readers, int heads_each, Plan& plan) {
+    const int most = std::max(1, ROWS / call.group());
+    for (int split = 0; split < int(readers.size()); split++)
+        for (const auto& [blocks, together] : readers[split])
+            for (size_t from = 0; from < together.size(); from += most) {
+                const int count = std::min<int>(most, together.size() - from), begin = split * SPLIT;
+                const Reader* each = &together[from];
+                if (count == 1) {
+                    add_split(call, each->request, 1, begin, begin + SPLIT, each->partial, heads_each, plan);
+                    continue;
+                }
+                const int first = plan.queries.size();
+                for (int i = 0; i < count; i++) add_queries(call, each[i].request, 1, 0, 1, each[i].partial, plan);
+                for (int head = 0; head < call.kv_heads; head++)
+                    plan.items.push_back({each->request, head, 1, first, count, begin, begin + SPLIT, true});
+            }
+}
+
 void plan_long_chunk(const Call& call, int request, int query_len, int seq_len, Plan& plan) {
     const int step = std::max(1, ROWS / call.group());
+    const int queries = add_queries(call, request, query_len, 0, query_len, -1, plan);
     for (int head = 0; head < call.kv_heads; head++)
         for (int token = 0; token < query_len; token += step) {
-            Item item{request, head, 1, token, std::min(step, query_len - token)};
-            const int position = seq_len - query_len + token;
-            item.first_key = key_start(call, position);
-            item.end_key = position + item.tokens;
-            item.partial = -1;
-            plan.items.push_back(item);
+            const int position = seq_len - query_len + token, tokens = std::min(step, query_len - token);
+            plan.items.push_back(
+                {request, head, 1, queries + token, tokens, key_start(call, position), position + tokens});
         }
 }
 
 Plan make_plan(const Call& call) {
     Plan plan;
+    std::vector<Readers> readers;
     const int threads = omp_get_max_threads();
     // Neighbouring heads lie in the same memory pages, so one thread reads all of them unless that leaves threads idle.
     const int wanted = (3 * threads + call.requests - 1) / call.requests;
@@ -762,10 +818,11 @@ Plan make_plan(const Call& call) {
         const int seq_len = call.seq_lens[request];
         if (query_len <= 0) continue;
         if (query_len <= SPLIT_MOST_QUERY && query_len * call.group() <= ROWS)
-            plan_short_chunk(call, request, query_len, seq_len, heads_each, plan);
+            plan_short_chunk(call, request, query_len, seq_len, heads_each, readers, plan);
         else
             plan_long_chunk(call, request, query_len, seq_len, plan);
     }
+    plan_readers(call, readers, heads_each, plan);
     for (const Item& item : plan.items) plan.cost += item.cost();
     std::stable_sort(plan.items.begin(), plan.items.end(),
                      [](const Item& a, const Item& b) { return a.cost() > b.cost(); });
@@ -782,7 +839,10 @@ void attend(const Call& call) {
     {
         static thread_local Room room;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < items; i++) compute_item(call, plan.items[i], room, partials, (const T*)nullptr);
+        for (int64_t i = 0; i < items; i++) {
+            const Item& item = plan.items[i];
+            compute_item(call, item, &plan.queries[item.first_query], room, partials, (const T*)nullptr);
+        }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < joins; i++) join_splits<T>(call, plan.joins[i], partials);
     }
