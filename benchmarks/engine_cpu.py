@@ -180,9 +180,10 @@ def heading(model_name: str, options: argparse.Namespace) -> str:
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     features = " ".join(flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags.split())
     engines = " ".join(options.engines)
+    tag = f" --tag {options.tag}" if options.tag else ""
     return f"""# {model_name} on a CPU, engines side by side, {date.today()}
 
-`python benchmarks/engine_cpu.py --models {model_name} --engines {engines} --rounds {options.rounds}` at
+`python benchmarks/engine_cpu.py --models {model_name} --engines {engines} --rounds {options.rounds}{tag}` at
 commit {commit or "none"}; {cpu.split(":")[1].strip()},
 {len(os.sched_getaffinity(0))} cores ({features}), Linux {platform.release()}.
 

@@ -1,0 +1,72 @@
+"""The real helm, as a user calls it, with a home of its own."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+BUILD = Path(__file__).parent / "build"
+CHART = ROOT / "charts" / "kvasir"
+CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
+RELEASE = "kvasir"
+
+
+class HelmError(Exception):
+    """helm ended with a status other than 0; the message is what it said."""
+
+
+@cache
+def built_directory() -> Path:
+    """Where helm and the Prometheus operator's CRDs are; builds them the first time, in sight."""
+    with subprocess.Popen([sys.executable, BUILD], stdout=subprocess.PIPE, text=True) as build:
+        assert build.stdout is not None
+        last = ""
+        for line in build.stdout:
+            last = line.strip()
+            if last.startswith("helm: "):
+                print(last, flush=True)
+    if build.returncode != 0:
+        raise HelmError(f"{BUILD} ended with status {build.returncode}: what it printed says why")
+    return Path(last)
+
+
+@dataclass(frozen=True)
+class Helm:
+    """`kubeconfig` None is for the commands that need no cluster."""
+
+    program: Path
+    home: Path
+    kubeconfig: Path | None = None
+
+    def run(self, *arguments: str | Path) -> str:
+        """What helm printed; raises HelmError."""
+        environment = {"HOME": str(self.home), "KUBECONFIG": str(self.kubeconfig or "/dev/null")}
+        command = [str(each) for each in (self.program, *arguments)]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        if ended.returncode != 0:
+            raise HelmError(f"{' '.join(command)}\n{ended.stdout}{ended.stderr}")
+        return ended.stdout
+
+    def template(self, *arguments: str | Path, namespace: str = "kvasir-system") -> list[dict[str, Any]]:
+        """The objects of the chart, without a cluster."""
+        text = self.run("template", RELEASE, CHART, "--namespace", namespace, *arguments)
+        return [obj for obj in yaml.safe_load_all(text) if obj]
+
+    def install(self, namespace: str, *arguments: str | Path, chart: Path = CHART) -> str:
+        return self.run("install", RELEASE, chart, "--namespace", namespace, *arguments)
+
+    def upgrade(self, namespace: str, *arguments: str | Path, chart: Path = CHART) -> str:
+        return self.run("upgrade", RELEASE, chart, "--namespace", namespace, *arguments)
+
+    def uninstall(self, namespace: str) -> None:
+        self.run("uninstall", RELEASE, "--namespace", namespace)
+
+    def releases(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.run("list", "--all-namespaces", "--output", "json"))
+        return found

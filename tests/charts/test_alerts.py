@@ -1,0 +1,60 @@
+"""Alerts name series that the programs export, and each has a runbook."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvasir_operator.metrics import OperatorMetrics
+from kvasir_router.metrics import Metrics
+from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
+from kvasir_runtime.metrics import EngineView, MetricsCollector, SharedRows
+
+CHART = Path(__file__).parents[2] / "charts" / "kvasir"
+RULES = (CHART / "templates" / "prometheusrule.yaml").read_text()
+ALERTS = re.findall(r"alert: (\w+)", RULES)
+
+
+def names_of(registry: CollectorRegistry) -> set[str]:
+    return {f"{family.name}_total" if family.type == "counter" else family.name for family in registry.collect()}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The series of all three programs."""
+    router = Metrics("finishTime")
+    router.observe_queue(lambda: 0)
+    router.observe_endpoints(lambda state: 0)
+    families = text_string_to_metric_families(router.render().decode())
+    of_router = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+
+    stats = SchedulerStats(
+        num_running=0, num_waiting=0, num_blocks_used=0, num_blocks=1, num_steps=0, num_preemptions=0,
+        num_prefix_queries=0, num_prefix_hits=0, last_step_time=0.0,
+    )  # fmt: skip
+    ready = EngineReady(
+        max_model_len=1, vocab_size=1, num_blocks=1, block_size=16, device="cpu", attention_backend="cpu",
+        startup_seconds={},
+    )  # fmt: skip
+    engine = CollectorRegistry(auto_describe=False)
+    rows = SharedRows(tmp_path_factory.mktemp("metrics") / "rows", 1)
+    engine.register(MetricsCollector("model", rows, lambda: EngineView(ready=ready, stats=stats)))
+    return names_of(OperatorMetrics().registry) | names_of(engine) | of_router
+
+
+def test_alerts_name_exported_series_only(exported: set[str]) -> None:
+    used = set(re.findall(r"\bkvasir_\w+", RULES))
+    assert used
+    assert used - exported == set()
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_alert_has_a_runbook_and_links_to_it(alert: str) -> None:
+    assert f"\n## {alert}\n" in (CHART / "RUNBOOKS.md").read_text()
+    assert f'(list $ "{alert}")' in RULES
+
+
+def test_every_runbook_is_of_an_alert() -> None:
+    assert re.findall(r"^## (\w+)$", (CHART / "RUNBOOKS.md").read_text(), re.MULTILINE) == ALERTS
