@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.controlplane.programs import built_by
 
 ROOT = Path(__file__).parents[2]
 BUILD = Path(__file__).parent / "build"
@@ -24,16 +24,7 @@ class HelmError(Exception):
 @cache
 def built_directory() -> Path:
     """Where helm and the Prometheus operator's CRDs are; builds them the first time, in sight."""
-    with subprocess.Popen([sys.executable, BUILD], stdout=subprocess.PIPE, text=True) as build:
-        assert build.stdout is not None
-        last = ""
-        for line in build.stdout:
-            last = line.strip()
-            if last.startswith("helm: "):
-                print(last, flush=True)
-    if build.returncode != 0:
-        raise HelmError(f"{BUILD} ended with status {build.returncode}: what it printed says why")
-    return Path(last)
+    return built_by(BUILD)
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,24 @@ AUDIT_POLICY = {
 
 @cache
 def program_directory() -> Path:
-    """Build the programs, or find them where they were built before; passes the build's progress on to stdout.
+    """Where the programs are; builds them the first time. Raises ControlPlaneError."""
+    return built_by(BUILD)
+
+
+def built_by(script: Path) -> Path:
+    """The directory that a build script names in its last line; what it prints before is passed on to stdout.
 
     Raises ControlPlaneError when the build fails, which has said why on stderr.
     """
-    with subprocess.Popen([sys.executable, BUILD], stdout=subprocess.PIPE, text=True) as build:
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as build:
         assert build.stdout is not None
         last = ""
         for line in build.stdout:
-            last = line.strip()
-            if last.startswith("cluster: "):
+            if last:
                 print(last, flush=True)
+            last = line.strip()
     if build.returncode != 0:
-        raise ControlPlaneError(f"{BUILD} ended with status {build.returncode}: what it printed says why")
+        raise ControlPlaneError(f"{script} ended with status {build.returncode}: what it printed says why")
     return Path(last)
 
 

@@ -11,9 +11,9 @@ from ssl import CERT_NONE, SSLContext, create_default_context
 
 from rig.layout import API_PORT, CONTROL_PLANE_ADDRESS, CREDENTIALS, HOME, PODS, SERVICES, Node, nodes
 from rig.processes import reap_until_one_ends, run, start, wait_until
+from tests.controlplane.programs import ETCD_PORT, etcd_command
 
-ETCD = f"http://{CONTROL_PLANE_ADDRESS}:2379"
-ETCD_PEERS = f"http://{CONTROL_PLANE_ADDRESS}:2380"
+ETCD = f"http://{CONTROL_PLANE_ADDRESS}:{ETCD_PORT}"
 API_URL = f"https://{CONTROL_PLANE_ADDRESS}:{API_PORT}"
 SIGNING_KEY, API_CERTIFICATE = CREDENTIALS / "signing.key", CREDENTIALS / "tls" / "apiserver.crt"
 
@@ -22,7 +22,7 @@ def main() -> None:
     programs, members = Path(sys.argv[1]), nodes(int(sys.argv[2]))
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
     join_network(members)
-    running = {"etcd": start("etcd", etcd(programs))}
+    running = {"etcd": start("etcd", etcd_command(programs, HOME, CONTROL_PLANE_ADDRESS))}
     running["kube-apiserver"] = start("kube-apiserver", api_server(programs))
     wait_until(is_api_ready, 90, "the API server to be ready")
     running["kube-controller-manager"] = start("kube-controller-manager", controllers(programs))
@@ -44,20 +44,6 @@ def join_network(members: list[Node]) -> None:
         run("ip", "link", "add", node.name, "type", "veth", "peer", "name", "eth0", "netns", node.name)
         run("ip", "link", "set", node.name, "master", "kvasir0", "up")
         run("ip", "route", "add", node.pods, "via", node.address)
-
-
-def etcd(programs: Path) -> list[str]:
-    return [
-        str(programs / "etcd"),
-        f"--data-dir={HOME / 'etcd'}",
-        f"--listen-client-urls={ETCD}",
-        f"--advertise-client-urls={ETCD}",
-        f"--listen-peer-urls={ETCD_PEERS}",
-        f"--initial-advertise-peer-urls={ETCD_PEERS}",
-        f"--initial-cluster=default={ETCD_PEERS}",
-        "--unsafe-no-fsync",  # the data dies with the cluster
-        "--log-level=warn",
-    ]
 
 
 def api_server(programs: Path) -> list[str]:

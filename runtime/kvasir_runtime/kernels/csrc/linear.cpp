@@ -563,7 +563,8 @@ void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64
     const int64_t most_panels = std::max<int64_t>(2, CACHE_BYTES / (weight->depth * PANEL * 2) & ~int64_t(1));
     if (variant == FMA) {
         const float* wide = padded_copy<float>(product.x, x_stride, rows, weight->inputs, weight->depth);
-        return share_out(*weight, rows, most_panels, [&](const Block& block) { block_widened(product, wide, weight->depth, block); });
+        return share_out(*weight, rows, most_panels,
+                         [&](const Block& block) { block_widened(product, wide, weight->depth, block); });
     }
 #if KVASIR_AMX
     if (variant == AMX && tiles_granted())
@@ -574,7 +575,8 @@ void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64
         product.x = padded_copy<bf16>(product.x, x_stride, rows, weight->inputs, weight->depth);
         product.x_stride = weight->depth;
     }
-    if (variant == DOT) return share_out(*weight, rows, most_panels, [&](const Block& block) { block_dot(product, block); });
+    if (variant == DOT)
+        return share_out(*weight, rows, most_panels, [&](const Block& block) { block_dot(product, block); });
 #endif
 }
 
