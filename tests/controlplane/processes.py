@@ -62,13 +62,13 @@ class ServerProcess:
             raise ControlPlaneError(f"{error}; {self.name}'s last words were:\n{self.last_words()}") from error
 
 
-def wait_until(probe: Callable[[], Found | None], seconds: float, what: str) -> Found:
+def wait_until(probe: Callable[[], Found | None], seconds: float, what: str, every_seconds: float = 0.05) -> Found:
     """Poll until `probe` gives something true and return it; raises TimeoutError that names `what`."""
     deadline = time.monotonic() + seconds
     while not (found := probe()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:g} s in vain for {what}")
-        time.sleep(0.05)
+        time.sleep(every_seconds)
     return found
 
 

@@ -91,6 +91,7 @@ def api_server_command(programs: Path, directory: Path, address: str) -> list[st
         f"--cert-dir={directory / 'tls'}",
         f"--token-auth-file={directory / 'tokens.csv'}",
         "--authorization-mode=RBAC",
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as OpenShift has it
         f"--advertise-address={address}",
         "--endpoint-reconciler-type=none",  # it would refuse a loopback address, once a second
         "--service-cluster-ip-range=10.96.0.0/16",

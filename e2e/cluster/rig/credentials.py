@@ -5,12 +5,11 @@ import json
 import secrets
 from pathlib import Path
 
-from rig.layout import API_PORT, CONTROL_PLANE_ADDRESS, CREDENTIALS, KUBECONFIG, RELAY_ADDRESS, Node
+from e2e.cluster.rig.api import INSIDE, OUTSIDE
+from e2e.cluster.rig.layout import API_CERTIFICATE, CREDENTIALS, KUBECONFIG, Node
 from tests.controlplane.credentials import write_signing_key
 
 PROGRAMS = ("kube-controller-manager", "kube-scheduler", "kube-proxy")
-INSIDE = f"https://{CONTROL_PLANE_ADDRESS}:{API_PORT}"
-OUTSIDE = f"https://{RELAY_ADDRESS}:{API_PORT}"
 
 
 def write_credentials(members: list[Node]) -> None:
@@ -19,6 +18,7 @@ def write_credentials(members: list[Node]) -> None:
     users = [(f"system:{name}", "", CREDENTIALS / f"{name}.kubeconfig") for name in PROGRAMS]
     users += [(f"system:node:{node.name}", "system:nodes", node.kubeconfig) for node in members]
     users.append(("admin", "system:masters", KUBECONFIG))
+    users.append(("prometheus", "system:masters", CREDENTIALS / "prometheus.kubeconfig"))
     rows = []
     for user, group, path in users:
         token = secrets.token_hex(16)
@@ -35,9 +35,7 @@ def _write_kubeconfig(path: Path, user: str, token: str) -> None:
     config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [
-            {"name": "e2e", "cluster": {**cluster, "certificate-authority": str(CREDENTIALS / "tls" / "apiserver.crt")}}
-        ],
+        "clusters": [{"name": "e2e", "cluster": {**cluster, "certificate-authority": str(API_CERTIFICATE)}}],
         "users": [{"name": user, "user": {"token": token}}],
         "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": user}}],
         "current-context": "e2e",

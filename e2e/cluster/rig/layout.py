@@ -8,20 +8,27 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT_OF_TREE = Path(__file__).resolve().parents[3]
 HOME = Path(os.environ.get("KVASIR_E2E_HOME", "/var/lib/kvasir-e2e"))
 """Everything that the cluster writes; `down` removes it."""
 LOGS, CREDENTIALS, CONTAINERD_ROOTS = HOME / "logs", HOME / "credentials", HOME / "containerd"
 PID_FILE, RELAY_PID_FILE = HOME / "pid", HOME / "relay.pid"
-SYSCTLS, MADE = HOME / "sysctls.json", HOME / "made.json"
-"""What `down` puts back, and the mount points that it takes away because `up` found them missing."""
+FOUND = HOME / "found.json"
+"""What `down` puts back as `up` found it."""
+HELD, RUNNING = HOME / "held", HOME / "running"
+"""One empty file for each program that faults.py holds stopped, and one for each that runs."""
 MOUNT_POINTS = ("/var/lib/cni", "/var/lib/kubelet", "/var/log/containers", "/var/log/pods")
 """The few paths that containers' tools will not have moved; every node has folders of its own under them."""
+MODELS, MODELS_IN_NODES = HOME / "models", "/models"
+"""A copy of the example models, and where every node has it: for `source: file:///models/...`."""
 KUBECONFIG = HOME / "kubeconfig"
+API_CERTIFICATE = CREDENTIALS / "tls" / "apiserver.crt"
 IMAGES = HOME / "images"
-"""OCI archives that every node imports when it starts."""
+"""OCI archives of this cluster alone; those of the cache's folder `images` are in every cluster."""
 
 CGROUP = "kvasir-e2e"
 CONTROL_PLANE_ADDRESS, API_PORT = "10.199.0.1", 6443
+PROMETHEUS_PORT = 9090
 RELAY_ADDRESS = "127.199.0.1"
 SERVICES, PODS = "10.96.0.0/16", "10.244.0.0/16"
 DNS_ADDRESS = "10.96.0.10"
@@ -58,11 +65,3 @@ class Node:
 
 def nodes(count: int) -> list[Node]:
     return [Node(number) for number in range(1, count + 1)]
-
-
-def cgroup_parents() -> list[Path]:
-    """The mounted hierarchies: one of version 2, or one for each controller of version 1."""
-    root = Path("/sys/fs/cgroup")
-    if (root / "cgroup.controllers").exists():
-        return [root]
-    return [path for path in sorted(root.iterdir()) if path.is_dir() and not path.is_symlink()]

@@ -1,33 +1,35 @@
 """A node's PID 1: its mounts, its end of the network, containerd, kubelet and kube-proxy.
 
-python -m rig.node PROGRAMS NUMBER NUM_NODES      (inside the namespaces that the control plane makes)
+python -m e2e.cluster.rig.node PROGRAMS NUMBER NUM_NODES TEMPLATE
+(inside the namespaces that the control plane makes)
 """
 
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
-from rig.layout import (
+from e2e.cluster.rig import containerd
+from e2e.cluster.rig.cgroups import make_node_cgroups
+from e2e.cluster.rig.layout import (
     CGROUP,
     CONTAINERD_ROOTS,
     CREDENTIALS,
     DNS_ADDRESS,
-    IMAGES,
+    MODELS,
+    MODELS_IN_NODES,
     MOUNT_POINTS,
-    PAUSE_IMAGE,
     PODS,
     SERVICES,
     Node,
-    cgroup_parents,
     nodes,
 )
-from rig.processes import reap_until_one_ends, run, start, wait_until, write
+from e2e.cluster.rig.processes import Programs, run, wait_until, write
+from e2e.cluster.rig.template import link_root
 
-CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-CNI_PROGRAMS = "/usr/lib/cni"
+LEASE_SECONDS = 16
+"""It is renewed every 4 s, so that a node must be silent for a while before the controllers hold it for lost."""
 
 
 def main() -> None:
@@ -35,18 +37,16 @@ def main() -> None:
     socket.sethostname(node.name)
     mount(node)
     join_network(node, [other for other in nodes(int(sys.argv[3])) if other != node])
-    make_cgroups(node)
-    running = {"containerd": start(f"{node.name}-containerd", ["containerd", "--config", containerd_config(node)])}
-    wait_until(is_containerd_up, 30, f"containerd of {node.name}")
-    for image in sorted(IMAGES.glob("*.tar")):
-        import_image(image)
-    running["kubelet"] = start(f"{node.name}-kubelet", kubelet(programs, node))
-    running["kube-proxy"] = start(f"{node.name}-kube-proxy", kube_proxy(programs, node))
-    reap_until_one_ends({f"{node.name}-{name}": process for name, process in running.items()})
+    make_node_cgroups(node.name)
+    running = Programs()
+    start_containerd(running, node, Path(sys.argv[4]))
+    running.start(f"{node.name}-kubelet", kubelet(programs, node))
+    running.start(f"{node.name}-kube-proxy", kube_proxy(programs, node))
+    running.watch()
 
 
 def mount(node: Node) -> None:
-    """Own /run, and own folders under MOUNT_POINTS."""
+    """Own /run, own folders under MOUNT_POINTS, and the example models."""
     run("mount", "--make-rshared", "/")
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
     for path in MOUNT_POINTS:
@@ -54,6 +54,7 @@ def mount(node: Node) -> None:
         own.mkdir(parents=True, exist_ok=True)
         run("mount", "--bind", str(own), path)
     run("mount", "--make-rshared", "/var/lib/kubelet")
+    run("mount", "--bind", str(MODELS), MODELS_IN_NODES)
 
 
 def join_network(node: Node, others: list[Node]) -> None:
@@ -66,34 +67,8 @@ def join_network(node: Node, others: list[Node]) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
-def make_cgroups(node: Node) -> None:
-    for parent in cgroup_parents():
-        (parent / CGROUP / node.name).mkdir(parents=True, exist_ok=True)
-        for path in (parent / CGROUP, parent / CGROUP / node.name):
-            for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new cpuset of version 1, which admits no process
-                if (path / name).exists() and not (path / name).read_text().strip():
-                    (path / name).write_text((path.parent / name).read_text())
-
-
-def containerd_config(node: Node) -> str:
-    root = CONTAINERD_ROOTS / node.name
-    config = f"""version = 2
-root = "{root}"
-state = "/run/containerd"
-[grpc]
-  address = "{CONTAINERD_SOCKET}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE_IMAGE}"
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI_PROGRAMS}"
-    conf_dir = "{node.home / "cni-config"}"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-"""
+def pod_network(node: Node) -> Path:
+    """The folder that holds it."""
     bridge = {
         "type": "bridge",
         "bridge": "cni0",
@@ -103,16 +78,15 @@ state = "/run/containerd"
     }
     plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
     network = {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
-    write(node.home / "cni-config" / "10-pods.conflist", json.dumps(network))
-    return str(write(node.home / "containerd.toml", config))
+    return write(node.home / "cni-config" / "10-pods.conflist", json.dumps(network)).parent
 
 
-def is_containerd_up() -> bool:
-    return subprocess.run(["ctr", "--address", CONTAINERD_SOCKET, "version"], capture_output=True).returncode == 0
-
-
-def import_image(archive: Path) -> None:
-    run("ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images", "import", str(archive))
+def start_containerd(running: Programs, node: Node, template: Path) -> None:
+    root = CONTAINERD_ROOTS / node.name
+    link_root(template, root)
+    config = write(node.home / "containerd.toml", containerd.node_config(root, pod_network(node)))
+    running.start(f"{node.name}-containerd", ["containerd", "--config", str(config)])
+    wait_until(containerd.is_up, 30, f"containerd of {node.name}")
 
 
 def kubelet(programs: Path, node: Node) -> list[str]:
@@ -123,7 +97,7 @@ def kubelet(programs: Path, node: Node) -> list[str]:
         "cgroupRoot": f"/{CGROUP}/{node.name}",
         "failCgroupV1": False,
         "failSwapOn": False,
-        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+        "containerRuntimeEndpoint": f"unix://{containerd.SOCKET}",
         "clusterDNS": [DNS_ADDRESS],
         "clusterDomain": "cluster.local",
         "resolvConf": str(write(node.home / "resolv.conf", "")),
@@ -132,6 +106,7 @@ def kubelet(programs: Path, node: Node) -> list[str]:
         "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "5s",
+        "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "registerWithTaints": [],
     }
     return [

@@ -1,8 +1,8 @@
-"""The one way in: a loopback port of the machine whose connections go on to the cluster's API server.
+"""The one way in: loopback ports of the machine whose connections go on to the API server and to Prometheus.
 
-    python -m rig.relay PID
+    python -m e2e.cluster.rig.relay PID
 
-The listener belongs to the machine's network and every onward connection to that of process PID, so nothing inside the
+The listeners belong to the machine's network and every onward connection to that of process PID, so nothing inside the
 cluster gains a way out.
 """
 
@@ -10,17 +10,19 @@ import asyncio
 import ctypes
 import os
 import sys
+from functools import partial
 
-from rig.layout import API_PORT, CONTROL_PLANE_ADDRESS, RELAY_ADDRESS
+from e2e.cluster.rig.layout import API_PORT, CONTROL_PLANE_ADDRESS, PROMETHEUS_PORT, RELAY_ADDRESS
 
 CLONE_NEWNET = 0x40000000  # sched.h
 
 
 async def main(pid: int) -> None:
-    server = await asyncio.start_server(relay, RELAY_ADDRESS, API_PORT)
+    servers = [
+        await asyncio.start_server(partial(relay, port), RELAY_ADDRESS, port) for port in (API_PORT, PROMETHEUS_PORT)
+    ]
     enter_network_of(pid)
-    async with server:
-        await server.serve_forever()
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 def enter_network_of(pid: int) -> None:
@@ -31,9 +33,9 @@ def enter_network_of(pid: int) -> None:
             sys.exit(f"cannot enter the network of process {pid}: {os.strerror(error)}")
 
 
-async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def relay(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        onward_reader, onward_writer = await asyncio.open_connection(CONTROL_PLANE_ADDRESS, API_PORT)
+        onward_reader, onward_writer = await asyncio.open_connection(CONTROL_PLANE_ADDRESS, port)
     except OSError:
         writer.close()
         return

@@ -12,11 +12,10 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 from kvasir_runtime.errors import KvasirRuntimeError
 
@@ -26,7 +25,8 @@ SOURCE_FOLDER = Path(__file__).parent / "csrc"
 COMPILERS = ("g++", "c++", "clang++")
 # No -ffast-math: masked scores are infinities. The library shares torch's OpenMP threads, because the loader finds
 # torch's libgomp by its soname when torch was imported first.
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-fno-math-errno", "-w")
+FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-fPIC", "-fno-math-errno", "-w")
+NATIVE = ("-march=native",)
 
 
 class KernelBuildError(KvasirRuntimeError):
@@ -52,7 +52,7 @@ def build_library(compiler: str, cache_folder: Path | None = None) -> Path:
         if not library.exists():
             started = time.monotonic()
             logger.info("compiling the CPU kernels with %s, once for this machine", compiler)
-            _compile(compiler, library)
+            compile_library(compiler, library, NATIVE)
             logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started, library)
     return library
 
@@ -63,11 +63,12 @@ def default_cache_folder() -> Path:
     return Path(base) / "kvasir" / "kernels"
 
 
-def _compile(compiler: str, library: Path) -> None:
+def compile_library(compiler: str, library: Path, processor_flags: Sequence[str]) -> None:
+    """Write the kernels for the processors that the flags name, in whole or not at all. Raises KernelBuildError."""
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in _sources()]
         compiles = [
-            [compiler, *FLAGS, "-c", str(source), "-o", str(target)]
+            [compiler, *FLAGS, *processor_flags, "-c", str(source), "-o", str(target)]
             for source, target in zip(_sources(), objects, strict=True)
         ]
         _run_all(compiles)
@@ -98,8 +99,8 @@ def _fingerprint(compiler: str) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCE_FOLDER.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    for part in (*FLAGS, version, _processor(), torch.__version__):
+    compiler_version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    for part in (*FLAGS, *NATIVE, compiler_version, _processor(), version("torch")):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:20]
 

@@ -6,11 +6,13 @@ A torch extension would cost the same per call and 30 s more to compile.
 import ctypes
 import functools
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvasir_runtime.kernels.build import build_library, find_compiler
+from kvasir_runtime.kernels.prebuilt import find_prebuilt
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +47,14 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
 
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None (said once in the log) where no compiler can make them.
+    """The compiled kernels, or None (said once in the log) where none came along and no compiler can make them.
 
     Raises KernelBuildError when a compiler is there but fails.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        logger.warning("no C++ compiler found: the CPU kernels run as plain torch, several times slower; install g++")
+    path = _prebuilt_library() or _built_library()
+    if path is None:
         return None
-    library = ctypes.CDLL(str(build_library(compiler)))
+    library = ctypes.CDLL(str(path))
     for name, argument_types in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = argument_types
@@ -61,3 +62,18 @@ def load_library() -> ctypes.CDLL | None:
     library.kvasir_linear_has.argtypes = [_INT]
     library.kvasir_linear_has.restype = _INT
     return library
+
+
+def _prebuilt_library() -> Path | None:
+    path = find_prebuilt()
+    if path is not None:
+        logger.info("the CPU kernels were compiled ahead: %s", path.name)
+    return path
+
+
+def _built_library() -> Path | None:
+    compiler = find_compiler()
+    if compiler is None:
+        logger.warning("no C++ compiler found: the CPU kernels run as plain torch, several times slower; install g++")
+        return None
+    return build_library(compiler)

@@ -1,0 +1,43 @@
+"""Programs from Debian's packages: installed, or only unpacked where installing would start a service."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from e2e.cluster.rig.cache import CACHE, made_once
+
+PROGRAMS = {"containerd": "containerd", "runc": "runc", "iptables": "iptables", "conntrack": "conntrack"}
+CNI = ("containernetworking-plugins", Path("/usr/lib/cni/bridge"))
+
+
+def install_missing() -> None:
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    missing += [] if CNI[1].exists() else [CNI[0]]
+    if missing:
+        print(f"up: installing {' '.join(missing)} from Debian", flush=True)
+        apt("update")
+        apt("install", "--yes", "--no-install-recommends", *missing)
+
+
+def prometheus_program() -> Path:
+    """Unpacked beside the machine's own programs: no service, no user, nothing to undo."""
+    return made_once(CACHE / "prometheus-debian", unpack_prometheus) / "usr" / "bin" / "prometheus"
+
+
+def unpack_prometheus(into: Path) -> None:
+    print("up: unpacking prometheus from Debian", flush=True)
+    apt("update")
+    apt("download", "prometheus", folder=into)
+    [package] = into.glob("prometheus_*.deb")
+    subprocess.run(["dpkg-deb", "--extract", str(package), str(into)], check=True)
+    package.unlink()
+
+
+def apt(*arguments: str, folder: Path | None = None) -> None:
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    command = ["apt-get", *arguments]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"`{' '.join(command)}` gave status {done.returncode}: {done.stderr.strip()}")
