@@ -1,4 +1,4 @@
-"""The main path of every forwarded request: handle -> parse -> admit -> pick -> forward.
+"""The main path of every forwarded request: handle -> parse -> admit -> pick -> forward, and again where that fails.
 
 It is plain ASGI: request models and response classes would cost more than the routing itself.
 """
@@ -8,7 +8,6 @@ import logging
 import time
 from dataclasses import dataclass
 
-from multidict import CIMultiDict
 from starlette.types import Receive, Scope, Send
 
 from kvasir_router import proxy, request
@@ -19,15 +18,20 @@ from kvasir_router.endpoints.endpoint import EndpointView
 from kvasir_router.errors import (
     BadGatewayError,
     ClientDisconnectedError,
+    QueueFullError,
+    QueueWaitExceededError,
     RequestError,
     RequestTimeoutError,
     RouterStoppingError,
+    StreamInterruptedError,
     UpstreamConnectError,
     UpstreamError,
 )
 from kvasir_router.exchange import Exchange, read_body
 from kvasir_router.fleet import Fleet, Ticket
+from kvasir_router.hang import interrupted_when_hung
 from kvasir_router.health import Prober
+from kvasir_router.job import Job
 from kvasir_router.metrics import Metrics
 from kvasir_router.models import ModelCatalog
 from kvasir_router.picker import Picker
@@ -62,17 +66,6 @@ class Parts:
     metrics: Metrics
 
 
-@dataclass(slots=True)
-class _Job:
-    """One request on its way through the router."""
-
-    exchange: Exchange
-    request: InferenceRequest
-    headers: CIMultiDict[str]  # to be forwarded
-    body_received: float
-    queue_wait_seconds: float = 0.0
-
-
 class Handler:
     """An ASGI application for every route that is forwarded."""
 
@@ -86,7 +79,7 @@ class Handler:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Every request gets an answer here, and is counted once."""
         exchange = Exchange(scope, send, time.perf_counter())
-        job: _Job | None = None
+        job: Job | None = None
         status = 500
         self._parts.metrics.in_flight.inc()
         try:
@@ -112,7 +105,7 @@ class Handler:
         finally:
             self._count(exchange, job, status)
 
-    async def _receive(self, scope: Scope, receive: Receive, exchange: Exchange) -> _Job:
+    async def _receive(self, scope: Scope, receive: Receive, exchange: Exchange) -> Job:
         """The request as far as it concerns routing. Raises RequestError for whoever may not ask or asks nonsense."""
         headers, api_keys = scope["headers"], self._parts.api_keys
         tenant = None if api_keys is None else api_keys.tenant_of(headers)
@@ -120,47 +113,46 @@ class Handler:
         body_received = time.perf_counter()
         inference = request.parse(exchange.path, body, self._parts.prompt_settings)
         self._parts.models.check(inference.model)
-        forwarded = proxy.forwarded_headers(headers, exchange.request_id, tenant)
-        return _Job(exchange, inference, forwarded, body_received)
+        forwarded = proxy.forwarded_headers(headers, exchange.request_id, tenant, is_stream=inference.is_stream)
+        return Job(exchange, inference, forwarded, body_received, self._limits.num_retries)
 
-    async def _answer(self, job: _Job) -> int:
-        """Tries endpoints until one gives a first byte; from then on there is no way back."""
-        tried: set[str] = set()
-        for retries_left in range(self._limits.num_retries, -1, -1):
-            endpoint = await self._choose(job, tried)
-            tried.add(endpoint.url)
-            try:
-                can_go_elsewhere = retries_left > 0 and self._has_other(job, tried)
-                return await self._forward(job, endpoint, can_go_elsewhere=can_go_elsewhere)
-            except UpstreamError as error:
-                self._note_failure(job, endpoint, error, is_last=retries_left == 0)
-                failure = error
-        raise BadGatewayError(f"no engine answered; the last attempt: {failure}") from failure
-
-    async def _choose(self, job: _Job, tried: set[str]) -> EndpointView:
-        """Admission and pick; nothing is awaited between them and the dispatch, so the place is still free."""
-        parts, model = self._parts, job.request.model
+    async def _answer(self, job: Job) -> int:
+        """Tries endpoints until one gives the answer, or the rest of a stream that others have begun."""
         while True:
-            waited = await parts.admission.admit(lambda: parts.fleet.can_place(model), job.queue_wait_seconds)
-            job.queue_wait_seconds += waited
-            endpoint = parts.picker.pick(job.request, parts.fleet.snapshot(job.request, tried))
+            endpoint = await self._choose(job)
+            job.tried.add(endpoint.url)
+            try:
+                return await self._forward(job, endpoint)
+            except UpstreamError as error:
+                self._decide_on_retry(job, endpoint, error)
+
+    async def _choose(self, job: Job) -> EndpointView:
+        """Admission and pick; nothing is awaited between them and the dispatch, so the place is still free."""
+        parts, model, has_begun = self._parts, job.request.model, job.exchange.has_started
+        while True:
+            try:
+                waited_seconds = await parts.admission.admit(
+                    lambda: parts.fleet.can_place(model), job.waited_seconds, has_begun=has_begun
+                )
+            except (QueueFullError, QueueWaitExceededError) as error:
+                if not has_begun:
+                    raise
+                raise StreamInterruptedError(f"the engine stopped in the middle of its answer, and {error}") from error
+            job.count_wait(waited_seconds)
+            endpoint = parts.picker.pick(job.request, parts.fleet.snapshot(job.request, job.tried))
             if endpoint is not None:
                 return endpoint
 
-    async def _forward(self, job: _Job, endpoint: EndpointView, *, can_go_elsewhere: bool) -> int:
+    async def _forward(self, job: Job, endpoint: EndpointView) -> int:
         ticket = self._parts.fleet.dispatch(job.request, endpoint)
         self._parts.metrics.count_dispatch(job.request, endpoint, self._own_seconds(job))
         release = self._release_when_expected(job.request, ticket)
         try:
-            async with asyncio.timeout(self._limits.request_timeout_seconds):
-                return await self._parts.proxy.forward(
-                    job.request,
-                    job.headers,
-                    endpoint.url,
-                    job.exchange,
-                    relay_unavailable=not can_go_elsewhere,
-                    on_first_byte=lambda status: self._note_first_byte(job, ticket, status),
-                )
+            async with (
+                asyncio.timeout(self._limits.request_timeout_seconds),
+                interrupted_when_hung(ticket, lambda: job.exchange.can_go_elsewhere),
+            ):
+                return await self._attempt(job, endpoint, ticket)
         except TimeoutError as error:
             seconds = self._limits.request_timeout_seconds
             raise RequestTimeoutError(f"{endpoint.url} did not finish the answer within {seconds:g} s") from error
@@ -169,11 +161,42 @@ class Handler:
                 release.cancel()
             ticket.finish()
 
-    def _has_other(self, job: _Job, tried: set[str]) -> bool:
-        return self._parts.fleet.can_place(job.request.model, tried)
+    async def _attempt(self, job: Job, endpoint: EndpointView, ticket: Ticket) -> int:
+        """From the beginning, or from what the client has."""
+        exchange, journal = job.exchange, job.exchange.journal
+        if exchange.has_started and journal is not None:
+            return await self._parts.proxy.resume(
+                job.request,
+                job.headers,
+                endpoint.url,
+                exchange,
+                journal,
+                on_first_byte=lambda _: self._note_resumption(job, ticket),
+            )
+        has_other = job.can_fail_again and self._parts.fleet.can_place(job.request.model, job.tried)
+        return await self._parts.proxy.forward(
+            job.request,
+            job.headers,
+            endpoint.url,
+            exchange,
+            relay_unavailable=not has_other,
+            on_first_byte=lambda status: self._note_first_byte(job, ticket, status),
+        )
 
-    def _own_seconds(self, job: _Job) -> float:
-        """What the router itself has added so far: neither the client's sending nor the queue."""
+    def _decide_on_retry(self, job: Job, endpoint: EndpointView, error: UpstreamError) -> None:
+        """Raises RequestError when that was the last attempt."""
+        can_retry = job.count_failure(endpoint.url, error)
+        self._note_failure(job, endpoint, error, is_last=not can_retry)
+        if can_retry:
+            return
+        if job.exchange.has_started:
+            raise StreamInterruptedError(str(error)) from error
+        raise BadGatewayError(f"no engine answered; the last attempt: {error}") from error
+
+    def _own_seconds(self, job: Job) -> float | None:
+        """What the router itself has added so far: neither the client's sending nor the queue; None once it answers."""
+        if job.exchange.has_started:
+            return None
         return max(time.perf_counter() - job.body_received - job.queue_wait_seconds, 0.0)
 
     def _release_when_expected(self, inference: InferenceRequest, ticket: Ticket) -> asyncio.TimerHandle | None:
@@ -182,13 +205,23 @@ class Handler:
             return None
         return asyncio.get_running_loop().call_later(ticket.expected_prefill_seconds, ticket.release_prefill)
 
-    def _note_first_byte(self, job: _Job, ticket: Ticket, status: int) -> None:
+    def _note_first_byte(self, job: Job, ticket: Ticket, status: int) -> None:
         if job.request.is_stream and status == 200:
             now = time.perf_counter()
             ticket.first_token(now)
             self._parts.metrics.time_to_first_byte(job.request.model or "").observe(now - job.exchange.arrived)
 
-    def _note_failure(self, job: _Job, endpoint: EndpointView, error: UpstreamError, *, is_last: bool) -> None:
+    def _note_resumption(self, job: Job, ticket: Ticket) -> None:
+        ticket.release_prefill()  # how long it took says little: the tokens made so far were computed as well
+        self._parts.metrics.streams_resumed(job.lost_reason).inc()
+        logger.info(
+            "request_id=%s endpoint=%s goes on with a stream lost elsewhere (%s)",
+            job.exchange.request_id,
+            ticket.url,
+            job.lost_reason,
+        )
+
+    def _note_failure(self, job: Job, endpoint: EndpointView, error: UpstreamError, *, is_last: bool) -> None:
         logger.warning("request_id=%s endpoint=%s %s", job.exchange.request_id, endpoint.url, error)
         self._parts.metrics.upstream_errors(error.reason).inc()
         if not is_last:
@@ -196,7 +229,7 @@ class Handler:
         if isinstance(error, UpstreamConnectError):
             self._parts.prober.eject(endpoint.url)
 
-    def _count(self, exchange: Exchange, job: _Job | None, status: int) -> None:
+    def _count(self, exchange: Exchange, job: Job | None, status: int) -> None:
         """A model that is not served here is the client's invention and must not make a series: its label is empty."""
         asked = job.request.model if job is not None else None
         model = asked if asked is not None and self._parts.models.is_known(asked) else ""

@@ -83,7 +83,9 @@ class RouterConfig:
     )
     request_timeout: float = field(default=3600.0, metadata=_duration("longest time from dispatch to the answer's end"))
     connect_timeout: float = field(default=2.0, metadata=_duration("longest time to connect to an engine"))
-    retries: int = field(default=2, metadata=_flag("further attempts before the first byte of an answer"))
+    retries: int = field(
+        default=2, metadata=_flag("further attempts before an answer begins, and each time a stream is lost")
+    )
     prefix_block_size: int = field(default=64, metadata=_flag("tokens in one block of the approximate prefix index"))
     prefix_index_size: int = field(
         default=32768, metadata=_flag("blocks remembered per endpoint, at most what its KV cache holds")

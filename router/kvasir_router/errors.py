@@ -3,7 +3,7 @@
 RouterError
 ├── StartupError              ConfigError, PortInUseError, EndpointSourceError
 ├── RequestError              has an HTTP status, an OpenAI type and code, and a body
-├── UpstreamError             an attempt failed before the first byte; the app decides on retry or answer
+├── UpstreamError             an attempt failed; the app decides on another one or an answer
 └── ClientDisconnectedError   nobody is left to answer
 """
 
@@ -105,7 +105,10 @@ class StreamInterruptedError(RequestError):
 
 
 class UpstreamError(RouterError):
-    """An attempt failed before the client saw a byte, so another endpoint may be tried. `reason` labels the metric."""
+    """An attempt failed through no fault of the request. `reason` labels the metric.
+
+    Another endpoint may be tried as long as the client has seen no byte, or only events of a stream with a journal.
+    """
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -121,4 +124,12 @@ class UpstreamLostError(UpstreamError):
 
 
 class UpstreamUnavailableError(UpstreamError):
-    """The endpoint answered 502, 503 or 504."""
+    """The endpoint answered 502, 503 or 504, or would not continue a stream."""
+
+
+class UpstreamBrokenError(UpstreamError):
+    """The connection ended in the middle of the answer's body."""
+
+
+class UpstreamHungError(UpstreamError):
+    """The endpoint was found to answer no more; its connections stay open for ever."""

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from kvasir_router.errors import BodyTooLargeError, ClientDisconnectedError, RequestError
+from kvasir_router.journal import RESUMABLE_HEADER, Journal
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -17,8 +18,14 @@ HOP_BY_HOP = frozenset(
 )
 
 
+_NOT_RELAYED = HOP_BY_HOP | {RESUMABLE_HEADER.encode()}
+
+
 class Exchange:
-    """`last_chunk` is set by whoever relays, so that a broken stream can be ended between two events."""
+    """`last_chunk` is set by whoever relays, so that a broken stream can be ended between two events.
+
+    `journal` too: what another engine needs to continue the stream; None where the answer cannot be continued.
+    """
 
     def __init__(self, scope: Scope, send: Send, arrived: float) -> None:
         path, query = scope["raw_path"], scope["query_string"]
@@ -29,17 +36,23 @@ class Exchange:
         self.has_started = False
         self.is_event_stream = False
         self.last_chunk = b""
+        self.journal: Journal | None = None
+
+    @property
+    def can_go_elsewhere(self) -> bool:
+        """Another endpoint could still give the answer, or the rest of it."""
+        return not self.has_started or (self.journal is not None and not self.journal.is_too_long)
 
     async def start(self, status: int, raw_headers: RawHeaders) -> None:
         """Sends status and headers as they came, hop-by-hop headers apart, with the request's id."""
         headers = [(name.lower(), value) for name, value in raw_headers]
-        headers = [header for header in headers if header[0] not in HOP_BY_HOP]
+        headers = [header for header in headers if header[0] not in _NOT_RELAYED]
         names = dict(headers)
         if b"x-request-id" not in names:
             headers.append((b"x-request-id", self.request_id.encode("latin-1")))
         self.is_event_stream = names.get(b"content-type", b"").startswith(b"text/event-stream")
-        self.has_started = True
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        self.has_started = True  # only now: a send that is interrupted has written nothing
 
     async def end(self) -> None:
         await self.send({"type": "http.response.body", "body": b""})

@@ -21,7 +21,7 @@ class EndpointState(StrEnum):
     UNKNOWN = "unknown"  # not probed yet
     READY = "ready"
     NOT_READY = "not_ready"  # it says so: loading or draining
-    UNREACHABLE = "unreachable"  # ejected after a failed connection, until a probe succeeds
+    UNREACHABLE = "unreachable"  # no connection, no answer, or unhealthy by its own word, until a probe succeeds
 
 
 @dataclass(slots=True)
@@ -39,7 +39,10 @@ class _Endpoint:
 
 
 class Ticket:
-    """One request's share of an endpoint's load. Both steps may be repeated; only the first call counts."""
+    """One request's share of an endpoint's load. Both steps may be repeated; only the first call counts.
+
+    `on_hung`, set by whoever waits for the answer, is called when the endpoint is found to answer no more.
+    """
 
     def __init__(
         self,
@@ -47,10 +50,12 @@ class Ticket:
         request: InferenceRequest,
         uncached_tokens: int,
         now: float,
-        on_room: Callable[[], None],
+        on_finish: Callable[["Ticket"], None],
     ) -> None:
+        self.url = endpoint.address.url
+        self.on_hung: Callable[[], None] = _do_nothing
         self._endpoint = endpoint
-        self._on_room = on_room
+        self._on_finish = on_finish
         self._uncached_tokens = uncached_tokens
         self._resident_tokens = request.num_resident_tokens
         self._dispatched_at = now
@@ -83,7 +88,11 @@ class Ticket:
         self.release_prefill()
         self._endpoint.num_in_flight -= 1
         self._endpoint.resident_tokens -= self._resident_tokens
-        self._on_room()
+        self._on_finish(self)
+
+
+def _do_nothing() -> None:
+    """A request that nobody can interrupt."""
 
 
 class Fleet:
@@ -106,6 +115,7 @@ class Fleet:
         self._block_tokens = block_tokens
         self._learn_models = learn_models
         self._endpoints: dict[str, _Endpoint] = {}
+        self._tickets: set[Ticket] = set()
         self._num_dispatches = 0
 
     def set_addresses(self, addresses: Set[Address], initial_state: EndpointState) -> None:
@@ -137,6 +147,14 @@ class Fleet:
     def expire_prefixes(self) -> None:
         """Frees the memory of prefixes past their lifetime; to be called now and then."""
         self._index.expire(self._clock())
+
+    def interrupt(self, url: str) -> None:
+        """Tells the requests in flight there, known endpoint or gone, that no answer will come."""
+        for ticket in [ticket for ticket in self._tickets if ticket.url == url]:
+            ticket.on_hung()
+
+    def has_in_flight(self, url: str) -> bool:
+        return any(ticket.url == url for ticket in self._tickets)
 
     def urls(self) -> frozenset[str]:
         return frozenset(self._endpoints)
@@ -179,11 +197,17 @@ class Fleet:
         capacity_blocks = None if capacity is None else capacity // self._block_tokens
         self._index.insert(choice.url, request.block_hashes, now, capacity_blocks)
         uncached_tokens = max(request.num_prompt_tokens - choice.cached_tokens, 0)
-        return Ticket(endpoint, request, uncached_tokens, now, self._on_room)
+        ticket = Ticket(endpoint, request, uncached_tokens, now, self._finished)
+        self._tickets.add(ticket)
+        return ticket
 
     def describe(self) -> list[dict[str, Any]]:
         """For /endpoints: everything known of each endpoint, as plain JSON."""
         return [self._describe(url, endpoint) for url, endpoint in self._endpoints.items()]
+
+    def _finished(self, ticket: Ticket) -> None:
+        self._tickets.discard(ticket)
+        self._on_room()
 
     def _is_usable(self, endpoint: _Endpoint) -> bool:
         return endpoint.state is EndpointState.READY and (endpoint.models is not None or not self._learn_models)

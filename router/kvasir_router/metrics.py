@@ -25,6 +25,7 @@ class Metrics:
         self._picks = self._counter("picks", "Requests sent to an endpoint.", "endpoint", "policy")
         self._retries = self._counter("retries", "Attempts repeated elsewhere.", "reason")
         self._upstream_errors = self._counter("upstream_errors", "Attempts that failed.", "reason")
+        self._streams_resumed = self._counter("streams_resumed", "Broken streams continued elsewhere.", "reason")
         self._queue_wait_seconds = self._histogram("queue_wait_seconds", "Time held in the queue.", _SECONDS)
         self._overhead_seconds = self._histogram(
             "overhead_seconds", "Body received to dispatch, without the queue.", _OVERHEAD_SECONDS
@@ -38,12 +39,17 @@ class Metrics:
         self._pick_count = cache(self._picks.labels)
         self.retries = cache(self._retries.labels)
         self.upstream_errors = cache(self._upstream_errors.labels)
+        self.streams_resumed = cache(self._streams_resumed.labels)
+        for reason in ("broken", "hung"):
+            self.streams_resumed(reason)  # at zero before the first
 
-    def count_dispatch(self, request: InferenceRequest, endpoint: EndpointView, own_seconds: float) -> None:
+    def count_dispatch(self, request: InferenceRequest, endpoint: EndpointView, own_seconds: float | None) -> None:
+        """`own_seconds` None: a stream goes on, and what it took before was its answer."""
         self._pick_count(endpoint.url, self._policy_name).inc()
         self._prompt_tokens.inc(request.num_prompt_tokens)
         self._prefix_hit_tokens.inc(min(endpoint.cached_tokens, request.num_prompt_tokens))
-        self._overhead_seconds.observe(own_seconds)
+        if own_seconds is not None:
+            self._overhead_seconds.observe(own_seconds)
 
     def count_end(self, model: str, status: int, seconds: float, queue_wait_seconds: float) -> None:
         self.in_flight.dec()

@@ -1,7 +1,8 @@
 """Forwards one attempt to one endpoint and relays its answer byte for byte.
 
 Nothing reaches the client before the first byte of the answer's body, so every failure until then can be retried
-elsewhere. Leaving early (client gone, time-out) closes the upstream connection, which makes the engine abort.
+elsewhere; a stream whose engine keeps a journal can be continued elsewhere even later, and its client gets the bytes of
+one unbroken stream. Leaving early (client gone, time-out) closes the upstream connection, which makes the engine abort.
 """
 
 import io
@@ -12,21 +13,24 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from kvasir_router.errors import (
-    StreamInterruptedError,
+    UpstreamBrokenError,
     UpstreamConnectError,
     UpstreamLostError,
     UpstreamUnavailableError,
 )
 from kvasir_router.exchange import HOP_BY_HOP, Exchange, RawHeaders
+from kvasir_router.journal import JOURNAL_HEADER, RESUMABLE_HEADER, Journal
 from kvasir_router.request import InferenceRequest
 
 _RETRYABLE_STATUS = frozenset({502, 503, 504})
-_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", b"x-kvasir-tenant"}
+_OWN_HEADERS = frozenset({b"x-request-id", b"x-kvasir-tenant", RESUMABLE_HEADER.encode(), JOURNAL_HEADER.encode()})
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"} | _OWN_HEADERS
 _WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
 # aiohttp warns about larger bodies given as bytes: it would write them in one piece.
 _MAX_BYTES_BODY = 2**20
 # Just under the 5 s after which uvicorn, which serves the engines, closes an idle connection.
 _KEEPALIVE_SECONDS = 4.0
+_END_OF_STREAM = b"data: [DONE]\n\n"
 
 
 def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
@@ -40,8 +44,10 @@ def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
     )
 
 
-def forwarded_headers(raw_headers: RawHeaders, request_id: str, tenant: str | None) -> CIMultiDict[str]:
-    """The client's headers, traceparent among them, without hop-by-hop ones.
+def forwarded_headers(
+    raw_headers: RawHeaders, request_id: str, tenant: str | None, *, is_stream: bool
+) -> CIMultiDict[str]:
+    """The client's headers, traceparent among them, without hop-by-hop ones; of streams a journal is asked for.
 
     Where the router checked a key, it names the key's tenant to the engine instead of passing the key on.
     """
@@ -52,6 +58,8 @@ def forwarded_headers(raw_headers: RawHeaders, request_id: str, tenant: str | No
     headers["x-request-id"] = request_id
     if tenant is not None:
         headers["x-kvasir-tenant"] = tenant
+    if is_stream:
+        headers[RESUMABLE_HEADER] = "1"
     return headers
 
 
@@ -71,26 +79,56 @@ class Proxy:
     ) -> int:
         """Returns the answer's status once its body has been relayed; `Exchange.end` is the caller's.
 
-        `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. Raises UpstreamError before
-        the first byte, StreamInterruptedError after it.
+        `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. Raises UpstreamError.
         """
-        response = await self._open(request, headers, endpoint_url)
+        response = await self._open(request.path, request.body, headers, endpoint_url)
         try:
             if response.status in _RETRYABLE_STATUS and not relay_unavailable:
                 raise UpstreamUnavailableError(f"{endpoint_url} answered {response.status}", str(response.status))
             chunk = await self._first_chunk(response, endpoint_url)
             on_first_byte(response.status)
             await exchange.start(response.status, response.raw_headers)
-            await self._relay(response, chunk, exchange, endpoint_url)
+            if RESUMABLE_HEADER not in response.headers:
+                await self._relay(response, chunk, exchange, endpoint_url)
+            else:
+                exchange.journal = Journal()
+                await self._relay_events(response, chunk, exchange, exchange.journal, endpoint_url)
             return response.status
         finally:
             response.close()  # gives a connection that has been read to its end back, closes any other
 
+    async def resume(
+        self,
+        request: InferenceRequest,
+        headers: CIMultiDict[str],
+        endpoint_url: str,
+        exchange: Exchange,
+        journal: Journal,
+        *,
+        on_first_byte: Callable[[int], None],
+    ) -> int:
+        """Has the endpoint continue a stream from what its client has, and relays the rest. Raises UpstreamError."""
+        journal.drop_unfinished_block()
+        if journal.num_bytes:
+            headers = headers.copy()
+            headers[JOURNAL_HEADER] = str(len(request.body))
+        response = await self._open(request.path, request.body + journal.lines, headers, endpoint_url)
+        try:
+            if response.status != 200 or RESUMABLE_HEADER not in response.headers:
+                reason = str(response.status)
+                raise UpstreamUnavailableError(f"{endpoint_url} does not continue the stream: {reason}", reason)
+            chunk = await self._first_chunk(response, endpoint_url)
+            on_first_byte(response.status)
+            await self._relay_events(response, chunk, exchange, journal, endpoint_url)
+            return response.status
+        finally:
+            response.close()
+
     async def _open(
-        self, request: InferenceRequest, headers: CIMultiDict[str], endpoint_url: str
+        self, path: str, content: bytes, headers: CIMultiDict[str], endpoint_url: str
     ) -> aiohttp.ClientResponse:
-        body = request.body if len(request.body) <= _MAX_BYTES_BODY else io.BytesIO(request.body)
-        url = URL(endpoint_url + request.path, encoded=True)
+        body = content if len(content) <= _MAX_BYTES_BODY else io.BytesIO(content)
+        url = URL(endpoint_url + path, encoded=True)
         try:
             return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -115,6 +153,32 @@ class Proxy:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 chunk = await readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise StreamInterruptedError(
-                f"the engine {endpoint_url} stopped in the middle of its answer; what came so far is incomplete"
-            ) from error
+            raise _broken(endpoint_url) from error
+
+    async def _relay_events(
+        self, response: aiohttp.ClientResponse, chunk: bytes, exchange: Exchange, journal: Journal, endpoint_url: str
+    ) -> None:
+        """The same for a stream with a journal: whole events, whose lines are kept once they are on their way.
+
+        A send that is interrupted while it waits for a slow client has written nothing.
+        """
+        send, readany = exchange.send, response.content.readany
+        try:
+            while chunk:
+                events, lines = journal.split(chunk)
+                if events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                    exchange.last_chunk = events
+                journal.keep(lines)
+                chunk = await readany()
+        except (aiohttp.ClientError, OSError) as error:
+            if not exchange.last_chunk.endswith(_END_OF_STREAM):
+                raise _broken(endpoint_url) from error
+        if not exchange.last_chunk.endswith(_END_OF_STREAM):
+            raise _broken(endpoint_url)
+
+
+def _broken(endpoint_url: str) -> UpstreamBrokenError:
+    return UpstreamBrokenError(
+        f"the engine {endpoint_url} stopped in the middle of its answer; what came so far is incomplete", "broken"
+    )

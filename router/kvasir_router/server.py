@@ -91,7 +91,7 @@ async def running(config: RouterConfig, slice_api: SliceApi | None = None) -> As
         api_socket = stack.enter_context(_listening(config.host, config.port, "--port"))
         admin_socket = stack.enter_context(_listening(admin_host, config.admin_port, "--admin-port"))
         source = await stack.enter_async_context(_endpoint_source(config, slice_api))
-        parts = await stack.enter_async_context(_parts(config, source))
+        parts = await stack.enter_async_context(_parts(config))
         router = RunningRouter(_url(api_socket), _url(admin_socket), parts.fleet, parts.admission, parts.metrics)
 
         def is_ready() -> bool:
@@ -115,7 +115,7 @@ async def running(config: RouterConfig, slice_api: SliceApi | None = None) -> As
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: RouterConfig, source: Source) -> AsyncIterator[Parts]:
+async def _parts(config: RouterConfig) -> AsyncIterator[Parts]:
     """The object graph; everything that holds connections is closed at the end."""
     learn_models = not config.model
     index = ApproximatePrefixIndex(config.prefix_index_size, config.prefix_ttl)
@@ -136,7 +136,6 @@ async def _parts(config: RouterConfig, source: Source) -> AsyncIterator[Parts]:
             fleet,
             session,
             config.probe_interval,
-            is_trusted_ready=source.is_trusted_ready,
             learn_models=learn_models,
         )
         try:

@@ -1,6 +1,6 @@
 """A fake engine on a real socket, and routers in front of it.
 
-The engine answers with numbered tokens, can be slow, die, refuse or be unready, and remembers what it was asked.
+The engine answers with numbered tokens, can be slow, die, hang, refuse or be unready, and remembers what it was asked.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from aiohttp import web
 from kvasir_router.config import RouterConfig
 from kvasir_router.endpoints.kubernetes import SliceApi
 from kvasir_router.fleet import EndpointState
+from kvasir_router.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_router.server import RunningRouter, running
 
 MODEL = "tiny"
@@ -36,12 +37,18 @@ class FakeEngine:
         self.die_before_headers = False
         self.die_before_first_token = False
         self.die_after_tokens: int | None = None
+        self.die_after_bytes: int | None = None  # of the stream
+        self.keeps_journal = False
+        self.is_healthy = True
+        self.is_silent = False  # takes connections and answers nothing
+        self.hang_after_tokens: int | None = None
         self.metrics = ""
         self.gate = asyncio.Event()  # closed: an answer waits before its first token
         self.gate.set()
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
+        self.journals: list[bytes] = []
         self.started = asyncio.Condition()
         self.aborted = asyncio.Event()
         self.port = 0
@@ -58,6 +65,7 @@ class FakeEngine:
     async def start(self) -> None:
         app = web.Application(client_max_size=2**30)
         app.router.add_get("/ready", self._ready)
+        app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/{path:.*}", self._answer)
@@ -77,7 +85,12 @@ class FakeEngine:
             await self.started.wait_for(lambda: len(self.requests) >= count)
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if self.is_ready else 503)
+        if self.is_silent:
+            await asyncio.Event().wait()
+        return web.Response(status=200 if self.is_ready and self.is_healthy else 503)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.is_healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
@@ -87,7 +100,10 @@ class FakeEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        at = int(request.headers.get(JOURNAL_HEADER, len(body)))
+        body, journal = body[:at], body[at:]
         async with self.started:
+            self.journals.append(journal)
             self.bodies.append(body)
             self.requests.append(json.loads(body))
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
@@ -104,7 +120,7 @@ class FakeEngine:
         if self.status != 200:
             return web.json_response({"error": {"message": self.name, "code": self.status}}, status=self.status)
         if asked.get("stream"):
-            return await self._stream(request)
+            return await self._stream(request, self.journals[-1])
         await self.gate.wait()
         await asyncio.sleep(self.num_tokens * self.token_seconds)
         text = " ".join(str(number) for number in range(self.num_tokens))
@@ -117,16 +133,29 @@ class FakeEngine:
         }
         return web.json_response(answer, headers={"x-engine": self.name})
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, journal: bytes) -> web.StreamResponse:
+        """With a journal, a line of it before each event; from the tokens on that a given one accounts for."""
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-engine": self.name})
+        is_kept = self.keeps_journal and RESUMABLE_HEADER in request.headers
+        if is_kept:
+            response.headers[RESUMABLE_HEADER] = "1"
         await response.prepare(request)
         if self.die_before_first_token:
             _abort(request)
         await self.gate.wait()
-        for number in range(self.num_tokens):
+        num_sent, num_bytes = journal.count(b"\n"), 0
+        for number in range(num_sent, self.num_tokens):
             if number == self.die_after_tokens:
                 _abort(request)
-            await response.write(_token_event(number))
+            if number == self.hang_after_tokens:
+                await asyncio.Event().wait()
+            block = (b": kvasir [%d]\n" % number if is_kept else b"") + _token_event(number)
+            num_bytes += len(block)
+            if self.die_after_bytes is not None and num_bytes > self.die_after_bytes:
+                await response.write(block[: len(block) - (num_bytes - self.die_after_bytes)])
+                await asyncio.sleep(0.02)  # the part is on its way before the end
+                _abort(request)
+            await response.write(block)
             await asyncio.sleep(self.token_seconds)
         await response.write(b"data: [DONE]\n\n")
         return response

@@ -17,8 +17,8 @@ class Slots:
         self.free = free
         self.order: list[str] = []
 
-    async def take(self, name: str) -> None:
-        await self.admission.admit(lambda: self.free > 0)
+    async def take(self, name: str, *, has_begun: bool = False) -> None:
+        await self.admission.admit(lambda: self.free > 0, has_begun=has_begun)
         self.free -= 1
         self.order.append(name)
 
@@ -115,3 +115,15 @@ async def test_a_request_that_no_endpoint_fits_does_not_block_those_behind() -> 
     admission.wake()
     await behind
     stuck.cancel()
+
+
+async def test_streams_that_have_begun_come_before_requests_that_have_not() -> None:
+    slots = Slots(Admission(1, 5.0))
+    (behind,) = await waiting(slots, "new")
+    resumed = asyncio.create_task(slots.take("resumed", has_begun=True))  # beyond the queue's bound
+    await asyncio.sleep(0)
+    slots.give(1)
+    await resumed
+    assert (slots.order, slots.admission.num_waiting) == (["resumed"], 1)
+    slots.give(1)
+    await behind

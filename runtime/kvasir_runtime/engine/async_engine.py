@@ -7,14 +7,14 @@ dies fails every generation, and `is_stalled` tells a hung core from an idle one
 import hashlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.detokenizer import Detokenizer, TextOptions
-from kvasir_runtime.engine.generation import Generation
+from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -28,8 +28,10 @@ from kvasir_runtime.engine.messages import (
     StepOutputs,
 )
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import EngineDeadError, ServerUnavailableError
+from kvasir_runtime.errors import EngineDeadError, InvalidRequestError, KvasirRuntimeError, ServerUnavailableError
 from kvasir_runtime.metrics import RequestMetrics
+
+_NOTHING: Mapping[int, SequenceDelta] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class GenerateRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str | None = None
+    arrival_time: float | None = None
+    """Seconds since the epoch; None: now. It decides on the request's place among those that wait."""
 
 
 @dataclass(slots=True)
@@ -92,10 +96,13 @@ class AsyncEngine:
         """Work of this process is pending, and for so long no step has finished."""
         return bool(self._addressees) and time.monotonic() - self._last_progress > stall_seconds
 
-    def generate(self, requests: Sequence[GenerateRequest]) -> Generation:
+    def generate(
+        self, requests: Sequence[GenerateRequest], so_far: Mapping[int, SequenceDelta] = _NOTHING
+    ) -> Generation:
         """Starts at once; the sequences are numbered through all requests, `n` of the first one first.
 
-        Raises EngineDeadError, and ServerUnavailableError before the core is ready.
+        `so_far`: what other engines have made of some of them; only what follows is generated. Raises EngineDeadError,
+        ServerUnavailableError before the core is ready, and InvalidRequestError where nothing can follow.
         """
         if self._dead is not None:
             raise self._dead
@@ -104,16 +111,38 @@ class AsyncEngine:
         arrival = time.monotonic()
         if not self._addressees:
             self._last_progress = arrival  # an idle core had nothing to make progress with
-        children = [child for request in requests for child in self._children(request)]
-        detokenizers = [Detokenizer(self._tokenizer, request.text) for request in requests for _ in range(request.n)]
-        generation = Generation([child.request_id for child in children], detokenizers, self._end_early)
-        for index, child in enumerate(children):
+        sequences = dict(self._sequences(requests, so_far))
+        generation = Generation(
+            {index: child.request_id for index, (child, _) in sequences.items()},
+            {index: detokenizer for index, (_, detokenizer) in sequences.items()},
+            self._end_early,
+        )
+        for index, (child, _) in sequences.items():
             self._addressees[child.request_id] = _Addressee(generation, index, len(child.prompt_token_ids), arrival)
             self._channel.send(child)
         return generation
 
+    def give_up(self, error: KvasirRuntimeError) -> None:
+        """Ends every generation with the error; the core drops their requests as they are left."""
+        for addressee in self._addressees.values():
+            addressee.generation.fail(error)
+
+    def _sequences(
+        self, requests: Sequence[GenerateRequest], so_far: Mapping[int, SequenceDelta]
+    ) -> Iterator[tuple[int, tuple[AddRequest, Detokenizer]]]:
+        """What is left to generate, by index."""
+        children = [(request, child) for request in requests for child in self._children(request)]
+        for index, (request, child) in enumerate(children):
+            detokenizer = Detokenizer(self._tokenizer, request.text)
+            begun = so_far.get(index)
+            if begun is None:
+                yield index, (child, detokenizer)
+            elif begun.finish_reason is None:
+                _skip(detokenizer, begun.token_ids)
+                yield index, (_continued(child, begun.token_ids), detokenizer)
+
     def _children(self, request: GenerateRequest) -> Iterator[AddRequest]:
-        arrival_time = time.time()
+        arrival_time = time.time() if request.arrival_time is None else request.arrival_time
         for index in range(request.n):
             yield AddRequest(
                 request_id=f"{request.request_id}:{self._api_index}.{next(self._counter)}",
@@ -175,6 +204,19 @@ class AsyncEngine:
         for addressee in self._addressees.values():
             addressee.generation.fail(error)
         self._addressees.clear()
+
+
+def _skip(detokenizer: Detokenizer, token_ids: list[int]) -> None:
+    """Feeds tokens whose text is out."""
+    _, stop, _ = detokenizer.feed(token_ids)
+    if stop is not None:
+        raise InvalidRequestError(f"the sequence to be continued had ended already, at the stop string {stop!r}")
+
+
+def _continued(child: AddRequest, token_ids: list[int]) -> AddRequest:
+    """The prompt's own log-probabilities were sent with the first token."""
+    sampling = msgspec.structs.replace(child.sampling, prompt_logprobs=None) if token_ids else child.sampling
+    return msgspec.structs.replace(child, output_token_ids=token_ids, sampling=sampling)
 
 
 def _stats_at_start(ready: EngineReady) -> SchedulerStats:

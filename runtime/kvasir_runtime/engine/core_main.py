@@ -17,6 +17,7 @@ from kvasir_runtime.engine.messages import EngineFailed, EngineReady
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import Worker, load_worker
+from kvasir_runtime.heartbeat import Heartbeats, beating, engine_heartbeats
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.malloc import keep_freed_memory
 from kvasir_runtime.scheduling.scheduler import SchedulerLimits, make_scheduler
@@ -29,7 +30,7 @@ def run_engine_core(config: RuntimeConfig, ipc_dir: Path) -> None:
     configure_logging(config.server.log_level)
     channel = CoreChannel(ipc_dir, config.server.api_server_count)
     try:
-        _serve(config, channel)
+        _serve(config, channel, engine_heartbeats(ipc_dir, config.server.api_server_count))
     except KvasirRuntimeError as error:  # a cause that the user can mend: no stack
         channel.broadcast(EngineFailed(error=str(error)))
         sys.exit(1)
@@ -41,14 +42,20 @@ def run_engine_core(config: RuntimeConfig, ipc_dir: Path) -> None:
         channel.close()
 
 
-def _serve(config: RuntimeConfig, channel: CoreChannel) -> None:
+def _serve(config: RuntimeConfig, channel: CoreChannel, heartbeats: Heartbeats) -> None:
     worker = load_worker(config.model, config.cache, config.execution, config.scheduler)
-    channel.broadcast(_ready_message(config, worker))
-    logger.info(
-        "ready: %s on %s, attention %s, %d KV blocks of %d tokens, context %d; %s",
-        config.model.model, worker.device, worker.attention_backend, worker.num_blocks, config.cache.block_size,
-        worker.max_model_len, ", ".join(f"{name} {seconds:.2f} s" for name, seconds in worker.startup_seconds.items()),
-    )  # fmt: skip
+    with beating(heartbeats):  # from before anybody knows that it is ready
+        channel.broadcast(_ready_message(config, worker))
+        logger.info(
+            "ready: %s on %s, attention %s, %d KV blocks of %d tokens, context %d; %s",
+            config.model.model, worker.device, worker.attention_backend, worker.num_blocks, config.cache.block_size,
+            worker.max_model_len,
+            ", ".join(f"{name} {seconds:.2f} s" for name, seconds in worker.startup_seconds.items()),
+        )  # fmt: skip
+        _run(config, worker, channel)
+
+
+def _run(config: RuntimeConfig, worker: Worker, channel: CoreChannel) -> None:
     gc.collect()
     gc.freeze()  # what loading left behind is not walked again in the middle of a step
     if worker.device.type == "cpu":

@@ -2,18 +2,18 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from kvasir_runtime.engine.detokenizer import Detokenizer
 from kvasir_runtime.engine.messages import FinishReason, RequestOutput, TokenLogprobs
-from kvasir_runtime.errors import EngineDeadError, RequestFailedError
+from kvasir_runtime.errors import KvasirRuntimeError, RequestFailedError
 
 
 @dataclass(slots=True, kw_only=True)
 class SequenceDelta:
-    """What has come for one sequence since the last delta."""
+    """What has come for one sequence since the last delta, or (without text) what another engine has made of it."""
 
     index: int
     text: str = ""
@@ -32,16 +32,19 @@ EndEarly = Callable[[Sequence[str], FinishReason], None]
 class Generation:
     """The sequences of one or more requests: a context manager (left early, it aborts them) that iterates over deltas.
 
-    Each turn gives all that has arrived, one delta per sequence, so a slow reader gets fewer and longer deltas.
+    Each turn gives all that has arrived, one delta per sequence, so a slow reader gets fewer and longer deltas. Request
+    ids and detokenizers are given by the sequences' indices.
     """
 
-    def __init__(self, request_ids: Sequence[str], detokenizers: list[Detokenizer], end_early: EndEarly) -> None:
-        self._unfinished = dict(enumerate(request_ids))
+    def __init__(
+        self, request_ids: Mapping[int, str], detokenizers: Mapping[int, Detokenizer], end_early: EndEarly
+    ) -> None:
+        self._unfinished = dict(request_ids)
         self._detokenizers = detokenizers
         self._end_early = end_early
         self._arrived: dict[int, list[RequestOutput]] = {}
         self._has_news = asyncio.Event()
-        self._error: EngineDeadError | None = None
+        self._error: KvasirRuntimeError | None = None
 
     def __enter__(self) -> "Generation":
         return self
@@ -55,7 +58,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[SequenceDelta]:
-        """Raises EngineDeadError when the core has died and RequestFailedError when it gave up on this request."""
+        """Raises what `fail` was given, after all that came before, and RequestFailedError when the core gave up."""
         while not self._arrived:
             if self._error is not None:
                 raise self._error
@@ -67,10 +70,12 @@ class Generation:
         return [self._delta(index, outputs) for index, outputs in arrived.items() if index in self._unfinished]
 
     def receive(self, index: int, output: RequestOutput) -> None:
-        self._arrived.setdefault(index, []).append(output)
-        self._has_news.set()
+        if self._error is None:
+            self._arrived.setdefault(index, []).append(output)
+            self._has_news.set()
 
-    def fail(self, error: EngineDeadError) -> None:
+    def fail(self, error: KvasirRuntimeError) -> None:
+        """Nothing more is received; whoever iterates gets the error."""
         self._error = error
         self._has_news.set()
 

@@ -50,6 +50,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tenant: str = ""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
+    output_token_ids: list[int] = []
+    """Generated already, by another engine; the sequence goes on after them as if it had been preempted."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -39,10 +39,11 @@ class Request:
     num_in_flight: int = 0
     """Tokens being sampled in steps under way."""
     num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache at first admission; None before it."""
+    """Prompt tokens found in the prefix cache at first admission; None before it, 0 where another engine counted."""
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """Gathered over the prompt's chunks, sent with the first output."""
     has_sent_output: bool = False
+    """Its first output, with the prompt's log-probabilities, is out; of a sequence begun elsewhere from the start."""
 
     @property
     def num_tokens(self) -> int:
@@ -76,11 +77,13 @@ def request_from(message: AddRequest, *, max_model_len: int, block_size: int) ->
         request_id=message.request_id,
         api_index=message.api_index,
         sampling=message.sampling,
-        token_ids=list(message.prompt_token_ids),
+        token_ids=[*message.prompt_token_ids, *message.output_token_ids],
         num_prompt_tokens=num_prompt_tokens,
         max_total_tokens=min(num_prompt_tokens + message.sampling.max_tokens, max_model_len),
         arrival_time=message.arrival_time,
         table=BlockTable(block_size, (message.cache_salt.encode(),) if message.cache_salt is not None else ()),
         priority=message.priority,
         tenant=message.tenant,
+        num_cached_tokens=0 if message.output_token_ids else None,
+        has_sent_output=bool(message.output_token_ids),
     )

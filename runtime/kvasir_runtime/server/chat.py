@@ -11,6 +11,14 @@ from starlette.responses import Response
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.server.body import read_body
+from kvasir_runtime.server.journal import (
+    BEGINS_HERE,
+    WITHOUT_JOURNAL,
+    EventWriter,
+    Journal,
+    event_writer,
+    split_body,
+)
 from kvasir_runtime.server.logprobs import LogprobsFormatter
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.protocol import ChatCompletionRequest, StreamOptions
@@ -36,13 +44,17 @@ def chat_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra={"requestBody": _request_schema()})
     async def create_chat_completion(request: Request) -> Response:
-        chat = parse(ChatCompletionRequest, await read_body(request, serving.max_body_bytes))
+        body, journal = split_body(await read_body(request, serving.max_body_bytes), request.headers)
+        chat = parse(ChatCompletionRequest, body)
         model = serving.check_model(chat.model)
         generate = await _resolve(serving, chat, tenant_of(request))
-        exchange = ChatExchange(serving, chat, generate, model, int(time.time()))
-        if chat.stream:
-            return await event_stream(request, exchange.events())
-        return await answer(request, exchange.completion())
+        created = journal.created(int(time.time()))
+        if not chat.stream:
+            return await answer(request, ChatExchange(serving, chat, generate, model, created).completion())
+        [generate] = journal.continued([generate], serving.model_digest, serving.limits().vocab_size)
+        writer = event_writer(request.headers, [generate], created, serving.model_digest)
+        exchange = ChatExchange(serving, chat, generate, model, created, journal, writer)
+        return await event_stream(request, exchange.events(), is_resumable=writer.is_resumable)
 
     return router
 
@@ -80,6 +92,8 @@ class ChatExchange:
     generate: GenerateRequest
     model: str
     created: int
+    journal: Journal = BEGINS_HERE
+    writer: EventWriter = WITHOUT_JOURNAL
 
     async def completion(self) -> ChatCompletion:
         with self.serving.engine.generate([self.generate]) as generation:
@@ -99,23 +113,22 @@ class ChatExchange:
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self.chat.stream_options or StreamOptions()
         meter = self._meter()
-        has_begun = False
-        with self.serving.engine.generate([self.generate]) as generation:
+        has_begun = self.journal.has_begun
+        with self.serving.engine.generate([self.generate], self.journal.sequences) as generation:
             async for deltas in generation:
-                events = [] if has_begun else [self._role_event(options, meter)]
+                events = [] if has_begun else [self.writer.begin(self._role_event(options, meter))]
                 has_begun = True
                 for delta in deltas:
                     meter.count(delta)
-                    if self._is_worth_sending(delta):
-                        events.append(self._event(self._chunk_choice(delta), options, meter))
-                if events:
-                    yield b"".join(events)
+                    events.append(self.writer.write(delta, self._event(delta, options, meter)))
+                if block := b"".join(events):
+                    yield block
         if options.include_usage:
             yield to_event(self._chunk([], meter.usage()))
         yield DONE
 
     def _meter(self) -> UsageMeter:
-        return UsageMeter(len(self.generate.prompt_token_ids), self.generate.n)
+        return UsageMeter(len(self.generate.prompt_token_ids), self.generate.n, self.journal.sequences.values())
 
     def _choice(self, sequence: SequenceDelta) -> ChatChoice:
         return ChatChoice(
@@ -152,8 +165,10 @@ class ChatExchange:
         chunk.prompt_token_ids = self._prompt_token_ids()
         return to_event(chunk)
 
-    def _event(self, choice: ChatChunkChoice, options: StreamOptions, meter: UsageMeter) -> bytes:
-        return to_event(self._chunk([choice], self._chunk_usage(options, meter)))
+    def _event(self, delta: SequenceDelta, options: StreamOptions, meter: UsageMeter) -> bytes:
+        if not self._is_worth_sending(delta):
+            return b""
+        return to_event(self._chunk([self._chunk_choice(delta)], self._chunk_usage(options, meter)))
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
         return ChatChunk(

@@ -13,6 +13,14 @@ from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import TokenLogprobs
 from kvasir_runtime.server.body import read_body
+from kvasir_runtime.server.journal import (
+    BEGINS_HERE,
+    WITHOUT_JOURNAL,
+    EventWriter,
+    Journal,
+    event_writer,
+    split_body,
+)
 from kvasir_runtime.server.logprobs import LogprobsFormatter
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import Prompt
@@ -31,7 +39,8 @@ def completion_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/completions", openapi_extra={"requestBody": _request_schema()})
     async def create_completion(request: Request) -> Response:
-        wishes = parse(CompletionRequest, await read_body(request, serving.max_body_bytes))
+        body, journal = split_body(await read_body(request, serving.max_body_bytes), request.headers)
+        wishes = parse(CompletionRequest, body)
         model = serving.check_model(wishes.model)
         limits = serving.limits()
         prompts = await serving.prompts.completion_prompts(
@@ -41,12 +50,15 @@ def completion_routes(serving: Serving) -> APIRouter:
             vocab_size=limits.vocab_size,
         )
         resolve = _Resolver(serving, wishes, limits, new_request_id("cmpl"), tenant_of(request))
-        exchange = CompletionExchange(
-            serving, wishes, prompts, [resolve(prompt) for prompt in prompts], model, int(time.time())
-        )
-        if wishes.stream:
-            return await event_stream(request, exchange.events())
-        return await answer(request, exchange.completion())
+        requests = [resolve(prompt) for prompt in prompts]
+        created = journal.created(int(time.time()))
+        if not wishes.stream:
+            whole = CompletionExchange(serving, wishes, prompts, requests, model, created)
+            return await answer(request, whole.completion())
+        requests = journal.continued(requests, serving.model_digest, limits.vocab_size)
+        writer = event_writer(request.headers, requests, created, serving.model_digest)
+        exchange = CompletionExchange(serving, wishes, prompts, requests, model, created, journal, writer)
+        return await event_stream(request, exchange.events(), is_resumable=writer.is_resumable)
 
     return router
 
@@ -103,6 +115,8 @@ class CompletionExchange:
     requests: list[GenerateRequest]
     model: str
     created: int
+    journal: Journal = BEGINS_HERE
+    writer: EventWriter = WITHOUT_JOURNAL
 
     async def completion(self) -> Completion:
         with self.serving.engine.generate(self.requests) as generation:
@@ -117,20 +131,25 @@ class CompletionExchange:
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self.wishes.stream_options or StreamOptions()
         meter = self._meter()
-        formatters = [self._formatter() for _ in range(self._num_choices)]
-        begun: set[int] = set()
-        with self.serving.engine.generate(self.requests) as generation:
+        sequences = self.journal.sequences
+        formatters = [self._formatter(sequences.get(index)) for index in range(self._num_choices)]
+        begun = set(sequences)
+        has_begun = self.journal.has_begun
+        with self.serving.engine.generate(self.requests, sequences) as generation:
             async for deltas in generation:
-                events = []
+                events = [] if has_begun else [self.writer.begin()]
+                has_begun = True
                 for delta in map(self._shown, deltas):
                     meter.count(delta)
+                    event = b""
                     is_first = delta.index not in begun
                     if is_first or self._is_worth_sending(delta):
                         begun.add(delta.index)
                         choice = self._choice(delta, formatters[delta.index], is_first=is_first, is_whole=False)
-                        events.append(to_event(self._completion([choice], self._chunk_usage(options, meter))))
-                if events:
-                    yield b"".join(events)
+                        event = to_event(self._completion([choice], self._chunk_usage(options, meter)))
+                    events.append(self.writer.write(delta, event))
+                if block := b"".join(events):
+                    yield block
         if options.include_usage:
             yield to_event(self._completion([], meter.usage()))
         yield DONE
@@ -140,10 +159,17 @@ class CompletionExchange:
         return sum(request.n for request in self.requests)
 
     def _meter(self) -> UsageMeter:
-        return UsageMeter(sum(len(prompt.token_ids) for prompt in self.prompts), self.requests[0].n)
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        return UsageMeter(num_prompt_tokens, self.requests[0].n, self.journal.sequences.values())
 
-    def _formatter(self) -> LogprobsFormatter:
-        return LogprobsFormatter(self.serving.tokenizer, tokens_as_ids=bool(self.wishes.return_tokens_as_token_ids))
+    def _formatter(self, so_far: SequenceDelta | None = None) -> LogprobsFormatter:
+        tokens_as_ids = bool(self.wishes.return_tokens_as_token_ids)
+        formatter = LogprobsFormatter(self.serving.tokenizer, tokens_as_ids=tokens_as_ids)
+        if so_far is not None:
+            if self.wishes.echo:
+                formatter.skip(self._prompt_of(so_far).token_ids)
+            formatter.skip(so_far.token_ids)
+        return formatter
 
     def _shown(self, delta: SequenceDelta) -> SequenceDelta:
         if not is_echo_only(self.wishes):
@@ -162,7 +188,7 @@ class CompletionExchange:
         self, delta: SequenceDelta, formatter: LogprobsFormatter, *, is_first: bool, is_whole: bool
     ) -> CompletionChoice:
         """The first of a sequence brings the prompt, where that is asked for."""
-        prompt = self.prompts[delta.index // self.requests[0].n]
+        prompt = self._prompt_of(delta)
         echoes = is_first and bool(self.wishes.echo)
         return CompletionChoice(
             index=delta.index,
@@ -173,6 +199,9 @@ class CompletionExchange:
             token_ids=delta.token_ids if self.wishes.return_token_ids else UNSET,
             prompt_token_ids=prompt.token_ids if is_first and self.wishes.return_token_ids else UNSET,
         )
+
+    def _prompt_of(self, delta: SequenceDelta) -> Prompt:
+        return self.prompts[delta.index // self.requests[0].n]
 
     def _text(self, prompt: Prompt) -> str:
         return self.serving.tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text

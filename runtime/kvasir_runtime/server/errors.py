@@ -23,6 +23,10 @@ class UnknownModelError(KvasirRuntimeError):
     """The request names a model that is not served here."""
 
 
+class OtherModelError(KvasirRuntimeError):
+    """A stream is to be continued that another model began."""
+
+
 class BodyTooLargeError(KvasirRuntimeError):
     """The request's body is longer than the server reads."""
 
@@ -36,6 +40,7 @@ _KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequestError, 400, "invalid_request_error", None),
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (OtherModelError, 409, "invalid_request_error", "other_model"),
     (BodyTooLargeError, 413, "invalid_request_error", "body_too_large"),
     (AuthenticationError, 401, "invalid_request_error", "invalid_api_key"),
     (ServerUnavailableError, 503, "service_unavailable_error", "unavailable"),

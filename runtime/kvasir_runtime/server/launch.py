@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.errors import ConfigurationError, ServerUnavailableError
+from kvasir_runtime.heartbeat import BEAT_SECONDS, Heartbeats, engine_heartbeats
 from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics, SharedRows
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.chat_template import load_chat_template
+from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes
 from kvasir_runtime.server.prompts import PromptBuilder
 from kvasir_runtime.server.sampling import load_sampling_defaults
@@ -39,7 +42,7 @@ BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of usual clients and proxies keep a connection, so that they close it and never we."""
 LAST_ANSWERS_SECONDS = 2.0
-"""How long requests may take to be answered with an error after the engine has died."""
+"""How long requests may take to be answered with an error after the engine has died or the time to drain is over."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -91,16 +94,18 @@ class ApiServer:
         self.admission = Admission(rows, api_index)
         self._channel = EngineChannel(ipc_dir, api_index)
         self.engine = AsyncEngine(self._channel, tokenizer, RequestMetrics(rows.row(api_index)), api_index=api_index)
+        self._heartbeats = engine_heartbeats(ipc_dir, config.server.api_server_count, api_index)
         serving = _serving(config, self.engine, tokenizer)
         probes = Probes(
             self.engine,
             self.admission,
             _registry(serving.model_names[0], rows, self.engine),
+            self._heartbeats,
             config.server.stall_seconds,
         )
         api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
         app = create_app(serving, probes, self.admission, api_key)
-        self._server = _HttpServer(_uvicorn_config(app))
+        self._server = _HttpServer(_uvicorn_config(app), self._heartbeats)
 
     def stop(self) -> None:
         """First drain; called again, end at once."""
@@ -125,27 +130,34 @@ class ApiServer:
             engine_task.cancel()
             await asyncio.gather(engine_task, stop_task, return_exceptions=True)
             self._channel.close()
+            self._heartbeats.leave()
         return 1 if self.engine.dead is not None else 0
 
     async def _drain(self) -> None:
-        """Stop admission and wait for the answers under way, as long as they may take."""
+        """Stop admission and wait for the answers under way, as long as they may take; those left are given up."""
         self.admission.start_drain()
         if self.engine.dead is not None:
             logger.error("%s", self.engine.dead)
         else:
             logger.info("draining: %d requests in flight", self.admission.num_in_flight)
-        timeout = LAST_ANSWERS_SECONDS if self.engine.dead is not None else self._shutdown_timeout
-        waits = [asyncio.create_task(self.admission.wait_idle()), asyncio.create_task(self._is_hurried.wait())]
-        _, unfinished = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_any(self._shutdown_timeout, self.admission.wait_idle(), self._is_hurried.wait())
+            self.engine.give_up(ServerUnavailableError("the server stops and cannot wait any longer for this answer"))
+        await self._wait_any(LAST_ANSWERS_SECONDS, self.admission.wait_idle())
+
+    @staticmethod
+    async def _wait_any(seconds: float, *events: Coroutine[Any, Any, object]) -> None:
+        tasks = [asyncio.create_task(event) for event in events]
+        _, unfinished = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in unfinished:
             task.cancel()
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers and without waking ten times a second."""
+    """uvicorn without its signal handlers, which wakes once a second: a sign that its event loop runs."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, heartbeats: Heartbeats) -> None:
         super().__init__(config)
+        self._heartbeats = heartbeats
         self._has_to_stop = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -154,8 +166,9 @@ class _HttpServer(uvicorn.Server):
     async def main_loop(self) -> None:
         while not self._has_to_stop.is_set():
             await self.on_tick(0)  # renews the Date header
+            self._heartbeats.beat()
             try:
-                await asyncio.wait_for(self._has_to_stop.wait(), 1.0)
+                await asyncio.wait_for(self._has_to_stop.wait(), BEAT_SECONDS)
             except TimeoutError:
                 continue
 
@@ -184,8 +197,8 @@ def _uvicorn_config(app: Any) -> uvicorn.Config:
 def _serving(config: RuntimeConfig, engine: AsyncEngine, tokenizer: Tokenizer) -> Serving:
     folder = Path(config.model.model)
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
-    template_folder = Path(config.model.tokenizer or config.model.model)
-    template = load_chat_template(template_folder, tokenizer.settings, tokenizer.special_tokens, template_file)
+    tokenizer_folder = Path(config.model.tokenizer or config.model.model)
+    template = load_chat_template(tokenizer_folder, tokenizer.settings, tokenizer.special_tokens, template_file)
     return Serving(
         engine=engine,
         tokenizer=tokenizer,
@@ -193,6 +206,7 @@ def _serving(config: RuntimeConfig, engine: AsyncEngine, tokenizer: Tokenizer) -
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
         model_names=config.model.served_model_name or (folder.resolve().name,),
         model_folder=str(folder),
+        model_digest=model_digest(folder, tokenizer_folder),
         created=int(time.time()),
         max_n=config.server.max_n,
         max_logprobs=config.server.max_logprobs,

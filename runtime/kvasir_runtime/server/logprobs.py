@@ -18,6 +18,10 @@ class LogprobsFormatter:
         self._tokens_as_ids = tokens_as_ids
         self._offset = 0
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Counts tokens that were shown by another server."""
+        self._offset += sum(len(self._token(token_id)) for token_id in token_ids)
+
     def chat(self, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:
         return ChatLogprobs([self._chat_position(position) for position in positions])
 

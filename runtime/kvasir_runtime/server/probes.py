@@ -1,6 +1,7 @@
 """What operators, kubelets and Prometheus ask: /health, /ready, /drain, /load, /version, /metrics.
 
-Health is progress: an engine that has died, or has work and does not step, is unhealthy although the process lives.
+Health is progress: an engine that has died, that has work and does not step, or of which a process gives no sign of
+life is unhealthy although this process lives.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from starlette.responses import Response
 import kvasir_runtime
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.errors import EngineDeadError, ServerUnavailableError
+from kvasir_runtime.heartbeat import SILENT_SECONDS, Heartbeats
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.responses import DrainResponse, LoadResponse, VersionResponse, to_json
 
@@ -22,12 +24,15 @@ class Probes:
     engine: AsyncEngine
     admission: Admission
     registry: CollectorRegistry
+    heartbeats: Heartbeats
     stall_seconds: float
 
     def check_health(self) -> None:
         """Raises EngineDeadError. A model that is still loading is healthy."""
         if self.engine.dead is not None:
             raise self.engine.dead
+        if (silence := self.heartbeats.silence_of_others_seconds()) > SILENT_SECONDS:
+            raise EngineDeadError(f"a process of the engine has given no sign of life for {silence:.0f} seconds")
         if self.engine.is_stalled(self.stall_seconds):
             raise EngineDeadError(
                 f"the engine has requests, but has finished no step for more than {self.stall_seconds:g} seconds"

@@ -1,6 +1,7 @@
 """What the routes work with, made once per API process."""
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -26,6 +27,8 @@ class Serving:
     defaults: SamplingDefaults
     model_names: tuple[str, ...]
     model_folder: str
+    model_digest: str
+    """The same wherever the same model is served."""
     created: int
     """When this server started, seconds since the epoch."""
     max_n: int
@@ -67,11 +70,13 @@ def tenant_of(request: Request) -> str:
 class UsageMeter:
     """Tokens of one HTTP request; a prompt continued `n` times is counted once."""
 
-    def __init__(self, num_prompt_tokens: int, n: int) -> None:
+    def __init__(self, num_prompt_tokens: int, n: int, so_far: Iterable[SequenceDelta] = ()) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._n = n
         self._num_completion_tokens = 0
         self._num_cached_by_prompt: dict[int, int] = {}
+        for delta in so_far:
+            self.count(delta)
 
     def count(self, delta: SequenceDelta) -> None:
         self._num_completion_tokens += len(delta.token_ids)

@@ -1,8 +1,9 @@
 """Answers that end when their client leaves: whole ones, and streams of server-sent events.
 
 Nothing is sent before the first event is there, so whatever goes wrong until then is answered with its own HTTP status;
-what goes wrong later is an error event within the stream. A client that leaves cancels the work, and with it the
-requests in the engine core.
+what goes wrong later is an error event within the stream. A stream with a journal is cut instead where the engine is at
+fault, so that the router continues it elsewhere. A client that leaves cancels the work, and with it the requests in the
+core.
 """
 
 import asyncio
@@ -13,11 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvasir_runtime.errors import KvasirRuntimeError
+from kvasir_runtime.errors import EngineDeadError, KvasirRuntimeError, ServerUnavailableError
 from kvasir_runtime.server.errors import CLIENT_CLOSED_REQUEST, status_and_body
+from kvasir_runtime.server.journal import RESUMABLE_HEADER
 from kvasir_runtime.server.responses import DONE, to_event, to_json
 
 T = TypeVar("T")
+_ENGINE_LOST = (EngineDeadError, ServerUnavailableError)
+"""Not the request's fault: another replica can go on."""
 
 
 class ClientGoneError(Exception):
@@ -33,13 +37,13 @@ async def answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
     return Response(to_json(result), media_type="application/json")
 
 
-async def event_stream(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
+async def event_stream(request: Request, events: AsyncGenerator[bytes, None], *, is_resumable: bool) -> Response:
     """Waits for the first event; raises what goes wrong until then."""
     try:
         first = await _unless_disconnected(request.receive, anext(events))
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return EventStream(first, events)
+    return EventStream(first, events, is_resumable=is_resumable)
 
 
 class EventStream(Response):
@@ -47,11 +51,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], *, is_resumable: bool) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        if is_resumable:
+            self.headers[RESUMABLE_HEADER] = "1"
         self._first = first
         self._events = events
+        self._is_resumable = is_resumable
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -68,6 +75,8 @@ class EventStream(Response):
             async for event in self._events:
                 await self._send_body(send, event)
         except KvasirRuntimeError as error:
+            if self._is_resumable and isinstance(error, _ENGINE_LOST):
+                return  # an answer without its end: the connection is closed, which the router sees
             await self._send_body(send, to_event(status_and_body(error)[1]) + DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

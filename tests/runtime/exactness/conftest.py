@@ -1,6 +1,6 @@
 """Tiny random float32 models of every architecture, Hugging Face's outputs of them, and the real engine core."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,8 @@ class Engine:
     channel: MemoryChannel
     num_added: int = 0
 
-    def add(self, request_id: str, prompt: list[int], **sampling: Any) -> None:
+    def add(self, request_id: str, prompt: list[int], output: Sequence[int] = (), **sampling: Any) -> None:
+        """`output`: what another engine has generated already."""
         params = SamplingParams(**({"max_tokens": NUM_NEW_TOKENS, "seed": 1, "temperature": 0.0} | sampling))
         self.num_added += 1
         self.channel.waiting.append(
@@ -152,6 +153,7 @@ class Engine:
                 request_id=request_id,
                 api_index=0,
                 prompt_token_ids=prompt,
+                output_token_ids=list(output),
                 sampling=params,
                 arrival_time=float(self.num_added),
             )

@@ -4,6 +4,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -42,6 +43,45 @@ def test_an_engine_core_that_is_killed_fails_its_requests_and_the_program(serve)
     status, log = server.end()
     assert status == 1
     assert "its process ended with status -9" in log
+
+
+def test_an_engine_core_that_is_stopped_makes_the_server_unhealthy_until_it_goes_on(serve):
+    server = serve().wait_ready()
+    core = engine_core_of(server)
+    os.kill(core, signal.SIGSTOP)
+    stopped = time.monotonic()
+    wait_for_status(server, "/health", 503)
+    assert 4.0 < time.monotonic() - stopped < 20.0
+    os.kill(core, signal.SIGCONT)
+    wait_for_status(server, "/ready", 200)
+
+
+def test_an_api_process_that_is_stopped_makes_the_others_unhealthy(serve):
+    server = serve("--api-server-count", "2").wait_ready()
+    core = engine_core_of(server)
+    api_process = next(pid for pid in server.children() if pid != core and "spawn_main" in command_of(pid))
+    wait_for_status(server, "/health", 200)
+    os.kill(api_process, signal.SIGSTOP)
+    wait_for_status(server, "/health", 503)
+    os.kill(api_process, signal.SIGCONT)
+    wait_for_status(server, "/health", 200)
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+
+
+def wait_for_status(server, path: str, status: int) -> None:
+    """Each time over a connection of its own, which a stopped process never takes."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(server.url + path, timeout=1).status_code == status:
+                return
+        except httpx.TimeoutException:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never answered {status}")
 
 
 def test_two_api_processes_share_the_port_and_the_engine(serve):

@@ -35,6 +35,7 @@ from kvasir_runtime.engine.messages import (
     TokenLogprobs,
 )
 from kvasir_runtime.server.launch import ApiServer, listen, run_api_server
+from kvasir_runtime.server.model_digest import model_digest
 
 MAX_MODEL_LEN = 512
 CHAT_TEMPLATE = (
@@ -115,7 +116,7 @@ class FakeCore:
                 match message:
                     case AddRequest():
                         self.received.append(message)
-                        self._active[message.request_id] = FakeRequest(message)
+                        self._active[message.request_id] = FakeRequest(message, len(message.output_token_ids))
                     case AbortRequests():
                         self.aborted += message.request_ids
                         for request_id in message.request_ids:
@@ -212,6 +213,7 @@ class Running:
     core: FakeCore
     server: ApiServer
     tokenizer: tokenizers.Tokenizer
+    model_digest: str
     thread: threading.Thread
     loop: asyncio.AbstractEventLoop
 
@@ -236,9 +238,14 @@ class Running:
 
 @contextmanager
 def running_server(
-    model_folder: Path, ipc_dir: Path, *, is_ready: bool = True, config: ServerConfig | None = None
+    model_folder: Path,
+    ipc_dir: Path,
+    *,
+    is_ready: bool = True,
+    config: ServerConfig | None = None,
+    shutdown_timeout: float = 5.0,
 ) -> Iterator[Running]:
-    config = dataclasses.replace(config or ServerConfig(), shutdown_timeout=5.0)
+    config = dataclasses.replace(config or ServerConfig(), shutdown_timeout=shutdown_timeout)
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
@@ -257,7 +264,8 @@ def running_server(
     thread.start()
     assert has_started.wait(10)
     core.start(send_ready=is_ready)
-    running = Running(url, core, started[0][0], tokenizer, thread, started[0][1])
+    digest = model_digest(model_folder, model_folder)
+    running = Running(url, core, started[0][0], tokenizer, digest, thread, started[0][1])
     try:
         if is_ready:
             wait_ready(running.http)

@@ -1,6 +1,7 @@
 """What kubelets, operators and Prometheus are told."""
 
 import threading
+import time
 from pathlib import Path
 
 import openai
@@ -9,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kvasir_runtime
 from kvasir_runtime.config import ServerConfig
+from kvasir_runtime.heartbeat import Heartbeats
 
 LONG = {"prompt": "the quick brown fox", "max_tokens": 400, "ignore_eos": True}
 
@@ -37,6 +39,16 @@ def test_engine_that_hangs_with_work_pending_is_unhealthy_until_it_steps_again(s
         running.core.is_hanging = False
         waiting.join()
         assert status(running, "/health") == 200
+
+
+def test_engine_whose_core_gives_no_sign_of_life_is_unhealthy_until_it_does(start_server, tmp_path: Path) -> None:
+    with start_server() as running:
+        now = time.monotonic()
+        Heartbeats(tmp_path / "heartbeats", 2, 1, lambda: now - 5.5).beat()
+        assert (status(running, "/health"), status(running, "/ready")) == (503, 503)
+        assert "no sign of life for" in running.http.get("/health").json()["error"]["message"]
+        Heartbeats(tmp_path / "heartbeats", 2, 1).beat()
+        assert (status(running, "/health"), status(running, "/ready")) == (200, 200)
 
 
 def test_idle_engine_is_healthy_however_long_ago_it_stepped(start_server) -> None:

@@ -1,0 +1,50 @@
+"""One request on its way through the router: what it is, where it has failed, and whether it may be tried once more."""
+
+from dataclasses import dataclass, field
+
+from multidict import CIMultiDict
+
+from kvasir_router.errors import UpstreamBrokenError, UpstreamError, UpstreamHungError
+from kvasir_router.exchange import Exchange
+from kvasir_router.request import InferenceRequest
+
+
+@dataclass(slots=True)
+class Job:
+    """Failures and waiting are counted afresh whenever the client has got more of a stream since the last failure."""
+
+    exchange: Exchange
+    request: InferenceRequest
+    headers: CIMultiDict[str]  # to be forwarded
+    body_received: float
+    max_failures: int
+    queue_wait_seconds: float = 0.0  # altogether
+    waited_seconds: float = 0.0  # since the stream last got further
+    tried: set[str] = field(default_factory=set)  # endpoints that have failed
+    lost_reason: str = ""  # why the stream had to go elsewhere
+    _num_failures: int = 0
+    _num_bytes_kept: int = 0  # of the journal at the last failure
+
+    @property
+    def can_fail_again(self) -> bool:
+        return self._num_failures < self.max_failures
+
+    def count_wait(self, seconds: float) -> None:
+        self.queue_wait_seconds += seconds
+        self.waited_seconds += seconds
+
+    def count_failure(self, url: str, error: UpstreamError) -> bool:
+        """Whether another attempt may follow."""
+        if self._has_got_further():
+            self._num_failures, self.waited_seconds = 0, 0.0
+            self.tried = {url}
+        if isinstance(error, (UpstreamBrokenError, UpstreamHungError)):
+            self.lost_reason = error.reason
+        can_retry = self.can_fail_again and self.exchange.can_go_elsewhere
+        self._num_failures += 1
+        return can_retry
+
+    def _has_got_further(self) -> bool:
+        journal = self.exchange.journal
+        before, self._num_bytes_kept = self._num_bytes_kept, 0 if journal is None else journal.num_bytes
+        return self._num_bytes_kept > before

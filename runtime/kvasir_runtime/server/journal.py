@@ -1,0 +1,173 @@
+"""A stream's journal: what another replica needs to continue the stream, and how this one continues another's.
+
+The router asks for it with a header. A comment line then precedes each event in the event's own block, so that either
+both arrive or neither: the first tells how the stream began, each other one the tokens that its event accounts for.
+When the engine is lost, the router sends the request's body to another with all the lines behind it. Only engines read
+the lines; what the router must know is the comment's mark, the two headers, and that an event ends at an empty line.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from kvasir_runtime.engine.async_engine import GenerateRequest
+from kvasir_runtime.engine.generation import SequenceDelta
+from kvasir_runtime.engine.messages import FinishReason
+from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.server.errors import OtherModelError
+from kvasir_runtime.server.sampling import check_token_ids
+
+RESUMABLE_HEADER = "x-kvasir-resumable"
+"""In a request: keep a journal. In an answer: here it is."""
+JOURNAL_HEADER = "x-kvasir-journal-at"
+"""How many bytes of the body are the client's; the journal follows them."""
+COMMENT = b": kvasir "
+END_OF_BLOCK = b"\n"
+
+
+class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is decided once, when a stream begins."""
+
+    request_id: str
+    created: int
+    seeds: list[int]
+    """One for each prompt."""
+    model: str
+    """The model's digest: tokens of one model are not continued by another."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """What one event, or one that was not worth sending, accounts for."""
+
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+_encoder = msgspec.json.Encoder()
+_beginning_decoder = msgspec.json.Decoder(Beginning)
+_entry_decoder = msgspec.json.Decoder(Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """How a stream began and what others have sent of it; without a beginning it begins here."""
+
+    beginning: Beginning | None = None
+    sequences: Mapping[int, SequenceDelta] = field(default_factory=dict)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.beginning is not None
+
+    def created(self, now: int) -> int:
+        return now if self.beginning is None else self.beginning.created
+
+    def continued(self, requests: Sequence[GenerateRequest], model: str, vocab_size: int) -> list[GenerateRequest]:
+        """The requests as they began. Raises OtherModelError, and InvalidRequestError for a journal not of theirs."""
+        if self.beginning is None:
+            return list(requests)
+        if self.beginning.model != model:
+            raise OtherModelError("the stream was begun by another model than the one served here")
+        if len(self.beginning.seeds) != len(requests):
+            raise InvalidRequestError(f"the journal is of {len(self.beginning.seeds)} prompts, not {len(requests)}")
+        for index, sequence in self.sequences.items():
+            self._check(index, sequence, requests, vocab_size)
+        return [
+            replace(
+                request,
+                request_id=self.beginning.request_id,
+                arrival_time=float(self.beginning.created),  # it keeps its place before those that came later
+                sampling=msgspec.structs.replace(request.sampling, seed=seed),
+            )
+            for request, seed in zip(requests, self.beginning.seeds, strict=True)
+        ]
+
+    @staticmethod
+    def _check(index: int, sequence: SequenceDelta, requests: Sequence[GenerateRequest], vocab_size: int) -> None:
+        n = requests[0].n
+        if not 0 <= index < n * len(requests):
+            raise InvalidRequestError(f"the journal has a sequence {index}, but {n * len(requests)} were asked for")
+        check_token_ids(sequence.token_ids, vocab_size, "the journal")
+        max_tokens = requests[index // n].sampling.max_tokens
+        if sequence.finish_reason is None and len(sequence.token_ids) >= max_tokens:
+            raise InvalidRequestError(
+                f"the journal has {len(sequence.token_ids)} tokens of sequence {index} and no end, but the most here "
+                f"are {max_tokens}"
+            )
+
+
+BEGINS_HERE = Journal()
+
+
+def split_body(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, Journal]:
+    """The client's own body, and the journal that the router put behind it. Raises InvalidRequestError."""
+    length = headers.get(JOURNAL_HEADER)
+    if length is None:
+        return body, BEGINS_HERE
+    if not (length.isascii() and length.isdecimal() and int(length) <= len(body)):
+        raise InvalidRequestError(f"{JOURNAL_HEADER}: {length[:40]!r} is no length within a body of {len(body)} bytes")
+    return body[: int(length)], read_journal(body[int(length) :])
+
+
+def read_journal(lines: bytes) -> Journal:
+    """From the comments' contents, one a line. Raises InvalidRequestError."""
+    first, _, rest = lines.partition(b"\n")
+    try:
+        beginning, entries = _beginning_decoder.decode(first), _entry_decoder.decode_lines(rest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the stream's journal cannot be read: {error}") from error
+    sequences: dict[int, SequenceDelta] = {}
+    for entry in entries:
+        sequence = sequences.setdefault(entry.index, SequenceDelta(index=entry.index))
+        sequence.token_ids += entry.token_ids
+        sequence.finish_reason = entry.finish_reason
+        sequence.num_cached_tokens = sequence.num_cached_tokens or entry.num_cached_tokens
+    return Journal(beginning, sequences)
+
+
+class EventWriter:
+    """Events as clients see them, without a journal."""
+
+    is_resumable = False
+
+    def begin(self, event: bytes = b"") -> bytes:
+        """The stream's beginning, with its first event where that belongs to no sequence."""
+        return event
+
+    def write(self, delta: SequenceDelta, event: bytes) -> bytes:
+        """A delta's event; empty where there is nothing to show yet."""
+        return event
+
+
+WITHOUT_JOURNAL = EventWriter()
+
+
+class JournalWriter(EventWriter):
+    """Each event behind its line of the journal."""
+
+    is_resumable = True
+
+    def __init__(self, requests: Sequence[GenerateRequest], created: int, model: str) -> None:
+        seeds = [request.sampling.seed for request in requests]
+        self._beginning = Beginning(requests[0].request_id, created, seeds, model)
+
+    def begin(self, event: bytes = b"") -> bytes:
+        return self._block(self._beginning, event)
+
+    def write(self, delta: SequenceDelta, event: bytes) -> bytes:
+        entry = Entry(delta.index, delta.token_ids, delta.finish_reason, delta.num_cached_tokens)
+        return self._block(entry, event)
+
+    @staticmethod
+    def _block(line: Beginning | Entry, event: bytes) -> bytes:
+        return COMMENT + _encoder.encode(line) + b"\n" + (event or END_OF_BLOCK)
+
+
+def event_writer(
+    headers: Mapping[str, str], requests: Sequence[GenerateRequest], created: int, model: str
+) -> EventWriter:
+    """As the request's sender wants it."""
+    return JournalWriter(requests, created, model) if RESUMABLE_HEADER in headers else WITHOUT_JOURNAL

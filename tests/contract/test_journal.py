@@ -1,0 +1,45 @@
+"""A stream's journal crosses a border twice: the engine writes it, the router keeps it, another engine reads it."""
+
+from kvasir_router import journal as router
+from kvasir_runtime.engine.async_engine import GenerateRequest
+from kvasir_runtime.engine.detokenizer import TextOptions
+from kvasir_runtime.engine.generation import SequenceDelta
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.server import journal as runtime
+
+REQUEST = GenerateRequest(
+    request_id="cmpl-1",
+    prompt_token_ids=[1],
+    sampling=SamplingParams(max_tokens=8, seed=2**64 - 1),
+    text=TextOptions(),
+    n=2,
+)
+DELTAS = [
+    (SequenceDelta(index=0, token_ids=[5], num_cached_tokens=16), b'data: {"text":"a"}\n\n'),
+    (SequenceDelta(index=1, token_ids=[6, 7]), b""),
+    (SequenceDelta(index=0, token_ids=[8], finish_reason="stop"), b'data: {"text":"b"}\n\n'),
+]
+
+
+def test_headers_are_the_same() -> None:
+    assert router.RESUMABLE_HEADER == runtime.RESUMABLE_HEADER
+    assert router.JOURNAL_HEADER == runtime.JOURNAL_HEADER
+
+
+def test_what_an_engine_writes_another_reads_behind_the_clients_body() -> None:
+    writer = runtime.JournalWriter([REQUEST], 1700000000, "digest")
+    stream = writer.begin() + b"".join(writer.write(delta, event) for delta, event in DELTAS)
+    kept = router.Journal()
+    events, lines = kept.split(stream)
+    kept.keep(lines)
+    assert events == b"".join(event for _, event in DELTAS)
+
+    body, journal = runtime.split_body(b"{}" + kept.lines, {router.JOURNAL_HEADER: "2"})
+    assert body == b"{}"
+    assert journal.beginning == runtime.Beginning("cmpl-1", 1700000000, [2**64 - 1], "digest")
+    assert dict(journal.sequences) == {
+        0: SequenceDelta(index=0, token_ids=[5, 8], num_cached_tokens=16, finish_reason="stop"),
+        1: SequenceDelta(index=1, token_ids=[6, 7]),
+    }
+    [resumed] = journal.continued([REQUEST], "digest", vocab_size=10)
+    assert (resumed.request_id, resumed.arrival_time, resumed.sampling.seed) == ("cmpl-1", 1700000000.0, 2**64 - 1)

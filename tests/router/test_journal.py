@@ -1,0 +1,69 @@
+"""Telling a stream's events from the lines of its journal, however the bytes are cut."""
+
+from itertools import pairwise
+
+import pytest
+
+from kvasir_router import journal as journal_module
+from kvasir_router.journal import Journal
+
+STREAM = (
+    b': kvasir {"id":1}\n\n'
+    b': kvasir [0]\ndata: {"text":"a"}\n\n'
+    b": kvasir [1]\n\n"
+    b': kvasir [2]\ndata: {"text":": kvasir "}\n\n'
+    b"data: [DONE]\n\n"
+)
+EVENTS = b'data: {"text":"a"}\n\ndata: {"text":": kvasir "}\n\ndata: [DONE]\n\n'
+LINES = b'{"id":1}\n[0]\n[1]\n[2]\n'
+
+
+def fed(journal: Journal, *chunks: bytes) -> bytes:
+    """The events of chunks that are all relayed."""
+    relayed = b""
+    for chunk in chunks:
+        events, lines = journal.split(chunk)
+        relayed += events
+        journal.keep(lines)
+    return relayed
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 40, 1000])
+def test_events_and_lines_come_apart_in_chunks_of_any_size(size: int) -> None:
+    journal = Journal()
+    starts = [*range(0, len(STREAM), size), len(STREAM)]
+    assert fed(journal, *(STREAM[start:end] for start, end in pairwise(starts))) == EVENTS
+    assert journal.lines == LINES
+
+
+@pytest.mark.parametrize("cut", range(len(STREAM)))
+def test_a_cut_anywhere_leaves_as_many_lines_as_events(cut: int) -> None:
+    journal = Journal()
+    relayed = fed(journal, STREAM[:cut])
+    blocks = STREAM[:cut].split(b"\n\n")[:-1]
+    assert relayed.count(b"data: {") == sum(b"data: {" in block for block in blocks)
+    assert journal.lines.count(b"\n") == sum(block[:8] == b": kvasir" for block in blocks)
+
+
+def test_lines_count_only_once_they_are_kept() -> None:
+    journal = Journal()
+    _, lines = journal.split(b": kvasir [0]\ndata: x\n\n")
+    assert (lines, journal.num_bytes) == (b"[0]\n", 0)
+
+
+def test_half_an_event_is_forgotten_when_another_engine_goes_on() -> None:
+    journal = Journal()
+    fed(journal, b": kvasir [0]\ndata: a\n\n: kvasir [1]\ndata: b")
+    journal.drop_unfinished_block()
+    assert fed(journal, b": kvasir [1]\ndata: b\n\n") == b"data: b\n\n"
+    assert journal.lines == b"[0]\n[1]\n"
+
+
+def test_a_journal_beyond_its_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_JOURNAL_BYTES", 10)
+    journal = Journal()
+    journal.keep(b"[0]\n[1]\n")
+    assert not journal.is_too_long
+    journal.keep(b"[2]\n")
+    journal.keep(b"[3]\n")
+    assert (journal.is_too_long, journal.lines) == (True, b"")

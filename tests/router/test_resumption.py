@@ -1,0 +1,280 @@
+"""A stream whose engine is lost goes on at another, and its client sees one unbroken stream."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvasir_router import health
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+@pytest.fixture
+def engines(engines: Any) -> Any:
+    """Two that keep journals and give the same tokens; requests begin at the first."""
+    for engine in engines:
+        engine.keeps_journal, engine.num_tokens, engine.token_seconds = True, 8, 0.002
+    return sorted(engines, key=lambda engine: engine.url)  # the order in which equals are picked
+
+
+@pytest.fixture
+def whole(engines: Any) -> bytes:
+    return bytes(engines[0].stream_bytes(8) + b"data: [DONE]\n\n")
+
+
+async def stream(client: aiohttp.ClientSession, router: Any) -> bytes:
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        assert response.status == 200
+        assert "x-kvasir-resumable" not in response.headers
+        return await response.read()
+
+
+async def metrics(client: aiohttp.ClientSession, router: Any) -> str:
+    async with client.get(router.admin_url + "/metrics") as response:
+        return await response.text()
+
+
+async def test_the_client_gets_the_bytes_that_it_would_get_without_a_journal(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(engines[0])
+    assert await stream(client, router) == whole
+    async with client.post(engines[0].url + CHAT, json=BODY) as response:
+        assert await response.read() == whole
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 8))
+async def test_a_stream_goes_on_at_another_engine(
+    num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].die_after_tokens = num_tokens
+    assert await stream(client, router) == whole
+    journal = b"".join(b"[%d]\n" % number for number in range(num_tokens))
+    assert [engine.journals for engine in engines] == [[b""], [journal]]
+
+
+@pytest.mark.parametrize("num_bytes", [5, 20, 100, 200, 300, 301, 302, 303, 350, 700])
+async def test_a_cut_within_an_event_shows_nothing_twice(
+    num_bytes: int, engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].die_after_bytes = num_bytes
+    assert await stream(client, router) == whole
+    assert len(engines[1].requests) == 1
+
+
+async def test_the_resumed_request_is_the_clients_own(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines)
+    engines[0].die_after_tokens = 3
+    forged = {"x-kvasir-journal-at": "1", "x-kvasir-resumable": "no", "x-mine": "1"}
+    async with client.post(router.url + CHAT, json=BODY, headers=forged) as response:
+        await response.read()
+    assert engines[0].bodies == engines[1].bodies
+    assert engines[1].headers[0]["x-mine"] == "1"
+    assert engines[1].headers[0]["x-request-id"] == engines[0].headers[0]["x-request-id"]
+
+
+async def test_resumptions_are_counted_by_reason(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines)
+    engines[0].die_after_tokens = 3
+    await stream(client, router)
+    text = await metrics(client, router)
+    assert 'kvasir_router_streams_resumed_total{reason="broken"} 1.0' in text
+    assert 'kvasir_router_upstream_errors_total{reason="broken"} 1.0' in text
+    assert 'kvasir_router_requests_total{code="200",model="tiny"} 1.0' in text
+    assert "kvasir_router_overhead_seconds_count 1.0" in text
+
+
+async def test_a_stream_may_be_lost_again_and_again_while_it_gets_further(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines, retries=1)
+    for number, engine in enumerate(engines):
+        engine.die_after_bytes = 400 + number  # two or three events of every attempt
+    assert await stream(client, router) == whole
+    assert sum(len(engine.requests) for engine in engines) > 2
+
+
+async def test_a_stream_that_gets_no_further_is_given_up(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines, retries=2)
+    for engine in engines:
+        engine.die_after_tokens = 3
+    body = await stream(client, router)
+    assert body.startswith(engines[0].stream_bytes(3))
+    assert b'"code":"stream_interrupted"' in body
+    assert sum(len(engine.requests) for engine in engines) == 1 + 2
+
+
+async def test_an_engine_that_will_not_continue_is_passed_over(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    third = type(engines[0])("three")
+    await third.start()
+    try:
+        first, second, last = sorted([*engines, third], key=lambda engine: engine.url)
+        first.keeps_journal = last.keeps_journal = True
+        second.keeps_journal = False  # of another make
+        first.num_tokens = last.num_tokens = 8
+        first.die_after_tokens = 4
+        router = await start_router(first, second, last, policy="roundRobin")
+        assert await stream(client, router) == whole
+        assert [len(engine.requests) for engine in (first, second, last)] == [1, 1, 1]
+        assert last.journals == [b"[0]\n[1]\n[2]\n[3]\n"]
+    finally:
+        await third.stop()
+
+
+async def test_a_stream_waits_for_the_only_engine_to_come_back(
+    engines: Any, whole: bytes, start_router: Any, client: Any, until: Any
+) -> None:
+    engine = engines[0]
+    router = await start_router(engine)
+    engine.hang_after_tokens = 4
+    answer = asyncio.create_task(stream(client, router))
+    await engine.wait_for_requests(1)
+    engine.is_healthy = False
+    await until(lambda: router.admission.num_waiting == 1)
+    engine.hang_after_tokens, engine.is_healthy = None, True
+    assert await answer == whole
+
+
+async def test_without_any_engine_left_the_stream_ends_with_an_error(
+    engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(engines[0], max_queue_wait=0.1)
+    engines[0].hang_after_tokens, engines[0].is_healthy = 2, True
+    answer = asyncio.create_task(stream(client, router))
+    await engines[0].wait_for_requests(1)
+    engines[0].is_healthy = False
+    body = await answer
+    assert body.startswith(engines[0].stream_bytes(2))
+    assert b'"code":"stream_interrupted"' in body
+
+
+async def test_streams_of_an_unhealthy_engine_go_elsewhere(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].hang_after_tokens = 4
+    answer = asyncio.create_task(stream(client, router))
+    await engines[0].wait_for_requests(1)
+    engines[0].is_healthy = False
+    assert await answer == whole
+    assert 'streams_resumed_total{reason="hung"} 1.0' in await metrics(client, router)
+    await asyncio.wait_for(engines[0].aborted.wait(), 5)
+
+
+async def test_streams_of_a_silent_engine_go_elsewhere(
+    engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_PROBE_TIMEOUT", aiohttp.ClientTimeout(total=0.1))
+    router = await start_router(*engines)
+    engines[0].hang_after_tokens = 4
+    answer = asyncio.create_task(stream(client, router))
+    await engines[0].wait_for_requests(1)
+    engines[0].is_silent = True
+    assert await answer == whole
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_requests_not_begun_at_a_hung_engine_go_elsewhere(
+    is_stream: bool, engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].gate.clear()
+    answer = asyncio.create_task(client.post(router.url + CHAT, json=BODY | {"stream": is_stream}))
+    await engines[0].wait_for_requests(1)
+    engines[0].is_healthy = False
+    async with await answer as response:
+        assert (response.status, response.headers["x-engine"]) == (200, engines[1].name)
+
+
+async def test_a_draining_engine_keeps_its_streams(
+    engines: Any, whole: bytes, start_router: Any, client: Any, until: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].gate.clear()
+    answer = asyncio.create_task(stream(client, router))
+    await engines[0].wait_for_requests(1)
+    engines[0].is_ready = False
+    await until(lambda: [one["state"] for one in router.fleet.describe()].count("not_ready") == 1)
+    engines[0].gate.set()
+    assert await answer == whole
+    assert engines[1].requests == []
+
+
+async def test_a_stream_without_a_journal_is_left_to_wait(
+    engines: Any, whole: bytes, start_router: Any, client: Any, until: Any
+) -> None:
+    """Of an engine of another make: what it hangs on may pass."""
+    engines[0].keeps_journal = False
+    router = await start_router(engines[0])
+    engines[0].token_seconds = 0.05
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        first = await response.content.readany()
+        engines[0].is_healthy = False
+        await until(lambda: router.fleet.describe()[0]["state"] == "unreachable")
+        assert first + await response.content.read() == whole
+
+
+class OneSlice:
+    """A Kubernetes API with the engines as ready endpoints, which can be taken away."""
+
+    def __init__(self, *engines: Any) -> None:
+        self._engines = engines
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+
+    def _slice(self, engine: Any, *, is_ready: bool) -> dict[str, Any]:
+        return {
+            "metadata": {"name": engine.name, "resourceVersion": "1"},
+            "ports": [{"name": "http", "port": engine.port}],
+            "endpoints": [{"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}}],
+        }
+
+    def take_away(self, engine: Any) -> None:
+        self._events.put_nowait({"type": "MODIFIED", "object": self._slice(engine, is_ready=False)})
+
+    async def list(self) -> Any:
+        return [self._slice(engine, is_ready=True) for engine in self._engines], "1"
+
+    async def watch(self, resource_version: str) -> Any:
+        while True:
+            yield await self._events.get()
+
+
+async def test_an_endpoint_that_kubernetes_calls_ready_is_watched(
+    engines: Any, whole: bytes, start_router: Any, client: Any, until: Any
+) -> None:
+    router = await start_router(slice_api=OneSlice(*engines), endpoints_service="models/llama:http")
+    await until(lambda: router.fleet.can_place("tiny"))
+    for engine in engines:
+        engine.hang_after_tokens = 4
+    answer = asyncio.create_task(stream(client, router))
+    await until(lambda: any(engine.requests for engine in engines))
+    hung, other = sorted(engines, key=lambda engine: -len(engine.requests))
+    other.hang_after_tokens = None
+    hung.is_healthy = False
+    assert await answer == whole
+
+
+async def test_an_endpoint_that_is_gone_is_watched_as_long_as_streams_come_from_it(
+    engines: Any, whole: bytes, start_router: Any, client: Any, until: Any
+) -> None:
+    api = OneSlice(*engines)
+    router = await start_router(slice_api=api, endpoints_service="models/llama:http")
+    await until(lambda: len(router.fleet.known_models()) == 1)
+    for engine in engines:
+        engine.hang_after_tokens = 4
+    answer = asyncio.create_task(stream(client, router))
+    await until(lambda: any(engine.requests for engine in engines))
+    hung, other = sorted(engines, key=lambda engine: -len(engine.requests))
+    other.hang_after_tokens = None
+    api.take_away(hung)
+    await until(lambda: router.fleet.urls() == {other.url})
+    hung.is_healthy = False
+    assert await answer == whole
