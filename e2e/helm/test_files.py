@@ -86,6 +86,7 @@ def test_values_reach_the_pod(offline_helm: Helm) -> None:
     assert container["image"] == f"{registry}/kvasir-operator@sha256:{1:064d}"
     assert f"--runtime-image={registry}/runtime-cuda:nightly" in container["args"]
     assert f"--router-image={registry}/kvasir-router@sha256:{2:064d}" in container["args"]
+    assert "--image-pull-secret=mirror" in container["args"]
     assert "--retry-max-seconds=60" in container["args"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 

@@ -98,24 +98,30 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     hints = get_type_hints(OperatorSettings)
     for field in dataclasses.fields(OperatorSettings):
         hint, _ = without_none(hints[field.name])
-        if hint is bool:
-            flag = f"--{field.name.replace('_', '-')}"
-            parser.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=field.default, help=field.metadata["help"]
-            )
-            continue
-        choices = get_args(hint) if get_origin(hint) is Literal else None
-        shown = "" if field.default is None else " (default: %(default)s)"
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=str if choices else hint,
-            choices=choices,
-            default=field.default,
-            metavar=None if choices else field.name.rpartition("_")[2].upper(),
-            help=field.metadata["help"] + shown,
-        )
+        parser.add_argument(f"--{field.name.replace('_', '-')}", **_flag_options(field, hint))
+
+
+def _flag_options(field: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
+    told = field.metadata["help"]
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction, "default": field.default, "help": told}
+    if get_origin(hint) is tuple:
+        return {"action": "append", "default": [], "metavar": "NAME", "help": told}
+    choices = get_args(hint) if get_origin(hint) is Literal else None
+    return {
+        "type": str if choices else hint,
+        "choices": choices,
+        "default": field.default,
+        "metavar": None if choices else field.name.rpartition("_")[2].upper(),
+        "help": told if field.default is None else f"{told} (default: %(default)s)",
+    }
 
 
 def _settings(arguments: argparse.Namespace) -> OperatorSettings:
-    values: dict[str, Any] = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(OperatorSettings)}
-    return OperatorSettings(**values)
+    return OperatorSettings(
+        **{field.name: _frozen(getattr(arguments, field.name)) for field in dataclasses.fields(OperatorSettings)}
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

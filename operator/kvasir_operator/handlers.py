@@ -1,4 +1,4 @@
-"""kopf as event source only: each event of a service or of a child puts the service's key into our own queue.
+"""kopf as event source only: what happens to a service puts its key into our own queue. Children: child_watch.py.
 
 Only startup, login and event handlers: nothing here writes annotations, finalizers or Events to the cluster.
 """
@@ -9,10 +9,9 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import Configuration
 
-from kvasir_operator.api.labels import GROUP, SERVICE_LABEL
-from kvasir_operator.kinds import CHILD_KINDS, INFERENCE_SERVICE, Kind, KubeObject, ServiceKey
+from kvasir_operator.api.labels import GROUP
+from kvasir_operator.kinds import INFERENCE_SERVICE, ServiceKey
 from kvasir_operator.kube import PAGE_SIZE, REQUEST_TIMEOUT_SECONDS
-from kvasir_operator.pod_watch import service_key
 
 # A watch is opened anew this often even when it seems alive. Whole seconds: the API server refuses "240.0".
 WATCH_SECONDS = 240
@@ -28,8 +27,6 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = WATCH_SECONDS + REQUEST_TIMEOUT_SECONDS
     settings.watching.connect_timeout = REQUEST_TIMEOUT_SECONDS
     settings.watching.chunk_size = PAGE_SIZE
-    for kind in CHILD_KINDS:
-        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = SERVICE_LABEL
     # No watch of namespaces and CRDs, which a Role cannot allow: run.py requires our CRD at the start.
     settings.scanning.disabled = True
     settings.persistence.finalizer = f"{GROUP}/unused"
@@ -41,25 +38,26 @@ def kopf_settings() -> kopf.OperatorSettings:
 def kopf_registry(
     load_configuration: Callable[[], Awaitable[Configuration]], wake: Callable[[ServiceKey], None]
 ) -> kopf.OperatorRegistry:
-    """`wake` is called with every service that is there at the start, that changes, or whose child changes."""
+    """`wake` is called with every service that is there at the start, is made, changes its spec, or goes."""
     registry = kopf.OperatorRegistry()
+    generations: dict[ServiceKey, tuple[str, int, bool]] = {}
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         # Again after each 401: a pod's token is renewed on disk.
         return await kopf_credentials(await load_configuration())
 
-    @kopf.on.event(*_selector(INFERENCE_SERVICE), registry=registry)
-    async def service_event(body: kopf.Body, **_: Any) -> None:
-        wake(ServiceKey(body["metadata"]["namespace"], body["metadata"]["name"]))
-
-    async def child_event(body: kopf.Body, **_: Any) -> None:
-        key = service_key(_plain_metadata(body))
-        if key is not None:
+    @kopf.on.event(INFERENCE_SERVICE.group, INFERENCE_SERVICE.version, INFERENCE_SERVICE.plural, registry=registry)
+    async def service_event(type: str | None, body: kopf.Body, **_: Any) -> None:
+        metadata = body["metadata"]
+        key = ServiceKey(metadata["namespace"], metadata["name"])
+        generation = (metadata["uid"], metadata["generation"], "deletionTimestamp" in metadata)
+        if generations.get(key) != generation or type == "DELETED":  # else its status changed: mostly our own doing
+            generations[key] = generation
             wake(key)
+        if type == "DELETED":
+            del generations[key]
 
-    for kind in CHILD_KINDS:
-        kopf.on.event(*_selector(kind), registry=registry, id=f"{kind.plural}_event")(child_event)
     return registry
 
 
@@ -75,12 +73,3 @@ async def kopf_credentials(configuration: Configuration) -> kopf.ConnectionInfo:
         certificate_path=configuration.cert_file,
         private_key_path=configuration.key_file,
     )
-
-
-def _selector(kind: Kind) -> tuple[str, str, str]:
-    return (kind.group, kind.version, kind.plural)
-
-
-def _plain_metadata(body: kopf.Body) -> KubeObject:
-    metadata = body["metadata"]
-    return {"metadata": {"namespace": metadata["namespace"], "labels": dict(metadata.get("labels", {}))}}

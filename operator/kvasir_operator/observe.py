@@ -1,16 +1,24 @@
 """What is there now: a service's children and pods, read by label, plus whatever holds a wanted child's name.
 
-Read from the API server at every pass rather than from a cache: a pass then sees its own writes, and an unchanged
-service is never written because a cache was behind.
+Where the client has a cache (cached_kube.py) only the last are asked of the API server, and the Events of pods that
+cannot be understood without them (pod_events.py).
 """
 
 import asyncio
-from collections.abc import Collection
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.kinds import CHILD_KINDS, POD, KubeObject, ObjectKey, ServiceKey, object_key
+from kvasir_operator.errors import KubeForbiddenError
+from kvasir_operator.kinds import CHILD_KINDS, EVENT, POD, KubeObject, ObjectKey, ServiceKey, object_key
 from kvasir_operator.kube import KubeClient
+from kvasir_operator.pod_events import pods_to_ask
+
+logger = logging.getLogger(__name__)
+
+PodEvents = Mapping[str, list[KubeObject]]
+"""Events by the name of the pod that they are about."""
 
 
 @dataclass(frozen=True)
@@ -19,19 +27,33 @@ class Observed:
 
     children: tuple[KubeObject, ...] = ()
     pods: tuple[KubeObject, ...] = ()
+    pod_events: PodEvents = field(default_factory=dict)
 
     def with_children(self, written: Collection[KubeObject]) -> "Observed":
         """The same after `written` were applied."""
         by_key = {object_key(obj): obj for obj in (*self.children, *written)}
-        return Observed(tuple(by_key.values()), self.pods)
+        return replace(self, children=tuple(by_key.values()))
 
 
 async def observe(client: KubeClient, key: ServiceKey, wanted: Collection[ObjectKey]) -> Observed:
     """Raises KubeApiError when anything cannot be read: half a picture would prune and report wrongly."""
     selector = f"{SERVICE_LABEL}={key.name}"
     lists = await asyncio.gather(*(client.list(kind, key.namespace, selector) for kind in (*CHILD_KINDS, POD)))
-    children = [child for listed in lists[:-1] for child in listed]
+    children, pods = [child for listed in lists[:-1] for child in listed], lists[-1]
     unseen = set(wanted) - {object_key(child) for child in children}
     # A child whose label was taken off, or somebody else's object that has the name that we want.
     by_name = await asyncio.gather(*(client.get(missing.kind, key.namespace, missing.name) for missing in unseen))
-    return Observed((*children, *(found for found in by_name if found is not None)), tuple(lists[-1]))
+    events = await _pod_events(client, key.namespace, pods_to_ask(pods))
+    return Observed((*children, *(found for found in by_name if found is not None)), tuple(pods), events)
+
+
+async def _pod_events(client: KubeClient, namespace: str, pods: Iterable[KubeObject]) -> PodEvents:
+    metadata = [pod["metadata"] for pod in pods]
+    try:
+        lists = await asyncio.gather(
+            *(client.list(EVENT, namespace, fields=f"involvedObject.uid={each['uid']}") for each in metadata)
+        )
+    except KubeForbiddenError as error:
+        logger.warning("%s: the status cannot tell why volumes are not mounted: %s", namespace, error)
+        return {}
+    return {each["name"]: events for each, events in zip(metadata, lists, strict=True)}

@@ -30,21 +30,25 @@ class KeySchedule:
         self._back_off = back_off
         self._spacing_seconds = spacing_seconds
         self._due: dict[ServiceKey, float] = {}
+        self._urgent: set[ServiceKey] = set()
         self._running: dict[ServiceKey, float] = {}
         self._earliest: dict[ServiceKey, float] = {}
         self._num_failures: dict[ServiceKey, int] = {}
 
-    def add(self, key: ServiceKey, due: float) -> None:
-        """Wants a pass at `due`; an earlier wish for the same key stands."""
+    def add(self, key: ServiceKey, due: float, is_urgent: bool = False) -> None:
+        """Wants a pass at `due`; an earlier or an urgent wish for the same key stands."""
         self._due[key] = min(due, self._due.get(key, due))
+        if is_urgent:
+            self._urgent.add(key)
 
     def take(self, now: float) -> ServiceKey | None:
-        """The key that has been due longest, now marked as running; None when none is due."""
+        """The key that has been due longest, urgent ones first, now marked as running; None when none is due."""
         ready = [key for key in self._due if key not in self._running and self._start(key) <= now]
         if not ready:
             return None
-        key = min(ready, key=self._start)
+        key = min(ready, key=lambda each: (each not in self._urgent, self._start(each)))
         del self._due[key]
+        self._urgent.discard(key)
         self._running[key] = now
         return key
 
@@ -98,8 +102,8 @@ class WorkQueue:
         self._changed = asyncio.Event()
         self._closed = False
 
-    def add(self, key: ServiceKey, delay_seconds: float = 0.0) -> None:
-        self._schedule.add(key, self._clock() + delay_seconds)
+    def add(self, key: ServiceKey, delay_seconds: float = 0.0, is_urgent: bool = False) -> None:
+        self._schedule.add(key, self._clock() + delay_seconds, is_urgent)
         self._changed.set()
 
     async def get(self) -> ServiceKey | None:

@@ -1,4 +1,4 @@
-"""One pass over one service: observe, desired, plan, apply, status.
+"""One pass over one service: observe, desired, plan, apply (the least busy pods go first), status.
 
 Level-triggered: a pass reads everything it needs and knows nothing of what woke it, so creation, update, resumption
 after a crash, a child's event and the periodic resync are the same pass. Over an unchanged service it writes nothing.
@@ -16,6 +16,7 @@ from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply import Applied, Refusal, apply_plan
 from kvasir_operator.desired import desired_objects, unsupported_features
+from kvasir_operator.engine_work import read_work
 from kvasir_operator.errors import (
     ChildrenRefusedError,
     InvalidManifestError,
@@ -36,6 +37,8 @@ from kvasir_operator.kinds import (
 from kvasir_operator.kube import KubeClient
 from kvasir_operator.observe import Observed, observe
 from kvasir_operator.plan import Plan, controller_uid, make_plan, stamped
+from kvasir_operator.pod_events import look_again_seconds
+from kvasir_operator.scale_down import ReadWork, find_shrinks, mark_least_work
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status import RoleState, derive_status, role_state, status_patch
 from kvasir_operator.waiting import Waiting
@@ -61,10 +64,17 @@ def utc_now() -> str:
 class Reconciler:
     """Brings services to what their specs say. Holds no state between passes."""
 
-    def __init__(self, client: KubeClient, settings: OperatorSettings, now: Callable[[], str] = utc_now) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: OperatorSettings,
+        now: Callable[[], str] = utc_now,
+        read_work: ReadWork = read_work,
+    ) -> None:
         self._client = client
         self._settings = settings
         self._now = now
+        self._read_work = read_work
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
         """Raises KubeApiError when the API server does not answer, ChildrenRefusedError when it refused a child."""
@@ -78,6 +88,7 @@ class Reconciler:
         desired = [stamped(child) for child in desired_objects(service, self._settings)]
         observed = await observe(self._client, key, [object_key(child) for child in desired])
         plan = make_plan(desired, observed.children, obj)
+        await mark_least_work(self._client, find_shrinks(plan, observed), self._read_work)
         applied = await apply_plan(self._client, key.namespace, plan)
         status = derive_status(
             obj,
@@ -88,17 +99,18 @@ class Reconciler:
             self._now(),
         )
         await self._report(key, obj, status, plan.without([refusal.key for refusal in applied.refusals]))
-        return _outcome(plan, applied)
+        return _outcome(plan, applied, look_again_seconds(observed.pods, self._now()))
 
     async def _report_invalid(self, key: ServiceKey, obj: KubeObject, error: InvalidManifestError) -> Outcome:
         """Children stay as they are: what runs keeps serving until the spec holds again."""
         observed = await observe(self._client, key, [])
         own = [child for child in observed.children if controller_uid(child) == obj["metadata"]["uid"]]
-        roles = [role_state(child, observed.pods) for child in own if object_key(child).kind == DEPLOYMENT]
+        deployments = [child for child in own if object_key(child).kind == DEPLOYMENT]
+        roles = [role_state(child, observed.pods, observed.pod_events) for child in deployments]
         problem = Waiting(Reason.INVALID_SPEC, str(error))
         status = derive_status(obj, roles, [problem], key.name, obj.get("status", {}).get("url"), self._now())
         await self._report(key, obj, status, Plan())
-        return Outcome()
+        return Outcome(retry_seconds=look_again_seconds(observed.pods, self._now()))
 
     async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> None:
         """Tells what is news: `done` is what of the plan the API server accepted."""
@@ -118,12 +130,12 @@ class Reconciler:
             logger.info("%s: deleted during its pass", key)
 
 
-def _outcome(plan: Plan, applied: Applied) -> Outcome:
+def _outcome(plan: Plan, applied: Applied, again_seconds: float | None) -> Outcome:
     if applied.refusals:
         raise ChildrenRefusedError("; ".join(f"{refusal.key}: {refusal.error}" for refusal in applied.refusals))
     if plan.terminating:
         return Outcome(retry_seconds=TERMINATING_RETRY_SECONDS)
-    return Outcome(retry_seconds=NAME_TAKEN_RETRY_SECONDS if plan.blocked else None)
+    return Outcome(retry_seconds=again_seconds or (NAME_TAKEN_RETRY_SECONDS if plan.blocked else None))
 
 
 def _roles(desired: Iterable[KubeObject], observed: Observed, plan: Plan) -> list[RoleState]:
@@ -131,7 +143,7 @@ def _roles(desired: Iterable[KubeObject], observed: Observed, plan: Plan) -> lis
     live = {object_key(child): child for child in observed.children}
     wanted = {object_key(child): child for child in desired}
     return [
-        role_state(live.get(key, child), observed.pods)
+        role_state(live.get(key, child), observed.pods, observed.pod_events)
         for key, child in wanted.items()
         if key.kind == DEPLOYMENT and key not in plan.blocked
     ]

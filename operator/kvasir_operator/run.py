@@ -1,7 +1,7 @@
 """`kvasir-operator run`: builds the parts, starts them, waits for a signal, and stops them in order.
 
-One event loop holds everything: kopf (events), the pod watch, the workers that reconcile, the resync, the Lease and
-the probes. A part that ends by itself ends the operator: Kubernetes starts it anew.
+One event loop holds everything: kopf (events of services), the watches of children, the workers that reconcile, the
+resync, the Lease and the probes. A part that ends by itself ends the operator: Kubernetes starts it anew.
 """
 
 import asyncio
@@ -12,18 +12,21 @@ import socket
 import time
 from collections.abc import Collection, Coroutine, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kopf
 
+from kvasir_operator.cached_kube import CachedKube
+from kvasir_operator.child_cache import ChildCache
+from kvasir_operator.child_watch import ChildWatch
 from kvasir_operator.errors import CrdNotInstalledError, KvasirOperatorError, ObjectNotFoundError
 from kvasir_operator.handlers import kopf_registry, kopf_settings
-from kvasir_operator.kinds import INFERENCE_SERVICE
+from kvasir_operator.kinds import CHILD_KINDS, INFERENCE_SERVICE, POD
 from kvasir_operator.kube import KubeClient, load_configuration
 from kvasir_operator.lease import LeaderElector, LeaseTiming
 from kvasir_operator.metrics import OperatorMetrics
-from kvasir_operator.pod_watch import PodWatch
 from kvasir_operator.probes import serving_probes
 from kvasir_operator.queue import BackOff, WorkQueue
 from kvasir_operator.reconcile import Reconciler
@@ -54,12 +57,15 @@ class Operator:
         self._queue = WorkQueue(time.monotonic, BackOff(settings.retry_initial_seconds, settings.retry_max_seconds))
         self._stop = asyncio.Event()
         self._kopf_ready = asyncio.Event()
-        self._pods: PodWatch | None = None
+        self._children = ChildCache()
+        self._watches: list[ChildWatch] = []
 
     async def run(self) -> None:
         settings = self._settings
         async with AsyncExitStack() as stack:
-            client = KubeClient(await load_configuration(settings.kubeconfig), self._metrics.count_write)
+            client = CachedKube(
+                await load_configuration(settings.kubeconfig), self._children, self._metrics.count_write
+            )
             stack.push_async_callback(client.close)
             await _require_crd(client, settings.namespace)
             self._metrics.watch_queue(lambda: self._queue.depth)
@@ -86,15 +92,19 @@ class Operator:
         return elector
 
     async def _reconcile(self, client: KubeClient, elector: LeaderElector | None) -> None:
-        self._pods = PodWatch(client, self._settings.namespace, self._queue.add)
+        namespace, list_turn = self._settings.namespace, asyncio.Lock()
+        self._watches = [
+            ChildWatch(client, kind, namespace, self._children, self._queue.add, list_turn)
+            for kind in (*CHILD_KINDS, POD)
+        ]
         reconciler = Reconciler(client, self._settings)
         workers = [
             _part(f"worker {number}", work(self._queue, reconciler, self._metrics))
             for number in range(self._settings.workers)
         ]
         watchers = [
-            _part("pod watch", self._pods.run()),
-            _part("resync", resync(client, self._settings.namespace, self._queue, self._settings.resync_seconds)),
+            *(_part("watch of children", watch.run()) for watch in self._watches),
+            _part("resync", resync(client, namespace, self._queue, self._settings.resync_seconds)),
             _part("kopf", self._kopf()),
         ]
         keeper = [] if elector is None else [_part("Lease", elector.keep())]
@@ -115,8 +125,12 @@ class Operator:
 
     async def _kopf(self) -> None:
         namespace = self._settings.namespace
+        identity: Any = _identity()  # kopf's own holds the user's name, which no /etc/passwd has for a pod's user
         tasks = await kopf.spawn_tasks(
-            registry=kopf_registry(lambda: load_configuration(self._settings.kubeconfig), self._queue.add),
+            identity=identity,
+            registry=kopf_registry(
+                lambda: load_configuration(self._settings.kubeconfig), partial(self._queue.add, is_urgent=True)
+            ),
             settings=kopf_settings(),
             standalone=True,
             clusterwide=namespace is None,
@@ -136,9 +150,10 @@ class Operator:
         return f"a service has waited for {waited:.0f} s" if waited > STALL_SECONDS else None
 
     def _ready(self) -> str | None:
-        if self._pods is None:
+        if not self._watches:
             return None  # standing by is all that is asked for
-        return None if self._kopf_ready.is_set() and self._pods.synced.is_set() else "the first lists are not read yet"
+        is_synced = self._kopf_ready.is_set() and all(watch.synced.is_set() for watch in self._watches)
+        return None if is_synced else "the first lists are not read yet"
 
 
 class _EveryTask(Collection[asyncio.Task[Any]]):

@@ -26,6 +26,9 @@ class OperatorSettings:
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = _setting(
         "IfNotPresent", "pull policy of every container"
     )
+    image_pull_secret: tuple[str, ...] = _setting(
+        (), "Secret for pulling the images of engine and router pods, in each service's namespace; may be repeated"
+    )
     namespace: str | None = _setting(None, "watch this namespace only; default: the whole cluster")
     kubeconfig: str | None = _setting(
         None, "file with the cluster's address and credentials; default: the pod's own, then ~/.kube/config"
@@ -33,7 +36,7 @@ class OperatorSettings:
     workers: int = _setting(4, "services reconciled at the same time")
     resync_seconds: float = _setting(300.0, "every service is looked at again after this many seconds")
     retry_initial_seconds: float = _setting(0.5, "first wait after a failed pass; doubles with each failure")
-    retry_max_seconds: float = _setting(120.0, "longest wait after failed passes")
+    retry_max_seconds: float = _setting(30.0, "longest wait after failed passes")
     leader_election: bool = _setting(False, "hold a Lease while reconciling; needed where two operators run")
     lease_namespace: str | None = _setting(
         None, "namespace of that Lease; default: the watched namespace, then the pod's own"

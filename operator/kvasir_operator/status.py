@@ -4,8 +4,9 @@
 into counts, conditions and a phase, and `status_patch` says what of it is news.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from kvasir_operator.api.conditions import (
@@ -21,6 +22,7 @@ from kvasir_operator.kinds import KubeObject, is_terminating
 from kvasir_operator.waiting import Waiting, is_ready, why_deployment_waits, why_pod_waits
 
 _ROLE_ORDER = ("serve", "prefill", "decode", "router")
+_NO_EVENTS: Mapping[str, Sequence[KubeObject]] = MappingProxyType({})
 _STARTING_PODS = frozenset({Reason.LOADING_MODEL, Reason.INITIALIZING, Reason.STARTING_ROUTER})
 
 
@@ -47,8 +49,13 @@ class RoleState:
         return self.ready >= self.desired
 
 
-def role_state(deployment: KubeObject, pods: Iterable[KubeObject]) -> RoleState:
-    """`deployment` may be a desired object that the API server refused: it then has no status."""
+def role_state(
+    deployment: KubeObject, pods: Iterable[KubeObject], pod_events: Mapping[str, Sequence[KubeObject]] = _NO_EVENTS
+) -> RoleState:
+    """`deployment` may be a desired object that the API server refused: it then has no status.
+
+    `pod_events` are the Events by name of the pod that they are about.
+    """
     role = deployment["metadata"]["labels"][ROLE_LABEL]
     own = [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
     desired, status = deployment["spec"].get("replicas", 1), deployment.get("status", {})
@@ -60,20 +67,29 @@ def role_state(deployment: KubeObject, pods: Iterable[KubeObject]) -> RoleState:
         desired=desired,
         ready=ready,
         draining=sum(map(is_terminating, own)),
-        revision=deployment["spec"]["template"]["metadata"].get("labels", {}).get(REVISION_LABEL),
+        revision=_revision(deployment["spec"]["template"]),
         num_pods=total,
         num_old=max(0, total - updated),
         is_settled=is_settled,
-        waiting=None if ready >= desired and is_settled else _worst_wait(deployment, own, ready, desired),
+        waiting=None if ready >= desired and is_settled else _worst_wait(deployment, own, pod_events, desired),
     )
 
 
-def _worst_wait(deployment: KubeObject, pods: Sequence[KubeObject], ready: int, desired: int) -> Waiting | None:
-    found = [why_deployment_waits(deployment), *map(why_pod_waits, pods)]
-    waits = [wait for wait in found if wait is not None]
+def _revision(template_or_pod: KubeObject) -> str | None:
+    revision: str | None = template_or_pod["metadata"].get("labels", {}).get(REVISION_LABEL)
+    return revision
+
+
+def _worst_wait(
+    deployment: KubeObject, pods: Sequence[KubeObject], events: Mapping[str, Sequence[KubeObject]], desired: int
+) -> Waiting | None:
+    # What an earlier revision's pods lack no longer matters once there are pods to replace them.
+    current = [pod for pod in pods if _revision(pod) == _revision(deployment["spec"]["template"])] or pods
+    pod_waits = (why_pod_waits(pod, events.get(pod["metadata"]["name"], ())) for pod in current)
+    waits = [wait for wait in (why_deployment_waits(deployment), *pod_waits) if wait is not None]
     if waits:
         return min(waits, key=lambda wait: severity(wait.reason))
-    if ready >= desired:
+    if sum(map(is_ready, pods)) >= desired:
         return None
     name = deployment["metadata"]["name"]
     return Waiting(Reason.WAITING_FOR_PODS, f"Deployment {name}: {len(pods)} of {desired} pods made")

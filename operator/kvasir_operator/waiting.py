@@ -1,27 +1,22 @@
 """Why a pod, or a Deployment that cannot make its pods, is not ready yet: one reason and one sentence.
 
-Pure reading of pod and Deployment status; the reasons are those of api/conditions.py.
+Pure reading of pod and Deployment status, and of a pod's Events where its status says too little; the reasons are those
+of api/conditions.py. What a container tells is read in containers.py, what Events tell in pod_events.py.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
+from kvasir_operator.containers import why_container_fails
 from kvasir_operator.kinds import KubeObject, is_terminating
+from kvasir_operator.pod_events import why_creation_fails
 
-_IMAGE_FAILURES = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-        "ImageInspectError",
-        "RegistryUnavailable",
-    }
-)
-_CONFIG_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerError"})
-_CRASHES = frozenset({"CrashLoopBackOff", "RunContainerError", "StartError"})
+_ENDED_PHASES = ("Failed", "Succeeded")
+# The scheduler's words for a claim that is missing, unbound, or bound nowhere that the pod could run.
+_NO_VOLUME = re.compile(r"persistent ?volume", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -37,13 +32,13 @@ def is_ready(pod: KubeObject) -> bool:
     return not is_terminating(pod) and _pod_condition(pod, "Ready").get("status") == "True"
 
 
-def why_pod_waits(pod: KubeObject) -> Waiting | None:
-    """None for a pod that is ready or on its way out."""
-    if is_ready(pod) or is_terminating(pod):
+def why_pod_waits(pod: KubeObject, events: Sequence[KubeObject] = ()) -> Waiting | None:
+    """`events` are the pod's own; None for a pod that is ready, on its way out, or given up and replaced."""
+    if is_ready(pod) or is_terminating(pod) or pod.get("status", {}).get("phase") in _ENDED_PHASES:
         return None
-    name = pod["metadata"]["name"]
-    reason, detail = _unscheduled(pod) or next(_stuck_containers(pod), None) or _starting(pod)
-    return Waiting(reason, f"pod {name}: {detail}")
+    failures = (failure for container in _containers(pod) if (failure := why_container_fails(container)) is not None)
+    reason, detail = _unscheduled(pod) or next(failures, None) or why_creation_fails(events) or _starting(pod)
+    return Waiting(reason, f"pod {pod['metadata']['name']}: {detail}")
 
 
 def why_deployment_waits(deployment: KubeObject) -> Waiting | None:
@@ -60,45 +55,38 @@ def _unscheduled(pod: KubeObject) -> tuple[Reason, str] | None:
     scheduled = _pod_condition(pod, "PodScheduled")
     if scheduled.get("status") != "False" or scheduled.get("reason") != "Unschedulable":
         return None
-    return Reason.INSUFFICIENT_CAPACITY, scheduled.get("message") or "no node has room"
-
-
-def _stuck_containers(pod: KubeObject) -> Iterator[tuple[Reason, str]]:
-    status = pod.get("status", {})
-    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
-        waiting = container.get("state", {}).get("waiting", {})
-        cause, name = waiting.get("reason", ""), container["name"]
-        detail = f"container {name}: {cause}: {waiting.get('message', '')}".rstrip(": ")
-        if cause in _IMAGE_FAILURES:
-            yield Reason.IMAGE_PULL_FAILED, detail
-        elif cause in _CONFIG_FAILURES:
-            yield Reason.INVALID_CONTAINER_CONFIG, detail
-        elif cause in _CRASHES or (container.get("restartCount", 0) >= 3 and not container.get("ready")):
-            yield (
-                Reason.CRASH_LOOPING,
-                f"container {name} ended {container['restartCount']} times{_last_exit(container)}",
-            )
-
-
-def _last_exit(container: KubeObject) -> str:
-    last = container.get("lastState", {}).get("terminated")
-    if last is None:
-        return ""
-    return f", last with exit code {last.get('exitCode')} ({last.get('reason', 'unknown')})"
+    message = scheduled.get("message") or "no node has room"
+    return Reason.VOLUME_UNAVAILABLE if _NO_VOLUME.search(message) else Reason.INSUFFICIENT_CAPACITY, message
 
 
 def _starting(pod: KubeObject) -> tuple[Reason, str]:
     status = pod.get("status", {})
+    containers = status.get("containerStatuses", [])
     if any("running" in container.get("state", {}) for container in status.get("initContainerStatuses", [])):
         return Reason.INITIALIZING, "an init container is running"
-    containers = status.get("containerStatuses", [])
     if any("waiting" in container.get("state", {}) for container in containers):
         return Reason.PULLING_IMAGE, "the image is being pulled or a volume is being mounted"
     if not containers:
         return Reason.WAITING_FOR_PODS, "no container has been started"
+    if all(container.get("ready") for container in containers):
+        return Reason.NODE_NOT_READY, f"node {pod.get('spec', {}).get('nodeName', '?')} no longer tells how it is"
+    if any(_has_been_ready(pod, container) for container in containers):
+        return Reason.NOT_RESPONDING, "it was ready, and its readiness probe fails"
     if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER:
         return Reason.STARTING_ROUTER, "the router is starting"
     return Reason.LOADING_MODEL, "the engine is loading the model"
+
+
+def _has_been_ready(pod: KubeObject, container: KubeObject) -> bool:
+    """Since its start: the pod's readiness changed, to false, after it."""
+    changed_at: str = _pod_condition(pod, "Ready").get("lastTransitionTime") or ""
+    started_at: str = container.get("state", {}).get("running", {}).get("startedAt") or ""
+    return bool(started_at) and changed_at > started_at
+
+
+def _containers(pod: KubeObject) -> list[KubeObject]:
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
 def _pod_condition(pod: KubeObject, name: str) -> dict[str, str]:

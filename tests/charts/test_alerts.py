@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvasir_operator.api.conditions import Reason
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_router.metrics import Metrics
 from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
@@ -14,6 +15,7 @@ from kvasir_runtime.metrics import EngineView, MetricsCollector, SharedRows
 
 CHART = Path(__file__).parents[2] / "charts" / "kvasir"
 RULES = (CHART / "templates" / "prometheusrule.yaml").read_text()
+RUNBOOKS = (CHART / "RUNBOOKS.md").read_text()
 ALERTS = re.findall(r"alert: (\w+)", RULES)
 
 
@@ -52,9 +54,16 @@ def test_alerts_name_exported_series_only(exported: set[str]) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_every_alert_has_a_runbook_and_links_to_it(alert: str) -> None:
-    assert f"\n## {alert}\n" in (CHART / "RUNBOOKS.md").read_text()
+    assert f"\n## {alert}\n" in RUNBOOKS
     assert f'(list $ "{alert}")' in RULES
 
 
 def test_every_runbook_is_of_an_alert() -> None:
-    assert re.findall(r"^## (\w+)$", (CHART / "RUNBOOKS.md").read_text(), re.MULTILINE) == ALERTS
+    assert re.findall(r"^## (\w+)$", RUNBOOKS, re.MULTILINE) == ALERTS
+
+
+def test_the_runbooks_explain_every_reason_for_waiting_worst_first() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", RUNBOOKS, re.MULTILINE)
+    reasons = list(Reason)
+    expected = [reason.value for reason in reasons[: reasons.index(Reason.ALL_ROLES_READY)]]
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == expected

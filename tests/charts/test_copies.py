@@ -66,8 +66,17 @@ def test_ports_and_labels_are_the_operators_own() -> None:
     monitors = (TEMPLATES / "monitors.yaml").read_text()
     assert f"{{name: metrics, containerPort: {labels.OPERATOR_PORT}" in deployment
     assert f"{{key: {labels.ROLE_LABEL}," in monitors
+    [(left_out, value)] = labels.monitoring_labels("none").items()
+    assert f"{{key: {left_out}, operator: NotIn, values: [{value}]}}" in monitors
     roles = (labels.ROLE_SERVE, labels.ROLE_PREFILL, labels.ROLE_DECODE, labels.ROLE_ROUTER)
     assert set(re.findall(r'"roles" \(list (.*?)\)', monitors)) == {
         " ".join(f'"{role}"' for role in roles[:3]),
         f'"{roles[3]}"',
     }
+
+
+def test_the_operator_may_reach_the_port_on_which_engines_tell_their_load() -> None:
+    policy = (TEMPLATES / "networkpolicy.yaml").read_text()
+    roles = f"{labels.ROLE_SERVE}, {labels.ROLE_PREFILL}, {labels.ROLE_DECODE}"
+    assert f"{{port: {labels.ENGINE_HTTP_PORT}, protocol: TCP}}" in policy
+    assert f"{{key: {labels.ROLE_LABEL}, operator: In, values: [{roles}]}}" in policy

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from kvasir_operator.kinds import CHILD_KINDS, INFERENCE_SERVICE, Kind, KubeObje
 from kvasir_operator.kube import KubeClient, load_configuration
 from kvasir_operator.plan import APPLIED_HASH
 from kvasir_operator.reconcile import Outcome, Reconciler
+from kvasir_operator.scale_down import ReadWork
 from kvasir_operator.settings import OperatorSettings
 
 from .control_plane import ControlPlane
@@ -48,7 +49,18 @@ class CrashingKube(KubeClient):
         return result
 
 
-def run_pass(control_plane: ControlPlane, namespace: str, name: str = NAME, crash_after: int | None = None) -> Pass:
+async def no_work(pods: Iterable[KubeObject]) -> dict[str, int]:
+    """What engines that do not run tell of their work."""
+    return {}
+
+
+def run_pass(
+    control_plane: ControlPlane,
+    namespace: str,
+    name: str = NAME,
+    crash_after: int | None = None,
+    read_work: ReadWork = no_work,
+) -> Pass:
     """One pass of a new operator, which knows nothing of earlier ones."""
 
     async def body() -> Pass:
@@ -58,7 +70,8 @@ def run_pass(control_plane: ControlPlane, namespace: str, name: str = NAME, cras
         client = CrashingKube(configuration, lambda verb, kind: writes.append((verb, kind)))
         client.crash_after = crash_after
         try:
-            return Pass(writes, await Reconciler(client, SETTINGS).reconcile(ServiceKey(namespace, name)))
+            reconciler = Reconciler(client, SETTINGS, read_work=read_work)
+            return Pass(writes, await reconciler.reconcile(ServiceKey(namespace, name)))
         except Crashed:
             return Pass(writes, None)
         finally:

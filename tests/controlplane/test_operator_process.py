@@ -28,6 +28,7 @@ NUM_CHILDREN = 10
 ROLE_RULES = [
     {"apiGroups": ["serving.kvasir.dev"], "resources": ["inferenceservices"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["serving.kvasir.dev"], "resources": ["inferenceservices/status"], "verbs": ["get", "patch"]},
+    {"apiGroups": ["serving.kvasir.dev"], "resources": ["inferenceservices/finalizers"], "verbs": ["update"]},
     *(
         {"apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch", "create", "patch", "delete"]}
         for group, resources in (
@@ -37,8 +38,8 @@ ROLE_RULES = [
             ("rbac.authorization.k8s.io", ["roles", "rolebindings"]),
         )
     ),
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "list", "create", "patch"]},
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
     # Held by the operator only so that it may hand it to routers.
     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]},

@@ -1,9 +1,13 @@
 """Status and Events as a real API server stores them, from the states that real controllers report."""
 
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import ChildrenRefusedError
+from kvasir_operator.reconcile import Outcome
 
 from .control_plane import ControlPlane
 from .processes import wait_until
@@ -106,6 +110,63 @@ def test_a_quota_that_forbids_pods_is_told(control_plane: ControlPlane, namespac
         return conditions(get_service(control_plane, namespace))["Degraded"] == ("True", "QuotaExceeded")
 
     wait_until(is_told, 30, "the quota to be told")
+
+
+def test_a_quota_that_is_raised_lets_the_pods_come_and_the_status_clears(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": namespace}}
+    control_plane.apply({**quota, "spec": {"hard": {"pods": "0"}}})
+    wait_until(lambda: _quota(control_plane, namespace).get("hard"), 10, "the quota to be counted")
+    control_plane.apply(manifest(namespace))
+    wait_until(lambda: _degraded(control_plane, namespace) == ("True", "QuotaExceeded"), 30, "the quota to be told")
+    control_plane.apply({**quota, "spec": {"hard": {"pods": "9"}}})
+    wait_until(lambda: _degraded(control_plane, namespace) == ("False", "AsExpected"), 30, "the status to clear")
+    assert "Recovered" in [reason for reason, _ in get_events(control_plane, namespace)]
+
+
+def _degraded(control_plane: ControlPlane, namespace: str) -> tuple[str, str]:
+    run_pass(control_plane, namespace)
+    return conditions(get_service(control_plane, namespace))["Degraded"]
+
+
+def test_a_volume_that_cannot_be_mounted_is_told_from_the_pods_events_until_it_is(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.apply(manifest(namespace))
+    settle(control_plane, namespace)
+    pods = control_plane.mark_pods_waiting(namespace, PODS, "ContainerCreating", "", 4)
+    for pod in pods:
+        control_plane.apply(_kubelet_event(pod, "FailedMount", "hostPath type check failed: /m is not a directory"))
+    outcome = run_pass(control_plane, namespace).outcome
+    assert outcome is not None
+    assert outcome.retry_seconds is not None  # no change of a pod would tell of its next Event
+    service = get_service(control_plane, namespace)
+    assert conditions(service)["Ready"] == ("False", "ModelNotFound")
+    assert conditions(service)["Degraded"] == ("True", "ModelNotFound")
+    assert "/m is not a directory" in service["status"]["roles"][0]["message"]
+    assert run_pass(control_plane, namespace).writes == []
+    control_plane.mark_pods_ready(namespace, PODS, 4)
+    assert run_pass(control_plane, namespace).outcome == Outcome()
+    assert conditions(get_service(control_plane, namespace))["Degraded"] == ("False", "AsExpected")
+
+
+def _kubelet_event(pod: dict[str, Any], reason: str, message: str) -> dict[str, Any]:
+    metadata, now = pod["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    about = {key: metadata[key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{metadata['name']}.{reason.lower()}", "namespace": metadata["namespace"]},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+        "source": {"component": "kubelet", "host": "node-1"},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
 
 
 def _quota(control_plane: ControlPlane, namespace: str) -> dict[str, object]:

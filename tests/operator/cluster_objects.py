@@ -68,7 +68,13 @@ def deployment(
 
 def pod(name: str, role: str = "serve", ready: bool = True, leaving: bool = False, **status: Any) -> KubeObject:
     """`status` replaces fields of the pod's status."""
-    metadata: KubeObject = {"name": name, "namespace": "models", "labels": {SERVICE_LABEL: "llama", ROLE_LABEL: role}}
+    metadata: KubeObject = {
+        "name": name,
+        "namespace": "models",
+        "uid": f"uid-{name}",
+        "creationTimestamp": NOW,
+        "labels": {SERVICE_LABEL: "llama", ROLE_LABEL: role},
+    }
     if leaving:
         metadata["deletionTimestamp"] = NOW
     condition = {"type": "Ready", "status": "True" if ready else "False"}
@@ -83,4 +89,18 @@ def waiting_container(reason: str, message: str = "", **fields: Any) -> KubeObje
         "ready": False,
         "restartCount": 0,
         **fields,
+    }
+
+
+def pod_event(reason: str, message: str = "", at: str = NOW, pod_name: str = "p") -> KubeObject:
+    """As a kubelet reports it about `pod(pod_name)`; `at` is RFC 3339, and names the Event too."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{pod_name}.{reason}.{at}", "namespace": "models", "creationTimestamp": at},
+        "involvedObject": {"kind": "Pod", "name": pod_name, "uid": f"uid-{pod_name}"},
+        "source": {"component": "kubelet", "host": "node-1"},
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
     }

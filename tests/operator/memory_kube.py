@@ -7,7 +7,7 @@ from typing import Any
 from kubernetes.aio.client import Configuration
 
 from kvasir_operator.api.labels import FIELD_MANAGER
-from kvasir_operator.errors import KubeApiError, ObjectConflictError
+from kvasir_operator.errors import KubeApiError, ObjectConflictError, ObjectNotFoundError
 from kvasir_operator.kinds import Kind, KubeObject, kind_of
 from kvasir_operator.kube import KubeClient
 
@@ -45,7 +45,9 @@ class MemoryKube(KubeClient):
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: dict[str, Any]) -> KubeObject:
         self._fail()
-        return self._store("patch", {**self.objects[(kind.kind, namespace, name)], **patch})
+        if (kind.kind, namespace, name) not in self.objects:
+            raise ObjectNotFoundError("not found", 404)
+        return self._store("patch", _merged(self.objects[(kind.kind, namespace, name)], patch))
 
     async def merge_status(self, kind: Kind, namespace: str, name: str, status: dict[str, Any]) -> KubeObject:
         self._fail()
@@ -58,11 +60,12 @@ class MemoryKube(KubeClient):
         self.objects.pop((kind.kind, namespace, name), None)
 
     async def list_pages(
-        self, kind: Kind, namespace: str | None, selector: str | None = None
+        self, kind: Kind, namespace: str | None, selector: str | None = None, fields: str | None = None
     ) -> AsyncIterator[KubeObject]:
         """One object a page."""
         self._fail()
         found = [obj for (name, _, _), obj in self.objects.items() if name == kind.kind and _selects(selector, obj)]
+        found = [obj for obj in found if _has_field(fields, obj)]
         metadata = {"resourceVersion": str(self._version)}
         if not found:
             yield {"metadata": metadata, "items": None}
@@ -83,6 +86,23 @@ class MemoryKube(KubeClient):
 
     def _key(self, obj: KubeObject) -> tuple[str, str, str]:
         return (kind_of(obj).kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
+
+
+def _merged(obj: Any, patch: Any) -> Any:
+    """As a JSON merge patch has it: None takes a key away."""
+    if not (isinstance(obj, dict) and isinstance(patch, dict)):
+        return patch
+    merged = {**obj, **{key: _merged(obj.get(key, {}), value) for key, value in patch.items()}}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _has_field(fields: str | None, obj: KubeObject) -> bool:
+    """For `PATH=VALUE`."""
+    path, _, value = (fields or "").partition("=")
+    found: Any = obj
+    for key in path.split(".") if path else ():
+        found = found.get(key, {})
+    return not path or found == value
 
 
 def _selects(selector: str | None, obj: KubeObject) -> bool:

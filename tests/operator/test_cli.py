@@ -41,6 +41,17 @@ def test_render_takes_the_operators_settings(capsys: pytest.CaptureFixture[str])
     assert "image: mine:9" in capsys.readouterr().out
 
 
+def test_a_flag_may_be_repeated_where_it_names_one_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["render", "--image-pull-secret", "mirror", "--image-pull-secret", "hub", str(QUICKSTART)])
+    [engine, router] = [
+        each["spec"]["template"]["spec"]
+        for each in yaml.safe_load_all(capsys.readouterr().out)
+        if each["kind"] == "Deployment"
+    ]
+
+    assert engine["imagePullSecrets"] == router["imagePullSecrets"] == [{"name": "mirror"}, {"name": "hub"}]
+
+
 def test_render_warns_of_what_is_not_acted_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(QUICKSTART.read_text().replace("maxNumSeqs: 32", "quantization: int8"))

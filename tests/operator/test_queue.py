@@ -32,6 +32,18 @@ def test_the_key_that_is_due_longest_goes_first() -> None:
     assert [keys.take(3.0), keys.take(3.0)] == [B, A]
 
 
+def test_an_urgent_key_goes_before_those_that_wait_longer_once() -> None:
+    keys = schedule()
+    keys.add(A, 1.0)
+    keys.add(B, 2.0, is_urgent=True)
+    assert [keys.take(3.0), keys.take(3.0)] == [B, A]
+    for key in (A, B):
+        keys.finish(key, 3.0)
+    keys.add(A, 4.0)
+    keys.add(B, 5.0)
+    assert keys.take(6.0) == A
+
+
 def test_a_delayed_key_is_not_handed_out_early_and_an_event_overtakes_the_delay() -> None:
     keys = schedule()
     keys.add(A, 10.0)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from kvasir_operator.errors import KubeForbiddenError, KubeUnavailableError
-from kvasir_operator.kinds import INFERENCE_SERVICE, ServiceKey
+from kvasir_operator.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 
-from .cluster_objects import NOW, deployment, owner, service
+from .cluster_objects import NOW, deployment, owner, pod, pod_event, service, waiting_container
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
@@ -78,3 +78,44 @@ def test_an_event_that_may_not_be_posted_does_not_hold_up_the_status() -> None:
     kube.objects = kube_with(SPEC).objects
     reconcile(kube)
     assert stored_status(kube)["observedGeneration"] == 3
+
+
+def creating_pod(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        **pod(name, ready=False, containerStatuses=[waiting_container("ContainerCreating")]),
+    }
+
+
+def ready_reason(kube: MemoryKube) -> str:
+    return str(stored_status(kube)["conditions"][0]["reason"])
+
+
+def test_a_pod_whose_volumes_wait_is_asked_for_its_events_and_looked_at_again() -> None:
+    kube = kube_with(SPEC)
+    kube.objects[("Pod", "models", "p")] = creating_pod("p")
+    failure = pod_event("FailedMount", 'secret "keys" not found')
+    kube.objects[("Event", "models", "of p")] = failure
+    kube.objects[("Event", "models", "of another")] = pod_event("FailedMount", "hostPath", pod_name="q")
+    assert reconcile(kube) == Outcome(retry_seconds=3.0)
+    assert ready_reason(kube) == "SecretNotFound"
+
+
+def test_events_that_may_not_be_read_do_not_hold_up_the_status() -> None:
+    class NoEvents(MemoryKube):
+        async def list(self, kind: Kind, *args: Any, **fields: Any) -> list[dict[str, Any]]:
+            if kind == EVENT:
+                raise KubeForbiddenError("events is forbidden", 403)
+            return await super().list(kind, *args, **fields)
+
+    kube = NoEvents()
+    kube.objects = {**kube_with(SPEC).objects, ("Pod", "models", "p"): creating_pod("p")}
+    reconcile(kube)
+    assert ready_reason(kube) == "PullingImage"
+
+
+def test_a_service_whose_pods_run_is_not_looked_at_again() -> None:
+    kube = kube_with(SPEC)
+    kube.objects[("Pod", "models", "p")] = {"apiVersion": "v1", "kind": "Pod", **pod("p", ready=False)}
+    assert reconcile(kube) == Outcome()

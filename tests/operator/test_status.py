@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.conditions import Reason
+from kvasir_operator.api.labels import REVISION_LABEL
 from kvasir_operator.status import derive_status, role_state, status_patch
 from kvasir_operator.waiting import Waiting
 
-from .cluster_objects import NOW, deployment, pod, service, waiting_container
+from .cluster_objects import NOW, deployment, pod, pod_event, service, waiting_container
 
 URL = "http://llama-router.models.svc:8080/v1"
 ENGINES = [pod("e1"), pod("e2")]
@@ -97,6 +98,24 @@ def test_a_failing_rollout_degrades_a_service_that_still_serves() -> None:
     assert condition(status, "Degraded") == ("True", "ImagePullFailed")
     assert status["phase"] == "Degraded"
     assert "no such image" in status["roles"][0]["message"]
+
+
+def test_what_an_earlier_revisions_pod_lacked_is_over_once_it_has_a_successor() -> None:
+    stuck = pod("old", ready=False, containerStatuses=[waiting_container("ErrImagePull", "no such image")])
+    stuck["metadata"]["labels"][REVISION_LABEL] = "aaaa"
+    successor = pod("new", ready=False)
+    successor["metadata"]["labels"][REVISION_LABEL] = "bbbb"
+    mended = deployment(replicas=1, total=2, updated=1, revision="bbbb")
+    assert condition(status_of(mended, [stuck, *ROUTERS]), "Degraded") == ("True", "ImagePullFailed")
+    assert condition(status_of(mended, [stuck, successor, *ROUTERS]), "Degraded") == ("False", "AsExpected")
+
+
+def test_events_of_a_pod_reach_the_condition() -> None:
+    creating = pod("e", ready=False, containerStatuses=[waiting_container("ContainerCreating")])
+    events = {"e": [pod_event("FailedMount", 'secret "keys" not found')]}
+    state = role_state(deployment(), [creating], events)
+    assert state.waiting is not None
+    assert state.waiting.reason is Reason.SECRET_NOT_FOUND
 
 
 def test_every_unsupported_feature_is_listed_and_does_not_hide_why_pods_wait() -> None:

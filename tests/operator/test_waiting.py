@@ -7,33 +7,46 @@ import pytest
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.waiting import why_deployment_waits, why_pod_waits
 
-from .cluster_objects import deployment, pod, waiting_container
+from .cluster_objects import NOW, deployment, pod, pod_event, waiting_container
 
 NO_ROOM = "0/3 nodes: insufficient nvidia.com/gpu"
-UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_ROOM}]
-CRASHED: dict[str, Any] = {"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "restartCount": 4}
+NO_CLAIM = '0/3 nodes are available: persistentvolumeclaim "checkpoints" not found.'
+UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+NO_FOLDER = 'MountVolume.SetUp failed for volume "model" : hostPath type check failed: /nowhere is not a directory'
+EARLIER = "2026-11-20T09:59:00Z"
+CREATING = [waiting_container("ContainerCreating")]
+
+
+def unschedulable(message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"conditions": [condition], "containerStatuses": []}
+
+
+def running(at: str = NOW, **fields: Any) -> dict[str, Any]:
+    """Up since `at`, in a pod that became unready NOW."""
+    state = {"running": {"startedAt": at}}
+    container = {"name": "engine", "state": state, "ready": False, "restartCount": 0, **fields}
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": NOW}
+    return {"containerStatuses": [container], "conditions": [unready]}
 
 
 @pytest.mark.parametrize(
     ("status", "reason", "message"),
     [
-        ({"conditions": UNSCHEDULABLE}, Reason.INSUFFICIENT_CAPACITY, "insufficient nvidia.com/gpu"),
+        (unschedulable(NO_ROOM), Reason.INSUFFICIENT_CAPACITY, "insufficient nvidia.com/gpu"),
+        (unschedulable(NO_CLAIM), Reason.VOLUME_UNAVAILABLE, '"checkpoints" not found'),
+        (unschedulable(UNBOUND), Reason.VOLUME_UNAVAILABLE, "unbound"),
         (
             {"containerStatuses": [waiting_container("ImagePullBackOff", "manifest unknown")]},
             Reason.IMAGE_PULL_FAILED,
             "container engine: ImagePullBackOff: manifest unknown",
         ),
         (
-            {"containerStatuses": [waiting_container("CreateContainerConfigError", "secret x not found")]},
-            Reason.INVALID_CONTAINER_CONFIG,
-            "secret x not found",
-        ),
-        (
-            {"containerStatuses": [waiting_container("CrashLoopBackOff", **CRASHED)]},
+            {"initContainerStatuses": [waiting_container("CrashLoopBackOff")], "containerStatuses": CREATING},
             Reason.CRASH_LOOPING,
-            "ended 4 times, last with exit code 137 (OOMKilled)",
+            "ended for an unknown reason",
         ),
-        ({"containerStatuses": [waiting_container("ContainerCreating")]}, Reason.PULLING_IMAGE, "volume"),
+        ({"containerStatuses": CREATING}, Reason.PULLING_IMAGE, "volume"),
         ({"containerStatuses": []}, Reason.WAITING_FOR_PODS, "no container has been started"),
         (
             {"initContainerStatuses": [{"name": "load", "state": {"running": {}}}], "containerStatuses": []},
@@ -41,6 +54,9 @@ CRASHED: dict[str, Any] = {"lastState": {"terminated": {"exitCode": 137, "reason
             "init container",
         ),
         ({}, Reason.LOADING_MODEL, "loading the model"),
+        (running(started=True, at=NOW), Reason.LOADING_MODEL, "loading the model"),
+        (running(started=True, at=EARLIER), Reason.NOT_RESPONDING, "readiness probe fails"),
+        (running(started=True, ready=True), Reason.NODE_NOT_READY, "no longer tells"),
     ],
 )
 def test_each_way_of_waiting_has_its_reason(status: dict[str, Any], reason: Reason, message: str) -> None:
@@ -51,11 +67,11 @@ def test_each_way_of_waiting_has_its_reason(status: dict[str, Any], reason: Reas
     assert waiting.message.startswith("pod p: ")
 
 
-def test_a_container_that_keeps_ending_is_crash_looping_even_while_it_runs() -> None:
-    container = {"name": "engine", "state": {"running": {}}, "ready": False, **CRASHED}
-    waiting = why_pod_waits(pod("p", ready=False, containerStatuses=[container]))
+def test_events_tell_why_containers_are_not_made() -> None:
+    waiting = why_pod_waits(pod("p", ready=False, containerStatuses=CREATING), [pod_event("FailedMount", NO_FOLDER)])
     assert waiting is not None
-    assert waiting.reason is Reason.CRASH_LOOPING
+    assert waiting.reason is Reason.MODEL_NOT_FOUND
+    assert waiting.message == f"pod p: FailedMount on node node-1: {NO_FOLDER}"
 
 
 def test_a_router_does_not_load_a_model() -> None:
@@ -64,9 +80,10 @@ def test_a_router_does_not_load_a_model() -> None:
     assert waiting.reason is Reason.STARTING_ROUTER
 
 
-def test_a_ready_or_leaving_pod_waits_for_nothing() -> None:
+def test_a_pod_that_is_ready_or_leaving_or_given_up_waits_for_nothing() -> None:
     assert why_pod_waits(pod("p")) is None
     assert why_pod_waits(pod("p", ready=False, leaving=True)) is None
+    assert why_pod_waits(pod("p", ready=False, phase="Failed", reason="Evicted")) is None
 
 
 @pytest.mark.parametrize(

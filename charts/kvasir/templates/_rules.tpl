@@ -6,6 +6,10 @@
 - apiGroups: [serving.kvasir.dev]
   resources: [inferenceservices/status]
   verbs: [get, patch]
+# Asked for where owners are checked (OpenShift), because children name their service as an owner that waits for them.
+- apiGroups: [serving.kvasir.dev]
+  resources: [inferenceservices/finalizers]
+  verbs: [update]
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
   verbs: [get, list, watch, create, patch, delete]
@@ -20,10 +24,10 @@
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, patch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [get, create, patch]
+  verbs: [get, list, create, patch]
 # Held by the operator only so that it may hand it to routers.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]

@@ -19,7 +19,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     """The operator or Kubernetes is still bringing the pods to what the spec says."""
     DEGRADED = "Degraded"
-    """Something needs a person: it will not mend by waiting."""
+    """Something failed that seldom mends by waiting; false again once it no longer holds a pod up."""
 
 
 class Reason(StrEnum):
@@ -31,9 +31,15 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_CREATION_FAILED = "PodCreationFailed"
     INVALID_CONTAINER_CONFIG = "InvalidContainerConfig"
+    MODEL_NOT_FOUND = "ModelNotFound"
+    SECRET_NOT_FOUND = "SecretNotFound"
+    VOLUME_UNAVAILABLE = "VolumeUnavailable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CRASH_LOOPING = "CrashLooping"
+    CONTAINER_FAILED = "ContainerFailed"
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"
+    NODE_NOT_READY = "NodeNotReady"
+    NOT_RESPONDING = "NotResponding"
     PULLING_IMAGE = "PullingImage"
     INITIALIZING = "Initializing"
     LOADING_MODEL = "LoadingModel"
@@ -53,7 +59,7 @@ class Reason(StrEnum):
     AS_EXPECTED = "AsExpected"
 
 
-# Waiting alone does not mend these.
+# Waiting alone seldom mends these.
 DEGRADING_REASONS = (
     Reason.INVALID_SPEC,
     Reason.APPLY_FAILED,
@@ -61,8 +67,12 @@ DEGRADING_REASONS = (
     Reason.QUOTA_EXCEEDED,
     Reason.POD_CREATION_FAILED,
     Reason.INVALID_CONTAINER_CONFIG,
+    Reason.MODEL_NOT_FOUND,
+    Reason.SECRET_NOT_FOUND,
+    Reason.VOLUME_UNAVAILABLE,
     Reason.IMAGE_PULL_FAILED,
     Reason.CRASH_LOOPING,
+    Reason.CONTAINER_FAILED,
     Reason.UNSUPPORTED_FEATURE,
 )
 _MAX_MESSAGE_LENGTH = 4096  # characters; a status must stay small however much a pod has to say

@@ -21,6 +21,7 @@ ROLE_LABEL: Final = f"{GROUP}/role"
 REVISION_LABEL: Final = f"{GROUP}/revision"
 GROUP_LABEL: Final = f"{GROUP}/group"
 RANK_LABEL: Final = f"{GROUP}/rank"
+POD_MONITOR_LABEL: Final = f"{GROUP}/pod-monitor"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 
@@ -65,6 +66,11 @@ def role_labels(service_name: str, role: str) -> dict[str, str]:
 def role_selector(service_name: str, role: str) -> dict[str, str]:
     """The smallest label set that selects a role's pods; immutable in a Deployment, so it holds no revision."""
     return {SERVICE_LABEL: service_name, ROLE_LABEL: role}
+
+
+def monitoring_labels(pod_monitor: str) -> dict[str, str]:
+    """Of a pod that the chart's PodMonitors are to leave out; none of one that they scrape."""
+    return {} if pod_monitor == "auto" else {POD_MONITOR_LABEL: pod_monitor}
 
 
 def selector_text(selector: Mapping[str, str]) -> str:

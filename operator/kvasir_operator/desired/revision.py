@@ -11,7 +11,7 @@ from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.serialize import as_manifest
 
 _REVISION_LENGTH = 10
-_POD_SHAPING = ("model", "engine", "parallelism", "resources", "pod")
+_POD_SHAPING = ("model", "engine", "parallelism", "resources", "pod", "monitoring")
 
 
 def revision_of(service: InferenceService) -> str:

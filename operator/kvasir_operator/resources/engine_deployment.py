@@ -10,7 +10,7 @@ from kvasir_operator.resources.engine_resources import engine_resources, shared_
 from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.resources.model_volume import model_volume
 from kvasir_operator.resources.pod_overrides import engine_env, scheduling_overrides
-from kvasir_operator.resources.probes import http_probe
+from kvasir_operator.resources.probes import http_probe, liveness_probe
 from kvasir_operator.resources.replicas import engine_replicas
 from kvasir_operator.resources.service_accounts import engine_service_account_name
 from kvasir_operator.settings import OperatorSettings
@@ -50,6 +50,7 @@ def engine_deployment(service: InferenceService, settings: OperatorSettings, rev
 def _pod_metadata(service: InferenceService, revision_label: dict[str, str]) -> dict[str, Any]:
     pod = service.spec.pod
     own_labels = {**labels.role_labels(service.name, labels.ROLE_SERVE), **revision_label}
+    own_labels |= labels.monitoring_labels(service.spec.monitoring.pod_monitor)
     result: dict[str, Any] = {"labels": {**pod.labels, **own_labels}}
     if pod.annotations:
         result["annotations"] = dict(pod.annotations)
@@ -65,6 +66,7 @@ def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str
         "serviceAccountName": engine_service_account_name(service),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **sandbox.pull_secrets(settings.image_pull_secret),
         "securityContext": sandbox.pod_security_context(),
         "terminationGracePeriodSeconds": int(service.spec.rollout.drain_timeout.seconds) + _STOP_MARGIN_SECONDS,
         "containers": [
@@ -78,7 +80,9 @@ def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str
                 "resources": engine_resources(service.spec),
                 "startupProbe": http_probe("/ready", "http", _STARTUP_PERIOD_SECONDS, _STARTUP_CHECKS),
                 "readinessProbe": http_probe("/ready", "http", period_seconds=2, failure_threshold=2),
-                "livenessProbe": http_probe("/health", "http", period_seconds=10, failure_threshold=3),
+                "livenessProbe": liveness_probe("http"),
+                # The end of the log of an engine that ends with an error goes into the status (containers.py).
+                "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": sandbox.container_security_context(),
                 "volumeMounts": mounts,
             }

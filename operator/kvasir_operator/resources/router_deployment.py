@@ -6,7 +6,7 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService, RouterSpec
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.metadata import metadata
-from kvasir_operator.resources.probes import http_probe
+from kvasir_operator.resources.probes import http_probe, liveness_probe
 from kvasir_operator.resources.replicas import router_replicas
 from kvasir_operator.resources.router_command import API_KEYS_FOLDER, router_command
 from kvasir_operator.resources.topology_spread import topology_spread
@@ -28,11 +28,16 @@ def router_deployment(service: InferenceService, settings: OperatorSettings) -> 
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "revisionHistoryLimit": 3,
             "template": {
-                "metadata": {"labels": labels.role_labels(service.name, labels.ROLE_ROUTER)},
+                "metadata": {"labels": _pod_labels(service)},
                 "spec": _pod_spec(service, settings),
             },
         },
     }
+
+
+def _pod_labels(service: InferenceService) -> dict[str, str]:
+    own_labels = labels.role_labels(service.name, labels.ROLE_ROUTER)
+    return {**own_labels, **labels.monitoring_labels(service.spec.monitoring.pod_monitor)}
 
 
 def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
@@ -44,6 +49,7 @@ def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str
         # It watches EndpointSlices with its token; its ServiceAccount mounts none by default.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
+        **sandbox.pull_secrets(settings.image_pull_secret),
         "securityContext": sandbox.pod_security_context(),
         "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + drain_seconds + _STOP_MARGIN_SECONDS,
         "topologySpreadConstraints": topology_spread(service.name, labels.ROLE_ROUTER),
@@ -61,7 +67,8 @@ def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str
                 "resources": _resources(router),
                 "startupProbe": http_probe("/health", "admin", period_seconds=1, failure_threshold=60),
                 "readinessProbe": http_probe("/ready", "admin", period_seconds=2, failure_threshold=2),
-                "livenessProbe": http_probe("/health", "admin", period_seconds=10, failure_threshold=3),
+                "livenessProbe": liveness_probe("admin"),
+                "terminationMessagePolicy": "FallbackToLogsOnError",
                 "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
                 "securityContext": sandbox.container_security_context(),
                 "volumeMounts": [*mounts, sandbox.TMP_MOUNT],

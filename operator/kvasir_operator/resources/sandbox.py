@@ -1,5 +1,6 @@
 """What every pod of ours runs under: no root, no writable root file system, no capability, no API token by default."""
 
+from collections.abc import Sequence
 from typing import Any
 
 USER_ID = 10001
@@ -26,3 +27,8 @@ def container_security_context() -> dict[str, Any]:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def pull_secrets(names: Sequence[str]) -> dict[str, Any]:
+    """The pod's key `imagePullSecrets`; absent where there are none, so that those of its ServiceAccount hold."""
+    return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kvasir_operator.api.labels import REVISION_LABEL, SERVICE_LABEL
+from kvasir_operator.api.labels import POD_MONITOR_LABEL, REVISION_LABEL, SERVICE_LABEL
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired import desired_objects, revision_of
 from kvasir_operator.settings import OperatorSettings
@@ -71,6 +71,15 @@ def test_the_revision_is_on_the_deployment_and_its_pods_but_not_in_the_selector(
     assert deployment["metadata"]["labels"][REVISION_LABEL] == revision_of(service)
     assert spec["template"]["metadata"]["labels"][REVISION_LABEL] == revision_of(service)
     assert REVISION_LABEL not in spec["selector"]["matchLabels"]
+
+
+def test_pods_are_labelled_only_where_they_are_not_to_be_scraped(make_service: MakeService) -> None:
+    for name in ("llama-engine", "llama-router"):
+        scraped, left_out = (
+            child(make_service(monitoring=monitoring), "Deployment", name)["spec"]["template"]["metadata"]["labels"]
+            for monitoring in ({}, {"podMonitor": "none"})
+        )
+        assert set(left_out) - set(scraped) == {POD_MONITOR_LABEL}
 
 
 def test_selectors_match_the_pods_they_are_for(make_service: MakeService) -> None:

@@ -42,6 +42,7 @@ def test_stays_when_no_pod_changes(make_service: MakeService, spec: dict[str, An
         {"pod": {"image": "mine:2"}},
         {"rollout": {"drainTimeout": "10s"}},
         {"parallelism": {"tensor": 2}},
+        {"monitoring": {"podMonitor": "none"}},
         {"disaggregation": {"prefill": {}, "decode": {"resources": {"cpu": 2}}}},
     ],
 )

@@ -116,6 +116,24 @@ def test_probes_ask_for_readiness_until_the_start_is_over_then_for_progress(make
     assert probes["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
 
 
+def test_an_engine_that_hangs_is_found_soon_and_not_given_the_time_to_drain(make_service: MakeService) -> None:
+    probe = container(make_service(rollout={"drainTimeout": "300s"}))["livenessProbe"]
+
+    assert probe["failureThreshold"] * probe["periodSeconds"] + probe["timeoutSeconds"] <= 20
+    assert probe["terminationGracePeriodSeconds"] <= 10
+
+
+def test_an_engine_leaves_its_last_words(make_service: MakeService) -> None:
+    assert container(make_service())["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_images_are_pulled_with_the_operators_secrets(make_service: MakeService) -> None:
+    settings = OperatorSettings(image_pull_secret=("mirror", "hub"))
+
+    assert pod_spec(make_service(), settings)["imagePullSecrets"] == [{"name": "mirror"}, {"name": "hub"}]
+    assert "imagePullSecrets" not in pod_spec(make_service())  # those of its ServiceAccount then hold
+
+
 def test_the_pod_may_drain_before_it_is_killed(make_service: MakeService) -> None:
     assert pod_spec(make_service(rollout={"drainTimeout": "90s"}))["terminationGracePeriodSeconds"] > 90
 

@@ -53,6 +53,19 @@ def test_a_leaving_router_outlives_its_streams(make_service: MakeService) -> Non
     assert pod_spec(make_service(rollout={"drainTimeout": "60s"}))["terminationGracePeriodSeconds"] > 60
 
 
+def test_a_router_that_hangs_gets_no_time_to_drain_and_leaves_its_last_words(make_service: MakeService) -> None:
+    [container] = pod_spec(make_service())["containers"]
+
+    assert container["livenessProbe"]["terminationGracePeriodSeconds"] <= 10
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_images_are_pulled_with_the_operators_secrets(make_service: MakeService) -> None:
+    deployment = router_deployment(make_service(), OperatorSettings(image_pull_secret=("mirror",)))
+
+    assert deployment["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "mirror"}]
+
+
 def test_two_routers_unless_told_otherwise(make_service: MakeService) -> None:
     assert router_deployment(make_service(), OperatorSettings())["spec"]["replicas"] == 2
     assert router_deployment(make_service(router={"replicas": 5}), OperatorSettings())["spec"]["replicas"] == 5
