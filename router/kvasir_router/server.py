@@ -1,12 +1,14 @@
 """Kvasir's router: builds its parts from the configuration, runs them, and takes them down in order.
 
-Start: sockets, parts, endpoint source, servers. Stop: no new connections, running requests to their end, then the rest.
+Start: sockets, parts, endpoint source, servers. Stop: no new connections, the requests of those that are there to their
+end, then the rest.
 """
 
 import asyncio
 import contextlib
 import errno
 import logging
+import math
 import signal
 import socket
 import time
@@ -31,6 +33,7 @@ from kvasir_router.endpoints.static import StaticSource
 from kvasir_router.errors import PortInUseError, StartupError
 from kvasir_router.fleet import EndpointState, Fleet
 from kvasir_router.health import Prober
+from kvasir_router.last_answers import LastAnswers
 from kvasir_router.metrics import Metrics
 from kvasir_router.models import ModelCatalog
 from kvasir_router.picker import Picker
@@ -200,8 +203,10 @@ async def _task(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[Non
 class _Server(uvicorn.Server):
     """uvicorn without two habits: taking over the signals, and waking ten times a second to look for an end."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, last_answers: LastAnswers, shutdown_timeout_seconds: float) -> None:
         super().__init__(config)
+        self._last_answers = last_answers
+        self._shutdown_timeout_seconds = shutdown_timeout_seconds
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -210,6 +215,17 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         await self._stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Half of the time for what clients still ask, so that the answers which then begin have the other half."""
+        for server in self.servers:
+            server.close()
+        begin = time.monotonic()
+        if self.server_state.connections:
+            await self._last_answers.give(self._shutdown_timeout_seconds / 2)
+        seconds_left = self._shutdown_timeout_seconds - (time.monotonic() - begin)
+        self.config.timeout_graceful_shutdown = max(math.ceil(seconds_left), 1)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -220,9 +236,10 @@ class _Server(uvicorn.Server):
 async def _http_server(
     app: ASGIApp, listener: socket.socket, *, shutdown_timeout_seconds: float
 ) -> AsyncIterator[None]:
-    """Serves on a bound socket; at the end takes no more connections and waits for running requests."""
+    """Serves on a bound socket; at the end takes no more connections and waits for the requests of those it has."""
+    last_answers = LastAnswers(app)
     config = uvicorn.Config(
-        app,
+        last_answers,
         loop="none",
         http="httptools",
         ws="none",
@@ -233,9 +250,8 @@ async def _http_server(
         server_header=False,
         date_header=False,  # an engine's own headers pass through unchanged
         timeout_keep_alive=_CLIENT_KEEPALIVE_SECONDS,
-        timeout_graceful_shutdown=max(int(shutdown_timeout_seconds), 1),
     )
-    server = _Server(config)
+    server = _Server(config, last_answers, shutdown_timeout_seconds)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener]), name="http server")
         try:

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -131,10 +132,7 @@ async def test_an_answer_that_outlasts_the_drain_ends_with_an_error(engine: Any,
 
 async def test_sigterm_lets_a_stream_finish_and_takes_no_more(engine: Any, client: Any) -> None:
     engine.gate.clear()
-    command = ("-m", "kvasir_router", "serve", "--endpoint", engine.url, "--port", "0", "--admin-port", "0")
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
-    url = await asyncio.wait_for(_announced_url(process), 60)
-    try:
+    async with _router_process(engine) as (process, url):
         answer = asyncio.create_task(_streamed(client, url))
         await engine.wait_for_requests(1)
         process.send_signal(signal.SIGTERM)
@@ -142,6 +140,29 @@ async def test_sigterm_lets_a_stream_finish_and_takes_no_more(engine: Any, clien
         engine.gate.set()
         assert (await answer).endswith(b"data: [DONE]\n\n")
         assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def test_a_client_that_asks_again_on_its_connection_after_sigterm_is_answered(engine: Any, client: Any) -> None:
+    engine.gate.clear()
+    async with _router_process(engine) as (process, url):
+        first = asyncio.create_task(_streamed(client, url))
+        await engine.wait_for_requests(1)
+        process.send_signal(signal.SIGTERM)
+        await _refuses_connections(url)
+        engine.gate.set()
+        await first
+        async with client.post(url + CHAT, json=BODY) as second:
+            assert second.headers["connection"] == "close"
+            assert (await second.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+@asynccontextmanager
+async def _router_process(engine: Any) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    command = ("-m", "kvasir_router", "serve", "--endpoint", engine.url, "--port", "0", "--admin-port", "0")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
+    try:
+        yield process, await asyncio.wait_for(_announced_url(process), 60)
     finally:
         if process.returncode is None:
             process.kill()

@@ -6,9 +6,9 @@ life is unhealthy although this process lives.
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import Response
 
 import kvasir_runtime
@@ -80,9 +80,9 @@ def probe_routes(probes: Probes) -> APIRouter:
         return _json(VersionResponse(kvasir_runtime.__version__))
 
     @router.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(probes.registry), media_type=content_type)
+    async def metrics() -> Response:
+        # Never as OpenMetrics, which Prometheus asks for first: the library writes `vllm_` there for `vllm:`.
+        return Response(generate_latest(probes.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router
 

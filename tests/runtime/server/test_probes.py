@@ -134,6 +134,13 @@ def test_engine_that_has_made_no_step_shows_zeros(start_server) -> None:
     assert 'kvasir_engine_steps_total{model_name="tiny"} 0.0' in lines
 
 
+def test_prometheus_gets_the_names_that_others_gave_as_they_are(start_server) -> None:
+    accepted = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    with start_server() as running:
+        lines = running.http.get("/metrics", headers={"accept": accepted}).text.splitlines()
+    assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in lines
+
+
 def test_metrics_show_the_engine_and_the_requests_under_the_promised_names(start_server) -> None:
     with start_server() as running:
         running.client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=4)
