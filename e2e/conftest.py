@@ -1,0 +1,167 @@
+"""What the scenarios share: a cluster with nodes, Kvasir installed by helm, a namespace each, the table of verdicts.
+
+The cluster is the one that KUBECONFIG names, or else this machine's own rig, built and started for the session. Images
+come from the registry KVASIR_E2E_REGISTRY where the cluster is somebody else's.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import yaml
+from e2e.helm.helm import CHART, Helm, built_directory
+from e2e.live_cluster import SYSTEM, LiveCluster, LiveService, deploy_service
+from e2e.traffic.traffic import Load, load
+from e2e.verdicts import Verdicts
+from tests.controlplane.programs import program_directory
+
+HERE = Path(__file__).parent
+RIG = HERE / "cluster"
+RIG_KUBECONFIG = Path(os.environ.get("KVASIR_E2E_HOME", "/var/lib/kvasir-e2e")) / "kubeconfig"
+REGISTRY = os.environ.get("KVASIR_E2E_REGISTRY", "kvasir.dev")
+VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+ROUTER_IMAGE = f"{REGISTRY}/kvasir-router:{VERSION}"
+SCENARIO_LIMIT_SECONDS = 600
+VERDICTS = pytest.StashKey[Verdicts]()
+DURATIONS = pytest.StashKey[dict[str, float]]()
+
+Result = TypeVar("Result")
+Deploy = Callable[..., LiveService]
+StartLoad = Callable[..., AbstractContextManager[Load]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--e2e-table", type=Path, help="write the table of scenarios to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[VERDICTS] = Verdicts()
+    config.stash[DURATIONS] = defaultdict(float)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The rig's own tests come first: they start and end a cluster, and there can be only one.
+
+    A scenario's limit does not count its fixtures, the first of which builds for minutes.
+    """
+    items.sort(key=lambda item: item.path.parent != RIG)
+    for item in items:
+        if "live_cluster" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_SECONDS, func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    item.config.stash[DURATIONS][item.path.parent.name] += report.duration  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    verdicts = config.stash[VERDICTS]
+    if not verdicts.rows:
+        return
+    for folder, seconds in config.stash[DURATIONS].items():
+        verdicts.phase(f"tests of {folder}", seconds)
+    terminalreporter.write_sep("=", "scenarios")
+    terminalreporter.write_line(verdicts.table())
+    if (table := config.getoption("--e2e-table")) is not None:
+        verdicts.write(table)
+
+
+@pytest.fixture(scope="session")
+def verdicts(pytestconfig: pytest.Config) -> Verdicts:
+    return pytestconfig.stash[VERDICTS]
+
+
+@pytest.fixture(scope="session")
+def live_cluster(pytestconfig: pytest.Config, verdicts: Verdicts) -> Iterator[LiveCluster]:
+    """KUBECONFIG's, untouched at the end; or the rig's, started here and ended."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # builds take minutes: in sight
+        kubectl = timed(verdicts, "building Kubernetes", program_directory) / "kubectl"
+        timed(verdicts, "building helm", built_directory)
+        given = os.environ.get("KUBECONFIG")
+        if given is None:
+            timed(verdicts, "images", partial(subprocess.run, [RIG / "images"], check=True))
+            timed(verdicts, "cluster up", partial(subprocess.run, [RIG / "up", "--prometheus"], check=True))
+    try:
+        yield LiveCluster(RIG_KUBECONFIG if given is None else Path(given), kubectl)
+    finally:
+        if given is None:
+            subprocess.run([RIG / "down"], check=True)
+
+
+def timed(verdicts: Verdicts, name: str, work: Callable[[], Result]) -> Result:
+    started = time.monotonic()
+    result = work()
+    verdicts.phase(name, time.monotonic() - started)
+    return result
+
+
+@pytest.fixture(scope="session")
+def live_helm(live_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(built_directory() / "helm", tmp_path_factory.mktemp("helm-home"), live_cluster.kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def kvasir(live_cluster: LiveCluster, live_helm: Helm) -> Helm:
+    """The operator, installed for the whole cluster, its pods ready."""
+    install_operator(live_helm)
+    return live_helm
+
+
+def install_operator(helm: Helm, *arguments: str | Path, namespace: str = SYSTEM, chart: Path = CHART) -> None:
+    """`helm upgrade --install`, so that a release that a scenario changed is put right again."""
+    values = (f"--set=images.registry={REGISTRY}", "--create-namespace", "--wait", "--timeout=100s")
+    helm.run("upgrade", "--install", "kvasir", chart, "--namespace", namespace, *values, *arguments)
+
+
+@pytest.fixture
+def own_namespace(request: pytest.FixtureRequest, live_cluster: LiveCluster) -> Iterator[str]:
+    """One a test, named after it; it goes with all that is in it."""
+    name = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:50].strip("-")
+    with live_cluster.namespace(name) as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def deploy(live_cluster: LiveCluster, kvasir: Helm, own_namespace: str) -> Deploy:
+    """deploy(manifest, namespace=own, **spec): apply a manifest's InferenceService, with parts of its spec replaced."""
+
+    def apply(manifest: Path, namespace: str = own_namespace, **spec: object) -> LiveService:
+        return deploy_service(live_cluster, manifest, namespace, **spec)
+
+    return apply
+
+
+@pytest.fixture(scope="module")
+def own_service(request: pytest.FixtureRequest, live_cluster: LiveCluster, kvasir: Helm) -> Iterator[LiveService]:
+    """The one of the folder's service.yaml, ready, in a namespace named after the folder: for all tests of a module."""
+    with live_cluster.namespace(request.path.parent.name.replace("_", "-")) as namespace:
+        service = deploy_service(live_cluster, request.path.parent / "service.yaml", namespace)
+        service.wait_ready()
+        yield service
+
+
+@pytest.fixture(scope="session")
+def start_load() -> StartLoad:
+    """`load` with the image that the cluster has."""
+    return partial(load, image=ROUTER_IMAGE)
+
+
+@pytest.fixture
+def rig(live_cluster: LiveCluster) -> None:
+    """For scenarios that break nodes or the API server, which only our own cluster may suffer."""
+    if live_cluster.kubeconfig != RIG_KUBECONFIG:
+        pytest.skip(f"needs the cluster of {RIG / 'up'}: unset KUBECONFIG")
+    assert shutil.which("nsenter")

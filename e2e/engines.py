@@ -1,0 +1,64 @@
+"""The engines of a service through a fault: which one to strike, and when the service is whole again without it.
+
+A restarted container is another engine than before: "whole without the victim" holds for a restart and for a new pod.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveService, is_pod_ready, name_of, uid_of
+from e2e.watch import State
+from tests.controlplane.processes import wait_until
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One life of an engine's container in a ready pod; `container` is the container runtime's id of it."""
+
+    pod: str
+    uid: str
+    node: str
+    container: str
+    num_restarts: int
+
+
+def busy_engine(service: LiveService, is_candidate: Callable[[Engine], bool] = lambda engine: True) -> Engine:
+    """The one with most streams under way, of the least restarted: a kubelet lets one that ends often wait longer."""
+
+    def found() -> Engine | None:
+        pods = [pod for pod in service.pods("serve") if is_pod_ready(pod) and is_candidate(_engine(pod))]
+        streams = {_engine(pod): service.metric(pod, "kvasir_num_requests_running") for pod in pods}
+        busy = [engine for engine, num_streams in streams.items() if num_streams > 0]
+        return min(busy, key=lambda engine: (engine.num_restarts, -streams[engine]), default=None)
+
+    return wait_until(found, 60, f"an engine of {service.name} with streams under way", POLL_SECONDS)
+
+
+def is_whole_without(victim: Engine, num_engines: int) -> Callable[[State], bool]:
+    """Whether so many engines are ready, the victim not among them."""
+
+    def holds(pods: State) -> bool:
+        ready = ready_engines(pods)
+        return len(ready) >= num_engines and victim.container not in {engine.container for engine in ready}
+
+    return holds
+
+
+def ready_engines(pods: State) -> list[Engine]:
+    return [_engine(pod) for pod in pods.values() if _is_engine(pod) and is_pod_ready(pod)]
+
+
+def num_resumed(service: LiveService) -> int:
+    """Streams that the routers have so far carried on with another engine than they began with."""
+    return int(sum(service.metric(pod, "kvasir_router_streams_resumed_total") for pod in service.pods("router")))
+
+
+def _is_engine(pod: KubeObject) -> bool:
+    """The pod of the load has no labels."""
+    return bool(pod["metadata"].get("labels", {}).get("serving.kvasir.dev/role") == "serve")
+
+
+def _engine(pod: KubeObject) -> Engine:
+    [container] = pod["status"]["containerStatuses"]
+    node, life = pod["spec"]["nodeName"], container["containerID"]
+    return Engine(name_of(pod), uid_of(pod), node, life, container["restartCount"])

@@ -1,0 +1,154 @@
+"""Streams completions without pause and checks every token of each against what the model gives.
+
+    python client.py PLAN.json      until SIGTERM, after which the streams under way still end
+
+It runs in a pod of the router's image, so it needs nothing but aiohttp. Every stream becomes one JSON line on stdout
+(`Outcome` in traffic.py). Nothing is tried twice: what a client without retries would see is what counts.
+"""
+
+import asyncio
+import itertools
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+SILENCE_SECONDS = 90.0
+"""A stream that is silent for longer counts as cut."""
+
+
+class RefusedError(Exception):
+    """No stream began."""
+
+
+class CutError(Exception):
+    """The stream ended before its time."""
+
+
+class WrongError(Exception):
+    """A token, its number, or the text is not what the model gives."""
+
+
+class Stream:
+    """One completion. `expected` has prompt_token_ids, token_ids and text."""
+
+    def __init__(self, expected: dict[str, Any]) -> None:
+        self.expected = expected
+        self.started = time.time()
+        self.arrivals: list[float] = []
+        self.num_tokens = 0
+        self.text = ""
+        self.finish_reason: str | None = None
+
+    async def run(self, session: aiohttp.ClientSession, url: str, model: str) -> str:
+        """How it ended: whole, refused, cut or wrong, with the reason after a colon."""
+        try:
+            await self._run(session, url, model)
+        except RefusedError as error:
+            return f"refused: {error}"
+        except (CutError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            return f"{'cut' if self.arrivals else 'refused'}: {error!r} after {self.num_tokens} tokens"
+        except WrongError as error:
+            return f"wrong: {error}"
+        return "whole"
+
+    async def _run(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
+        body = {
+            "model": model,
+            "prompt": self.expected["prompt_token_ids"],
+            "max_tokens": len(self.expected["token_ids"]),
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        async with session.post(f"{url}/completions", json=body) as response:
+            if response.status != 200:
+                raise RefusedError(f"status {response.status}: {(await response.text())[:300]}")
+            async for event in events(response):
+                if event == "[DONE]":
+                    return self._check_end()
+                self._take(json.loads(event))
+        raise CutError("no [DONE]")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            raise CutError(json.dumps(event["error"])[:300])
+        self.arrivals.append(time.time())
+        for choice in event["choices"]:
+            self._take_tokens(choice.get("token_ids") or [])
+            self.text += choice["text"]
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+        if event["usage"]["completion_tokens"] != self.num_tokens:
+            raise WrongError(f"usage counts {event['usage']['completion_tokens']} tokens, {self.num_tokens} came")
+
+    def _take_tokens(self, token_ids: list[int]) -> None:
+        end = self.num_tokens + len(token_ids)
+        if token_ids != self.expected["token_ids"][self.num_tokens : end]:
+            raise WrongError(f"tokens from number {self.num_tokens} are {token_ids[:8]}")
+        self.num_tokens = end
+
+    def _check_end(self) -> None:
+        if self.num_tokens != len(self.expected["token_ids"]) or self.finish_reason != "length":
+            raise WrongError(f"ended with {self.finish_reason} after {self.num_tokens} tokens")
+        if self.text != self.expected["text"]:
+            raise WrongError(f"the text is {self.text[:200]!r}...")
+
+    def report(self, ended_as: str) -> str:
+        outcome, _, detail = ended_as.partition(": ")
+        times = [self.started, *self.arrivals]
+        gaps = [after - before for before, after in itertools.pairwise(self.arrivals)]
+        fields = {
+            "outcome": outcome,
+            "detail": detail,
+            "started": self.started,
+            "ended": times[-1] if outcome == "whole" else time.time(),
+            "num_tokens": self.num_tokens,
+            "first_token_seconds": self.arrivals[0] - self.started if self.arrivals else None,
+            "longest_gap_seconds": max(gaps, default=None),
+        }
+        return json.dumps(fields)
+
+
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """The data of each server-sent event; one that the end of the answer cuts is not an event."""
+    rest = b""
+    async for data in response.content.iter_any():
+        *whole, rest = (rest + data).split(b"\n\n")
+        for event in whole:
+            lines = [line.removeprefix(b"data:").strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+            if lines:
+                yield b"\n".join(lines).decode()
+
+
+async def client(session: aiohttp.ClientSession, plan: dict[str, Any], number: int, stop: asyncio.Event) -> None:
+    for turn in itertools.count(number):
+        if stop.is_set():
+            return
+        stream = Stream(plan["streams"][turn % len(plan["streams"])])
+        ended_as = await stream.run(session, plan["url"], plan["model"])
+        print(stream.report(ended_as), flush=True)
+        if ended_as != "whole":
+            await asyncio.sleep(0.1)  # a refusal takes no time: do not fill the log with thousands
+
+
+async def main(plan: dict[str, Any]) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS)
+    # A Service keeps its address: asked for once, so that what is judged is not the cluster's DNS.
+    connector = aiohttp.TCPConnector(ttl_dns_cache=None)
+    session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=plan["headers"])
+    async with session, asyncio.TaskGroup() as group:
+        for number in range(plan["num_clients"]):
+            group.create_task(client(session, plan, number, stop))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(Path(sys.argv[1]).read_text())))
