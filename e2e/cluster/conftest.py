@@ -47,6 +47,11 @@ class Cluster:
     def items(self, kind: str, selector: str = "") -> list[dict]:
         return json.loads(self.kubectl("get", kind, "-o", "json", f"--selector={selector}"))["items"]
 
+    def ask(self, pod: dict, address: str, port: int = 80, path: str = "/") -> str:
+        """The last line of what a pod is told; raises AssertionError when nobody answers."""
+        name = pod["metadata"]["name"]
+        return self.kubectl("exec", name, "--", "/program", address, str(port), path).splitlines()[-1]
+
     def resolve(self, pod: dict, name: str) -> set[str]:
         """The addresses that the C library of a pod finds for a name."""
         command = [*self._kubectl, "exec", pod["metadata"]["name"], "--", "/usr/bin/getent", "ahostsv4", name]

@@ -64,8 +64,7 @@ def test_pods_reach_it_by_its_name(cluster: Cluster) -> None:
     [pod] = wait_until(cluster.ready("asking", 1), 60, "a pod to be ready")
     url = urllib.parse.urlsplit(URL_FOR_PODS)
     [address] = cluster.resolve(pod, url.hostname)
-    answer = cluster.kubectl("exec", pod["metadata"]["name"], "--", "/program", address, str(url.port), "/-/ready")
-    assert "Prometheus Server is Ready" in answer
+    assert "Prometheus Server is Ready" in cluster.ask(pod, address, url.port, "/-/ready")
 
 
 def test_it_can_be_stopped_and_started(monitored: None) -> None:

@@ -3,6 +3,8 @@
 import socket
 import subprocess
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,15 +22,21 @@ def test_pods_run_on_every_node_and_are_reached_through_their_service(cluster: C
     pods = wait_until(cluster.ready("hello", 3), 60, "three pods to be ready")
     assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2", "node-3"}
     names = {pod["metadata"]["name"] for pod in pods}
-    address = cluster.items("services")
-    [cluster_ip] = [each["spec"]["clusterIP"] for each in address if each["metadata"]["name"] == "hello"]
+    [hello] = [each for each in cluster.items("services") if each["metadata"]["name"] == "hello"]
     for pod in pods:
-        heard = set()
-        for _ in range(20):
-            answer = cluster.kubectl("exec", pod["metadata"]["name"], "--", "/program", cluster_ip, "80", "/")
-            heard.add(answer.splitlines()[-1])
+        ask = partial(cluster.ask, pod, hello["spec"]["clusterIP"])
+        wait_until(partial(is_answered, ask), 30, f"kube-proxy to know the Service on {pod['spec']['nodeName']}")
+        heard = {ask() for _ in range(20)}
         assert heard <= names
         assert len(heard) > 1
+
+
+def is_answered(ask: Callable[[], str]) -> bool:
+    """Each node's kube-proxy learns of a new Service in its own time, on which its pods' readiness does not wait."""
+    try:
+        return bool(ask())
+    except AssertionError:
+        return False
 
 
 def test_accelerators_that_exist_on_paper_decide_where_pods_go(cluster: Cluster) -> None:
@@ -85,7 +93,7 @@ def test_a_pod_cannot_reach_the_machine(cluster: Cluster) -> None:
         for address in addresses:
             socket.create_connection((address, port), timeout=5).close()  # it is there for others
             with pytest.raises(AssertionError, match=r"unreachable|No route|timed out"):
-                cluster.kubectl("exec", pod["metadata"]["name"], "--", "/program", address, str(port), "/")
+                cluster.ask(pod, address, port)
 
 
 def test_down_leaves_nothing_behind(cluster: Cluster) -> None:

@@ -8,15 +8,17 @@ from typing import Any
 
 from kubernetes.dynamic.exceptions import NotFoundError
 
-from kvasir_operator.api.labels import SERVICE_LABEL
+from kvasir_operator.api.labels import SERVICE_LABEL, selector_text
 from kvasir_operator.kinds import CHILD_KINDS, INFERENCE_SERVICE, Kind, KubeObject, ObjectKey, ServiceKey, object_key
 from kvasir_operator.kube import KubeClient, load_configuration
 from kvasir_operator.plan import APPLIED_HASH
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.scale_down import ReadWork
 from kvasir_operator.settings import OperatorSettings
+from kvasir_operator.waiting import is_ready
 
 from .control_plane import ControlPlane
+from .fake_node import list_pods
 from .processes import wait_until
 
 SETTINGS = OperatorSettings()
@@ -90,11 +92,22 @@ def settle(control_plane: ControlPlane, namespace: str, name: str = NAME) -> Non
 
 
 def controllers_caught_up(control_plane: ControlPlane, namespace: str) -> bool:
+    """Whether every Deployment's status speaks of its present spec and of the pods that are there."""
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
-    return all(
-        each.get("status", {}).get("observedGeneration", 0) >= each["metadata"]["generation"]
-        and each.get("status", {}).get("replicas", 0) >= each["spec"]["replicas"]
-        for each in control_plane.request("get", path)["items"]
+    return all(is_caught_up(control_plane, each) for each in control_plane.request("get", path)["items"])
+
+
+def is_caught_up(control_plane: ControlPlane, deployment: KubeObject) -> bool:
+    metadata, spec, status = deployment["metadata"], deployment["spec"], deployment.get("status", {})
+    pods = [
+        pod
+        for pod in list_pods(control_plane, metadata["namespace"], selector_text(spec["selector"]["matchLabels"]))
+        if "deletionTimestamp" not in pod["metadata"]
+    ]
+    return (
+        status.get("observedGeneration") == metadata["generation"]
+        and status.get("replicas", 0) == len(pods) >= spec["replicas"]
+        and status.get("readyReplicas", 0) == sum(map(is_ready, pods))
     )
 
 
