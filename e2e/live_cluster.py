@@ -66,7 +66,8 @@ class LiveCluster:
 
     @contextmanager
     def namespace(self, name: str, labels: dict[str, str] | None = None) -> Iterator[str]:
-        """Made and, with all that is in it, deleted; returns when it is gone."""
+        """Made and, with all that is in it, deleted; the last of it goes while others use the cluster."""
+        self.kubectl("wait", "--for=delete", f"namespace/{name}", "--timeout=100s")  # of an earlier run
         metadata = {"name": name, "labels": labels or {}}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         what = f"namespace {name} to admit pods"
@@ -77,7 +78,7 @@ class LiveCluster:
             # Pods drain for as long as their grace period says, which nobody waits for here.
             self.kubectl("delete", "inferenceservices", "--all", f"--namespace={name}", "--ignore-not-found")
             self.kubectl("delete", "pods", "--all", f"--namespace={name}", "--force", "--grace-period=0")
-            self.kubectl("delete", "namespace", name, seconds=180)
+            self.kubectl("delete", "namespace", name, "--wait=false")
 
 
 @dataclass(frozen=True)

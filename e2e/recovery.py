@@ -11,7 +11,7 @@ from e2e.traffic.answers import answers
 from e2e.traffic.traffic import Verdict
 from e2e.watch import watching
 
-NUM_CLIENTS, NUM_TOKENS = 8, 1000
+NUM_CLIENTS, NUM_TOKENS = 8, 600
 WHOLE_WITHIN_SECONDS = 180.0
 
 

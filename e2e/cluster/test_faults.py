@@ -45,6 +45,17 @@ def num_restarts(cluster: Cluster, uid: str) -> int:
     return pod["status"]["containerStatuses"][0]["restartCount"]
 
 
+def test_pods_serve_on_while_the_api_server_is_stopped_and_it_comes_back(cluster: Cluster, pods: list[dict]) -> None:
+    processes = [host_pids(pod["metadata"]["uid"]) for pod in pods]
+    with api_server_stopped():
+        with pytest.raises(AssertionError, match=r"refused|EOF|reset"):
+            cluster.kubectl("get", "nodes")
+        assert [host_pids(pod["metadata"]["uid"]) for pod in pods] == processes
+    cluster.apply(deployment("hello", 4))
+    wait_until(cluster.ready("hello", 4), 60, "a fourth pod to be ready")
+    assert [host_pids(pod["metadata"]["uid"]) for pod in pods] == processes
+
+
 def test_a_lost_node_is_noticed_and_its_pods_are_replaced_until_it_is_back(cluster: Cluster, pods: list[dict]) -> None:
     lost, uid = pods[0]["spec"]["nodeName"], pods[0]["metadata"]["uid"]
     started = time.monotonic()
@@ -61,17 +72,6 @@ def test_a_lost_node_is_noticed_and_its_pods_are_replaced_until_it_is_back(clust
 
 def is_evicted(cluster: Cluster, uid: str) -> bool:
     return all(is_terminating(pod) for pod in cluster.items("pods") if pod["metadata"]["uid"] == uid)
-
-
-def test_pods_serve_on_while_the_api_server_is_stopped_and_it_comes_back(cluster: Cluster, pods: list[dict]) -> None:
-    processes = [host_pids(pod["metadata"]["uid"]) for pod in pods]
-    with api_server_stopped():
-        with pytest.raises(AssertionError, match=r"refused|EOF|reset"):
-            cluster.kubectl("get", "nodes")
-        assert [host_pids(pod["metadata"]["uid"]) for pod in pods] == processes
-    cluster.apply(deployment("hello", 4))
-    wait_until(cluster.ready("hello", 4), 60, "a fourth pod to be ready")
-    assert [host_pids(pod["metadata"]["uid"]) for pod in pods] == processes
 
 
 def test_a_program_that_does_not_run_cannot_be_stopped(cluster: Cluster) -> None:

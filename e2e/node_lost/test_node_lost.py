@@ -14,7 +14,7 @@ from e2e.cluster.rig.faults import node_lost
 from e2e.conftest import StartLoad
 from e2e.engine_processes import all_processes
 from e2e.engines import Engine, busy_engine, is_whole_without, num_resumed, ready_engines
-from e2e.live_cluster import POLL_SECONDS, KubectlError, LiveCluster, LiveService, is_terminating, name_of
+from e2e.live_cluster import POLL_SECONDS, KubectlError, LiveCluster, LiveService, holds, is_terminating, name_of
 from e2e.traffic.answers import answers
 from e2e.verdicts import Verdicts
 from e2e.watch import State, watching
@@ -117,5 +117,4 @@ def being_drained(cluster: LiveCluster, node: str) -> Iterator[subprocess.Popen[
 
 
 def is_node_ready(cluster: LiveCluster, name: str) -> bool:
-    node = cluster.get("node", name) or {"status": {"conditions": []}}
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"]["conditions"])
+    return holds(cluster.get("node", name) or {}, "Ready")

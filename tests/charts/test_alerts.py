@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from tests.contract.engine_series import engine_registry
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_router.metrics import Metrics
-from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
-from kvasir_runtime.metrics import EngineView, MetricsCollector, SharedRows
 
 CHART = Path(__file__).parents[2] / "charts" / "kvasir"
 RULES = (CHART / "templates" / "prometheusrule.yaml").read_text()
@@ -32,17 +31,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     families = text_string_to_metric_families(router.render().decode())
     of_router = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
 
-    stats = SchedulerStats(
-        num_running=0, num_waiting=0, num_blocks_used=0, num_blocks=1, num_steps=0, num_preemptions=0,
-        num_prefix_queries=0, num_prefix_hits=0, last_step_time=0.0,
-    )  # fmt: skip
-    ready = EngineReady(
-        max_model_len=1, vocab_size=1, num_blocks=1, block_size=16, device="cpu", attention_backend="cpu",
-        startup_seconds={},
-    )  # fmt: skip
-    engine = CollectorRegistry(auto_describe=False)
-    rows = SharedRows(tmp_path_factory.mktemp("metrics") / "rows", 1)
-    engine.register(MetricsCollector("model", rows, lambda: EngineView(ready=ready, stats=stats)))
+    engine = engine_registry(tmp_path_factory.mktemp("metrics"))
     return names_of(OperatorMetrics().registry) | names_of(engine) | of_router
 
 

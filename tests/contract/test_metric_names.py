@@ -1,13 +1,10 @@
 """Metric names cross borders: the router reads the engine's, dashboards and foreign autoscalers read them by name."""
 
-from pathlib import Path
-
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
+from tests.contract.engine_series import engine_registry
 
 from kvasir_router.kv_metrics import parse_kv_metrics
-from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
-from kvasir_runtime.metrics import EngineView, MetricsCollector, SharedRows
 
 AGREED = [
     "kvasir_num_requests_running",
@@ -35,18 +32,7 @@ AGREED = [
 @pytest.fixture(scope="module")
 def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What an engine's /metrics says in the middle of some work."""
-    stats = SchedulerStats(
-        num_running=2, num_waiting=1, num_blocks_used=25, num_blocks=100, num_steps=9, num_preemptions=1,
-        num_prefix_queries=40, num_prefix_hits=8, last_step_time=1.0,
-    )  # fmt: skip
-    ready = EngineReady(
-        max_model_len=64, vocab_size=10, num_blocks=100, block_size=16, device="cpu", attention_backend="cpu",
-        startup_seconds={},
-    )  # fmt: skip
-    rows = SharedRows(Path(tmp_path_factory.mktemp("metrics")) / "rows", 1)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector("model", rows, lambda: EngineView(ready=ready, stats=stats)))
-    return generate_latest(registry).decode()
+    return generate_latest(engine_registry(tmp_path_factory.mktemp("metrics"))).decode()
 
 
 @pytest.mark.parametrize("name", AGREED)

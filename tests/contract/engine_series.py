@@ -1,0 +1,24 @@
+"""An engine's series in the middle of some work, for tests of the names and values that others read."""
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
+from kvasir_runtime.metrics import EngineView, MetricsCollector, SharedRows
+
+
+def engine_registry(folder: Path) -> CollectorRegistry:
+    """25 of 100 blocks of 16 tokens are in use; `folder` takes the API processes' rows."""
+    stats = SchedulerStats(
+        num_running=2, num_waiting=1, num_blocks_used=25, num_blocks=100, num_steps=9, num_preemptions=1,
+        num_prefix_queries=40, num_prefix_hits=8, last_step_time=1.0,
+    )  # fmt: skip
+    ready = EngineReady(
+        max_model_len=64, vocab_size=10, num_blocks=100, block_size=16, device="cpu", attention_backend="cpu",
+        startup_seconds={},
+    )  # fmt: skip
+    registry = CollectorRegistry(auto_describe=False)
+    rows = SharedRows(folder / "rows", 1)
+    registry.register(MetricsCollector("model", rows, lambda: EngineView(ready=ready, stats=stats)))
+    return registry
