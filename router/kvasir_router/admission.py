@@ -85,4 +85,5 @@ class Admission:
         await waiter.woken
         while not waiter.can_start():  # the place went away between the wake and now
             waiter.woken = asyncio.get_running_loop().create_future()
+            self.wake()  # those behind it, which it kept asleep
             await waiter.woken

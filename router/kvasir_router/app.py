@@ -124,6 +124,8 @@ class Handler:
             try:
                 return await self._forward(job, endpoint)
             except UpstreamError as error:
+                if job.exchange.has_whole_stream:
+                    return 200
                 self._decide_on_retry(job, endpoint, error)
 
     async def _choose(self, job: Job) -> EndpointView:

@@ -124,7 +124,11 @@ class UpstreamLostError(UpstreamError):
 
 
 class UpstreamUnavailableError(UpstreamError):
-    """The endpoint answered 502, 503 or 504, or would not continue a stream."""
+    """The endpoint answered 502, 503 or 504; where a stream is to go on, any 5xx."""
+
+
+class UpstreamRefusedError(UpstreamError):
+    """The endpoint does not continue this stream: it serves another model, or keeps no journals."""
 
 
 class UpstreamBrokenError(UpstreamError):

@@ -19,6 +19,7 @@ HOP_BY_HOP = frozenset(
 
 
 _NOT_RELAYED = HOP_BY_HOP | {RESUMABLE_HEADER.encode()}
+_END_OF_STREAM = b"data: [DONE]\n\n"
 
 
 class Exchange:
@@ -42,6 +43,11 @@ class Exchange:
     def can_go_elsewhere(self) -> bool:
         """Another endpoint could still give the answer, or the rest of it."""
         return not self.has_started or (self.journal is not None and not self.journal.is_too_long)
+
+    @property
+    def has_whole_stream(self) -> bool:
+        """The client has the last event; what becomes of the connection it came by does not matter."""
+        return self.last_chunk.endswith(_END_OF_STREAM)
 
     async def start(self, status: int, raw_headers: RawHeaders) -> None:
         """Sends status and headers as they came, hop-by-hop headers apart, with the request's id."""

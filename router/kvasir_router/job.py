@@ -4,14 +4,24 @@ from dataclasses import dataclass, field
 
 from multidict import CIMultiDict
 
-from kvasir_router.errors import UpstreamBrokenError, UpstreamError, UpstreamHungError
+from kvasir_router.errors import (
+    UpstreamBrokenError,
+    UpstreamConnectError,
+    UpstreamError,
+    UpstreamHungError,
+    UpstreamRefusedError,
+)
 from kvasir_router.exchange import Exchange
 from kvasir_router.request import InferenceRequest
 
 
 @dataclass(slots=True)
 class Job:
-    """Failures and waiting are counted afresh whenever the client has got more of a stream since the last failure."""
+    """Failures and waiting are counted afresh whenever the client has got more of a stream since the last failure.
+
+    That an endpoint will not go on with a stream is no failure the first time, so that there may be many such: all
+    engines that died together, or most of them renewed. The stream then gets to one that does, or to the queue.
+    """
 
     exchange: Exchange
     request: InferenceRequest
@@ -22,6 +32,7 @@ class Job:
     waited_seconds: float = 0.0  # since the stream last got further
     tried: set[str] = field(default_factory=set)  # endpoints that have failed
     lost_reason: str = ""  # why the stream had to go elsewhere
+    _refused_by: set[str] = field(default_factory=set)  # since the stream last got further
     _num_failures: int = 0
     _num_bytes_kept: int = 0  # of the journal at the last failure
 
@@ -37,12 +48,19 @@ class Job:
         """Whether another attempt may follow."""
         if self._has_got_further():
             self._num_failures, self.waited_seconds = 0, 0.0
-            self.tried = {url}
+            self.tried, self._refused_by = {url}, set()
         if isinstance(error, (UpstreamBrokenError, UpstreamHungError)):
             self.lost_reason = error.reason
+        if self._is_first_refusal(url, error):
+            self._refused_by.add(url)
+            return True
         can_retry = self.can_fail_again and self.exchange.can_go_elsewhere
         self._num_failures += 1
         return can_retry
+
+    def _is_first_refusal(self, url: str, error: UpstreamError) -> bool:
+        is_refusal = isinstance(error, (UpstreamConnectError, UpstreamRefusedError))
+        return self.exchange.has_started and is_refusal and url not in self._refused_by
 
     def _has_got_further(self) -> bool:
         journal = self.exchange.journal

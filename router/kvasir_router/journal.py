@@ -19,7 +19,7 @@ _END_OF_BLOCK = b"\n\n"
 class Journal:
     def __init__(self) -> None:
         self._lines = bytearray()
-        self._beginning_of_block = b""
+        self._beginning_of_block: list[bytes] = []  # in pieces, since a large one may come in thousands
         self.is_too_long = False
 
     @property
@@ -33,7 +33,14 @@ class Journal:
 
     def split(self, chunk: bytes) -> tuple[bytes, bytes]:
         """The events that are whole now, without comments, and the comments' lines, to be kept once those are sent."""
-        *blocks, self._beginning_of_block = (self._beginning_of_block + chunk).split(_END_OF_BLOCK)
+        if pieces := self._beginning_of_block:
+            ends_here = _END_OF_BLOCK in pieces[-1][-1:] + chunk
+            pieces.append(chunk)
+            if not ends_here:
+                return b"", b""
+            chunk = b"".join(pieces)
+        *blocks, rest = chunk.split(_END_OF_BLOCK)
+        self._beginning_of_block = [rest] if rest else []
         events, lines = [], []
         for block in blocks:
             if block.startswith(_COMMENT):
@@ -53,7 +60,7 @@ class Journal:
 
     def drop_unfinished_block(self) -> None:
         """Before another engine goes on: it writes that block again."""
-        self._beginning_of_block = b""
+        self._beginning_of_block.clear()
 
 
 def _joined(parts: list[bytes], end: bytes) -> bytes:

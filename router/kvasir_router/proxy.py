@@ -16,6 +16,7 @@ from kvasir_router.errors import (
     UpstreamBrokenError,
     UpstreamConnectError,
     UpstreamLostError,
+    UpstreamRefusedError,
     UpstreamUnavailableError,
 )
 from kvasir_router.exchange import HOP_BY_HOP, Exchange, RawHeaders
@@ -30,7 +31,6 @@ _WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
 _MAX_BYTES_BODY = 2**20
 # Just under the 5 s after which uvicorn, which serves the engines, closes an idle connection.
 _KEEPALIVE_SECONDS = 4.0
-_END_OF_STREAM = b"data: [DONE]\n\n"
 
 
 def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
@@ -114,9 +114,11 @@ class Proxy:
             headers[JOURNAL_HEADER] = str(len(request.body))
         response = await self._open(request.path, request.body + journal.lines, headers, endpoint_url)
         try:
+            if response.status >= 500:
+                raise UpstreamUnavailableError(f"{endpoint_url} answered {response.status}", str(response.status))
             if response.status != 200 or RESUMABLE_HEADER not in response.headers:
                 reason = str(response.status)
-                raise UpstreamUnavailableError(f"{endpoint_url} does not continue the stream: {reason}", reason)
+                raise UpstreamRefusedError(f"{endpoint_url} does not continue the stream: {reason}", reason)
             chunk = await self._first_chunk(response, endpoint_url)
             on_first_byte(response.status)
             await self._relay_events(response, chunk, exchange, journal, endpoint_url)
@@ -172,9 +174,8 @@ class Proxy:
                 journal.keep(lines)
                 chunk = await readany()
         except (aiohttp.ClientError, OSError) as error:
-            if not exchange.last_chunk.endswith(_END_OF_STREAM):
-                raise _broken(endpoint_url) from error
-        if not exchange.last_chunk.endswith(_END_OF_STREAM):
+            raise _broken(endpoint_url) from error
+        if not exchange.has_whole_stream:
             raise _broken(endpoint_url)
 
 

@@ -158,6 +158,8 @@ class FakeEngine:
             await response.write(block)
             await asyncio.sleep(self.token_seconds)
         await response.write(b"data: [DONE]\n\n")
+        if self.hang_after_tokens == self.num_tokens:
+            await asyncio.Event().wait()
         return response
 
 

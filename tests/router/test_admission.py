@@ -127,3 +127,22 @@ async def test_streams_that_have_begun_come_before_requests_that_have_not() -> N
     assert (slots.order, slots.admission.num_waiting) == (["resumed"], 1)
     slots.give(1)
     await behind
+
+
+async def test_a_woken_request_that_lost_its_place_wakes_the_next_that_fits() -> None:
+    admission, free = Admission(10, 5.0), {"a": 0, "b": 0}
+
+    async def take(model: str, *, has_begun: bool = False) -> None:
+        await admission.admit(lambda: free[model] > 0, has_begun=has_begun)
+        free[model] -= 1
+
+    passed_over, fitting = asyncio.create_task(take("a")), asyncio.create_task(take("b"))
+    await asyncio.sleep(0)
+    free.update(a=1, b=1)
+    admission.wake()
+    await take("a", has_begun=True)
+    await asyncio.wait_for(fitting, 1)
+    assert not passed_over.done()
+    free["a"] = 1
+    admission.wake()
+    await passed_over

@@ -1,5 +1,6 @@
 """Telling a stream's events from the lines of its journal, however the bytes are cut."""
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -57,6 +58,14 @@ def test_half_an_event_is_forgotten_when_another_engine_goes_on() -> None:
     journal.drop_unfinished_block()
     assert fed(journal, b": kvasir [1]\ndata: b\n\n") == b"data: b\n\n"
     assert journal.lines == b"[0]\n[1]\n"
+
+
+def test_a_large_event_in_many_pieces_is_read_once() -> None:
+    """A prompt's log probabilities are one event of many MiB: 0.03 s, against 15 s when each piece is joined."""
+    journal, start = Journal(), time.process_time()
+    event = b"data: " + b"x" * 2**23 + b"\n\n"
+    assert fed(journal, b": kvasir [0]\n", *(event[at : at + 2**11] for at in range(0, len(event), 2**11))) == event
+    assert (journal.lines, time.process_time() - start < 2) == (b"[0]\n", True)
 
 
 def test_a_journal_beyond_its_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

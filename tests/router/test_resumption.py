@@ -121,12 +121,21 @@ async def test_an_engine_that_will_not_continue_is_passed_over(
         second.keeps_journal = False  # of another make
         first.num_tokens = last.num_tokens = 8
         first.die_after_tokens = 4
-        router = await start_router(first, second, last, policy="roundRobin")
+        router = await start_router(first, second, last, policy="roundRobin", retries=1)
         assert await stream(client, router) == whole
         assert [len(engine.requests) for engine in (first, second, last)] == [1, 1, 1]
         assert last.journals == [b"[0]\n[1]\n[2]\n[3]\n"]
     finally:
         await third.stop()
+
+
+async def test_a_stream_that_nobody_continues_is_given_up(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines, retries=1)
+    engines[0].die_after_tokens, engines[1].keeps_journal = 3, False
+    body = await stream(client, router)
+    assert body.startswith(engines[0].stream_bytes(3))
+    assert b'"code":"stream_interrupted"' in body
+    assert len(engines[0].requests) + len(engines[1].requests) <= 1 + len(engines) + 1
 
 
 async def test_a_stream_waits_for_the_only_engine_to_come_back(
@@ -141,6 +150,20 @@ async def test_a_stream_waits_for_the_only_engine_to_come_back(
     await until(lambda: router.admission.num_waiting == 1)
     engine.hang_after_tokens, engine.is_healthy = None, True
     assert await answer == whole
+
+
+async def test_a_stream_waits_when_all_engines_die_at_once(
+    engines: Any, whole: bytes, start_router: Any, client: Any, until: Any
+) -> None:
+    router = await start_router(*engines, probe_interval=60.0)  # none of which finds them dead
+    engines[0].hang_after_tokens = 4
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        first = await response.content.readexactly(len(engines[0].stream_bytes(4)))
+        await engines[1].stop()
+        await engines[0].stop()
+        await until(lambda: router.admission.num_waiting == 1)
+        await engines[1].start()
+        assert first + await response.content.read() == whole
 
 
 async def test_without_any_engine_left_the_stream_ends_with_an_error(
@@ -167,6 +190,53 @@ async def test_streams_of_an_unhealthy_engine_go_elsewhere(
     assert await answer == whole
     assert 'streams_resumed_total{reason="hung"} 1.0' in await metrics(client, router)
     await asyncio.wait_for(engines[0].aborted.wait(), 5)
+
+
+async def test_a_stream_that_had_its_last_event_is_over_when_its_engine_hangs(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].hang_after_tokens = engines[0].num_tokens
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        first = await response.content.readexactly(len(whole))
+        engines[0].is_healthy = False
+        assert (first, await response.content.read()) == (whole, b"")
+    assert engines[1].requests == []
+    assert 'requests_total{code="200",model="tiny"} 1.0' in await metrics(client, router)
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+async def test_a_client_may_leave_while_its_stream_is_moved(
+    has_other: bool, engines: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    router = await start_router(*engines[: 1 + has_other])
+    engines[0].hang_after_tokens = 4
+    engines[1].gate.clear()
+    answer = asyncio.create_task(stream(client, router))
+    await engines[0].wait_for_requests(1)
+    engines[0].is_healthy = False
+    await until(lambda: bool(engines[1].requests if has_other else router.admission.num_waiting))
+    answer.cancel()
+    await until(lambda: router.admission.num_waiting == 0)
+    await until(lambda: all(one["num_in_flight"] == 0 for one in router.fleet.describe()))
+    assert 'requests_total{code="499",model="tiny"} 1.0' in await metrics(client, router)
+    if has_other:
+        await asyncio.wait_for(engines[1].aborted.wait(), 5)
+
+
+async def test_a_moved_stream_is_counted_where_it_is(
+    engines: Any, whole: bytes, start_router: Any, client: Any, until: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].die_after_tokens = 4
+    engines[1].gate.clear()
+    answer = asyncio.create_task(stream(client, router))
+    await engines[1].wait_for_requests(1)
+    first, second = sorted(router.fleet.describe(), key=lambda one: one["url"])
+    assert (first["num_in_flight"], first["resident_tokens"], second["num_in_flight"]) == (0, 0, 1)
+    engines[1].gate.set()
+    assert await answer == whole
+    await until(lambda: all(one["num_in_flight"] == one["resident_tokens"] == 0 for one in router.fleet.describe()))
 
 
 async def test_streams_of_a_silent_engine_go_elsewhere(

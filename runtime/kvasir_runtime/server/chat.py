@@ -123,8 +123,8 @@ class ChatExchange:
                     events.append(self.writer.write(delta, self._event(delta, options, meter)))
                 if block := b"".join(events):
                     yield block
-        if options.include_usage:
-            yield to_event(self._chunk([], meter.usage()))
+        if options.include_usage and not self.journal.has_usage:
+            yield self.writer.write_usage(to_event(self._chunk([], meter.usage())))
         yield DONE
 
     def _meter(self) -> UsageMeter:

@@ -150,8 +150,8 @@ class CompletionExchange:
                     events.append(self.writer.write(delta, event))
                 if block := b"".join(events):
                     yield block
-        if options.include_usage:
-            yield to_event(self._completion([], meter.usage()))
+        if options.include_usage and not self.journal.has_usage:
+            yield self.writer.write_usage(to_event(self._completion([], meter.usage())))
         yield DONE
 
     @property

@@ -16,7 +16,7 @@ from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import FinishReason
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.server.errors import OtherModelError
-from kvasir_runtime.server.sampling import check_token_ids
+from kvasir_runtime.server.sampling import UINT64_MASK, check_token_ids
 
 RESUMABLE_HEADER = "x-kvasir-resumable"
 """In a request: keep a journal. In an answer: here it is."""
@@ -40,7 +40,8 @@ class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """What one event, or one that was not worth sending, accounts for."""
 
-    index: int
+    index: int | None
+    """None: of no sequence, but the stream's usage, which comes once and last."""
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
@@ -57,6 +58,7 @@ class Journal:
 
     beginning: Beginning | None = None
     sequences: Mapping[int, SequenceDelta] = field(default_factory=dict)
+    has_usage: bool = False
 
     @property
     def has_begun(self) -> bool:
@@ -73,6 +75,8 @@ class Journal:
             raise OtherModelError("the stream was begun by another model than the one served here")
         if len(self.beginning.seeds) != len(requests):
             raise InvalidRequestError(f"the journal is of {len(self.beginning.seeds)} prompts, not {len(requests)}")
+        if not all(0 <= seed <= UINT64_MASK for seed in self.beginning.seeds):
+            raise InvalidRequestError(f"the journal has the seeds {self.beginning.seeds}, but seeds have 64 bits")
         for index, sequence in self.sequences.items():
             self._check(index, sequence, requests, vocab_size)
         return [
@@ -107,7 +111,7 @@ def split_body(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, Journal]
     length = headers.get(JOURNAL_HEADER)
     if length is None:
         return body, BEGINS_HERE
-    if not (length.isascii() and length.isdecimal() and int(length) <= len(body)):
+    if not (length.isascii() and length.isdecimal() and len(length) < 20 and int(length) <= len(body)):
         raise InvalidRequestError(f"{JOURNAL_HEADER}: {length[:40]!r} is no length within a body of {len(body)} bytes")
     return body[: int(length)], read_journal(body[int(length) :])
 
@@ -120,12 +124,16 @@ def read_journal(lines: bytes) -> Journal:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the stream's journal cannot be read: {error}") from error
     sequences: dict[int, SequenceDelta] = {}
+    has_usage = False
     for entry in entries:
+        if entry.index is None:
+            has_usage = True
+            continue
         sequence = sequences.setdefault(entry.index, SequenceDelta(index=entry.index))
         sequence.token_ids += entry.token_ids
         sequence.finish_reason = entry.finish_reason
         sequence.num_cached_tokens = sequence.num_cached_tokens or entry.num_cached_tokens
-    return Journal(beginning, sequences)
+    return Journal(beginning, sequences, has_usage)
 
 
 class EventWriter:
@@ -139,6 +147,9 @@ class EventWriter:
 
     def write(self, delta: SequenceDelta, event: bytes) -> bytes:
         """A delta's event; empty where there is nothing to show yet."""
+        return event
+
+    def write_usage(self, event: bytes) -> bytes:
         return event
 
 
@@ -160,6 +171,9 @@ class JournalWriter(EventWriter):
     def write(self, delta: SequenceDelta, event: bytes) -> bytes:
         entry = Entry(delta.index, delta.token_ids, delta.finish_reason, delta.num_cached_tokens)
         return self._block(entry, event)
+
+    def write_usage(self, event: bytes) -> bytes:
+        return self._block(Entry(None, []), event)
 
     @staticmethod
     def _block(line: Beginning | Entry, event: bytes) -> bytes:

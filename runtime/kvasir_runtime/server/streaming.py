@@ -1,9 +1,9 @@
 """Answers that end when their client leaves: whole ones, and streams of server-sent events.
 
 Nothing is sent before the first event is there, so whatever goes wrong until then is answered with its own HTTP status;
-what goes wrong later is an error event within the stream. A stream with a journal is cut instead where the engine is at
-fault, so that the router continues it elsewhere. A client that leaves cancels the work, and with it the requests in the
-core.
+what goes wrong later is an error event within the stream. A stream with a journal ends without [DONE] instead where the
+engine is at fault, so that the router continues it elsewhere. A client that leaves cancels the work, and with it the
+requests in the core.
 """
 
 import asyncio
@@ -75,9 +75,8 @@ class EventStream(Response):
             async for event in self._events:
                 await self._send_body(send, event)
         except KvasirRuntimeError as error:
-            if self._is_resumable and isinstance(error, _ENGINE_LOST):
-                return  # an answer without its end: the connection is closed, which the router sees
-            await self._send_body(send, to_event(status_and_body(error)[1]) + DONE)
+            if not (self._is_resumable and isinstance(error, _ENGINE_LOST)):
+                await self._send_body(send, to_event(status_and_body(error)[1]) + DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     @staticmethod

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
 from kvasir_runtime.server.journal import COMMENT
@@ -25,6 +24,14 @@ REQUESTS = {
     "completion-echo-only": ("/v1/completions", COMPLETION | {"echo": True, "max_tokens": 0, "logprobs": 1}),
     "completion-stop": ("/v1/completions", COMPLETION | {"stop": ["jumps ov", "lazy"], "max_tokens": 99} | USAGE),
     "completion-min-tokens": ("/v1/completions", COMPLETION | {"stop": "quick", "min_tokens": 5}),
+    "completion-stop-shown": (
+        "/v1/completions",
+        COMPLETION | {"stop": ["jumps ov"], "include_stop_str_in_output": True, "max_tokens": 99},
+    ),
+    "completion-stop-token": (
+        "/v1/completions",
+        COMPLETION | {"stop_token_ids": list(range(60, 320)), "min_tokens": 9},
+    ),
     "completion-several": ("/v1/completions", COMPLETION | {"prompt": [PROMPT, "lazy 😀"], "n": 2} | USAGE),
     "chat": ("/v1/chat/completions", CHAT | USAGE),
     "chat-seed": ("/v1/chat/completions", CHAT | {"seed": 7, "ignore_eos": True} | EVERYTHING),
@@ -64,7 +71,9 @@ def added_up(events: list[dict[str, Any]]) -> dict[str, Any]:
                 whole[key] = joined(whole.get(key), value)
     last = events[-1]
     others = {key: value for key, value in last.items() if key != "choices"}
-    return {"choices": texts, "last": others, "ids": {(event["id"], event["created"]) for event in events}}
+    num_without_choice = sum(not event["choices"] for event in events)
+    ids = {(event["id"], event["created"]) for event in events}
+    return {"choices": texts, "last": others, "num_without_choice": num_without_choice, "ids": ids}
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -160,7 +169,15 @@ def test_another_models_stream_is_not_continued(running) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (409, "other_model")
 
 
-@pytest.mark.parametrize("at", ["-1", "x", "100000", "1.5"])
+@pytest.mark.parametrize("beginning", [b'"created":1,"seeds":[-1]', b'"created":1,"seeds":[%d]' % 2**64])
+def test_a_seed_that_no_engine_draws_is_refused(running, beginning: bytes) -> None:
+    journal = b'{"request_id":"a",%s,"model":"%s"}\n' % (beginning, running.model_digest.encode())
+    response = ask(running, journal)
+    assert response.status_code == 400
+    assert "seed" in response.text
+
+
+@pytest.mark.parametrize("at", ["-1", "x", "100000", "1.5", "1" * 5000])
 def test_a_journal_beyond_the_body_is_refused(running, at: str) -> None:
     response = running.http.post("/v1/completions", json=COMPLETION, headers={"x-kvasir-journal-at": at})
     assert response.status_code == 400
@@ -173,31 +190,29 @@ def ask(running, journal: bytes, **options: Any) -> Any:
     return running.http.post("/v1/completions", content=body + journal, headers=headers)
 
 
-def received_when(act: Callable[[], object], running, headers: dict[str, str]) -> tuple[bytes, bool]:
-    """All of a stream in the middle of which `act` happens, and whether the answer had its proper end."""
+def received_when(act: Callable[[], object], running, headers: dict[str, str]) -> bytes:
+    """All of a stream in the middle of which `act` happens."""
     received = b""
     body = COMPLETION | {"max_tokens": 400}
     with running.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-        try:
-            for chunk in response.iter_bytes():
-                if not received:
-                    act()
-                received += chunk
-        except httpx.RemoteProtocolError:
-            return received, False
-    return received, True
+        for chunk in response.iter_bytes():
+            if not received:
+                act()
+            received += chunk
+    return received
 
 
 @pytest.mark.parametrize("trouble", ["dies", "stops"])
 @pytest.mark.parametrize("headers", [KEEP, {}])
-def test_streams_with_a_journal_are_cut_when_the_engine_ends_and_others_hear_why(
-    start_server, trouble: str, headers: dict[str, str]
+def test_streams_with_a_journal_just_stop_when_the_engine_ends_and_others_hear_why(
+    start_server, trouble: str, headers: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with start_server(shutdown_timeout=0.1) as running:
         running.core.step_seconds = 0.01
         act = running.core.die if trouble == "dies" else running.stop
-        received, is_whole = received_when(act, running, headers)
-        assert (is_whole, b'"error"' in received) == ((False, False) if headers else (True, True))
+        received = received_when(act, running, headers)
+    assert (b'"error"' in received, b"data: [DONE]" in received) == ((False, False) if headers else (True, True))
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 def test_whole_answers_that_outlast_the_drain_are_sent_to_another_replica(start_server) -> None:
