@@ -74,6 +74,10 @@ class KeySchedule:
         """When the next key may start; None while nothing waits but keys that are running."""
         return min((self._start(key) for key in self._due if key not in self._running), default=None)
 
+    def has_urgent(self, now: float) -> bool:
+        """Whether an urgent key waits for a worker."""
+        return any(key not in self._running and self._start(key) <= now for key in self._urgent)
+
     def num_due(self, now: float) -> int:
         return sum(1 for key in self._due if self._start(key) <= now)
 
@@ -136,6 +140,10 @@ class WorkQueue:
     def close(self) -> None:
         self._closed = True
         self._changed.set()
+
+    def has_urgent(self) -> bool:
+        """Whether an urgent key waits for a worker."""
+        return self._schedule.has_urgent(self._clock())
 
     @property
     def depth(self) -> int:

@@ -36,7 +36,7 @@ from kvasir_operator.kinds import (
 )
 from kvasir_operator.kube import KubeClient
 from kvasir_operator.observe import Observed, observe
-from kvasir_operator.plan import Plan, controller_uid, make_plan, stamped
+from kvasir_operator.plan import Cause, Plan, controller_uid, make_plan, stamped
 from kvasir_operator.pod_events import look_again_seconds
 from kvasir_operator.scale_down import ReadWork, find_shrinks, mark_least_work
 from kvasir_operator.settings import OperatorSettings
@@ -70,11 +70,14 @@ class Reconciler:
         settings: OperatorSettings,
         now: Callable[[], str] = utc_now,
         read_work: ReadWork = read_work,
+        do_changes_wait: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`do_changes_wait` says whether other services' specs wait to be applied."""
         self._client = client
         self._settings = settings
         self._now = now
         self._read_work = read_work
+        self._do_changes_wait = do_changes_wait
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
         """Raises KubeApiError when the API server does not answer, ChildrenRefusedError when it refused a child."""
@@ -90,6 +93,8 @@ class Reconciler:
         plan = make_plan(desired, observed.children, obj)
         await mark_least_work(self._client, find_shrinks(plan, observed), self._read_work)
         applied = await apply_plan(self._client, key.namespace, plan)
+        if _can_be_told_later(plan, applied) and self._do_changes_wait():
+            return Outcome(retry_seconds=0.0)
         status = derive_status(
             obj,
             _roles(desired, observed.with_children(applied.written), plan),
@@ -128,6 +133,15 @@ class Reconciler:
             await self._client.merge_status(INFERENCE_SERVICE, key.namespace, key.name, patch)
         except ObjectNotFoundError:
             logger.info("%s: deleted during its pass", key)
+
+
+def _can_be_told_later(plan: Plan, applied: Applied) -> bool:
+    """Whether the next pass will see all that there is to tell: children were changed, and nothing else was to do.
+
+    What was created, restored, deleted or refused is known to this pass only.
+    """
+    is_plain = not (applied.refusals or plan.deletes or plan.blocked or plan.terminating)
+    return is_plain and bool(plan.applies) and all(action.cause is Cause.CHANGED for action in plan.applies)
 
 
 def _outcome(plan: Plan, applied: Applied, again_seconds: float | None) -> Outcome:

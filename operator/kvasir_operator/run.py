@@ -21,9 +21,9 @@ import kopf
 from kvasir_operator.cached_kube import CachedKube
 from kvasir_operator.child_cache import ChildCache
 from kvasir_operator.child_watch import ChildWatch
-from kvasir_operator.errors import CrdNotInstalledError, KvasirOperatorError, ObjectNotFoundError
+from kvasir_operator.errors import KvasirOperatorError
 from kvasir_operator.handlers import kopf_registry, kopf_settings
-from kvasir_operator.kinds import CHILD_KINDS, INFERENCE_SERVICE, POD
+from kvasir_operator.kinds import CHILD_KINDS, POD
 from kvasir_operator.kube import KubeClient, load_configuration
 from kvasir_operator.lease import LeaderElector, LeaseTiming
 from kvasir_operator.metrics import OperatorMetrics
@@ -31,6 +31,7 @@ from kvasir_operator.probes import serving_probes
 from kvasir_operator.queue import BackOff, WorkQueue
 from kvasir_operator.reconcile import Reconciler
 from kvasir_operator.settings import OperatorSettings
+from kvasir_operator.startup import wait_until_served
 from kvasir_operator.worker import resync, work
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Operator:
         self._metrics = OperatorMetrics()
         self._queue = WorkQueue(time.monotonic, BackOff(settings.retry_initial_seconds, settings.retry_max_seconds))
         self._stop = asyncio.Event()
+        self._is_served = False
         self._kopf_ready = asyncio.Event()
         self._children = ChildCache()
         self._watches: list[ChildWatch] = []
@@ -67,14 +69,25 @@ class Operator:
                 await load_configuration(settings.kubeconfig), self._children, self._metrics.count_write
             )
             stack.push_async_callback(client.close)
-            await _require_crd(client, settings.namespace)
             self._metrics.watch_queue(lambda: self._queue.depth)
             probes = serving_probes(settings.host, settings.port, self._metrics.registry, self._alive, self._ready)
             logger.info("metrics and probes on %s:%d", settings.host, await stack.enter_async_context(probes))
             self._stop_on_signals()
+            await self._unless_stopped(wait_until_served(client, settings.namespace))
+            if self._stop.is_set():
+                return
+            self._is_served = True
             elector = await self._lead(client, stack)
             if not self._stop.is_set():
                 await self._reconcile(client, elector)
+
+    async def _unless_stopped(self, step: Coroutine[Any, Any, None]) -> None:
+        """Returns when the step has ended, or was cancelled because the operator is to stop."""
+        stepping, stopping = asyncio.create_task(step), asyncio.create_task(self._stop.wait())
+        await asyncio.wait({stepping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel([stepping, stopping])
+        if not stepping.cancelled():
+            stepping.result()
 
     async def _lead(self, client: KubeClient, stack: AsyncExitStack) -> LeaderElector | None:
         """Returns when this process may reconcile, or is to stop; the Lease is released when `stack` unwinds."""
@@ -82,11 +95,7 @@ class Operator:
             self._metrics.set_leader(True)
             return None
         elector = LeaderElector(client, _lease_namespace(self._settings), _identity(), time.monotonic, LeaseTiming())
-        acquiring, stopping = asyncio.create_task(elector.acquire()), asyncio.create_task(self._stop.wait())
-        await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        await _cancel([acquiring, stopping])
-        if not acquiring.cancelled():
-            acquiring.result()
+        await self._unless_stopped(elector.acquire())
         stack.push_async_callback(elector.release)
         self._metrics.set_leader(not self._stop.is_set())
         return elector
@@ -97,7 +106,7 @@ class Operator:
             ChildWatch(client, kind, namespace, self._children, self._queue.add, list_turn)
             for kind in (*CHILD_KINDS, POD)
         ]
-        reconciler = Reconciler(client, self._settings)
+        reconciler = Reconciler(client, self._settings, do_changes_wait=self._queue.has_urgent)
         workers = [
             _part(f"worker {number}", work(self._queue, reconciler, self._metrics))
             for number in range(self._settings.workers)
@@ -150,6 +159,8 @@ class Operator:
         return f"a service has waited for {waited:.0f} s" if waited > STALL_SECONDS else None
 
     def _ready(self) -> str | None:
+        if not self._is_served:
+            return "the API server has not answered yet"
         if not self._watches:
             return None  # standing by is all that is asked for
         is_synced = self._kopf_ready.is_set() and all(watch.synced.is_set() for watch in self._watches)
@@ -187,16 +198,6 @@ def _why_ended(part: asyncio.Task[None]) -> KvasirOperatorError:
     error = KvasirOperatorError(f"the operator's {part.get_name()} ended by itself: {cause!r}")
     error.__cause__ = cause
     return error
-
-
-async def _require_crd(client: KubeClient, namespace: str | None) -> None:
-    try:
-        await anext(client.list_pages(INFERENCE_SERVICE, namespace))
-    except ObjectNotFoundError as error:
-        name = f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}"
-        raise CrdNotInstalledError(
-            f"the cluster has no CRD {name}: install it with `kubectl apply -f crds/`"
-        ) from error
 
 
 def _identity() -> str:

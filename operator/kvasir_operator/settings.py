@@ -33,7 +33,7 @@ class OperatorSettings:
     kubeconfig: str | None = _setting(
         None, "file with the cluster's address and credentials; default: the pod's own, then ~/.kube/config"
     )
-    workers: int = _setting(4, "services reconciled at the same time")
+    workers: int = _setting(8, "services reconciled at the same time")
     resync_seconds: float = _setting(300.0, "every service is looked at again after this many seconds")
     retry_initial_seconds: float = _setting(0.5, "first wait after a failed pass; doubles with each failure")
     retry_max_seconds: float = _setting(30.0, "longest wait after failed passes")

@@ -2,6 +2,9 @@
 
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
 
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.kinds import DEPLOYMENT, INFERENCE_SERVICE, LEASE, SERVICE, ObjectKey
@@ -9,7 +12,9 @@ from kvasir_operator.kinds import DEPLOYMENT, INFERENCE_SERVICE, LEASE, SERVICE,
 from .control_plane import ControlPlane
 from .credentials import OPERATOR, write_kubeconfig
 from .operator_process import OperatorProcess, running_operator
+from .port_forward import forwarding
 from .processes import wait_until
+from .programs import API_PORT
 from .reconciling import (
     NAME,
     conditions,
@@ -171,3 +176,31 @@ def test_a_leader_whose_lease_is_taken_ends_at_once(
         control_plane.request("patch", path_of(LEASE, namespace, "kvasir-operator"), theft, MERGE_PATCH)
         assert operator.process.wait(20) == 1
         assert "usurper took Lease" in (tmp_path / "log").read_text()
+
+
+def test_an_operator_that_starts_while_the_api_server_is_away_goes_on_when_it_is_back(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    control_plane.apply(manifest(namespace))
+    away = API_PORT + 1
+    kubeconfig = control_plane.operator_kubeconfig.read_text().replace(f":{API_PORT}", f":{away}")
+    (tmp_path / "config").write_text(kubeconfig)
+    with running_operator(tmp_path / "config", tmp_path / "log", f"--namespace={namespace}") as operator:
+        operator.word_after("waiting for the API server: ")
+        assert (operator.get("/healthz")[0], operator.get("/readyz")[0]) == (200, 503)
+        with forwarding(str(urlsplit(control_plane.url).hostname), away, API_PORT):
+            operator.wait_until_ready()
+            wait_for_children(control_plane, namespace)
+            assert operator.stop()[0] == 0
+    assert (tmp_path / "log").read_text().count("waiting for the API server") == 1
+
+
+def test_a_user_id_without_a_passwd_entry_may_run_the_operator(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.getuid = lambda: 54321\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", f"--namespace={namespace}") as operator:
+        operator.wait_until_ready()

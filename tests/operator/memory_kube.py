@@ -74,7 +74,8 @@ class MemoryKube(KubeClient):
 
     def _store(self, verb: str, obj: KubeObject) -> KubeObject:
         self._version += 1
-        stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version)}}
+        uid = self.objects.get(self._key(obj), obj)["metadata"].get("uid", f"uid-of-{self._version}")
+        stored = {**obj, "metadata": {**obj["metadata"], "uid": uid, "resourceVersion": str(self._version)}}
         self.objects[self._key(obj)] = stored
         self.writes.append((verb, f"{obj['kind']} {obj['metadata']['name']}"))
         return copy.deepcopy(stored)

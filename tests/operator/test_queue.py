@@ -44,6 +44,16 @@ def test_an_urgent_key_goes_before_those_that_wait_longer_once() -> None:
     assert keys.take(6.0) == A
 
 
+def test_an_urgent_key_waits_from_when_it_is_due_until_it_is_handed_out() -> None:
+    keys = schedule()
+    keys.add(A, 0.0)
+    keys.add(B, 2.0, is_urgent=True)
+    assert [keys.has_urgent(1.0), keys.has_urgent(2.0)] == [False, True]
+    assert (keys.take(2.0), keys.has_urgent(2.0)) == (B, False)
+    keys.add(B, 2.0, is_urgent=True)
+    assert not keys.has_urgent(2.0)  # its own pass is still running
+
+
 def test_a_delayed_key_is_not_handed_out_early_and_an_event_overtakes_the_delay() -> None:
     keys = schedule()
     keys.add(A, 10.0)

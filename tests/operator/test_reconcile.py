@@ -24,8 +24,9 @@ def kube_with(spec: dict[str, Any], **metadata: Any) -> MemoryKube:
     return kube
 
 
-def reconcile(kube: MemoryKube) -> Outcome:
-    return asyncio.run(Reconciler(kube, OperatorSettings(), lambda: NOW).reconcile(KEY))
+def reconcile(kube: MemoryKube, do_changes_wait: bool = False) -> Outcome:
+    reconciler = Reconciler(kube, OperatorSettings(), lambda: NOW, do_changes_wait=lambda: do_changes_wait)
+    return asyncio.run(reconciler.reconcile(KEY))
 
 
 def stored_status(kube: MemoryKube) -> dict[str, Any]:
@@ -78,6 +79,40 @@ def test_an_event_that_may_not_be_posted_does_not_hold_up_the_status() -> None:
     kube.objects = kube_with(SPEC).objects
     reconcile(kube)
     assert stored_status(kube)["observedGeneration"] == 3
+
+
+def changed_service() -> MemoryKube:
+    """A service all of whose children are there, and whose spec has changed since."""
+    kube = kube_with(SPEC)
+    reconcile(kube)
+    kube.objects[(INFERENCE_SERVICE.kind, *KEY)] |= {"spec": SPEC | {"engine": {"device": "cpu", "maxNumSeqs": 8}}}
+    kube.writes.clear()
+    return kube
+
+
+def test_a_plain_change_is_told_by_the_next_pass_while_other_changes_wait() -> None:
+    kube = changed_service()
+    assert reconcile(kube, do_changes_wait=True) == Outcome(retry_seconds=0.0)
+    assert kube.writes == [("apply by kvasir-operator", "Deployment llama-engine")]
+    assert reconcile(kube, do_changes_wait=True) == Outcome()
+    assert [verb for verb, _ in kube.writes[1:]] == ["create", "patch status"]  # the Event and the status
+
+
+def test_what_is_told_late_is_what_would_have_been_told_at_once() -> None:
+    late, at_once = changed_service(), changed_service()
+    for _ in range(2):
+        reconcile(late, do_changes_wait=True)
+    reconcile(at_once)
+    events = [{name for kind, _, name in kube.objects if kind == EVENT.kind} for kube in (late, at_once)]
+    assert (stored_status(late), events[0]) == (stored_status(at_once), events[1])
+
+
+def test_what_only_this_pass_knows_is_told_at_once() -> None:
+    kube = changed_service()
+    del kube.objects[("Service", "models", "llama-engine")]
+    assert reconcile(kube, do_changes_wait=True) == Outcome()
+    assert "created Service llama-engine" in [event.get("message") for event in kube.objects.values()]
+    assert kube.writes[-1][0] == "patch status"
 
 
 def creating_pod(name: str) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""Starting the operator where it cannot start."""
+"""Starting the operator where it cannot start, and stopping one that waits."""
 
+import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from kvasir_operator.errors import KubeUnavailableError, KvasirOperatorError
-from kvasir_operator.run import run_operator
+from kvasir_operator.errors import KvasirOperatorError
+from kvasir_operator.run import Operator, run_operator
 from kvasir_operator.settings import OperatorSettings
 
 KUBECONFIG = """
@@ -24,7 +27,17 @@ def test_an_unreadable_kubeconfig_is_named(tmp_path: Path) -> None:
         run_operator(OperatorSettings(kubeconfig=str(missing)))
 
 
-def test_an_api_server_that_does_not_answer_is_told(tmp_path: Path) -> None:
+def test_a_signal_ends_an_operator_that_waits_for_the_api_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "config").write_text(KUBECONFIG)
-    with pytest.raises(KubeUnavailableError, match="did not answer"):
-        run_operator(OperatorSettings(kubeconfig=str(tmp_path / "config")))
+
+    async def body() -> None:
+        operator = Operator(OperatorSettings(kubeconfig=str(tmp_path / "config"), host="127.0.0.1", port=0))
+        running = asyncio.create_task(operator.run())
+        while "waiting for the API server" not in caplog.text:  # noqa: ASYNC110, a log has no event
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, timeout=1.0)
+
+    asyncio.run(body())
