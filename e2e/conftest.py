@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import pytest
 import yaml
+from e2e.cluster.rig.dns import coredns_archive
 from e2e.helm.helm import CHART, Helm, built_directory
 from e2e.live_cluster import SYSTEM, LiveCluster, LiveService, deploy_service
 from e2e.traffic.traffic import Load, load
@@ -59,6 +60,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_SECONDS, func_only=True))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build before the first test, in sight: a cold build takes minutes, which no test's time limit should count."""
+    needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if session.config.option.collectonly or not needed & {"cluster", "offline_helm", "live_cluster"}:
+        return
+    verdicts = session.config.stash[VERDICTS]
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        timed(verdicts, "building Kubernetes", program_directory)
+        timed(verdicts, "building helm", built_directory)
+        if os.environ.get("KUBECONFIG") is None:
+            timed(verdicts, "building CoreDNS", coredns_archive)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
@@ -86,16 +101,14 @@ def verdicts(pytestconfig: pytest.Config) -> Verdicts:
 @pytest.fixture(scope="session")
 def live_cluster(pytestconfig: pytest.Config, verdicts: Verdicts) -> Iterator[LiveCluster]:
     """KUBECONFIG's, untouched at the end; or the rig's, started here and ended."""
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # builds take minutes: in sight
-        kubectl = timed(verdicts, "building Kubernetes", program_directory) / "kubectl"
-        timed(verdicts, "building helm", built_directory)
-        given = os.environ.get("KUBECONFIG")
-        if given is None:
+    given = os.environ.get("KUBECONFIG")
+    if given is None:
+        capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():  # images take minutes: in sight
             timed(verdicts, "images", partial(subprocess.run, [RIG / "images"], check=True))
             timed(verdicts, "cluster up", partial(subprocess.run, [RIG / "up", "--prometheus"], check=True))
     try:
-        yield LiveCluster(RIG_KUBECONFIG if given is None else Path(given), kubectl)
+        yield LiveCluster(RIG_KUBECONFIG if given is None else Path(given), program_directory() / "kubectl")
     finally:
         if given is None:
             subprocess.run([RIG / "down"], check=True)

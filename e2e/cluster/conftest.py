@@ -9,22 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 from e2e.cluster.hello import write_hello_image
-from e2e.cluster.rig.dns import coredns_archive
-from e2e.helm.helm import built_directory
-from tests.controlplane.programs import program_directory
 
 HERE = Path(__file__).parent
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build before the first test, in sight: a cold build takes minutes, which no test's time limit should count."""
-    if session.config.option.collectonly or not any(item.path.parent == HERE for item in session.items):
-        return
-    capture = session.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        program_directory()
-        built_directory()
-        coredns_archive()
 
 
 class Cluster:

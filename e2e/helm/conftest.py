@@ -16,17 +16,6 @@ KVASIR_CRDS = [yaml.safe_load(path.read_text())["metadata"]["name"] for path in 
 NAMESPACES = (f"helm-{number}" for number in itertools.count(1))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build before the first test, in sight: a cold build takes minutes, which no test's time limit should count."""
-    if session.config.option.collectonly:
-        return
-    if any(item.path.parent == Path(__file__).parent for item in session.items):
-        capture = session.config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled():
-            built_directory()
-            program_directory()
-
-
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with running_control_plane(program_directory(), tmp_path_factory.mktemp("control-plane")) as running:
