@@ -67,7 +67,9 @@ class LiveCluster:
     @contextmanager
     def namespace(self, name: str, labels: dict[str, str] | None = None) -> Iterator[str]:
         """Made and, with all that is in it, deleted; the last of it goes while others use the cluster."""
-        self.kubectl("wait", "--for=delete", f"namespace/{name}", "--timeout=100s")  # of an earlier run
+        earlier = self.get("namespace", name)
+        if earlier is not None and is_terminating(earlier):
+            self.kubectl("wait", "--for=delete", f"namespace/{name}", "--timeout=100s")
         metadata = {"name": name, "labels": labels or {}}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         what = f"namespace {name} to admit pods"

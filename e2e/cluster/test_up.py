@@ -83,7 +83,9 @@ def test_nodes_share_one_unpacked_copy_of_every_image(cluster: Cluster) -> None:
 
 def test_nothing_in_the_cluster_can_write_to_the_shared_copy(cluster: Cluster) -> None:
     enter = ["nsenter", f"--target={PID_FILE.read_text()}", "--mount"]
-    for layer in shared_layers("node-1"):
+    layers = shared_layers("node-1")
+    assert layers
+    for layer in layers:
         done = subprocess.run([*enter, "touch", f"{layer}/x"], capture_output=True, text=True)
         assert "Read-only file system" in done.stderr
 
