@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from kvasir_runtime.attention.backend import AttentionMetadata
+from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
-from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.linear import Linear, make_weight
 from kvasir_runtime.kernels.linear_weight import VARIANTS
 from kvasir_runtime.kernels.native import load_library
 
@@ -79,7 +81,9 @@ def bench_linear(shape: ModelShape, kind: str, rows: int, clock: Callable[[], fl
     library = load_library()
     variants = [name for name, code in VARIANTS.items() if library is not None and library.kvasir_linear_has(code)]
     x = torch.randn(rows, inputs).to(torch.bfloat16)
-    layers = {path: [Linear(weight, path=path) for weight in weights] for path in ("torch", "onednn", *variants)}
+    layers = {
+        path: [Linear(make_weight(weight, path=path)) for weight in weights] for path in ("torch", "onednn", *variants)
+    }
 
     def pass_of(path: str) -> Callable[[], object]:
         return lambda: [layer(x) is None for layer in layers[path]]
@@ -95,16 +99,21 @@ def bench_attention(shape: ModelShape, name: str, lengths: list[tuple[int, int]]
     buffer = torch.randn(sum(blocks_each), 2, 2, block_size, shape.num_kv_heads, shape.head_dim).to(torch.bfloat16)
     order = torch.split(torch.randperm(sum(blocks_each)).to(torch.int32), blocks_each)
     starts = torch.tensor([0, *(query_len for query_len, _ in lengths)]).cumsum(0).to(torch.int32)
-    metadata = AttentionMetadata(
+    query_lens = np.array([query_len for query_len, _ in lengths], dtype=np.int32)
+    table = torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True)
+    nothing = torch.empty(0, dtype=torch.int64)
+    inputs = StepInputs(
+        token_ids=nothing,
+        positions=nothing,
         query_starts=starts,
         seq_lens=torch.tensor([seq_len for _, seq_len in lengths], dtype=torch.int32),
-        block_table=torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True),
-        slots=torch.empty(0, dtype=torch.int64),
-        max_query_len=max(query_len for query_len, _ in lengths),
-        max_seq_len=max(seq_len for _, seq_len in lengths),
+        rows=torch.arange(len(lengths), dtype=torch.int32),
+        groups=(GroupInputs(table, nothing),),
+        lengths=StepLengths(query_lens, int((query_lens == 1).sum()), max(seq_len for _, seq_len in lengths)),
     )
     query = torch.randn(int(starts[-1]), shape.num_heads, shape.head_dim).to(torch.bfloat16)
-    out, backend, scale = torch.empty_like(query), CpuAttention(), shape.head_dim**-0.5
+    cache, scale = LayerCache(buffer[:, 1, 0], buffer[:, 1, 1], 0), shape.head_dim**-0.5
+    step = CpuAttention().prepare(inputs)
     dense = [
         (
             query[:query_len].transpose(0, 1)[None],
@@ -114,9 +123,7 @@ def bench_attention(shape: ModelShape, name: str, lengths: list[tuple[int, int]]
     ]
 
     def ours() -> object:
-        return backend.attend(
-            query, buffer[:, 1, 0], buffer[:, 1, 1], metadata, scale=scale, window=None, softcap=None, out=out
-        )
+        return step.attend(query, cache, scale=scale, window=None, softcap=None)
 
     def torch_without_pages() -> object:
         return [

@@ -8,6 +8,7 @@ import pytest
 HAS_GPU = Path("/dev/nvidiactl").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # unset, Triton 3.9 warns at each first compilation
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

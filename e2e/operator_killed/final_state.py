@@ -11,7 +11,7 @@ from kvasir_operator.desired import desired_objects, revision_of
 from kvasir_operator.resources.replicas import engine_replicas, router_replicas
 from kvasir_operator.settings import OperatorSettings
 
-CHILD_KINDS = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebindings"
+CHILD_KINDS = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebindings,secrets"
 
 
 def differences(service: LiveService) -> list[str]:

@@ -51,21 +51,25 @@ class Corpus:
     documents: list[str]
     held_out: list[str]
     conversations: list[Conversation]
+    held_out_conversations: list[Conversation]
 
 
 def gather(seed: int) -> Corpus:
-    """Read every document once; conversations come from the training documents only."""
+    """Read every document once; what is held out of the documents is held out of the conversations too."""
     documents = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
     held_out: list[str] = []
     conversations = [talk for name in COMPILED_MODULES for talk in explain_compiled_module(name)]
+    held_out_conversations: list[Conversation] = []
     for name, source in standard_library():
         if is_held_out(name):
             held_out.append(source)
+            held_out_conversations += conversations_about(name, source)
             continue
         documents.append(source)
         conversations += conversations_about(name, source)
     greetings = [ask(question, answer) for question, answer in SMALL_TALK] * 100
-    return Corpus(documents, held_out, vary(conversations + greetings, seed))
+    talks = vary(conversations + greetings, seed)
+    return Corpus(documents, held_out, talks, vary(held_out_conversations, seed))
 
 
 def standard_library() -> Iterator[tuple[str, str]]:

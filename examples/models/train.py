@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from corpus import Corpus, gather
+from corpus import Conversation, Corpus, gather
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
@@ -51,6 +51,7 @@ class Rows:
     code: torch.Tensor  # [num_tokens]
     chat: torch.Tensor  # [num_rows, CONTEXT]
     held_out: torch.Tensor  # [num_rows, CONTEXT]
+    held_out_chat: torch.Tensor  # [num_rows, CONTEXT]
 
     def draw(self, num_rows: int, generator: torch.Generator) -> torch.Tensor:
         """Return [num_rows, CONTEXT] with CHAT_ROWS_IN_FOUR of every four rows from the conversations."""
@@ -125,12 +126,16 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, source: Path | None, fold
 
 
 def encode(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Rows:
-    talks = [str(tokenizer.apply_chat_template(talk, tokenize=False)) for talk in corpus.conversations]
     return Rows(
         code=torch.tensor(list(stream(ids_of(corpus.documents, tokenizer)))),
-        chat=pack(ids_of(talks, tokenizer)),
+        chat=pack(ids_of(as_texts(corpus.conversations, tokenizer), tokenizer)),
         held_out=windows(list(stream(ids_of(corpus.held_out, tokenizer)))),
+        held_out_chat=pack(ids_of(as_texts(corpus.held_out_conversations, tokenizer), tokenizer)),
     )
+
+
+def as_texts(talks: list[Conversation], tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    return [str(tokenizer.apply_chat_template(talk, tokenize=False)) for talk in talks]
 
 
 def ids_of(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
@@ -211,7 +216,7 @@ def train(
     save(model, args.folder)
 
 
-def build_optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: torch.nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for the embedding and the norms: about half the tokens of AdamW alone."""
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]

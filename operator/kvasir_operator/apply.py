@@ -19,12 +19,14 @@ from kvasir_operator.kinds import (
     POD_DISRUPTION_BUDGET,
     ROLE,
     ROLE_BINDING,
+    SECRET,
     SERVICE_ACCOUNT,
     KubeObject,
     ObjectKey,
 )
 from kvasir_operator.kube import SCALING_FIELD_MANAGER, KubeClient
 from kvasir_operator.plan import Apply, Plan
+from kvasir_operator.resources.router_secret import with_random_value
 
 # Kinds that may be deleted and made anew without touching a pod or a connection.
 _REPLACEABLE = (CONFIG_MAP, POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SERVICE_ACCOUNT)
@@ -65,6 +67,8 @@ async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
 
 
 async def _apply(client: KubeClient, action: Apply) -> KubeObject:
+    if action.key.kind == SECRET:
+        return await client.create(with_random_value(action.obj))
     if action.kept_replicas is not None:
         await client.apply(_replicas_only(action.obj, action.kept_replicas), SCALING_FIELD_MANAGER)
     try:

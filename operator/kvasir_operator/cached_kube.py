@@ -7,7 +7,7 @@ from kubernetes.aio.client import Configuration
 
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.child_cache import ChildCache, Name
-from kvasir_operator.kinds import CHILD_KINDS, Kind, KubeObject, ServiceKey
+from kvasir_operator.kinds import LISTED_CHILD_KINDS, Kind, KubeObject, ServiceKey
 from kvasir_operator.kube import KubeClient
 
 
@@ -36,6 +36,6 @@ class CachedKube(KubeClient):
 
     async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
         result = await super()._write(verb, kind, call)
-        if verb != "delete" and kind in CHILD_KINDS:
+        if verb != "delete" and kind in LISTED_CHILD_KINDS:
             self._cache.put_own(kind, result)
         return result

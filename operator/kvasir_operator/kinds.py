@@ -34,6 +34,7 @@ INFERENCE_SERVICE = Kind(API_VERSION, KIND, PLURAL)
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 SERVICE = Kind("v1", "Service", "services")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SECRET = Kind("v1", "Secret", "secrets")
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
@@ -43,7 +44,9 @@ EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 # In the order in which a service's children are applied: what pods need comes before the pods.
-CHILD_KINDS = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT)
+CHILD_KINDS = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SECRET, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT)
+# Found by label and watched. Who may list Secrets may read all of them, so a service's own is asked for by its name.
+LISTED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != SECRET)
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in (INFERENCE_SERVICE, *CHILD_KINDS, POD, EVENT, LEASE)}
 
 

@@ -1,7 +1,7 @@
 """What is there now: a service's children and pods, read by label, plus whatever holds a wanted child's name.
 
-Where the client has a cache (cached_kube.py) only the last are asked of the API server, and the Events of pods that
-cannot be understood without them (pod_events.py).
+Where the client has a cache (cached_kube.py) only the last, the service's Secret among them, are asked of the API
+server, and the Events of pods that cannot be understood without them (pod_events.py).
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import KubeForbiddenError
-from kvasir_operator.kinds import CHILD_KINDS, EVENT, POD, KubeObject, ObjectKey, ServiceKey, object_key
+from kvasir_operator.kinds import EVENT, LISTED_CHILD_KINDS, POD, KubeObject, ObjectKey, ServiceKey, object_key
 from kvasir_operator.kube import KubeClient
 from kvasir_operator.pod_events import pods_to_ask
 
@@ -38,10 +38,11 @@ class Observed:
 async def observe(client: KubeClient, key: ServiceKey, wanted: Collection[ObjectKey]) -> Observed:
     """Raises KubeApiError when anything cannot be read: half a picture would prune and report wrongly."""
     selector = f"{SERVICE_LABEL}={key.name}"
-    lists = await asyncio.gather(*(client.list(kind, key.namespace, selector) for kind in (*CHILD_KINDS, POD)))
+    kinds = (*LISTED_CHILD_KINDS, POD)
+    lists = await asyncio.gather(*(client.list(kind, key.namespace, selector) for kind in kinds))
     children, pods = [child for listed in lists[:-1] for child in listed], lists[-1]
     unseen = set(wanted) - {object_key(child) for child in children}
-    # A child whose label was taken off, or somebody else's object that has the name that we want.
+    # A Secret, a child whose label was taken off, or somebody else's object that has the name that we want.
     by_name = await asyncio.gather(*(client.get(missing.kind, key.namespace, missing.name) for missing in unseen))
     events = await _pod_events(client, key.namespace, pods_to_ask(pods))
     return Observed((*children, *(found for found in by_name if found is not None)), tuple(pods), events)

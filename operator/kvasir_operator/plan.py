@@ -2,7 +2,7 @@
 
 A child is written when what we want of it changed since we last applied it (a hash, kept as an annotation on the
 child: it also notices fields that are no longer wanted), or when somebody changed a field that we own (drift.py).
-Nothing that the service does not own is ever written or deleted.
+Nothing that the service does not own is ever written or deleted, and a Secret is written once: when it is made.
 """
 
 import hashlib
@@ -13,7 +13,16 @@ from enum import StrEnum
 
 from kvasir_operator.api.labels import FIELD_MANAGER, GROUP, SERVICE_LABEL
 from kvasir_operator.drift import find_drift
-from kvasir_operator.kinds import CHILD_KINDS, INFERENCE_SERVICE, KubeObject, ObjectKey, is_terminating, object_key
+from kvasir_operator.kinds import (
+    CHILD_KINDS,
+    INFERENCE_SERVICE,
+    SECRET,
+    KubeObject,
+    ObjectKey,
+    is_terminating,
+    kind_of,
+    object_key,
+)
 
 APPLIED_HASH = f"{GROUP}/applied-hash"
 
@@ -90,6 +99,8 @@ def make_plan(desired: Iterable[KubeObject], observed: Iterable[KubeObject], ser
 def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
     if live is None:
         return Apply(desired, Cause.CREATED)
+    if kind_of(desired) == SECRET:
+        return None  # pods hold the value that it was made with
     uid = live["metadata"]["uid"]
     wanted_hash = desired["metadata"]["annotations"][APPLIED_HASH]
     if live["metadata"].get("annotations", {}).get(APPLIED_HASH) != wanted_hash:

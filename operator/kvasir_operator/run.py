@@ -23,7 +23,7 @@ from kvasir_operator.child_cache import ChildCache
 from kvasir_operator.child_watch import ChildWatch
 from kvasir_operator.errors import KvasirOperatorError
 from kvasir_operator.handlers import kopf_registry, kopf_settings
-from kvasir_operator.kinds import CHILD_KINDS, POD
+from kvasir_operator.kinds import LISTED_CHILD_KINDS, POD
 from kvasir_operator.kube import KubeClient, load_configuration
 from kvasir_operator.lease import LeaderElector, LeaseTiming
 from kvasir_operator.metrics import OperatorMetrics
@@ -104,7 +104,7 @@ class Operator:
         namespace, list_turn = self._settings.namespace, asyncio.Lock()
         self._watches = [
             ChildWatch(client, kind, namespace, self._children, self._queue.add, list_turn)
-            for kind in (*CHILD_KINDS, POD)
+            for kind in (*LISTED_CHILD_KINDS, POD)
         ]
         reconciler = Reconciler(client, self._settings, do_changes_wait=self._queue.has_urgent)
         workers = [

@@ -57,6 +57,7 @@ class Parts:
 
     models: ModelCatalog
     api_keys: ApiKeys | None  # None: open to everybody
+    router_secret: str | None  # None: engines are not told who asks
     prompt_settings: PromptSettings
     admission: Admission
     picker: Picker
@@ -113,7 +114,9 @@ class Handler:
         body_received = time.perf_counter()
         inference = request.parse(exchange.path, body, self._parts.prompt_settings)
         self._parts.models.check(inference.model)
-        forwarded = proxy.forwarded_headers(headers, exchange.request_id, tenant, is_stream=inference.is_stream)
+        forwarded = proxy.forwarded_headers(
+            headers, exchange.request_id, tenant, self._parts.router_secret, is_stream=inference.is_stream
+        )
         return Job(exchange, inference, forwarded, body_received, self._limits.num_retries)
 
     async def _answer(self, job: Job) -> int:

@@ -1,10 +1,10 @@
-"""The router's configuration: one frozen dataclass, from which the command line is derived.
+"""The router's configuration: one frozen dataclass, from which the command line is derived, and one secret.
 
 A field's metadata holds its help text and, where the text form differs from Python's, how it is read.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,8 @@ from kvasir_router.errors import ConfigError
 
 PolicyName = Literal["finishTime", "roundRobin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+ROUTER_SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -40,6 +42,16 @@ def _flag(help_text: str, *, read: Callable[[str], Any] | None = None, metavar: 
 
 def _duration(help_text: str) -> dict[str, Any]:
     return _flag(help_text, read=parse_duration, metavar="DURATION")
+
+
+def router_secret_of(environment: Mapping[str, str]) -> str | None:
+    """What engines know this router by; None where nothing is set. No flag: everybody may read a command line."""
+    secret = environment.get(ROUTER_SECRET_VARIABLE, "")
+    if re.fullmatch(r"[!-~]*", secret) is None:
+        raise ConfigError(
+            f"{ROUTER_SECRET_VARIABLE} is sent as a header: write visible ASCII characters only, no space"
+        )
+    return secret or None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,12 @@ from kvasir_router.journal import JOURNAL_HEADER, RESUMABLE_HEADER, Journal
 from kvasir_router.request import InferenceRequest
 
 _RETRYABLE_STATUS = frozenset({502, 503, 504})
-_OWN_HEADERS = frozenset({b"x-request-id", b"x-kvasir-tenant", RESUMABLE_HEADER.encode(), JOURNAL_HEADER.encode()})
+ROUTER_SECRET_HEADER = "x-kvasir-router-secret"
+"""Proves to an engine that tenant and journal come from its own router."""
+_TENANT_HEADER = "x-kvasir-tenant"
+_OWN_HEADERS = frozenset(
+    name.encode() for name in ("x-request-id", _TENANT_HEADER, ROUTER_SECRET_HEADER, RESUMABLE_HEADER, JOURNAL_HEADER)
+)
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"} | _OWN_HEADERS
 _WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
 # aiohttp warns about larger bodies given as bytes: it would write them in one piece.
@@ -45,11 +50,12 @@ def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
 
 
 def forwarded_headers(
-    raw_headers: RawHeaders, request_id: str, tenant: str | None, *, is_stream: bool
+    raw_headers: RawHeaders, request_id: str, tenant: str | None, router_secret: str | None, *, is_stream: bool
 ) -> CIMultiDict[str]:
     """The client's headers, traceparent among them, without hop-by-hop ones; of streams a journal is asked for.
 
-    Where the router checked a key, it names the key's tenant to the engine instead of passing the key on.
+    Where the router checked a key, it names the key's tenant to the engine instead of passing the key on. A client
+    cannot say any of this itself.
     """
     dropped = _NOT_FORWARDED if tenant is None else _WITHOUT_KEY
     headers = CIMultiDict(
@@ -57,7 +63,9 @@ def forwarded_headers(
     )
     headers["x-request-id"] = request_id
     if tenant is not None:
-        headers["x-kvasir-tenant"] = tenant
+        headers[_TENANT_HEADER] = tenant
+    if router_secret is not None:
+        headers[ROUTER_SECRET_HEADER] = router_secret
     if is_stream:
         headers[RESUMABLE_HEADER] = "1"
     return headers

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import math
+import os
 import signal
 import socket
 import time
@@ -26,7 +27,7 @@ from kvasir_router.admin import create_admin_app
 from kvasir_router.admission import Admission
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.app import Handler, Limits, Parts
-from kvasir_router.config import PolicyName, RouterConfig
+from kvasir_router.config import PolicyName, RouterConfig, router_secret_of
 from kvasir_router.endpoints.endpoint import Address
 from kvasir_router.endpoints.kubernetes import KubernetesSource, ServiceReference, SliceApi
 from kvasir_router.endpoints.static import StaticSource
@@ -67,34 +68,37 @@ class RunningRouter:
 
 def run(config: RouterConfig) -> None:
     """Serves until SIGTERM or SIGINT. Raises StartupError."""
+    router_secret = router_secret_of(os.environ)
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve_until_signal(config))
+        runner.run(_serve_until_signal(config, router_secret))
 
 
-async def _serve_until_signal(config: RouterConfig) -> None:
+async def _serve_until_signal(config: RouterConfig, router_secret: str | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running(config) as router:
+    async with running(config, router_secret=router_secret) as router:
         logger.info("serving on %s, probes and metrics on %s", router.url, router.admin_url)
         await stop.wait()
         logger.info("stopping: running requests get up to %g s", config.shutdown_timeout)
 
 
 @contextlib.asynccontextmanager
-async def running(config: RouterConfig, slice_api: SliceApi | None = None) -> AsyncIterator[RunningRouter]:
+async def running(
+    config: RouterConfig, slice_api: SliceApi | None = None, router_secret: str | None = None
+) -> AsyncIterator[RunningRouter]:
     """A router that serves while the block runs and drains at its end. `slice_api` replaces the Kubernetes API."""
     async with AsyncExitStack() as stack:
         admin_host = config.admin_host or config.host
         api_socket = stack.enter_context(_listening(config.host, config.port, "--port"))
         admin_socket = stack.enter_context(_listening(admin_host, config.admin_port, "--admin-port"))
         source = await stack.enter_async_context(_endpoint_source(config, slice_api))
-        parts = await stack.enter_async_context(_parts(config))
+        parts = await stack.enter_async_context(_parts(config, router_secret))
         router = RunningRouter(_url(api_socket), _url(admin_socket), parts.fleet, parts.admission, parts.metrics)
 
         def is_ready() -> bool:
@@ -118,7 +122,7 @@ async def running(config: RouterConfig, slice_api: SliceApi | None = None) -> As
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: RouterConfig) -> AsyncIterator[Parts]:
+async def _parts(config: RouterConfig, router_secret: str | None) -> AsyncIterator[Parts]:
     """The object graph; everything that holds connections is closed at the end."""
     learn_models = not config.model
     index = ApproximatePrefixIndex(config.prefix_index_size, config.prefix_ttl)
@@ -145,6 +149,7 @@ async def _parts(config: RouterConfig) -> AsyncIterator[Parts]:
             yield Parts(
                 models=ModelCatalog(config.model, fleet.known_models, int(time.time())),
                 api_keys=None if config.api_keys_file is None else ApiKeys.load(config.api_keys_file),
+                router_secret=router_secret,
                 prompt_settings=PromptSettings(config.prefix_block_size, config.bytes_per_token),
                 admission=admission,
                 picker=Picker(_POLICIES[config.policy]()),

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvasir_runtime import __version__
-from kvasir_runtime.config import RuntimeConfig
-from kvasir_runtime.engine.core_process import start_engine_core, watch_engine_core
+from kvasir_runtime.config import RuntimeConfig, check_values
+from kvasir_runtime.engine.core_process import running_engine_core
 from kvasir_runtime.errors import ConfigurationError, KvasirRuntimeError
 from kvasir_runtime.flags import Parser, add_flags, config_from
 from kvasir_runtime.logs import configure_logging
@@ -44,17 +44,11 @@ def serve(config: RuntimeConfig) -> int:
     with (
         listen(config.server.host, config.server.port) as listener,
         tempfile.TemporaryDirectory(prefix="kvasir-") as folder,
+        running_engine_core(config, Path(folder)),
     ):
-        ipc_dir = Path(folder)
-        core = start_engine_core(config, ipc_dir)
-        try:
-            watch_engine_core(core, config, ipc_dir)
-            if config.server.api_server_count == 1:
-                return run_api_server(config, 0, [listener], ipc_dir)
-            return run_api_processes(config, listener, ipc_dir)
-        finally:
-            core.kill()
-            core.join()
+        if config.server.api_server_count == 1:
+            return run_api_server(config, 0, [listener], Path(folder))
+        return run_api_processes(config, listener, Path(folder))
 
 
 def check(config: RuntimeConfig) -> None:
@@ -64,9 +58,4 @@ def check(config: RuntimeConfig) -> None:
         raise ConfigurationError(
             f"MODEL is {config.model.model}, which has no config.json; give the folder of a Hugging Face checkpoint"
         )
-    for flag, value in (
-        ("--max-num-seqs", config.scheduler.max_num_seqs),
-        ("--api-server-count", config.server.api_server_count),
-    ):
-        if value < 1:
-            raise ConfigurationError(f"{flag} is {value}; it must be at least 1")
+    check_values(config)

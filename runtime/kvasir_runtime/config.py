@@ -8,6 +8,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvasir_runtime.errors import ConfigurationError
+
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -59,6 +61,24 @@ class SchedulerConfig:
     async_scheduling: bool | None = option(
         "plan the next step while the current one runs; default: on CUDA only, where it costs no core", default=None
     )
+    steps_ahead: int = option("steps planned ahead where that is on; pipeline stages need more than one", default=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """The JSON object of `--speculative-config`; unknown keys are errors."""
+
+    method: Literal["ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3"]
+    model: str | None = None
+    """Folder of the draft model or the heads; None for ngram and suffix, which need none."""
+    num_speculative_tokens: int = 4
+    """Most drafts of a sequence in one step; fewer, down to none, where they do not pay."""
+    prompt_lookup_min: int = 2
+    """ngram: fewest tokens that must match."""
+    prompt_lookup_max: int = 4
+    """ngram: most tokens that are looked up."""
+    adaptive: bool = True
+    """Whether depth follows measured acceptance and cost; off: always num_speculative_tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +88,11 @@ class ExecutionConfig:
     )
     linear_path: str = option(
         "compute path of linear layers on CPU; auto: the fastest in a short measurement", default="auto"
+    )
+    speculative_config: SpeculativeConfig | None = option(
+        'JSON: {"method": "ngram" | "suffix" | "draft_model" | "medusa" | "eagle" | "eagle3", "model": FOLDER, '
+        '"num_speculative_tokens": K}; default: no speculation',
+        default=None,
     )
     num_threads: int | None = option("threads of CPU kernels; default: the cores this process may use", default=None)
 
@@ -82,7 +107,14 @@ class ServerConfig:
     )
     max_logprobs: int = option("most alternatives that a client may ask for per token", default=20)
     max_n: int = option("most sequences that a client may ask for per prompt", default=128)
-    max_body_bytes: int = option("largest request body; more is answered with 413", default=64 * 1024 * 1024)
+    max_request_sequences: int = option(
+        "most sequences of one request, its prompts times the sequences of each", default=2048
+    )
+    max_sequences_in_flight: int = option(
+        "most sequences that run or wait; requests beyond are answered with 503", default=16384
+    )
+    max_connections: int = option("most connections of one API process; idle ones make way", default=4096)
+    max_body_bytes: int = option("largest request body; more is answered with 413", default=8 * 1024 * 1024)
     stall_seconds: float = option(
         "/health fails when work is pending and no step has finished for so long", default=60.0
     )
@@ -99,3 +131,53 @@ class RuntimeConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+
+
+def check_values(config: RuntimeConfig) -> None:
+    """What is wrong whatever the model and the device. Raises ConfigurationError."""
+    model, cache, scheduler, server = config.model, config.cache, config.scheduler, config.server
+    for flag, value in (
+        ("--max-model-len", model.max_model_len),
+        ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes),
+        ("--num-gpu-blocks-override", cache.num_gpu_blocks_override),
+        ("--max-num-seqs", scheduler.max_num_seqs),
+        ("--max-num-batched-tokens", scheduler.max_num_batched_tokens),
+        ("--num-threads", config.execution.num_threads),
+        ("--api-server-count", server.api_server_count),
+        ("--max-n", server.max_n),
+        ("--max-request-sequences", server.max_request_sequences),
+        ("--max-sequences-in-flight", server.max_sequences_in_flight),
+        ("--max-connections", server.max_connections),
+        ("--max-body-bytes", server.max_body_bytes),
+    ):
+        _check_at_least(flag, value, 1)
+    for flag, number in (
+        ("--max-logprobs", server.max_logprobs),
+        ("--stall-seconds", server.stall_seconds),
+        ("--shutdown-timeout", server.shutdown_timeout),
+    ):
+        _check_at_least(flag, number, 0)
+    if not 0 <= server.port <= 65535:
+        raise ConfigurationError(f"--port is {server.port}; ports go from 0 to 65535")
+    share = cache.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise ConfigurationError(f"--gpu-memory-utilization is {share:g}; it is a share, more than 0 and at most 1")
+    if config.execution.speculative_config is not None:
+        _check_speculative(config.execution.speculative_config)
+
+
+def _check_at_least(flag: str, value: float | None, least: int) -> None:
+    if value is not None and not value >= least:  # written so that nan is refused
+        raise ConfigurationError(f"{flag} is {value}; it must be at least {least}")
+
+
+def _check_speculative(speculative: SpeculativeConfig) -> None:
+    flag = "--speculative-config"
+    _check_at_least(f"{flag}: num_speculative_tokens", speculative.num_speculative_tokens, 1)
+    _check_at_least(f"{flag}: prompt_lookup_min", speculative.prompt_lookup_min, 1)
+    _check_at_least(f"{flag}: prompt_lookup_max", speculative.prompt_lookup_max, speculative.prompt_lookup_min)
+    needs_model = speculative.method not in ("ngram", "suffix")
+    if needs_model and speculative.model is None:
+        raise ConfigurationError(f'{flag}: the method {speculative.method} needs a model; name its folder as "model"')
+    if not needs_model and speculative.model is not None:
+        raise ConfigurationError(f'{flag}: the method {speculative.method} takes no model; leave "model" out')

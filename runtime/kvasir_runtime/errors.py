@@ -9,6 +9,7 @@ KvasirRuntimeError
 +-- InvalidRequestError         one request is wrong; only its sender hears of it
 |   +-- ContextLengthError
 +-- RequestFailedError          the engine gave up on one request; others go on
++-- StepSkippedError            a step behind a failed one was not computed; its requests are planned again
 +-- ServerUnavailableError      the server takes no requests now: it is loading or draining
 +-- EngineDeadError             the engine core has gone; nothing can be served any more
 """
@@ -48,6 +49,10 @@ class ContextLengthError(InvalidRequestError):
 
 class RequestFailedError(KvasirRuntimeError):
     """The engine gave up on one request; others go on."""
+
+
+class StepSkippedError(KvasirRuntimeError):
+    """A step that was queued behind a failed one, and was not computed."""
 
 
 class ServerUnavailableError(KvasirRuntimeError):

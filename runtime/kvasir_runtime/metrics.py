@@ -1,12 +1,10 @@
 """The runtime's Prometheus series: their names, what the API processes count, and what one scrape shows.
 
 Names are a public promise (they feed autoscalers, routers and dashboards). What API processes count themselves lies in
-rows of numbers that they share in memory, one row a process and only its owner writes it, so that whichever process is
-scraped shows the sum of all. The engine's own state comes to every process in SchedulerStats and is shown as it is.
+shared rows, so that whichever process is scraped shows the sum of all. The engine's own state comes to every process in
+SchedulerStats, also when it becomes idle, and is shown as it is. Nothing is decided by what is counted here.
 """
 
-import mmap
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from kvasir_runtime.engine.messages import EngineReady, FinishReason, SchedulerStats
+from kvasir_runtime.shared_rows import SharedRows
 
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 # Bounds in seconds: those that vLLM's dashboards know, with finer ones for the token times of small models.
@@ -50,33 +49,16 @@ class Histogram:
         return self.sum_slot + 1
 
 
-# The layout of a row of float64. The server is draining when any row's first slot says so.
-DRAINING, IN_FLIGHT, PROMPT_TOKENS, GENERATION_TOKENS, FINISHED = range(5)
+# The layout of a row.
+PROMPT_TOKENS, GENERATION_TOKENS, FINISHED = range(3)
 TTFT = Histogram(FINISHED + len(FINISH_REASONS), TTFT_BOUNDS)
 ITL = Histogram(TTFT.end, ITL_BOUNDS)
 E2E = Histogram(ITL.end, E2E_BOUNDS)
 ROW_SLOTS = E2E.end
-SLOT_BYTES = 8
 
 
-class SharedRows:
-    """The rows of all API processes, mapped from one file; whoever comes first makes it."""
-
-    def __init__(self, file: Path, api_server_count: int) -> None:
-        self._count = api_server_count
-        num_bytes = api_server_count * ROW_SLOTS * SLOT_BYTES
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(descriptor, num_bytes)  # the same size from everyone; new bytes are zero
-            self._slots = memoryview(mmap.mmap(descriptor, num_bytes)).cast("d")
-        finally:
-            os.close(descriptor)
-
-    def row(self, api_index: int) -> "memoryview[float]":
-        return self._slots[api_index * ROW_SLOTS : (api_index + 1) * ROW_SLOTS]
-
-    def total(self, slot: int) -> float:
-        return float(sum(self._slots[index * ROW_SLOTS + slot] for index in range(self._count)))
+def request_rows(ipc_dir: Path, api_server_count: int) -> SharedRows:
+    return SharedRows(ipc_dir / "request-metrics", api_server_count, ROW_SLOTS)
 
 
 class RequestMetrics:
@@ -85,9 +67,12 @@ class RequestMetrics:
     def __init__(self, row: "memoryview[float]") -> None:
         self._row = row
 
-    def first_token(self, seconds: float, num_prompt_tokens: int) -> None:
+    def prompt(self, num_tokens: int) -> None:
+        """Of a request that begins, whatever the number of its sequences."""
+        self._row[PROMPT_TOKENS] += num_tokens
+
+    def first_token(self, seconds: float) -> None:
         self._observe(TTFT, seconds)
-        self._row[PROMPT_TOKENS] += num_prompt_tokens
 
     def next_token(self, seconds: float) -> None:
         self._observe(ITL, seconds)
@@ -111,6 +96,8 @@ class EngineView:
 
     ready: EngineReady | None
     stats: SchedulerStats | None
+    num_requests_in_flight: int = 0
+    """HTTP requests being answered by all API processes."""
 
 
 class MetricsCollector(Collector):
@@ -125,15 +112,17 @@ class MetricsCollector(Collector):
         view = self._view()
         if view.stats is not None:
             yield from self._scheduler_series(view.stats)
+            yield from self._speculative_series(view.stats)
         if view.ready is not None:
             yield from self._configuration_series(view.ready)
-        yield from self._request_series()
+        yield from self._request_series(view.num_requests_in_flight)
 
     def _scheduler_series(self, stats: SchedulerStats) -> Iterator[Metric]:
         usage = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
         gauge, counter = self._gauge, self._counter
         yield gauge("kvasir_num_requests_running", "Requests in the engine's batch.", stats.num_running)
         yield gauge("kvasir_num_requests_waiting", "Requests that wait for a place in the batch.", stats.num_waiting)
+        yield gauge("kvasir_num_requests_held", "Requests that wait for more than their turn.", stats.num_held)
         yield gauge("kvasir_kv_cache_usage_ratio", "Share of KV-cache blocks in use, 0 to 1.", usage)
         yield counter("kvasir_prefix_cache_queries", "Prompt tokens looked up.", stats.num_prefix_queries)
         yield counter("kvasir_prefix_cache_hits", "Prompt tokens found.", stats.num_prefix_hits)
@@ -154,6 +143,21 @@ class MetricsCollector(Collector):
         yield counter("vllm:prefix_cache_queries", "Alias of kvasir_prefix_cache_queries.", stats.num_prefix_queries)
         yield counter("vllm:prefix_cache_hits", "Alias of kvasir_prefix_cache_hits.", stats.num_prefix_hits)
 
+    def _speculative_series(self, stats: SchedulerStats) -> Iterator[Metric]:
+        """Under the names of vLLM's, which also compute acceptance from them."""
+        prefix, counter = "kvasir_spec_decode", self._counter
+        yield counter(f"{prefix}_num_drafts", "Times that drafts of a sequence were verified.", stats.num_drafts)
+        yield counter(f"{prefix}_num_draft_tokens", "Draft tokens verified.", stats.num_draft_tokens)
+        yield counter(f"{prefix}_num_accepted_tokens", "Draft tokens that held.", stats.num_accepted_tokens)
+        by_position = CounterMetricFamily(
+            f"{prefix}_num_accepted_tokens_per_pos",
+            "Draft tokens that held, by their place in the draft, from 0.",
+            labels=["model_name", "position"],
+        )
+        for position, num_accepted in enumerate(stats.num_accepted_per_position):
+            by_position.add_metric([self._model_name, str(position)], num_accepted)
+        yield by_position
+
     def _configuration_series(self, ready: EngineReady) -> Iterator[Metric]:
         startup = GaugeMetricFamily(
             "kvasir_engine_startup_seconds", "Seconds of each phase of the start.", labels=["model_name", "phase"]
@@ -172,9 +176,9 @@ class MetricsCollector(Collector):
             {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""},
         )
 
-    def _request_series(self) -> Iterator[Metric]:
+    def _request_series(self, num_in_flight: int) -> Iterator[Metric]:
         total = self._rows.total
-        yield self._gauge("kvasir_http_requests_in_flight", "Requests that are being answered.", total(IN_FLIGHT))
+        yield self._gauge("kvasir_http_requests_in_flight", "Requests that are being answered.", num_in_flight)
         yield self._counter("kvasir_prompt_tokens", "Prompt tokens of requests that began.", total(PROMPT_TOKENS))
         yield self._counter("kvasir_generation_tokens", "Tokens generated.", total(GENERATION_TOKENS))
         finished = CounterMetricFamily(

@@ -5,7 +5,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
-from kvasir_runtime.metrics import EngineView, MetricsCollector, SharedRows
+from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 
 
 def engine_registry(folder: Path) -> CollectorRegistry:
@@ -15,10 +15,10 @@ def engine_registry(folder: Path) -> CollectorRegistry:
         num_prefix_queries=40, num_prefix_hits=8, last_step_time=1.0,
     )  # fmt: skip
     ready = EngineReady(
-        max_model_len=64, vocab_size=10, num_blocks=100, block_size=16, device="cpu", attention_backend="cpu",
-        startup_seconds={},
+        max_model_len=64, max_num_seqs=4, vocab_size=10, num_blocks=100, block_size=16, device="cpu",
+        attention_backend="cpu", startup_seconds={},
     )  # fmt: skip
     registry = CollectorRegistry(auto_describe=False)
-    rows = SharedRows(folder / "rows", 1)
+    rows = request_rows(folder, 1)
     registry.register(MetricsCollector("model", rows, lambda: EngineView(ready=ready, stats=stats)))
     return registry

@@ -41,5 +41,5 @@ def test_what_an_engine_writes_another_reads_behind_the_clients_body() -> None:
         0: SequenceDelta(index=0, token_ids=[5, 8], num_cached_tokens=16, finish_reason="stop"),
         1: SequenceDelta(index=1, token_ids=[6, 7]),
     }
-    [resumed] = journal.continued([REQUEST], "digest", vocab_size=10)
+    [resumed] = journal.continued([REQUEST], "digest", vocab_size=10, is_stream=True)
     assert (resumed.request_id, resumed.arrival_time, resumed.sampling.seed) == ("cmpl-1", 1700000000.0, 2**64 - 1)

@@ -95,7 +95,7 @@ CONTRADICTIONS = [
     ),
     Broken(
         "spec.engine.speculative",
-        "method ngram drafts from the prompt itself: leave model out",
+        "methods ngram and suffix draft from text seen before: leave model out",
         {"engine": {"speculative": {"method": "ngram", "model": "hf://org/draft"}}},
     ),
     Broken(
@@ -116,6 +116,11 @@ CONTRADICTIONS = [
         "spec.pod.env[]",
         "write value or valueFrom, not both",
         {"pod": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}},
+    ),
+    Broken(
+        "spec.pod.env[]",
+        "KVASIR_ROUTER_SECRET is the operator's, and the router has the same: leave it out",
+        {"pod": {"env": [{"name": "KVASIR_ROUTER_SECRET", "value": "mine"}]}},
     ),
     Broken(
         "spec.pod.env[].valueFrom",

@@ -192,5 +192,7 @@ def _child_portrait(child: KubeObject) -> KubeObject:
     metadata = child["metadata"]
     annotations = {key: value for key, value in metadata.get("annotations", {}).items() if key != APPLIED_HASH}
     spec = {key: value for key, value in child.get("spec", {}).items() if key not in ("clusterIP", "clusterIPs")}
-    kept: KubeObject = {key: child[key] for key in ("kind", "rules", "subjects", "roleRef", "data") if key in child}
+    kept: KubeObject = {key: child[key] for key in ("kind", "rules", "subjects", "roleRef") if key in child}
+    data = child.get("data", {})
+    kept["data"] = sorted(data) if child["kind"] == "Secret" else data
     return {**kept, "labels": metadata["labels"], "annotations": annotations, "spec": spec}

@@ -28,7 +28,7 @@ from .reconciling import (
 MERGE_PATCH = "application/merge-patch+json"
 PODS = f"{SERVICE_LABEL}={NAME}"
 ENGINE = ObjectKey(DEPLOYMENT, f"{NAME}-engine")
-NUM_CHILDREN = 10
+NUM_CHILDREN = 11
 # What an operator that serves one namespace needs, and nothing else: the chart's Role.
 ROLE_RULES = [
     {"apiGroups": ["serving.kvasir.dev"], "resources": ["inferenceservices"], "verbs": ["get", "list", "watch"]},
@@ -43,6 +43,7 @@ ROLE_RULES = [
             ("rbac.authorization.k8s.io", ["roles", "rolebindings"]),
         )
     ),
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "list", "create", "patch"]},
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
@@ -158,7 +159,7 @@ def test_the_second_of_two_operators_stands_by_until_the_first_one_stops(
     with running_operator(control_plane.operator_kubeconfig, tmp_path / "first", *flags) as first:
         wait_until(lambda: metric(first, "kvasir_operator_leader") == 1.0, 40, "the first one to lead")
         with running_operator(control_plane.operator_kubeconfig, tmp_path / "second", *flags) as second:
-            assert second.get("/readyz") == (200, "ok")
+            wait_until(lambda: second.get("/readyz") == (200, "ok"), 20, "the second one to be ready")
             assert metric(second, "kvasir_operator_leader") == 0.0
             assert first.stop()[0] == 0
             wait_until(lambda: metric(second, "kvasir_operator_leader") == 1.0, 20, "the second one to lead")

@@ -1,10 +1,12 @@
 """Passes over a real API server: what they create, put back, roll and delete, and that they write nothing twice."""
 
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kubernetes.dynamic.exceptions import UnprocessibleEntityError
 
 from kvasir_operator.api.labels import REVISION_LABEL, role_selector, selector_text
 from kvasir_operator.api.parse import parse_service
@@ -15,6 +17,7 @@ from kvasir_operator.kinds import (
     INFERENCE_SERVICE,
     POD_DISRUPTION_BUDGET,
     ROLE,
+    SECRET,
     SERVICE,
     Kind,
     KubeObject,
@@ -80,7 +83,30 @@ def test_a_second_pass_writes_nothing(control_plane: ControlPlane, namespace: st
     assert len(control_plane.writes(namespace=namespace)) == sent
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE, ROLE, POD_DISRUPTION_BUDGET], ids=lambda kind: str(kind.kind))
+def test_a_services_secret_is_random_and_kept_through_a_change_of_the_service(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    def secret() -> KubeObject:
+        return get_children(control_plane, namespace)[ObjectKey(SECRET, f"{NAME}-router")]
+
+    deploy(control_plane, namespace)
+    made = secret()
+    deploy(control_plane, namespace, engine={"device": "cpu", "maxNumSeqs": 8})
+    [value] = made["data"].values()
+    assert len(b64decode(value)) >= 43
+    assert secret() == made
+
+
+def test_nobody_can_change_a_services_secret(control_plane: ControlPlane, namespace: str) -> None:
+    deploy(control_plane, namespace)
+    path = path_of(SECRET, namespace, f"{NAME}-router")
+    with pytest.raises(UnprocessibleEntityError, match="field is immutable when `immutable` is set"):
+        control_plane.request("patch", path, {"data": {"secret": ""}}, MERGE_PATCH)
+
+
+@pytest.mark.parametrize(
+    "kind", [DEPLOYMENT, SERVICE, ROLE, SECRET, POD_DISRUPTION_BUDGET], ids=lambda kind: str(kind.kind)
+)
 def test_a_deleted_child_is_put_back(control_plane: ControlPlane, namespace: str, kind: Kind) -> None:
     deploy(control_plane, namespace)
     name = f"{NAME}-router"

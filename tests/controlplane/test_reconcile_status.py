@@ -64,11 +64,10 @@ def test_the_scale_subresource_shows_and_sets_the_replicas(control_plane: Contro
 
 
 def test_what_is_not_supported_yet_is_told_and_the_rest_still_runs(control_plane: ControlPlane, namespace: str) -> None:
-    speculative = {"method": "ngram", "numTokens": 4}
     control_plane.apply(
         manifest(
             namespace,
-            engine={"device": "cpu", "speculative": speculative},
+            engine={"device": "cpu", "quantization": "int8"},
             parallelism={"tensor": 1, "pipeline": 2},
             router={"mode": "gateway"},
         )
@@ -77,7 +76,7 @@ def test_what_is_not_supported_yet_is_told_and_the_rest_still_runs(control_plane
     service = get_service(control_plane, namespace)
     (degraded,) = (each for each in service["status"]["conditions"] if each["type"] == "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "UnsupportedFeature")
-    for path in ("spec.engine.speculative", "spec.parallelism.pipeline", "spec.router.mode"):
+    for path in ("spec.engine.quantization", "spec.parallelism.pipeline", "spec.router.mode"):
         assert f"{path}: " in degraded["message"]
     assert "UnsupportedFeature" in [reason for reason, _ in get_events(control_plane, namespace)]
     assert get_children(control_plane, namespace)
@@ -192,7 +191,7 @@ def test_a_quota_that_forbids_children_is_told_and_the_pass_is_tried_again(
     service = get_service(control_plane, namespace)
     assert conditions(service)["Degraded"] == ("True", "QuotaExceeded")
     kinds = {key.kind.kind for key in get_children(control_plane, namespace)}
-    assert kinds == {"ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget", "Deployment"}
+    assert kinds == {"Secret", "ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget", "Deployment"}
 
 
 def test_an_object_of_somebody_else_is_left_alone_and_told(control_plane: ControlPlane, namespace: str) -> None:

@@ -9,7 +9,7 @@ from kvasir_operator.errors import KubeForbiddenError, KubeUnavailableError, Obj
 from kvasir_operator.kinds import object_key
 from kvasir_operator.plan import Apply, Cause, Delete, Plan
 
-from .cluster_objects import child
+from .cluster_objects import child, stored
 from .memory_kube import MemoryKube
 
 A, B = child(name="a"), child(name="b")
@@ -59,6 +59,21 @@ def test_a_child_that_cannot_be_changed_into_what_is_wanted_is_made_anew() -> No
     applied = perform(kube, Plan(applies=(Apply(A, Cause.CHANGED, live_uid="u"),)))
     assert kube.writes == [("delete", "ConfigMap a"), ("apply by kvasir-operator", "ConfigMap a")]
     assert applied.refusals == ()
+
+
+def test_a_secret_is_made_with_a_value_that_nobody_wrote_down() -> None:
+    kube = MemoryKube()
+    perform(kube, Plan(applies=(Apply(child("Secret", "s"), Cause.CREATED),)))
+    assert kube.writes == [("create", "Secret s")]
+    assert all(kube.objects[("Secret", "models", "s")]["stringData"].values())
+
+
+def test_a_secret_that_another_pass_has_just_made_is_left_alone() -> None:
+    kube = MemoryKube()
+    kube.objects[("Secret", "models", "s")] = stored(child("Secret", "s"))
+    applied = perform(kube, Plan(applies=(Apply(child("Secret", "s"), Cause.CREATED),)))
+    assert [str(refusal.key) for refusal in applied.refusals] == ["Secret s"]
+    assert kube.writes == []
 
 
 def test_a_deployment_is_never_made_anew_because_its_pods_would_go_with_it() -> None:

@@ -1,6 +1,8 @@
 """The command line: what it prints and which status it ends with."""
 
 import dataclasses
+import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,28 @@ def test_render_prints_the_same_text_each_time_without_anchors(capsys: pytest.Ca
 
     assert texts[0] == texts[1]
     assert "&id" not in texts[0]
+
+
+def test_render_shows_that_there_is_a_secret_but_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["render", str(QUICKSTART)])
+    [secret] = [each for each in yaml.safe_load_all(capsys.readouterr().out) if each["kind"] == "Secret"]
+
+    assert not {"data", "stringData"} & secret.keys()
+    assert "a random value is put in when this is made" in secret["metadata"]["annotations"]["serving.kvasir.dev/value"]
+
+
+def test_the_speculative_example_drafts_with_the_small_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", str(QUICKSTART.with_name("speculative.yaml"))]) == 0
+    printed = capsys.readouterr()
+    [engine] = [
+        each["spec"]["template"]["spec"]["containers"][0]
+        for each in yaml.safe_load_all(printed.out)
+        if (each["kind"], each["metadata"]["name"]) == ("Deployment", "speculative-engine")
+    ]
+    config = json.loads(dict(pairwise(engine["command"]))["--speculative-config"])
+
+    assert (config["method"], config["model"]) == ("draft_model", "/draft-models/kvasir-python-700k")
+    assert printed.err == ""
 
 
 def test_render_takes_the_operators_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,9 @@ def test_a_pass_whose_reads_fail_writes_nothing() -> None:
 def test_an_event_that_may_not_be_posted_does_not_hold_up_the_status() -> None:
     class NoEvents(MemoryKube):
         async def create(self, obj: dict[str, Any]) -> dict[str, Any]:
-            raise KubeForbiddenError("events is forbidden", 403)
+            if obj["kind"] == EVENT.kind:
+                raise KubeForbiddenError("events is forbidden", 403)
+            return await super().create(obj)
 
     kube = NoEvents()
     kube.objects = kube_with(SPEC).objects
@@ -113,6 +115,48 @@ def test_what_only_this_pass_knows_is_told_at_once() -> None:
     assert reconcile(kube, do_changes_wait=True) == Outcome()
     assert "created Service llama-engine" in [event.get("message") for event in kube.objects.values()]
     assert kube.writes[-1][0] == "patch status"
+
+
+def secret_of(kube: MemoryKube) -> dict[str, Any]:
+    return kube.objects[("Secret", "models", "llama-router")]
+
+
+def test_a_service_keeps_the_secret_that_it_was_made_with() -> None:
+    kube = kube_with(SPEC)
+    reconcile(kube)
+    made = secret_of(kube)
+    kube.objects[(INFERENCE_SERVICE.kind, *KEY)] |= {"spec": SPEC | {"engine": {"device": "cpu", "maxNumSeqs": 8}}}
+    reconcile(kube)
+    assert secret_of(kube) == made
+
+
+def test_a_secret_that_a_later_release_would_make_differently_is_left_as_it_is() -> None:
+    kube = kube_with(SPEC)
+    reconcile(kube)
+    secret_of(kube)["metadata"]["annotations"] = {}
+    kube.writes.clear()
+    reconcile(kube)
+    assert kube.writes == []
+
+
+def test_a_secret_that_is_gone_is_made_anew() -> None:
+    kube = kube_with(SPEC)
+    reconcile(kube)
+    before = kube.objects.pop(("Secret", "models", "llama-router"))
+    reconcile(kube)
+    assert secret_of(kube)["stringData"] != before["stringData"]
+
+
+def test_secrets_are_never_listed() -> None:
+    class NoLists(MemoryKube):
+        async def list(self, kind: Kind, *args: Any, **fields: Any) -> list[dict[str, Any]]:
+            assert kind.kind != "Secret"
+            return await super().list(kind, *args, **fields)
+
+    kube = NoLists()
+    kube.objects = kube_with(SPEC).objects
+    reconcile(kube)
+    assert secret_of(kube)["stringData"]
 
 
 def creating_pod(name: str) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class FakeEngine:
         self.is_silent = False  # takes connections and answers nothing
         self.hang_after_tokens: int | None = None
         self.metrics = ""
+        self.redirect_to: str | None = None
         self.gate = asyncio.Event()  # closed: an answer waits before its first token
         self.gate.set()
         self.requests: list[dict[str, Any]] = []
@@ -117,6 +118,8 @@ class FakeEngine:
     async def _speak(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         if self.die_before_headers:
             _abort(request)
+        if self.redirect_to is not None:
+            return web.Response(status=307, headers={"location": self.redirect_to + request.path})
         if self.status != 200:
             return web.json_response({"error": {"message": self.name, "code": self.status}}, status=self.status)
         if asked.get("stream"):
@@ -224,7 +227,9 @@ StartRouter = Callable[..., Awaitable[RunningRouter]]
 async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
     """start_router(*engines, **config): a router with short intervals that has found its ready engines."""
 
-    async def start(*engines: FakeEngine, slice_api: SliceApi | None = None, **options: Any) -> RunningRouter:
+    async def start(
+        *engines: FakeEngine, slice_api: SliceApi | None = None, router_secret: str | None = None, **options: Any
+    ) -> RunningRouter:
         values: dict[str, Any] = {
             "port": 0,
             "admin_port": 0,
@@ -233,7 +238,8 @@ async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
             "shutdown_timeout": 5.0,
             "max_queue_wait": 5.0,
         }
-        router = await exit_stack.enter_async_context(running(RouterConfig(**values | options), slice_api))
+        config = RouterConfig(**values | options)
+        router = await exit_stack.enter_async_context(running(config, slice_api, router_secret))
         num_ready = sum(engine.is_ready and engine._runner is not None for engine in engines)
         await _until(lambda: router.fleet.num_in_state(EndpointState.READY) == num_ready)
         if num_ready:

@@ -43,3 +43,14 @@ def test_changed_keys_are_taken_over_and_broken_ones_are_not(tmp_path: Path) -> 
     path.write_text("{")
     keys.reload()
     assert keys.tenant_of(bearer("new")) == "red"
+
+
+def test_a_key_that_is_taken_out_is_no_longer_valid(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"old": "blue", "kept": "blue"}))
+    keys = ApiKeys.load(path)
+    path.write_text(json.dumps({"kept": "blue"}))
+    keys.reload()
+    assert keys.tenant_of(bearer("kept")) == "blue"
+    with pytest.raises(InvalidApiKeyError):
+        keys.tenant_of(bearer("old"))

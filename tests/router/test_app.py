@@ -8,6 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kvasir_router import server
+
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 
@@ -146,6 +148,62 @@ async def test_keys_are_asked_for_where_they_are_set(
         assert response.status == 200
     assert engine.headers[0]["x-kvasir-tenant"] == "blue"
     assert "authorization" not in engine.headers[0]
+
+
+FORGED = {
+    "x-kvasir-tenant": "forged",
+    "x-kvasir-journal-at": "0",
+    "x-kvasir-resumable": "1",
+    "x-kvasir-router-secret": "guessed",
+}
+
+
+async def test_an_open_router_passes_on_nothing_that_only_a_router_may_say(
+    engine: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(engine)
+    async with client.post(router.url + CHAT, json=chat(), headers=FORGED) as response:
+        assert response.status == 200
+    assert not FORGED.keys() & engine.headers[0].keys()
+
+
+async def test_every_request_proves_itself_with_the_routers_secret(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine, router_secret="s3")
+    for path in (CHAT, "/v1/completions", "/v1/embeddings", "/tokenize"):
+        async with client.post(router.url + path, json=chat(), headers=FORGED) as response:
+            assert response.status == 200
+    assert [headers["x-kvasir-router-secret"] for headers in engine.headers] == ["s3"] * 4
+    assert not (FORGED.keys() - {"x-kvasir-router-secret"}) & engine.headers[0].keys()
+
+
+async def test_a_redirect_is_relayed_and_nobody_else_gets_the_request(
+    engines: Any, start_router: Any, client: Any
+) -> None:
+    engine, elsewhere = engines
+    engine.redirect_to = elsewhere.url
+    router = await start_router(engine, router_secret="s3")
+    async with client.post(router.url + CHAT, json=chat(), allow_redirects=False) as response:
+        assert (response.status, response.headers["location"]) == (307, elsewhere.url + CHAT)
+    assert elsewhere.requests == []
+
+
+async def test_a_revoked_key_is_refused_once_the_keys_were_read_again(
+    engine: Any, start_router: Any, client: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_HOUSEKEEPING_SECONDS", 0.01)
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"sk-1": "blue"}))
+    router = await start_router(engine, api_keys_file=keys)
+    keys.write_text(json.dumps({"sk-2": "blue"}))
+    async with asyncio.timeout(5):
+        while await models_status(client, router, "sk-2") == 401:
+            pass
+    assert await models_status(client, router, "sk-1") == 401
+
+
+async def models_status(client: aiohttp.ClientSession, router: Any, key: str) -> int:
+    async with client.get(router.url + "/v1/models", headers={"authorization": f"Bearer {key}"}) as response:
+        return response.status
 
 
 async def test_named_models_are_listed_without_any_endpoint(engine: Any, start_router: Any, client: Any) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_router.cli import main, parse_arguments
-from kvasir_router.config import parse_duration, parse_size
+from kvasir_router.config import parse_duration, parse_size, router_secret_of
 from kvasir_router.errors import ConfigError
 
 ENDPOINT = ["serve", "--endpoint", "http://127.0.0.1:8000"]
@@ -67,3 +67,22 @@ def test_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
 def test_config_error_is_a_config_error() -> None:
     with pytest.raises(ConfigError):
         parse_duration("-1s")
+
+
+@pytest.mark.parametrize(
+    ("environment", "secret"),
+    [({}, None), ({"KVASIR_ROUTER_SECRET": ""}, None), ({"KVASIR_ROUTER_SECRET": "s3"}, "s3")],
+)
+def test_the_routers_secret_comes_from_the_environment(environment: dict[str, str], secret: str | None) -> None:
+    assert router_secret_of(environment) == secret
+
+
+@pytest.mark.parametrize("text", ["s3\n", "s 3", "\u00e4"])
+def test_a_secret_that_no_header_can_carry_ends_the_start_and_is_not_printed(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVASIR_ROUTER_SECRET", text)
+    assert main([*ENDPOINT, "--port", "0", "--admin-port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kvasir-router: KVASIR_ROUTER_SECRET is sent as a header: write visible ASCII")
+    assert text not in error

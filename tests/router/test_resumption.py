@@ -58,6 +58,15 @@ async def test_a_stream_goes_on_at_another_engine(
     assert [engine.journals for engine in engines] == [[b""], [journal]]
 
 
+async def test_the_engine_that_goes_on_is_shown_the_routers_secret_too(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines, router_secret="s3")
+    engines[0].die_after_tokens = 3
+    assert await stream(client, router) == whole
+    assert [engine.headers[0]["x-kvasir-router-secret"] for engine in engines] == ["s3", "s3"]
+
+
 @pytest.mark.parametrize("num_bytes", [5, 20, 100, 200, 300, 301, 302, 303, 350, 700])
 async def test_a_cut_within_an_event_shows_nothing_twice(
     num_bytes: int, engines: Any, whole: bytes, start_router: Any, client: Any

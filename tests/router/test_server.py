@@ -157,6 +157,15 @@ async def test_a_client_that_asks_again_on_its_connection_after_sigterm_is_answe
         assert await asyncio.wait_for(process.wait(), 20) == 0
 
 
+async def test_the_process_takes_its_secret_from_the_environment(
+    engine: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVASIR_ROUTER_SECRET", "s3")
+    async with _router_process(engine) as (_, url):
+        await _streamed(client, url)
+    assert engine.headers[0]["x-kvasir-router-secret"] == "s3"
+
+
 @asynccontextmanager
 async def _router_process(engine: Any) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     command = ("-m", "kvasir_router", "serve", "--endpoint", engine.url, "--port", "0", "--admin-port", "0")

@@ -2,8 +2,10 @@
 
 import pytest
 
-from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.config import RuntimeConfig, SpeculativeConfig
 from kvasir_runtime.flags import Parser, add_flags, config_from
+
+SPECULATIVE = ("--speculative-config",)
 
 
 def parse(*arguments: str) -> RuntimeConfig:
@@ -37,6 +39,18 @@ def test_flags_are_typed_as_their_fields():
         (["folder", "--block-size", "17"], "invalid choice: 17 (choose from"),
         (["folder", "--port", "http"], "invalid int value: 'http'"),
         ([], "the following arguments are required: MODEL"),
+        (["folder", *SPECULATIVE, "{"], "'{' is no such JSON object: Input data was truncated"),
+        (["folder", *SPECULATIVE, "[]"], "Expected `object`, got `array`"),
+        (["folder", *SPECULATIVE, "{}"], "Object missing required field `method`"),
+        (["folder", *SPECULATIVE, '{"method": "oracle"}'], "Invalid enum value 'oracle' - at `$.method`"),
+        (
+            ["folder", *SPECULATIVE, '{"method": "ngram", "num_speculative_tokens": "4"}'],
+            "Expected `int`, got `str` - at `$.num_speculative_tokens`",
+        ),
+        (
+            ["folder", *SPECULATIVE, '{"method": "ngram", "num_speculative_token": 4}'],
+            "unknown key 'num_speculative_token'; did you mean num_speculative_tokens?",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_clear_line_and_status_2(capsys, arguments, message):
@@ -46,3 +60,12 @@ def test_a_wrong_command_line_is_one_clear_line_and_status_2(capsys, arguments, 
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_speculative_config_is_a_json_object_of_its_fields():
+    config = parse(
+        "folder", "--speculative-config", '{"method": "eagle3", "model": "heads", "num_speculative_tokens": 3}'
+    )
+    expected = SpeculativeConfig(method="eagle3", model="heads", num_speculative_tokens=3)
+    assert config.execution.speculative_config == expected
+    assert parse("folder").execution.speculative_config is None

@@ -13,6 +13,10 @@
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
   verbs: [get, list, watch, create, patch, delete]
+# A service's own is asked for by its name and made once; none is listed, changed or deleted.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]

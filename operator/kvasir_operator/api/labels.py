@@ -39,6 +39,9 @@ ROUTER_HTTP_PORT: Final = 8080
 ROUTER_ADMIN_PORT: Final = 9090
 OPERATOR_PORT: Final = 9090
 
+ROUTER_SECRET_ENV: Final = "KVASIR_ROUTER_SECRET"
+"""What a service's router proves itself with to its engines."""
+
 # Children are named NAME-engine and NAME-router and a Service's name has 63 characters at most.
 MAX_SERVICE_NAME_LENGTH: Final = 52
 
@@ -49,7 +52,7 @@ def engine_name(service_name: str) -> str:
 
 
 def router_name(service_name: str) -> str:
-    """Name of the router's Deployment, Service, ServiceAccount, Role, RoleBinding and PodDisruptionBudget."""
+    """Name of the router's Deployment, Service, ServiceAccount, Role, RoleBinding, Secret and PodDisruptionBudget."""
     return f"{service_name}-router"
 
 

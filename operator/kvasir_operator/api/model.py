@@ -73,8 +73,8 @@ class KVCacheSpec:
 class SpeculativeSpec:
     """Speculative decoding; its presence switches it on."""
 
-    method: Literal["ngram", "draftModel", "medusa", "eagle"]
-    model: ModelSource | None = None  # None for ngram only
+    method: Literal["ngram", "suffix", "draftModel", "medusa", "eagle", "eagle3"]
+    model: ModelSource | None = None  # None for ngram and suffix only
     num_tokens: Annotated[int, Bounds(1, 64)] = 4
 
 

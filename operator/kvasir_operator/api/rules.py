@@ -29,6 +29,8 @@ from kvasir_operator.api.model import (
 
 # Flags that follow from other fields of the manifest; a second one in `args` would silently win.
 RESERVED_ARGS = ("--host", "--port", "--served-model-name", "--shutdown-timeout")
+# Methods of speculative decoding that draft without a model.
+_WITHOUT_MODEL = ("ngram", "suffix")
 
 
 @dataclass(frozen=True)
@@ -132,15 +134,21 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
     ),
     SpeculativeSpec: (
         Rule(
-            "method ngram drafts from the prompt itself: leave model out",
-            lambda s: s.method != "ngram" or s.model is None,
+            "methods ngram and suffix draft from text seen before: leave model out",
+            lambda s: s.method not in _WITHOUT_MODEL or s.model is None,
         ),
         Rule(
             "this method drafts with a model of its own: write model",
-            lambda s: s.method == "ngram" or s.model is not None,
+            lambda s: s.method in _WITHOUT_MODEL or s.model is not None,
         ),
     ),
-    EnvVar: (Rule("write value or valueFrom, not both", lambda v: _num_set(v, "value", "value_from") < 2),),
+    EnvVar: (
+        Rule("write value or valueFrom, not both", lambda v: _num_set(v, "value", "value_from") < 2),
+        Rule(
+            f"{labels.ROUTER_SECRET_ENV} is the operator's, and the router has the same: leave it out",
+            lambda v: v.name != labels.ROUTER_SECRET_ENV,
+        ),
+    ),
     EnvSource: (
         Rule(
             "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",

@@ -14,14 +14,16 @@ from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budge
 from kvasir_operator.resources.replicas import engine_replicas, router_replicas
 from kvasir_operator.resources.router_access import router_role, router_role_binding
 from kvasir_operator.resources.router_deployment import router_deployment
+from kvasir_operator.resources.router_secret import router_secret
 from kvasir_operator.resources.router_service import router_service
 from kvasir_operator.resources.service_accounts import engine_service_account, router_service_account
 from kvasir_operator.settings import OperatorSettings
 
 
 def desired_objects(service: InferenceService, settings: OperatorSettings) -> list[dict[str, Any]]:
-    """Manifests of every child. Identities and Services come before the pods that use them."""
+    """Manifests of every child. Secret, identities and Services come before the pods that use them."""
     return [
+        router_secret(service),
         *_engine_objects(service, settings),
         *_router_objects(service, settings),
     ]

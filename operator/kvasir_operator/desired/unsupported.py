@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvasir_operator.api.model import EngineSpec, InferenceService, ModelSpec, ParallelismSpec
 from kvasir_operator.api.quantity import Quantity
+from kvasir_operator.api.source import ModelSource
 from kvasir_operator.resources.replicas import engine_replicas, router_replicas
 from kvasir_operator.resources.router_command import DEFAULT_POLICY, SUPPORTED_POLICIES
 
@@ -37,12 +38,7 @@ def unsupported_features(service: InferenceService) -> list[UnsupportedFeature]:
 
 
 def _model(model: ModelSpec) -> Iterator[UnsupportedFeature]:
-    if model.source.scheme in ("hf", "s3"):
-        yield UnsupportedFeature(
-            "spec.model.source",
-            f"this release has no loader for {model.source.scheme}://: write file://, pvc:// or oci://",
-            is_blocking=True,
-        )
+    yield from _source(model.source, "spec.model.source")
     if model.secret_ref is not None:
         yield UnsupportedFeature(
             "spec.model.secretRef", "only loaders of hf:// and s3:// use it, which this release lacks"
@@ -51,6 +47,12 @@ def _model(model: ModelSpec) -> Iterator[UnsupportedFeature]:
         yield UnsupportedFeature(
             "spec.model.cache", "only loaders of hf:// and s3:// fill it, which this release lacks"
         )
+
+
+def _source(source: ModelSource, path: str) -> Iterator[UnsupportedFeature]:
+    if source.scheme in ("hf", "s3"):
+        message = f"this release has no loader for {source.scheme}://: write file://, pvc:// or oci://"
+        yield UnsupportedFeature(path, message, is_blocking=True)
 
 
 def _engine(engine: EngineSpec) -> Iterator[UnsupportedFeature]:
@@ -67,10 +69,8 @@ def _engine(engine: EngineSpec) -> Iterator[UnsupportedFeature]:
         yield UnsupportedFeature("spec.engine.kvCache.hostMemory", "there is no host tier yet: KV stays on the device")
     if cache.disk is not None:
         yield UnsupportedFeature("spec.engine.kvCache.disk", "there is no disk tier yet: KV stays on the device")
-    if engine.speculative is not None:
-        yield UnsupportedFeature(
-            "spec.engine.speculative", f"{engine.speculative.method} is not supported yet: one token a step is decoded"
-        )
+    if engine.speculative is not None and engine.speculative.model is not None:
+        yield from _source(engine.speculative.model, "spec.engine.speculative.model")
     if engine.adapters is not None:
         yield UnsupportedFeature("spec.engine.adapters", "LoRA is not supported yet: only the base model is served")
 

@@ -1,15 +1,17 @@
 """Desired objects to local pods: the same Deployments that a cluster would get, as commands on loopback addresses.
 
 Changed on the way: program names become the scripts installed beside this interpreter, --host the pod's own address,
-container paths folders of this machine, and the router's --endpoints-service the engines' addresses.
+container paths folders of this machine, and the router's --endpoints-service the engines' addresses. A Secret of the
+service's own gets a value for this run, which only the processes' environment holds.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
@@ -17,6 +19,11 @@ from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork, usable_port
 from kvasir_operator.local.pods import Listener, LocalPod, LocalProbe, LocalService
 from kvasir_operator.local.volumes import is_in_empty_dir, local_folders, on_this_machine
+from kvasir_operator.resources.engine_command import SPECULATIVE_FLAG
+from kvasir_operator.resources.router_secret import with_random_value
+
+SecretValues: TypeAlias = Mapping[tuple[str, str], str]
+"""By the Secret's name and the key in it."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +61,20 @@ def local_service(
         raise LocalRunError(f"{service.name} has 0 engine or router replicas: local mode needs one of each")
     router_places[0] = _public_place(router_places[0], listen)
     urls = [place.listeners["http"].url for place in engine_places]
+    secrets = _draw_secrets(objects)
     return LocalService(
         name=service.name,
         model_names=service.model_names,
         url=f"{listen.url}/v1",
-        engines=tuple(_pods(engine, engine_places, folders, urls)),
-        routers=tuple(_pods(router, router_places, folders, urls)),
+        engines=tuple(_pods(engine, engine_places, folders, urls, secrets)),
+        routers=tuple(_pods(router, router_places, folders, urls, secrets)),
     )
+
+
+def _draw_secrets(objects: Sequence[Mapping[str, Any]]) -> SecretValues:
+    """As an operator would make them in a cluster."""
+    made = [with_random_value(dict(child)) for child in objects if child["kind"] == "Secret"]
+    return {(each["metadata"]["name"], key): value for each in made for key, value in each["stringData"].items()}
 
 
 def _deployment(objects: Sequence[Mapping[str, Any]], role: str) -> Mapping[str, Any]:
@@ -93,7 +107,11 @@ def _public_place(place: Placement, listen: Listener) -> Placement:
 
 
 def _pods(
-    deployment: Mapping[str, Any], places: Sequence[Placement], folders: Folders, engine_urls: Sequence[str]
+    deployment: Mapping[str, Any],
+    places: Sequence[Placement],
+    folders: Folders,
+    engine_urls: Sequence[str],
+    secrets: SecretValues,
 ) -> Iterator[LocalPod]:
     pod_spec = deployment["spec"]["template"]["spec"]
     container = _container(deployment)
@@ -104,7 +122,7 @@ def _pods(
             name=f"{deployment['metadata']['name']}-{index}",
             role=deployment["metadata"]["labels"][labels.ROLE_LABEL],
             command=(program, *_arguments(container["command"][1:], place, mounted, engine_urls)),
-            env=_environment(container["env"], mounted),
+            env=_environment(container["env"], mounted, secrets),
             listeners=tuple(place.listeners.values()),
             readiness=_probe(container["readinessProbe"], place),
             liveness=_probe(container["livenessProbe"], place),
@@ -127,8 +145,18 @@ def _arguments(
         elif argument == "--endpoints-service":
             next(arguments)
             yield from (text for url in engine_urls for text in ("--endpoint", url))
+        elif argument == SPECULATIVE_FLAG:
+            yield from (argument, _speculative_config(next(arguments), mounted))
         else:
             yield on_this_machine(argument, mounted)
+
+
+def _speculative_config(text: str, mounted: Mapping[str, Path | None]) -> str:
+    """The flag's JSON with the drafting model's path as one of this machine."""
+    config = json.loads(text)
+    return json.dumps(
+        {key: on_this_machine(value, mounted) if key == "model" else value for key, value in config.items()}
+    )
 
 
 def _skip(arguments: Iterator[str], replacement: str) -> str:
@@ -145,16 +173,26 @@ def _installed_program(program: str, folder: Path) -> str:
     return found
 
 
-def _environment(variables: Sequence[Mapping[str, Any]], mounted: Mapping[str, Path | None]) -> dict[str, str]:
+def _environment(
+    variables: Sequence[Mapping[str, Any]], mounted: Mapping[str, Path | None], secrets: SecretValues
+) -> dict[str, str]:
     """This process's environment plus the container's; paths in an emptyDir stay the machine's own."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     for variable in variables:
-        if "valueFrom" in variable:
-            raise LocalRunError(f"spec.pod.env {variable['name']} has valueFrom, which only a cluster has: write value")
-        value = variable.get("value", "")
+        value = _value(variable, secrets)
         if not is_in_empty_dir(value, mounted):
             environment[variable["name"]] = on_this_machine(value, mounted)
     return environment
+
+
+def _value(variable: Mapping[str, Any], secrets: SecretValues) -> str:
+    if "valueFrom" not in variable:
+        return str(variable.get("value", ""))
+    reference = variable["valueFrom"].get("secretKeyRef", {})
+    value = secrets.get((reference.get("name"), reference.get("key")))
+    if value is None:
+        raise LocalRunError(f"spec.pod.env {variable['name']} has valueFrom, which only a cluster has: write value")
+    return value
 
 
 def _probe(probe: Mapping[str, Any], place: Placement) -> LocalProbe:

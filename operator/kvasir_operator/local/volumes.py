@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kvasir_operator.errors import LocalRunError
+from kvasir_operator.resources.model_volume import DRAFT_MODEL, MODEL
+
+_FIELDS = {MODEL: "spec.model.source", DRAFT_MODEL: "spec.engine.speculative.model"}
 
 
 def local_folders(pod_spec: Mapping[str, Any], manifest_folder: Path) -> dict[str, Path | None]:
@@ -25,25 +28,25 @@ def _folder(volume: Mapping[str, Any], manifest_folder: Path) -> Path | None:
     if "emptyDir" in volume:
         return None
     if "hostPath" in volume:
-        return existing_folder(volume["hostPath"]["path"], manifest_folder)
+        return existing_folder(volume["hostPath"]["path"], manifest_folder, _FIELDS[volume["name"]])
     if "secret" in volume:
         raise LocalRunError(
             f"Secret {volume['secret']['secretName']} is in a cluster: leave spec.router.apiKeysSecretRef out for "
             "local mode"
         )
     raise LocalRunError(
-        "the model is in a cluster's claim or image: write file:///PATH in spec.model.source for local mode"
+        f"the model is in a cluster's claim or image: write file:///PATH in {_FIELDS[volume['name']]} for local mode"
     )
 
 
-def existing_folder(path: str, manifest_folder: Path) -> Path:
+def existing_folder(path: str, manifest_folder: Path, field_path: str) -> Path:
     """`path` itself, else below the manifest's folder. Raises LocalRunError when neither is a folder."""
     candidates = (Path(path), manifest_folder / path.lstrip("/"))
     for candidate in candidates:
         if candidate.is_dir():
             return candidate.resolve()
     tried = " nor ".join(str(candidate) for candidate in candidates)
-    raise LocalRunError(f"spec.model.source is file://{path}: neither {tried} is a folder")
+    raise LocalRunError(f"{field_path} is file://{path}: neither {tried} is a folder")
 
 
 def on_this_machine(text: str, folders: Mapping[str, Path | None]) -> str:

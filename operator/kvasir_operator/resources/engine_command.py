@@ -1,11 +1,19 @@
 """The engine's command line: `kvasir-runtime serve MODEL` with the manifest's fields as flags."""
 
+import json
+from typing import Final
+
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import EngineSpec, InferenceService
+from kvasir_operator.api.model import EngineSpec, InferenceService, SpeculativeSpec
+
+SPECULATIVE_FLAG: Final = "--speculative-config"
 
 
-def engine_command(service: InferenceService, model_location: str) -> list[str]:
-    """Flags are named as vLLM users type them; the manifest's own `engine.args` come last."""
+def engine_command(service: InferenceService, model_location: str, draft_location: str | None = None) -> list[str]:
+    """Flags are named as vLLM users type them; the manifest's own `engine.args` come last.
+
+    `draft_location`: of the model or heads that draft; None for methods that have none.
+    """
     spec = service.spec
     return [
         "kvasir-runtime",
@@ -15,6 +23,7 @@ def engine_command(service: InferenceService, model_location: str) -> list[str]:
         *("--host", "0.0.0.0"),
         *("--port", str(labels.ENGINE_HTTP_PORT)),
         *_engine_flags(spec.engine),
+        *_speculative_flags(spec.engine.speculative, draft_location),
         *("--shutdown-timeout", f"{spec.rollout.drain_timeout.seconds:g}"),
         *spec.engine.args,
     ]
@@ -34,3 +43,12 @@ def _engine_flags(engine: EngineSpec) -> list[str]:
     }
     given = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
     return [*given, "--enable-prefix-caching" if cache.prefix_caching else "--no-enable-prefix-caching"]
+
+
+def _speculative_flags(speculative: SpeculativeSpec | None, draft_location: str | None) -> list[str]:
+    if speculative is None:
+        return []
+    method = "draft_model" if speculative.method == "draftModel" else speculative.method
+    model = {} if draft_location is None else {"model": draft_location}
+    config = {"method": method, **model, "num_speculative_tokens": speculative.num_tokens}
+    return [SPECULATIVE_FLAG, json.dumps(config)]

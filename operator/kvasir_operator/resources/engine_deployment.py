@@ -8,7 +8,7 @@ from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.engine_command import engine_command
 from kvasir_operator.resources.engine_resources import engine_resources, shared_memory
 from kvasir_operator.resources.metadata import metadata
-from kvasir_operator.resources.model_volume import model_volume
+from kvasir_operator.resources.model_volume import draft_model_volume, model_volume
 from kvasir_operator.resources.pod_overrides import engine_env, scheduling_overrides
 from kvasir_operator.resources.probes import http_probe, liveness_probe
 from kvasir_operator.resources.replicas import engine_replicas
@@ -58,10 +58,11 @@ def _pod_metadata(service: InferenceService, revision_label: dict[str, str]) -> 
 
 
 def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    model = model_volume(service.spec.model.source)
+    model, draft = model_volume(service.spec.model.source), draft_model_volume(service.spec.engine.speculative)
     memory_volumes, memory_mounts = shared_memory(service.spec)
-    volumes = [v for v in (model.volume, sandbox.TMP_VOLUME, *memory_volumes) if v is not None]
-    mounts = [m for m in (model.mount, sandbox.TMP_MOUNT, *memory_mounts) if m is not None]
+    files = [model] if draft is None else [model, draft]
+    volumes = [*(f.volume for f in files if f.volume is not None), sandbox.TMP_VOLUME, *memory_volumes]
+    mounts = [*(f.mount for f in files if f.mount is not None), sandbox.TMP_MOUNT, *memory_mounts]
     return {
         "serviceAccountName": engine_service_account_name(service),
         "automountServiceAccountToken": False,
@@ -74,8 +75,8 @@ def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str
                 "name": "engine",
                 "image": service.spec.pod.image or settings.runtime_image,
                 "imagePullPolicy": settings.image_pull_policy,
-                "command": engine_command(service, model.location),
-                "env": engine_env(service.spec.pod),
+                "command": engine_command(service, model.location, None if draft is None else draft.location),
+                "env": engine_env(service),
                 "ports": [{"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"}],
                 "resources": engine_resources(service.spec),
                 "startupProbe": http_probe("/ready", "http", _STARTUP_PERIOD_SECONDS, _STARTUP_CHECKS),

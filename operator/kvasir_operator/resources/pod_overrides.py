@@ -3,9 +3,10 @@
 from typing import Any
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import InferenceService, PodSpec, Toleration
+from kvasir_operator.api.model import InferenceService, Toleration
 from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.resources import sandbox
+from kvasir_operator.resources.router_secret import router_secret_env
 from kvasir_operator.resources.topology_spread import topology_spread
 
 
@@ -23,10 +24,10 @@ def scheduling_overrides(service: InferenceService) -> dict[str, Any]:
     return {key: value for key, value in overrides.items() if value}
 
 
-def engine_env(pod: PodSpec) -> list[dict[str, Any]]:
+def engine_env(service: InferenceService) -> list[dict[str, Any]]:
     """Ours first; the manifest's value wins where both name a variable."""
-    ours = {sandbox.HOME_ENV["name"]: sandbox.HOME_ENV}
-    theirs = {variable.name: as_manifest(variable) for variable in pod.env}
+    ours = {variable["name"]: variable for variable in (sandbox.HOME_ENV, router_secret_env(service))}
+    theirs = {variable.name: as_manifest(variable) for variable in service.spec.pod.env}
     return list({**ours, **theirs}.values())
 
 

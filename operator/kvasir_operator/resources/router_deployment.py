@@ -9,6 +9,7 @@ from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.resources.probes import http_probe, liveness_probe
 from kvasir_operator.resources.replicas import router_replicas
 from kvasir_operator.resources.router_command import API_KEYS_FOLDER, router_command
+from kvasir_operator.resources.router_secret import router_secret_env
 from kvasir_operator.resources.topology_spread import topology_spread
 from kvasir_operator.settings import OperatorSettings
 
@@ -59,7 +60,7 @@ def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str
                 "image": settings.router_image,
                 "imagePullPolicy": settings.image_pull_policy,
                 "command": router_command(service),
-                "env": [sandbox.HOME_ENV],
+                "env": [sandbox.HOME_ENV, router_secret_env(service)],
                 "ports": [
                     {"name": "http", "containerPort": labels.ROUTER_HTTP_PORT, "protocol": "TCP"},
                     {"name": "admin", "containerPort": labels.ROUTER_ADMIN_PORT, "protocol": "TCP"},

@@ -3,11 +3,39 @@
 It computes in float32, or in float64 where the inputs are, and reads the cache through the block table like the others.
 """
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionMetadata
+from kvasir_runtime.attention.backend import HeadNorms, LayerCache, StepInputs
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
-from kvasir_runtime.kernels.write_kv import write_kv_reference
+from kvasir_runtime.kernels.rotate_and_write import rotate_and_write_reference
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceStep:
+    inputs: StepInputs
+
+    def rotate_and_write(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, cos: Tensor, sin: Tensor,
+        norms: HeadNorms | None,
+    ) -> Tensor:  # fmt: skip
+        weights = (None, None, 0.0) if norms is None else (norms.query_weight, norms.key_weight, norms.eps)
+        slots = self.inputs.groups[cache.group].slots
+        return rotate_and_write_reference(
+            query, key, value, cache.key, cache.value, cos, sin, self.inputs.positions, slots, *weights
+        )
+
+    def attend(
+        self, query: Tensor, cache: LayerCache, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        inputs = self.inputs
+        return paged_attention_reference(
+            query, cache.key, cache.value, inputs.query_starts, inputs.seq_lens,
+            inputs.groups[cache.group].block_table, inputs.rows, scale, window, softcap,
+            torch.zeros(query.shape, dtype=query.dtype, device=query.device),
+        )  # fmt: skip
 
 
 class ReferenceAttention:
@@ -15,24 +43,5 @@ class ReferenceAttention:
 
     name = "reference"
 
-    def write(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata
-    ) -> None:
-        write_kv_reference(key, value, key_cache, value_cache, metadata.slots)
-
-    def attend(
-        self,
-        query: Tensor,  # [num_tokens, num_heads, head_dim]
-        key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim]
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        out: Tensor,  # [num_tokens, num_heads, head_dim]
-    ) -> Tensor:
-        return paged_attention_reference(
-            *(query, key_cache, value_cache, metadata.query_starts, metadata.seq_lens, metadata.block_table),
-            *(scale, window, softcap, out),
-        )
+    def prepare(self, inputs: StepInputs) -> ReferenceStep:
+        return ReferenceStep(inputs)

@@ -4,13 +4,14 @@ import torch
 
 from kvasir_runtime.attention.backend import AttentionBackend
 from kvasir_runtime.attention.reference import ReferenceAttention
+from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.errors import ConfigurationError
 
 _OF_DEVICE = {"cpu": ("cpu", "reference"), "cuda": ("triton", "reference")}
 """Backends that run on a device, the automatic choice first."""
 
 
-def select_backend(name: str, device: torch.device) -> AttentionBackend:
+def select_backend(name: str, device: torch.device, bounds: DecodeBounds) -> AttentionBackend:
     """The backend `name`; `auto`: the fastest for the device. Raises ConfigurationError when it cannot run there."""
     possible = _OF_DEVICE[device.type]
     chosen = possible[0] if name == "auto" else name
@@ -20,10 +21,10 @@ def select_backend(name: str, device: torch.device) -> AttentionBackend:
         )
     if chosen == "reference":
         return ReferenceAttention()
-    return _fast_backend(chosen)
+    return _fast_backend(chosen, device, bounds)
 
 
-def _fast_backend(name: str) -> AttentionBackend:
+def _fast_backend(name: str, device: torch.device, bounds: DecodeBounds) -> AttentionBackend:
     """Imported when chosen: Triton is not installed everywhere, and the C++ kernels are compiled on first use."""
     if name == "cpu":
         from kvasir_runtime.attention.cpu import CpuAttention
@@ -31,4 +32,4 @@ def _fast_backend(name: str) -> AttentionBackend:
         return CpuAttention()
     from kvasir_runtime.attention.triton import TritonAttention
 
-    return TritonAttention()
+    return TritonAttention(device, bounds)

@@ -1,35 +1,134 @@
 """The attention backend of GPUs: our Triton kernels. Under TRITON_INTERPRET=1 they also run, slowly, on CPU tensors."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionMetadata
-from kvasir_runtime.kernels.paged_attention_triton import triton_paged_attention
-from kvasir_runtime.kernels.write_kv_triton import triton_write_kv
+from kvasir_runtime.attention.backend import HeadNorms, LayerCache, StepInputs
+from kvasir_runtime.attention.step_lengths import DecodeBounds
+from kvasir_runtime.kernels.attention_tiles import HeadShape, prefill_tiles, splits_for, workspace_floats
+from kvasir_runtime.kernels.paged_attention_triton import (
+    DecodeShape,
+    LayerScaling,
+    PagedInputs,
+    SplitWorkspace,
+    queries_per_tile,
+    triton_decode_attention,
+    triton_prefill_attention,
+)
+from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
+
+
+def workspace_bytes(heads: HeadShape, bounds: DecodeBounds, device: torch.device) -> int:
+    """What `TritonAttention` takes for the splits of decodes, for layers with such heads."""
+    return 4 * sum(workspace_floats(heads, bounds.max_num_tokens, _num_sms(device)))
 
 
 class TritonAttention:
-    """Holds no state; one object serves all layers."""
+    """One object serves all layers and steps. It owns the workspace of split decodes, so steps run one at a time."""
 
     name = "triton"
 
-    def write(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata
-    ) -> None:
-        triton_write_kv(key, value, key_cache, value_cache, metadata.slots)
+    def __init__(self, device: torch.device, bounds: DecodeBounds) -> None:
+        self._device = device
+        self._bounds = bounds
+        self._num_sms = _num_sms(device)
+        self._workspaces: dict[HeadShape, SplitWorkspace] = {}
+
+    def prepare(self, inputs: StepInputs) -> "TritonAttentionStep":
+        """Raises ValueError for decodes beyond the bounds."""
+        lengths, bounds = inputs.lengths, self._bounds
+        query_len = int(lengths.query_lens[: lengths.num_decodes].max(initial=0))
+        if lengths.num_decodes > bounds.max_num_decodes or query_len > bounds.max_query_len:
+            raise ValueError(
+                f"{lengths.num_decodes} decodes of up to {query_len} tokens: the attention workspace holds "
+                f"{bounds.max_num_decodes} of {bounds.max_query_len}"
+            )
+        return TritonAttentionStep(inputs, query_len, bounds.max_query_len, self._num_sms, self.workspace)
+
+    def workspace(self, heads: HeadShape) -> SplitWorkspace:
+        """Taken whole at the first decode, which the memory profile makes: CUDA graphs hold its address."""
+        if heads not in self._workspaces:
+            sizes = workspace_floats(heads, self._bounds.max_num_tokens, self._num_sms)
+            self._workspaces[heads] = SplitWorkspace(
+                *(torch.empty(size, dtype=torch.float32, device=self._device) for size in sizes)
+            )
+        return self._workspaces[heads]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAttentionStep:
+    inputs: StepInputs
+    query_len: int
+    """Of the longest decode in this step."""
+    max_query_len: int
+    """Of any step's."""
+    num_sms: int
+    workspace: Callable[[HeadShape], SplitWorkspace]
+    _tiles: dict[int, Tensor] = field(default_factory=dict)
+    """Query tokens of a tile -> the prefill tiles, for all layers of the same heads."""
+
+    def rotate_and_write(
+        self,
+        query: Tensor,  # [num_tokens, num_heads, head_dim]
+        key: Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        value: Tensor,
+        cache: LayerCache,
+        cos: Tensor,  # float32 [num_positions, rotary_dim]
+        sin: Tensor,
+        norms: HeadNorms | None,
+    ) -> Tensor:
+        slots = self.inputs.groups[cache.group].slots
+        weights = (None, None, 0.0) if norms is None else (norms.query_weight, norms.key_weight, norms.eps)
+        return triton_rotate_and_write(
+            query, key, value, cache.key, cache.value, cos, sin, self.inputs.positions, slots, *weights
+        )
 
     def attend(
         self,
         query: Tensor,  # [num_tokens, num_heads, head_dim]
-        key_cache: Tensor,
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
+        cache: LayerCache,
         *,
         scale: float,
         window: int | None,
         softcap: float | None,
-        out: Tensor,
     ) -> Tensor:
-        return triton_paged_attention(
-            query, key_cache, value_cache, metadata.query_starts, metadata.seq_lens, metadata.block_table,
-            scale, window, softcap, out, max_query_len=metadata.max_query_len, max_seq_len=metadata.max_seq_len,
-        )  # fmt: skip
+        inputs, lengths = self.inputs, self.inputs.lengths
+        table = inputs.groups[cache.group].block_table
+        paged = PagedInputs(inputs.query_starts, inputs.seq_lens, inputs.rows, table)
+        scaling = LayerScaling(scale, window, softcap)
+        heads = HeadShape(query.shape[1], cache.key.shape[2], query.shape[2])
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if lengths.num_decodes:
+            shape, workspace = self._decode_shape(heads), self.workspace(heads)
+            triton_decode_attention(query, cache.key, cache.value, paged, scaling, shape, workspace, out)
+        if lengths.num_decodes < len(lengths.query_lens):
+            tiles = self._prefill_tiles(queries_per_tile(heads, cache.key.element_size()))
+            triton_prefill_attention(query, cache.key, cache.value, paged, scaling, tiles, out)
+        return out
+
+    def _decode_shape(self, heads: HeadShape) -> DecodeShape:
+        lengths = self.inputs.lengths
+        return DecodeShape(
+            num_decodes=lengths.num_decodes,
+            query_len=self.query_len,
+            max_query_len=self.max_query_len,
+            max_seq_len=lengths.max_seq_len,
+            num_sms=self.num_sms,
+            splits=splits_for(heads.num_kv_heads, self.num_sms),
+        )
+
+    def _prefill_tiles(self, num_queries: int) -> Tensor:
+        if num_queries not in self._tiles:
+            lengths, device = self.inputs.lengths, self.inputs.seq_lens.device
+            tiles = torch.from_numpy(prefill_tiles(lengths.query_lens, lengths.num_decodes, num_queries))
+            on_gpu = device.type == "cuda"
+            self._tiles[num_queries] = tiles.pin_memory().to(device, non_blocking=True) if on_gpu else tiles
+        return self._tiles[num_queries]
+
+
+def _num_sms(device: torch.device) -> int:
+    """Multiprocessors; the interpreter runs programs one after the other."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

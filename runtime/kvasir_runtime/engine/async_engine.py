@@ -1,35 +1,49 @@
 """The engine as an API process sees it: hand in a prompt, get text and tokens as they come.
 
 It owns what is under way in this process. A generation that is left before its end is aborted in the core, a core that
-dies fails every generation, and `is_stalled` tells a hung core from an idle one.
+dies fails every generation, and so does a defect in here; `is_stalled` tells a hung core from an idle one.
 """
 
 import hashlib
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from kvasir_runtime.engine.active_request import ActiveRequest, ActiveSequence
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.detokenizer import Detokenizer, TextOptions
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
+    Abort,
     AbortRequests,
     AddRequest,
+    BeamSearch,
     EngineFailed,
     EngineReady,
     FinishReason,
     FromCore,
-    RequestOutput,
+    PlainTokens,
     SamplingParams,
     SchedulerStats,
+    SequenceOutput,
+    SequenceStart,
     StepOutputs,
 )
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import EngineDeadError, InvalidRequestError, KvasirRuntimeError, ServerUnavailableError
+from kvasir_runtime.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    KvasirRuntimeError,
+    RequestFailedError,
+    ServerUnavailableError,
+)
 from kvasir_runtime.metrics import RequestMetrics
+
+logger = logging.getLogger(__name__)
 
 _NOTHING: Mapping[int, SequenceDelta] = {}
 
@@ -44,22 +58,13 @@ class GenerateRequest:
     sampling: SamplingParams
     text: TextOptions
     n: int = 1
+    beam: BeamSearch | None = None
+    """The `n` sequences are the best of this search; None: each draws its tokens."""
     priority: int = 0
     tenant: str = ""
     cache_salt: str | None = None
     arrival_time: float | None = None
     """Seconds since the epoch; None: now. It decides on the request's place among those that wait."""
-
-
-@dataclass(slots=True)
-class _Addressee:
-    """Whom the outputs of one request id are for, and its times (monotonic seconds) for the metrics."""
-
-    generation: Generation
-    index: int
-    num_prompt_tokens: int
-    arrival: float
-    last_token: float | None = None
 
 
 class AsyncEngine:
@@ -73,7 +78,7 @@ class AsyncEngine:
         self._metrics = metrics
         self._api_index = api_index
         self._counter = itertools.count()
-        self._addressees: dict[str, _Addressee] = {}
+        self._requests: dict[str, ActiveRequest] = {}
         self._last_progress = time.monotonic()
         self._dead: EngineDeadError | None = None
         self.ready: EngineReady | None = None
@@ -87,6 +92,9 @@ class AsyncEngine:
                     self._handle(message)
         except EngineDeadError as error:
             self._die(error)
+        except Exception as error:
+            logger.exception("the engine's outputs cannot be handed out any more")
+            self._die(EngineDeadError(f"this server has a defect, its log has the details: {error!r}"))
 
     @property
     def dead(self) -> EngineDeadError | None:
@@ -94,7 +102,7 @@ class AsyncEngine:
 
     def is_stalled(self, stall_seconds: float) -> bool:
         """Work of this process is pending, and for so long no step has finished."""
-        return bool(self._addressees) and time.monotonic() - self._last_progress > stall_seconds
+        return bool(self._requests) and time.monotonic() - self._last_progress > stall_seconds
 
     def generate(
         self, requests: Sequence[GenerateRequest], so_far: Mapping[int, SequenceDelta] = _NOTHING
@@ -109,60 +117,72 @@ class AsyncEngine:
         if self.ready is None:
             raise ServerUnavailableError("the model is still loading; wait until /ready answers 200")
         arrival = time.monotonic()
-        if not self._addressees:
+        if not self._requests:
             self._last_progress = arrival  # an idle core had nothing to make progress with
-        sequences = dict(self._sequences(requests, so_far))
-        generation = Generation(
-            {index: child.request_id for index, (child, _) in sequences.items()},
-            {index: detokenizer for index, (_, detokenizer) in sequences.items()},
-            self._end_early,
-        )
-        for index, (child, _) in sequences.items():
-            self._addressees[child.request_id] = _Addressee(generation, index, len(child.prompt_token_ids), arrival)
-            self._channel.send(child)
+        added = [self._added(request, first, so_far) for request, first in _numbered(requests)]
+        indices = [sequence.delta_index for _, sequences in added for sequence in sequences.values()]
+        generation = Generation(indices, lambda: self._abort([message.request_id for message, _ in added]))
+        for message, sequences in added:
+            if sequences:
+                self._requests[message.request_id] = ActiveRequest(
+                    generation, len(message.prompt_token_ids), arrival, sequences
+                )
+                self._channel.send(message)
         return generation
 
     def give_up(self, error: KvasirRuntimeError) -> None:
         """Ends every generation with the error; the core drops their requests as they are left."""
-        for addressee in self._addressees.values():
-            addressee.generation.fail(error)
+        for request in self._requests.values():
+            request.generation.fail(error)
 
-    def _sequences(
-        self, requests: Sequence[GenerateRequest], so_far: Mapping[int, SequenceDelta]
-    ) -> Iterator[tuple[int, tuple[AddRequest, Detokenizer]]]:
-        """What is left to generate, by index."""
-        children = [(request, child) for request in requests for child in self._children(request)]
-        for index, (request, child) in enumerate(children):
-            detokenizer = Detokenizer(self._tokenizer, request.text)
-            begun = so_far.get(index)
-            if begun is None:
-                yield index, (child, detokenizer)
-            elif begun.finish_reason is None:
-                _skip(detokenizer, begun.token_ids)
-                yield index, (_continued(child, begun.token_ids), detokenizer)
-
-    def _children(self, request: GenerateRequest) -> Iterator[AddRequest]:
-        arrival_time = time.time() if request.arrival_time is None else request.arrival_time
+    def _added(
+        self, request: GenerateRequest, first: int, so_far: Mapping[int, SequenceDelta]
+    ) -> tuple[AddRequest, dict[int, ActiveSequence]]:
+        """The core's order for what is left to generate, and our side of its sequences, the first of them `first`."""
+        starts, sequences = [], {}
         for index in range(request.n):
-            yield AddRequest(
-                request_id=f"{request.request_id}:{self._api_index}.{next(self._counter)}",
-                api_index=self._api_index,
-                prompt_token_ids=request.prompt_token_ids,
-                sampling=msgspec.structs.replace(request.sampling, seed=child_seed(request.sampling.seed, index)),
-                arrival_time=arrival_time,
-                priority=request.priority,
-                tenant=request.tenant,
-                cache_salt=request.cache_salt,
-            )
+            begun = so_far.get(first + index, SequenceDelta(index=first + index))
+            if begun.finish_reason is None:
+                seed = child_seed(request.sampling.seed, index)
+                starts.append(SequenceStart(index=index, seed=seed, output_token_ids=begun.token_ids))
+                sequences[index] = ActiveSequence(begun.index, self._detokenizer(request.text, begun.token_ids))
+        return self._message(request, starts), sequences
 
-    def _end_early(self, request_ids: Sequence[str], reason: FinishReason) -> None:
-        """Have the core drop those that it has not finished itself."""
+    def _detokenizer(self, options: TextOptions, token_ids: list[int]) -> Detokenizer:
+        """Behind tokens whose text is out already."""
+        detokenizer = Detokenizer(self._tokenizer, options)
+        if (stop := detokenizer.feed(token_ids).stop) is not None:
+            raise InvalidRequestError(f"the sequence to be continued had ended already, at the stop string {stop!r}")
+        return detokenizer
+
+    def _message(self, request: GenerateRequest, sequences: list[SequenceStart]) -> AddRequest:
+        sampling = request.sampling
+        if all(sequence.output_token_ids for sequence in sequences):  # the prompt's were sent with the first token
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        return AddRequest(
+            request_id=f"{request.request_id}:{self._api_index}.{next(self._counter)}",
+            api_index=self._api_index,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=sampling,
+            sequences=sequences,
+            arrival_time=time.time() if request.arrival_time is None else request.arrival_time,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=request.cache_salt,
+            beam=request.beam,
+        )
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        """Have the core drop what is left of these requests."""
         now = time.monotonic()
-        under_way = [request_id for request_id in request_ids if request_id in self._addressees]
-        for request_id in under_way:
-            self._metrics.finished(reason, now - self._addressees.pop(request_id).arrival)
-        if under_way:
-            self._channel.send(AbortRequests(request_ids=under_way))
+        left = {
+            request_id: self._requests.pop(request_id) for request_id in request_ids if request_id in self._requests
+        }
+        for request in left.values():
+            for _ in request.sequences:
+                self._metrics.finished("abort", now - request.arrival)
+        if left:
+            self._channel.send(AbortRequests(aborts=[Abort(request_id) for request_id in left]))
 
     def _handle(self, message: FromCore) -> None:
         match message:
@@ -176,47 +196,68 @@ class AsyncEngine:
 
     def _distribute(self, step: StepOutputs) -> None:
         now = time.monotonic()
-        if step.outputs or self.stats is None or step.stats.num_steps > self.stats.num_steps:
+        if step.outputs or step.plain or self.stats is None or step.stats.num_steps > self.stats.num_steps:
             self._last_progress = now
         self.stats = step.stats
-        for output in step.outputs:
-            addressee = self._addressees.get(output.request_id)
-            if addressee is None:  # aborted while this was on its way
-                continue
-            self._observe(addressee, output, now)
-            if output.finish_reason is not None:
-                del self._addressees[output.request_id]
-            addressee.generation.receive(addressee.index, output)
+        for output in itertools.chain(step.outputs, _unpacked(step.plain)):
+            request = self._requests.get(output.request_id)
+            sequence = None if request is None else request.sequences.get(output.index)
+            if request is not None and sequence is not None:  # else it ended while this was on its way
+                self._receive(request, sequence, output, now)
 
-    def _observe(self, addressee: _Addressee, output: RequestOutput, now: float) -> None:
-        if output.new_token_ids:
-            if addressee.last_token is None:
-                self._metrics.first_token(now - addressee.arrival, addressee.num_prompt_tokens)
-            else:
-                self._metrics.next_token(now - addressee.last_token)
-            addressee.last_token = now
-            self._metrics.generated(len(output.new_token_ids))
-        if output.finish_reason is not None:
-            self._metrics.finished(output.finish_reason, now - addressee.arrival)
+    def _receive(self, request: ActiveRequest, sequence: ActiveSequence, output: SequenceOutput, now: float) -> None:
+        delta = request.delta(sequence, output)
+        self._observe(request, sequence, delta, now)
+        if delta.finish_reason is not None:
+            self._end(request, output, delta.finish_reason, now)
+        if delta.finish_reason == "error":
+            error = output.error or "the engine gave up on this request and did not say why"
+            request.generation.fail(RequestFailedError(error))
+        else:
+            request.generation.receive(delta)
+
+    def _observe(self, request: ActiveRequest, sequence: ActiveSequence, delta: SequenceDelta, now: float) -> None:
+        if not delta.token_ids:
+            return
+        if sequence.last_token is None:
+            self._metrics.first_token(now - request.arrival)
+        else:
+            self._metrics.next_token(now - sequence.last_token)
+        if not request.has_begun:
+            self._metrics.prompt(request.num_prompt_tokens)
+        request.has_begun = True
+        sequence.last_token = now
+        self._metrics.generated(len(delta.token_ids))
+
+    def _end(self, request: ActiveRequest, output: SequenceOutput, reason: FinishReason, now: float) -> None:
+        """Forget a sequence, and end it in the core where a stop string did that here."""
+        del request.sequences[output.index]
+        if not request.sequences:
+            del self._requests[output.request_id]
+        self._metrics.finished(reason, now - request.arrival)
+        if output.finish_reason is None:
+            self._channel.send(AbortRequests(aborts=[Abort(output.request_id, output.index)]))
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
-        for addressee in self._addressees.values():
-            addressee.generation.fail(error)
-        self._addressees.clear()
+        self.give_up(error)
+        self._requests.clear()
 
 
-def _skip(detokenizer: Detokenizer, token_ids: list[int]) -> None:
-    """Feeds tokens whose text is out."""
-    _, stop, _ = detokenizer.feed(token_ids)
-    if stop is not None:
-        raise InvalidRequestError(f"the sequence to be continued had ended already, at the stop string {stop!r}")
+def _numbered(requests: Sequence[GenerateRequest]) -> Iterator[tuple[GenerateRequest, int]]:
+    """Each request with the number of its first sequence."""
+    firsts = itertools.accumulate((request.n for request in requests), initial=0)
+    return zip(requests, firsts, strict=False)
 
 
-def _continued(child: AddRequest, token_ids: list[int]) -> AddRequest:
-    """The prompt's own log-probabilities were sent with the first token."""
-    sampling = msgspec.structs.replace(child.sampling, prompt_logprobs=None) if token_ids else child.sampling
-    return msgspec.structs.replace(child, output_token_ids=token_ids, sampling=sampling)
+def _unpacked(plain: PlainTokens | None) -> Iterator[SequenceOutput]:
+    if plain is None:
+        return
+    start = 0
+    for request_id, index, num_tokens in zip(plain.request_ids, plain.indices, plain.num_tokens, strict=True):
+        token_ids = plain.token_ids[start : start + num_tokens]
+        yield SequenceOutput(request_id=request_id, index=index, new_token_ids=token_ids)
+        start += num_tokens
 
 
 def _stats_at_start(ready: EngineReady) -> SchedulerStats:

@@ -2,7 +2,7 @@
 
 The core binds `ipc://<dir>/core`, API process i binds `ipc://<dir>/api-<i>`, and each side connects a PUSH to the
 other's, so start order does not matter. Both ends sleep in the kernel while nothing arrives. Queues are unbounded: a
-slow API process must never hold up the engine's step, and admission bounds how much can be under way.
+slow API process must never hold up the engine's step, and admission bounds how many sequences can be under way.
 """
 
 import asyncio
@@ -101,6 +101,17 @@ class CoreChannel:
         for push in self._pushes:
             push.close()
         self._context.term()
+
+
+def tell_api_processes(ipc_dir: Path, api_server_count: int, message: FromCore) -> None:
+    """For a core that cannot speak any more; takes up to a second until the other side has taken it."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    payload = msgspec.msgpack.encode(message)
+    for index in range(api_server_count):
+        push = _connect_push(context, api_address(ipc_dir, index))
+        push.send(payload, zmq.NOBLOCK)
+        push.close()
+    context.term()
 
 
 class EngineChannel:

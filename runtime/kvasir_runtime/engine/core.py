@@ -1,13 +1,13 @@
 """The engine's step loop: receive, schedule, execute, update, emit.
 
-One step ahead: step N+1 is planned and handed to the device while step N runs, and N's results are taken when N+1 is on
-its way, so the device never waits for planning. Switched off, each step is finished before the next is planned. An idle
-engine sleeps in its channel and uses no CPU.
+`steps_ahead` steps may be queued on the device beyond the one whose results are awaited: the next step is planned and
+handed over while others run, so the device never waits for planning. At 0 each step is finished before the next is
+planned. An idle engine sleeps in its channel and uses no CPU.
 """
 
 import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,15 +16,15 @@ from kvasir_runtime.engine.messages import (
     AbortRequests,
     AddRequest,
     FromCore,
-    RequestOutput,
-    Shutdown,
+    SchedulerStats,
+    SequenceOutput,
     StepOutputs,
     ToCore,
 )
-from kvasir_runtime.execution.executor import Executor
-from kvasir_runtime.scheduling.batch import BatchOutput, ScheduledBatch
-from kvasir_runtime.scheduling.request import request_from
-from kvasir_runtime.scheduling.scheduler import AddressedOutput, Scheduler
+from kvasir_runtime.execution.executor import Executor, PendingResult
+from kvasir_runtime.scheduling.scheduler import Scheduler
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.update import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +43,25 @@ class Channel(Protocol):
     def broadcast(self, message: FromCore) -> None: ...
 
 
+class StepCosts(Protocol):
+    """Who wants to know how long steps of decodes take (the depth of speculation)."""
+
+    def observe_step(self, num_requests: int, num_asked: int, num_proposals: int, seconds: float) -> None:
+        """`num_asked` drafts in all were to be verified, `num_proposals` a sequence to be proposed."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """A step on the device."""
+    """A step on the device, or queued for it."""
 
-    batch: ScheduledBatch
-    result: Future[BatchOutput]
+    plan: StepPlan
+    pending: Future[PendingResult]
+    start: float
+    """Seconds of a monotonic clock."""
+
+    def result(self) -> StepResult:
+        """Wait for it; raises what the step raised."""
+        return self.pending.result().result()
 
 
 class EngineCore:
@@ -58,83 +71,105 @@ class EngineCore:
         channel: Channel,
         scheduler: Scheduler,
         *,
-        block_size: int,
-        max_model_len: int,
-        one_step_ahead: bool,
+        steps_ahead: int,
+        step_costs: StepCosts | None = None,
     ) -> None:
         self._executor = executor
         self._channel = channel
         self._scheduler = scheduler
-        self._block_size = block_size
-        self._max_model_len = max_model_len
-        self._one_step_ahead = one_step_ahead
-        self._running_step: RunningStep | None = None
+        self._steps_ahead = steps_ahead
+        self._step_costs = step_costs
+        self._running_steps: deque[RunningStep] = deque()
         self._num_steps = 0
         self._num_failed_in_a_row = 0
         self._last_step_time = time.time()
+        self._last_result_time = time.monotonic()
+        self._last_stats: SchedulerStats | None = None
         self._last_stats_time = 0.0
-        self._is_shut_down = False
 
     def run(self) -> None:
-        """Step until told to shut down, or until steps fail again and again."""
-        while not self._is_shut_down:
+        """Step until steps fail again and again."""
+        while True:
             self.step()
 
     def step(self) -> None:
-        """One turn of the loop: plan a step, and take the results of the one before (of this one, if not ahead)."""
+        """One turn of the loop: plan a step, and take the results of the oldest once enough are under way."""
         self._receive()
-        batch = self._scheduler.schedule()
-        next_step = RunningStep(batch, self._executor.execute(batch)) if batch else None
-        finished, self._running_step = self._running_step, next_step
-        if finished is not None:
-            self._finish(finished)
-        if self._running_step is not None and not self._one_step_ahead:
-            self._finish(self._running_step)
-            self._running_step = None
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._running_steps.append(self._execute(plan))
+        outcome = Outcome(outputs=self._scheduler.take_rejected())
+        if self._running_steps and (plan is None or len(self._running_steps) > self._steps_ahead):
+            self._finish(self._running_steps.popleft(), outcome)
+        self._emit(outcome)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._running_steps and not self._scheduler.has_work
 
     def _receive(self) -> None:
-        is_idle = self._running_step is None and not self._scheduler.has_requests
+        is_idle = self._is_idle
+        if is_idle:
+            self._executor.use_idle_time()
         for message in self._channel.receive(None if is_idle else 0.0):
             match message:
                 case AddRequest():
-                    self._scheduler.add(
-                        request_from(message, max_model_len=self._max_model_len, block_size=self._block_size)
-                    )
+                    self._scheduler.add(message)
                 case AbortRequests():
-                    for request_id in message.request_ids:
-                        self._scheduler.abort(request_id)
-                case Shutdown():
-                    self._is_shut_down = True
+                    for abort in message.aborts:
+                        self._scheduler.abort(abort.request_id, abort.index)
 
-    def _finish(self, step: RunningStep) -> None:
-        """Wait for a step's results and send them out."""
+    def _execute(self, plan: StepPlan) -> RunningStep:
+        start = time.monotonic()
+        self._executor.forward(plan)
+        return RunningStep(plan, self._executor.sample(), start)
+
+    def _finish(self, step: RunningStep, outcome: Outcome) -> None:
+        """Wait for a step's results and let the scheduler take them."""
         try:
-            output = step.result.result()
+            result = step.result()
         except Exception as error:
-            outputs = self._fail(step, error)
+            self._fail(step, error, outcome)
         else:
             self._num_failed_in_a_row = 0
-            outputs = self._scheduler.update(step.batch, output)
+            self._observe(step)
+            self._scheduler.update(step.plan, result, outcome)
         self._num_steps += 1
         self._last_step_time = time.time()
-        self._emit(outputs)
 
-    def _fail(self, step: RunningStep, error: Exception) -> list[AddressedOutput]:
+    def _observe(self, step: RunningStep) -> None:
+        """A queued step begins when the one before it has ended."""
+        now = time.monotonic()
+        plan, seconds = step.plan, now - max(step.start, self._last_result_time)
+        self._last_result_time = now
+        if self._step_costs is not None and plan.num_decodes == len(plan.rows):
+            num_asked = plan.num_tokens - plan.num_decodes
+            self._step_costs.observe_step(plan.num_decodes, num_asked, plan.num_proposals, seconds)
+
+    def _fail(self, step: RunningStep, error: Exception, outcome: Outcome) -> None:
         """A step that raised ends its own requests only; the device is given up when it goes on like this."""
         self._num_failed_in_a_row += 1
-        logger.exception("step %d failed with %d requests", self._num_steps, len(step.batch.requests), exc_info=error)
+        logger.exception("step %d failed with %d sequences", self._num_steps, len(step.plan.rows), exc_info=error)
         if self._num_failed_in_a_row >= MAX_FAILED_STEPS_IN_A_ROW:
             raise error
-        return self._scheduler.fail(step.batch, f"the step that computed this request failed: {error}")
+        while self._running_steps:
+            self._running_steps.popleft().pending.exception()  # skipped, or of no use: planned again below
+        self._executor.recover()
+        self._scheduler.fail(step.plan, f"the step that computed this request failed: {error}", outcome)
 
-    def _emit(self, outputs: list[AddressedOutput]) -> None:
+    def _emit(self, outcome: Outcome) -> None:
+        """Send out what a turn brought; tell everybody how things stand, now and then and before falling asleep."""
         stats = self._scheduler.stats(self._num_steps, self._last_step_time)
-        by_api: dict[int, list[RequestOutput]] = defaultdict(list)
-        for addressed in outputs:
-            by_api[addressed.api_index].append(addressed.output)
         is_stats_due = self._last_step_time - self._last_stats_time >= STATS_INTERVAL_SECONDS
-        if is_stats_due or not self._scheduler.has_requests:
+        if is_stats_due or (self._is_idle and stats != self._last_stats):
             self._last_stats_time = self._last_step_time
+            self._last_stats = stats
             self._channel.broadcast(StepOutputs(outputs=[], stats=stats))
-        for api_index, outputs_of_api in by_api.items():
-            self._channel.send(api_index, StepOutputs(outputs=outputs_of_api, stats=stats))
+        by_api: dict[int, list[SequenceOutput]] = defaultdict(list)
+        for addressed in outcome.outputs:
+            by_api[addressed.api_index].append(addressed.output)
+        for api_index in by_api.keys() | outcome.plain.keys():
+            self._channel.send(
+                api_index,
+                StepOutputs(outputs=by_api.get(api_index, []), plain=outcome.plain.get(api_index), stats=stats),
+            )

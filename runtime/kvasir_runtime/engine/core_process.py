@@ -8,13 +8,15 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from kvasir_runtime.child_process import follow_parent
 from kvasir_runtime.config import RuntimeConfig
-from kvasir_runtime.engine.channel import CoreChannel
+from kvasir_runtime.engine.channel import tell_api_processes
 from kvasir_runtime.engine.messages import EngineFailed
 from kvasir_runtime.malloc import share_one_arena
 
@@ -33,26 +35,33 @@ class CoreProcessArguments:
     parent_pid: int
 
 
-def start_engine_core(config: RuntimeConfig, ipc_dir: Path) -> BaseProcess:
-    """Start the engine core; the caller owns the process and joins it."""
+@contextmanager
+def running_engine_core(config: RuntimeConfig, ipc_dir: Path) -> Iterator[BaseProcess]:
+    """The engine core lives while the block runs. API processes are told of one that ends before, in whatever way.
+
+    Behind the block nothing of it is left: neither the process nor anything that touches `ipc_dir`.
+    """
     arguments = CoreProcessArguments(config, ipc_dir, os.getpid())
     process = multiprocessing.get_context("spawn").Process(
         target=_run_engine_core, args=(arguments,), name="kvasir-engine-core"
     )
     process.start()
-    return process
-
-
-def watch_engine_core(process: BaseProcess, config: RuntimeConfig, ipc_dir: Path) -> None:
-    """From a thread of its own, tell the API processes of a core that ends without a word (killed, out of memory)."""
+    has_to_end = threading.Event()
 
     def watch() -> None:
         process.join()
-        channel = CoreChannel(ipc_dir, config.server.api_server_count)
-        channel.broadcast(EngineFailed(error=f"its process ended with status {process.exitcode}"))
-        channel.close()
+        if not has_to_end.is_set():
+            failed = EngineFailed(error=f"its process ended with status {process.exitcode}")
+            tell_api_processes(ipc_dir, config.server.api_server_count, failed)
 
-    threading.Thread(target=watch, name="engine-core-watch", daemon=True).start()
+    watcher = threading.Thread(target=watch, name="engine-core-watch")
+    watcher.start()
+    try:
+        yield process
+    finally:
+        has_to_end.set()
+        process.kill()
+        watcher.join()
 
 
 def _run_engine_core(arguments: CoreProcessArguments) -> None:
@@ -62,6 +71,7 @@ def _run_engine_core(arguments: CoreProcessArguments) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch loads OpenMP
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default, which Triton 3.9 warns will change
     from kvasir_runtime.engine.core_main import run_engine_core  # torch: not for the parent
 
     run_engine_core(arguments.config, arguments.ipc_dir)

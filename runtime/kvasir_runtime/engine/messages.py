@@ -36,6 +36,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Every token id that ends the sequence (end-of-sequence ids are in here unless the client ignores them)."""
 
 
+class SequenceStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of a request's sequences, where it begins here."""
+
+    index: int
+    """Among the request's sequences; outputs carry it."""
+    seed: int
+    """Of its draws; takes the place of the request's."""
+    output_token_ids: list[int] = []
+    """Generated already, by another engine; the sequence goes on after them as if it had been preempted."""
+
+
+class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Beam search as Hugging Face defines it: the request's sequences are its best hypotheses, best first."""
+
+    width: int
+    length_penalty: float = 1.0
+    """Exponent of the length by which a hypothesis' summed log-probability is divided."""
+    early_stopping: bool = False
+    """End as soon as `width` hypotheses are complete."""
+
+
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
     """Unique among all requests in flight of all API processes."""
@@ -43,6 +64,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Which API process the outputs go to."""
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    sequences: list[SequenceStart]
+    """At least one. They share the prompt's KV blocks and differ in their seeds; `sampling.seed` is not read."""
     arrival_time: float
     """Seconds since the epoch."""
     priority: int = 0
@@ -50,16 +73,18 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tenant: str = ""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
-    output_token_ids: list[int] = []
-    """Generated already, by another engine; the sequence goes on after them as if it had been preempted."""
+    beam: BeamSearch | None = None
+    """None: every sequence draws its tokens."""
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True):
+    request_id: str
+    index: int | None = None
+    """One sequence; None: all that are left of the request."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    request_ids: list[str]
-
-
-class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End the engine core now; requests in flight are dropped."""
+    aborts: list[Abort]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -71,10 +96,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Of the chosen token, counted from 1."""
 
 
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step brought for one request."""
+class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step brought for one sequence, when it is more than tokens (`PlainTokens`)."""
 
     request_id: str
+    index: int = 0
     new_token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     """One entry per new token, when asked for."""
@@ -87,6 +113,21 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The token id that ended the sequence, if one did; it is the last of `new_token_ids`."""
     error: str | None = None
     """Says why, with finish_reason `error`."""
+    cumulative_logprob: float | None = None
+    """Of a beam's hypothesis: the sum of its tokens' log-probabilities."""
+
+
+class PlainTokens(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of sequences that go on and have nothing else to tell: most of all outputs, so told in columns.
+
+    A struct for each of 256 sequences takes 90 us to make, four columns take 15 (benchmarks/scheduler.py).
+    """
+
+    request_ids: list[str]
+    indices: list[int]
+    num_tokens: list[int]
+    """How many of `token_ids`, in order, belong to each sequence."""
+    token_ids: list[int]
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,15 +145,27 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens found there."""
     last_step_time: float
     """Seconds since the epoch."""
+    num_held: int = 0
+    """Requests that wait for something else than their turn."""
+    num_drafts: int = 0
+    """Times that drafts of a sequence were verified."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Draft tokens that held."""
+    num_accepted_per_position: list[int] = []
+    """How often the first, second, ... draft token held."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    outputs: list[RequestOutput]
+    outputs: list[SequenceOutput]
     stats: SchedulerStats
+    plain: PlainTokens | None = None
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_model_len: int
+    max_num_seqs: int
+    """Rows: a beam search may be no wider."""
     vocab_size: int
     num_blocks: int
     block_size: int
@@ -128,5 +181,5 @@ class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str
 
 
-ToCore = AddRequest | AbortRequests | Shutdown
+ToCore = AddRequest | AbortRequests
 FromCore = StepOutputs | EngineReady | EngineFailed

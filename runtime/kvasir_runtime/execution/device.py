@@ -1,12 +1,9 @@
-"""The device that a rank computes on: which one, its float types, its memory, and the way of small arrays to it."""
+"""The device that a rank computes on: which one, its float types and its memory."""
 
 import os
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from kvasir_runtime.config import Device, DType
 from kvasir_runtime.errors import ConfigurationError
@@ -53,14 +50,6 @@ def resident_bytes() -> int:
     """Anonymous memory of this process now; pages of mapped files can be dropped and do not count."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return int(fields["RssAnon"].split()[0]) * 1024
-
-
-def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array on the device: shared memory on CPU, a copy that nobody waits for on CUDA."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _cpu_quota(cgroup: Path) -> float | None:

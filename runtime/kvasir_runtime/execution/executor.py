@@ -1,31 +1,122 @@
-"""Where the engine core hands a step over to the device, and collects its results one step later.
+"""Where the engine core hands steps over to the device, and collects their results some steps later.
 
-One rank runs in the engine core's own process: a single thread owns the model and takes batches in order, so planning
-the next step and talking to clients overlap with the device's work. More ranks will stand behind the same two calls.
+One rank runs in the engine core's own process: a single thread owns the model and takes steps in order, so planning the
+next step and talking to clients overlap with the device's work. A step has two halves, `forward` and `sample`, because
+what may be sampled (a grammar's mask) can be worked out while the model computes. More ranks will stand behind the same
+calls.
 """
 
+import logging
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Protocol
 
-from kvasir_runtime.scheduling.batch import BatchOutput, ScheduledBatch
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir_runtime.errors import StepSkippedError
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+TokenMask = NDArray[np.bool_]
+"""[positions sampled, vocab_size]: which tokens may be drawn."""
 
 
-class BatchRunner(Protocol):
-    """What executes a batch, in order of the calls (ModelRunner)."""
+class PendingResult(Protocol):
+    """A step that the device may still be busy with."""
 
-    def run(self, batch: ScheduledBatch) -> BatchOutput: ...
+    def result(self) -> StepResult:
+        """Wait for it."""
+
+
+class StepRunner(Protocol):
+    """What executes steps, in the order of the calls (ModelRunner)."""
+
+    def forward(self, plan: StepPlan) -> None: ...
+
+    def sample(self, mask: TokenMask | None) -> PendingResult:
+        """Draw the tokens of the oldest step that went forward and was not sampled."""
+
+    def use_idle_time(self) -> bool:
+        """Do one piece of work that steps can do without (capture a graph); whether there is more."""
 
 
 class Executor:
-    """Runs batches in order on one thread of its own, which calls `prepare_thread` before the first."""
+    """A queue of steps, taken in order by one thread of its own, which calls `prepare_thread` before the first.
 
-    def __init__(self, runner: BatchRunner, prepare_thread: Callable[[], None] | None = None) -> None:
+    When a step raises, those queued behind it are skipped, since they may build on it, until `recover`.
+    """
+
+    def __init__(self, runner: StepRunner, prepare_thread: Callable[[], None] | None = None) -> None:
         self._runner = runner
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device", initializer=prepare_thread)
+        self._prepare_thread = prepare_thread
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._failure: Exception | None = None
+        self._is_told = False  # of the failure, through a future
+        self._is_idle = False
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread.start()
 
-    def execute(self, batch: ScheduledBatch) -> Future[BatchOutput]:
-        return self._thread.submit(self._runner.run, batch)
+    def forward(self, plan: StepPlan) -> None:
+        """Begin a step. Its failure is told by `sample`."""
+        self._queue.put(lambda: self._forward(plan))
+
+    def sample(self, mask: TokenMask | None = None) -> Future[PendingResult]:
+        """End the step begun last. Raises, through the future, what the step raised; StepSkippedError behind such a
+        step."""
+        future: Future[PendingResult] = Future()
+        self._queue.put(lambda: self._sample(mask, future))
+        return future
+
+    def recover(self) -> None:
+        """Run what is queued from now on, after every future of the failed queue has been taken."""
+        self._failure, self._is_told = None, False
+
+    def use_idle_time(self) -> None:
+        """Nothing will come for a while: let the runner do, piece by piece, what steps can do without."""
+        self._queue.put(self._begin_idle_time)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """End the thread after the step that it is in."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        if self._prepare_thread is not None:
+            self._prepare_thread()
+        while (work := self._next_work()) is not None:
+            work()
+
+    def _next_work(self) -> Callable[[], None] | None:
+        """What is queued; in idle time the runner may work while nothing is, then the thread sleeps."""
+        while self._is_idle and self._queue.empty():
+            try:
+                self._is_idle = self._runner.use_idle_time()
+            except Exception:
+                logger.exception("work in idle time failed; it is not tried again before the next")
+                self._is_idle = False
+        return self._queue.get()
+
+    def _begin_idle_time(self) -> None:
+        self._is_idle = True
+
+    def _forward(self, plan: StepPlan) -> None:
+        self._is_idle = False
+        if self._failure is None:
+            try:
+                self._runner.forward(plan)
+            except Exception as error:
+                self._failure = error
+
+    def _sample(self, mask: TokenMask | None, future: Future[PendingResult]) -> None:
+        if self._failure is None:
+            try:
+                future.set_result(self._runner.sample(mask))
+                return
+            except Exception as error:
+                self._failure = error
+        is_told, self._is_told = self._is_told, True  # who hears of it may recover at once
+        future.set_exception(StepSkippedError("a step before this one failed") if is_told else self._failure)

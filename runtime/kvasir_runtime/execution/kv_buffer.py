@@ -1,17 +1,20 @@
-"""How many KV-cache blocks a rank gets, and the one buffer that holds them.
+"""How many pages of KV cache a rank gets, the one buffer that holds them, and each layer's views into it.
 
-Blocks are contiguous across layers, so that swapping, offloading or sending one is a single copy.
+A page is one block of all layers of a KV group, contiguous, so that swapping, offloading or sending it is one copy.
 """
 
+import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.huge_pages import use_huge_pages
-from kvasir_runtime.models.options import DecoderOptions
+from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, LayerPlace
 
 DEFAULT_CPU_BYTES = 4 * 1024**3
 DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
@@ -24,40 +27,89 @@ class DeviceMemory:
     device_type: str
     limit_bytes: int
     used_bytes: int
-    """By weights and by the largest step's activations."""
+    """By weights and by what the largest steps take while they run."""
+    graph_bytes: int = 0
+    """Of those, what CUDA graphs may take."""
 
 
-def block_bytes(options: DecoderOptions, block_size: int, dtype: torch.dtype) -> int:
-    return options.num_layers * 2 * block_size * options.num_kv_heads * options.head_dim * dtype.itemsize
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
 
 
-def num_kv_blocks(
-    cache: CacheConfig, bytes_per_block: int, memory: DeviceMemory, *, max_num_seqs: int, max_model_len: int
-) -> int:
+def blocks_of_sequence(layout: KvLayout, num_tokens: int, max_num_batched_tokens: int) -> int:
+    """Most blocks that a sequence of so many tokens holds at once, over all groups.
+
+    A group with a window needs no more than the window and a step's tokens touch, wherever in a block they begin.
+    """
+    num_full = -(-num_tokens // layout.block_size)
+    total = 0
+    for group in layout.groups:
+        if group.window is None:
+            total += num_full
+        else:
+            total += min(num_full, -(-(group.window + max_num_batched_tokens) // layout.block_size) + 1)
+    return total
+
+
+def num_kv_blocks(cache: CacheConfig, layout: KvLayout, memory: DeviceMemory, limits: SequenceLimits) -> int:
     """Blocks to allocate. Raises ConfigurationError when not even one sequence of max_model_len tokens fits."""
+    _check(cache)
+    budget = limits.max_num_batched_tokens
+    num_needed = blocks_of_sequence(layout, limits.max_model_len, budget)
     num_blocks = cache.num_gpu_blocks_override
     if num_blocks is None:
-        num_blocks = _cache_bytes(cache, memory) // bytes_per_block
+        num_blocks = _cache_bytes(cache, memory) // layout.page_bytes
         if _is_cpu_default(cache, memory):
-            num_blocks = min(num_blocks, max_num_seqs * -(-max_model_len // cache.block_size))
-    num_needed = -(-max_model_len // cache.block_size)
+            num_blocks = min(num_blocks, limits.max_num_seqs * num_needed)
     if num_blocks < num_needed:
-        fitting = max(0, num_blocks) * cache.block_size
+        lengths = range(0, limits.max_model_len, layout.block_size)
+        fitting = bisect.bisect_right(lengths, num_blocks, key=lambda n: blocks_of_sequence(layout, n, budget)) - 1
         raise ConfigurationError(
-            f"the KV cache holds {max(0, num_blocks)} blocks of {cache.block_size} tokens, but one request of "
-            f"max_model_len {max_model_len} needs {num_needed}: lower --max-model-len to {fitting}, or give the cache "
-            f"more with --kv-cache-memory-bytes (one request takes {num_needed * bytes_per_block} bytes), "
-            "--gpu-memory-utilization or --num-gpu-blocks-override"
+            f"the KV cache holds {num_blocks} blocks of {layout.block_size} tokens, but one request of "
+            f"max_model_len {limits.max_model_len} needs {num_needed}: lower --max-model-len to {lengths[fitting]}, or "
+            f"give the cache more with --kv-cache-memory-bytes (one request takes {num_needed * layout.page_bytes} "
+            "bytes), --gpu-memory-utilization or --num-gpu-blocks-override"
         )
     return num_blocks
 
 
-def allocate_kv_cache(
-    options: DecoderOptions, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]. CPU memory is taken on first use."""
-    shape = (num_blocks, options.num_layers, 2, block_size, options.num_kv_heads, options.head_dim)
-    return use_huge_pages(torch.empty(shape, dtype=dtype, device=device))
+def allocate_kv_buffer(layout: KvLayout, num_blocks: int, device: torch.device) -> Tensor:
+    """uint8 [num_blocks, page_bytes]. CPU memory is taken on first use."""
+    return use_huge_pages(torch.empty((num_blocks, layout.page_bytes), dtype=torch.uint8, device=device))
+
+
+def layer_caches(layout: KvLayout, specs: Sequence[KvSpec], buffer: Tensor) -> list[LayerCache]:
+    """Each layer's views into the buffer, [num_blocks, block_size, num_kv_heads, head_dim]."""
+    return [
+        _layer_cache(layout.block_size, spec, place, buffer) for spec, place in zip(specs, layout.places, strict=True)
+    ]
+
+
+def _layer_cache(block_size: int, spec: KvSpec, place: LayerPlace, buffer: Tensor) -> LayerCache:
+    """Keys of a block, then its values; a latent layer has one vector for both."""
+    typed = buffer.view(getattr(torch, spec.dtype))
+    shape = (-1, block_size, spec.num_kv_heads, spec.head_dim)
+    size = block_size * spec.num_kv_heads * spec.head_dim
+    start = place.offset_bytes // spec.itemsize
+    starts = [start + size * index for index in range(spec.num_tensors)]
+    tensors = [typed[:, first : first + size].view(shape) for first in starts]
+    return LayerCache(tensors[0], tensors[-1], place.group)
+
+
+def _check(cache: CacheConfig) -> None:
+    """Raises ConfigurationError for a value that can never work."""
+    share = cache.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise ConfigurationError(f"--gpu-memory-utilization {share}: expected a share above 0 and at most 1")
+    for flag, value in (
+        ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes),
+        ("--num-gpu-blocks-override", cache.num_gpu_blocks_override),
+    ):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{flag} {value}: expected at least 1; leave it out to take a share of the memory")
 
 
 def _cache_bytes(cache: CacheConfig, memory: DeviceMemory) -> int:

@@ -1,66 +1,70 @@
-"""Changes to logits before anything is drawn: penalties for repeated tokens, logit_bias, and min_tokens.
+"""Changes to logits before anything is drawn: what is not a number, a grammar's mask, penalties for repeated tokens,
+logit_bias, and min_tokens. A position after drafts is adjusted as if they had been sampled already."""
 
-Repetition counts prompt and output, presence and frequency only the output, as Hugging Face and OpenAI define them.
-Each is applied to the tokens concerned alone, not to the whole vocabulary.
-"""
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.execution.device import upload
-from kvasir_runtime.execution.input_batch import Int64Array, RequestRows
-from kvasir_runtime.execution.sampling_rows import Trait
+from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.sampled_positions import SampledPositions, Subset
+
+_NEVER = float("-inf")
 
 
-def adjust_logits(logits: Tensor, requests: RequestRows, rows: Int64Array, positions: Int64Array) -> Tensor:
-    """Adjust float32 logits [num_rows, vocab_size] in place; `positions` [num_rows] are those about to be sampled."""
-    traits = requests.sampling.traits_of(rows)
-    if traits & Trait.PENALTIES:
-        _penalize(logits, requests, rows, positions)
-    if traits & Trait.LOGIT_BIAS:
-        for index in requests.sampling.having(Trait.LOGIT_BIAS, rows):
-            token_ids, bias = requests.sampling.logit_bias[rows[index]]
-            logits[index, upload(token_ids, logits.device)] += upload(bias, logits.device)
-    if traits & Trait.MIN_TOKENS:
-        _forbid_stop_tokens(logits, requests, rows, positions)
+def adjust_logits(
+    logits: Tensor, rows: Rows, positions: SampledPositions, drawn_at: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Adjust float32 logits [num_positions, vocab_size], in place.
+
+    `drawn_at` int64 [num_positions] are the positions of the tokens about to be drawn, `mask` bool as the logits says
+    which are allowed. NaN is never drawn, and infinity is the largest number. Beams' logits become log-probabilities
+    before anything else, so what the others change is summed up as Hugging Face sums it.
+    """
+    logits.nan_to_num_(nan=_NEVER, posinf=torch.finfo(logits.dtype).max, neginf=_NEVER)
+    if positions.beams is not None:
+        logits[positions.beams.index] = positions.beams.of(logits).log_softmax(dim=-1)
+    if mask is not None:
+        logits.masked_fill_(~mask, _NEVER)
+    if positions.penalised is not None:
+        _penalize(logits, rows, positions, positions.penalised)
+    if positions.biased is not None:
+        _add_bias(logits, rows, positions.biased)
+    if positions.min_tokens is not None:
+        _forbid_stop_tokens(logits, rows, positions.min_tokens, drawn_at)
     return logits
 
 
-def _penalize(logits: Tensor, requests: RequestRows, rows: Int64Array, positions: Int64Array) -> None:
-    sampling = requests.sampling
-    index = sampling.having(Trait.PENALTIES, rows)
-    rows, positions = rows[index], positions[index]
-    seen, token_ids = _tokens_between(requests, rows, np.zeros_like(positions), positions)
-    place = _place(logits, index[seen], token_ids)
-    penalty = upload(sampling.repetition_penalty[rows][seen], logits.device)
-    values = logits[place]
-    # A token that occurs twice is read before either write, so it is penalised once.
-    logits[place] = torch.where(values > 0, values / penalty, values * penalty)
-    seen, token_ids = _tokens_between(requests, rows, requests.num_prompt_tokens[rows], positions)
-    place = _place(logits, index[seen], token_ids)
-    logits[place] = logits[place] - upload(sampling.presence_penalty[rows][seen], logits.device)
-    logits.index_put_(place, -upload(sampling.frequency_penalty[rows][seen], logits.device), accumulate=True)
+def _penalize(logits: Tensor, rows: Rows, positions: SampledPositions, penalised: Subset) -> None:
+    """Repetition scales what prompt or output hold, once; presence and frequency are subtracted for the output's."""
+    sampling, own = rows.sampling, penalised.rows
+    counts = rows.penalty_counts.in_output[own]
+    if positions.width > 1:
+        _count_drafts(counts, rows.drafts[own, : positions.width - 1], penalised.of(positions.num_earlier))
+    some = penalised.of(logits)
+    is_in_output = counts > 0
+    penalty = sampling.repetition_penalty[own].unsqueeze(1)
+    scaled = torch.where(some > 0, some / penalty, some * penalty)
+    some = torch.where(is_in_output | rows.penalty_counts.in_prompt[own], scaled, some)
+    some -= is_in_output * sampling.presence_penalty[own].unsqueeze(1)
+    some -= counts * sampling.frequency_penalty[own].unsqueeze(1)
+    logits[penalised.index] = some
 
 
-def _tokens_between(
-    requests: RequestRows, rows: Int64Array, first: Int64Array, last: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """All tokens `[first, last)` of the rows laid end to end: (index into rows, token id)."""
-    lengths = last - first
-    starts = np.cumsum(lengths) - lengths
-    index = np.repeat(np.arange(len(rows)), lengths)
-    positions = np.arange(lengths.sum()) + np.repeat(first - starts, lengths)
-    return index, requests.token_ids[rows[index], positions].astype(np.int64)
+def _count_drafts(counts: Tensor, drafts: Tensor, num_earlier: Tensor) -> None:
+    """Add to counts [n, vocab_size] the first `num_earlier` [n] of each one's drafts [n, most]."""
+    column = torch.arange(drafts.shape[1], device=drafts.device)
+    is_earlier = (column < num_earlier.unsqueeze(1)) & (drafts >= 0)
+    counts.scatter_add_(1, drafts.clamp(min=0).long(), is_earlier.int())
 
 
-def _place(logits: Tensor, row_index: Int64Array, token_ids: Int64Array) -> tuple[Tensor, Tensor]:
-    return upload(row_index, logits.device), upload(token_ids, logits.device)
+def _add_bias(logits: Tensor, rows: Rows, biased: Subset) -> None:
+    """Padding repeats a token: it gets the same number twice."""
+    place = (biased.index.unsqueeze(1), rows.sampling.bias_token_ids[biased.rows])
+    logits[place] = logits[place] + rows.sampling.bias_values[biased.rows]
 
 
-def _forbid_stop_tokens(logits: Tensor, requests: RequestRows, rows: Int64Array, positions: Int64Array) -> None:
-    sampling = requests.sampling
-    num_output = positions - requests.num_prompt_tokens[rows]
-    for index in sampling.having(Trait.MIN_TOKENS, rows):
-        if num_output[index] < sampling.min_tokens[rows[index]]:
-            logits[index, upload(sampling.stop_token_ids[rows[index]], logits.device)] = float("-inf")
+def _forbid_stop_tokens(logits: Tensor, rows: Rows, limited: Subset, drawn_at: Tensor) -> None:
+    own = limited.rows
+    num_output = limited.of(drawn_at) - rows.num_prompt_tokens[own]
+    is_early = (num_output < rows.sampling.min_tokens[own]).unsqueeze(1)
+    place = (limited.index.unsqueeze(1), rows.sampling.stop_token_ids[own])
+    logits[place] = torch.where(is_early, _NEVER, logits[place])

@@ -1,19 +1,55 @@
-"""Log-probabilities of raw logits, as clients ask for them: the chosen token, the most likely ones, and the rank."""
+"""Log-probabilities as clients ask for them: the chosen token, the most likely ones, and the rank of the chosen.
+
+They are computed on the device, and become entries once they have been downloaded.
+"""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.engine.messages import TokenLogprobs
 
 
-def token_logprobs(logprobs: Tensor, token_ids: Tensor, num_alternatives: list[int]) -> list[TokenLogprobs]:
-    """One entry a row of `logprobs` [num_rows, vocab_size], for the chosen `token_ids` int64 [num_rows]."""
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    token_ids: Tensor  # int64 [n, 1 + most], the chosen one first, then the most likely in falling order
+    logprobs: Tensor  # float32 [n, 1 + most]
+    ranks: Tensor  # int64 [n], of the chosen one, from 1
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.token_ids, self.logprobs, self.ranks
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, most: int) -> LogprobTensors:
+    """Of raw logits [n, vocab_size] and the chosen `token_ids` int64 [n], with the `most` most likely."""
+    logprobs = logits.float().log_softmax(dim=-1)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1))
-    ranks = (logprobs > chosen).sum(dim=1) + 1
-    most = logprobs.topk(max(num_alternatives), dim=1)
-    ids = torch.cat((token_ids.unsqueeze(1), most.indices), dim=1).tolist()
-    values = torch.cat((chosen, most.values), dim=1).tolist()
+    likely = logprobs.topk(min(most, logprobs.shape[1]), dim=1)
+    return LogprobTensors(
+        token_ids=torch.cat((token_ids.unsqueeze(1), likely.indices), dim=1),
+        logprobs=torch.cat((chosen, likely.values), dim=1),
+        ranks=(logprobs > chosen).sum(dim=1) + 1,
+    )
+
+
+def concatenate(parts: list[LogprobTensors]) -> LogprobTensors:
+    return LogprobTensors(
+        torch.cat([part.token_ids for part in parts]),
+        torch.cat([part.logprobs for part in parts]),
+        torch.cat([part.ranks for part in parts]),
+    )
+
+
+def entries(
+    token_ids: NDArray[Any], logprobs: NDArray[Any], ranks: NDArray[Any], numbers: list[int]
+) -> list[TokenLogprobs]:
+    """One entry a line of the downloaded tensors, with so many alternatives each."""
     return [
-        TokenLogprobs(row_ids[: 1 + number], row_values[: 1 + number], rank)
-        for row_ids, row_values, number, rank in zip(ids, values, num_alternatives, ranks.tolist(), strict=True)
+        TokenLogprobs(ids[: 1 + number], values[: 1 + number], rank)
+        for ids, values, rank, number in zip(
+            token_ids.tolist(), logprobs.tolist(), ranks.tolist(), numbers, strict=True
+        )
     ]

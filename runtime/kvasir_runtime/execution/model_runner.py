@@ -1,145 +1,252 @@
-"""Executes one scheduled step: rows, inputs, decoder, logits of the tokens that matter, sampling, results.
+"""Computes a rank's steps: rows, inputs, decoder, logits of the positions that matter, draws, drafts, results.
 
-Steps run strictly in order on one thread. Sampled tokens are kept in the rows, so a step may compute a token that the
-scheduler has not seen yet.
+Steps run strictly in order on one thread. Tokens that are drawn stay in the rows, so later steps may compute them
+before the scheduler has seen them; their results are read whenever the reader comes to it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionMetadata
-from kvasir_runtime.engine.messages import TokenLogprobs
-from kvasir_runtime.execution.device import upload
-from kvasir_runtime.execution.input_batch import Int64Array, RequestRows, StepInputs
+from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
+from kvasir_runtime.execution.graphs import ComputeStep
 from kvasir_runtime.execution.logprobs import token_logprobs
-from kvasir_runtime.execution.sampler import sample
-from kvasir_runtime.execution.sampling_rows import Trait
-from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.models.decoder import Decoder
-from kvasir_runtime.models.layers import StepContext
-from kvasir_runtime.scheduling.batch import BatchOutput, ScheduledBatch
+from kvasir_runtime.execution.pending_result import PendingResult, StepTensors
+from kvasir_runtime.execution.prompt_scores import ScoredPrompt, score_prompt, scored_prompts
+from kvasir_runtime.execution.rows import Rows, store_drafts
+from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder, Subset
+from kvasir_runtime.execution.sampler import adjusted_logits, draw
+from kvasir_runtime.execution.sampling_rows import Int32Array
+from kvasir_runtime.execution.step_inputs import StepInputBuilder
+from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.step_ops import StepOps
+from kvasir_runtime.kernels.verify_drafts import DrawnTokens, KnownTokens, VerifiedTokens
+from kvasir_runtime.models.decoder import Decoder, DecoderOutput
+from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.speculative.proposer import Proposer, VerifiedStep
 
-_NONE: Int64Array = np.empty(0, dtype=np.int64)
-_PROMPT_LOGITS_AT_ONCE = 128
-"""Prompt positions scored together: a whole prompt's logits over a large vocabulary would take gigabytes."""
+TokenMask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Prompt tokens of one request to be scored in a step."""
+class EagerDecoder:
+    """Runs the decoder kernel by kernel."""
 
-    request_id: str
-    row: int
-    tokens: Int64Array  # [num_scored], the step's tokens whose logits score
-    scored_ids: Int64Array  # [num_scored], the prompt token after each
+    decoder: Decoder
+    backend: AttentionBackend
+    caches: Sequence[LayerCache]
+    captured_layers: tuple[int, ...]
+
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None) -> DecoderOutput:
+        attention = self.backend.prepare(inputs)
+        return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, self.captured_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedStep:
+    """A step between the decoder and the draws."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    positions: SampledPositions
+    prompts: list[ScoredPrompt]
+    output: DecoderOutput
+    sampled_hidden: Tensor  # [num_positions, hidden_size]
+    prompt_hidden: list[Tensor]  # of each scored prompt [n, hidden_size]
 
 
 class ModelRunner:
-    """Owns the rows and the KV cache of one rank.
+    """Owns the rows of one rank, and writes its KV buffer uint8 [num_blocks, page_bytes]."""
 
-    `kv_cache` is the rank's buffer [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
-    """
-
-    def __init__(self, decoder: Decoder, ops: Ops, rows: RequestRows, kv_cache: Tensor) -> None:
-        self._decoder = decoder
-        self._ops = ops
+    def __init__(
+        self,
+        *,
+        rows: Rows,
+        buffer: Tensor,
+        compute: ComputeStep,
+        to_logits: Callable[[Tensor], Tensor],
+        ops: StepOps,
+        proposer: Proposer | None,
+        max_num_batched_tokens: int,
+        transfers: Transfers,
+        idle_work: Callable[[], bool] | None = None,
+    ) -> None:
         self._rows = rows
-        self._device = kv_cache.device
-        self._layer_caches = [(kv_cache[:, i, 0], kv_cache[:, i, 1]) for i in range(kv_cache.shape[1])]
+        self._buffer = buffer
+        self._compute = compute
+        self._to_logits = to_logits
+        self._ops = ops
+        self._proposer = proposer
+        self._transfers = transfers
+        self._idle_work = idle_work
+        self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers)
+        self._positions = SampledPositionsBuilder(rows, transfers)
+        self._known = KnownTokens(rows.token_ids, rows.num_known, rows.num_computed, rows.drafts)
+        self._forwarded: ForwardedStep | None = None
 
     @torch.inference_mode()
-    def run(self, batch: ScheduledBatch) -> BatchOutput:
-        """Compute the step and wait for its tokens."""
-        self._rows.apply(batch)
-        step = self._rows.step_inputs(batch.requests)
-        sampling = np.flatnonzero(step.samples)
-        traits = self._rows.sampling.traits_of(step.rows)
-        prompts = self._prompt_scores(batch, step) if traits & Trait.PROMPT_LOGPROBS else []
-        hidden = self._forward(step, _kept_tokens(step, sampling, prompts))
-        token_ids, logprobs = self._sample(hidden[: len(sampling)], step, sampling, traits)
-        return BatchOutput(token_ids, logprobs, self._score(hidden[len(sampling) :], prompts))
+    def forward(self, plan: StepPlan) -> None:
+        """Take over the plan's differences and compute its tokens. `sample` follows, before the next step."""
+        self._forwarded = None
+        self._rows.apply(plan)
+        self._copy_blocks(plan.block_copies)
+        inputs = self._inputs.build(plan)
+        query_lens = inputs.lengths.query_lens
+        positions = self._positions.build(plan, query_lens)
+        prompts = scored_prompts(plan, self._rows, query_lens)
+        kept = self._kept_tokens(inputs, positions, prompts)
+        output = self._compute(inputs, kept)
+        sampled, scored = self._split(output.hidden, kept, positions, prompts)
+        self._forwarded = ForwardedStep(plan, inputs, positions, prompts, output, sampled, scored)
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Free the rows of requests before a batch would."""
-        for request_id in request_ids:
-            self._rows.forget(request_id)
+    @torch.inference_mode()
+    def sample(self, mask: TokenMask | None = None) -> PendingResult:
+        """Draw after the forwarded step's positions, keep what holds in the rows, and propose the next drafts.
 
-    def _forward(self, step: StepInputs, kept_tokens: Int64Array | None) -> Tensor:
-        """Hidden states [num_kept, hidden_size] of the kept tokens (None: all)."""
-        device = self._device
-        metadata = AttentionMetadata(
-            query_starts=upload(step.query_starts, device),
-            seq_lens=upload(step.seq_lens, device),
-            block_table=upload(step.block_table, device),
-            slots=upload(step.slots, device),
-            max_query_len=step.max_query_len,
-            max_seq_len=step.max_seq_len,
+        `mask` bool [num_positions, vocab_size] says which tokens are allowed.
+        """
+        step, self._forwarded = self._forwarded, None
+        assert step is not None, "sample() follows a forward() that ended well"
+        self._advance_unsampled(step)
+        tensors = self._draw(step, mask)
+        tensors.prompts = [
+            (prompt.row, score_prompt(prompt, hidden, self._rows, self._to_logits))
+            for prompt, hidden in zip(step.prompts, step.prompt_hidden, strict=True)
+        ]
+        if self._proposer is not None:
+            self._propose(self._proposer, step, tensors.verified)
+        return PendingResult(tensors, step.positions, self._rows, self._transfers)
+
+    def use_idle_time(self) -> bool:
+        """Do what makes later steps faster, for some 50 ms at most; to be called between steps while there is no work.
+        False: nothing is left to do."""
+        return self._idle_work is not None and self._idle_work()
+
+    def _copy_blocks(self, copies: Int32Array) -> None:
+        """One after the other: a later copy may read what an earlier one wrote."""
+        for source, target in copies.tolist():
+            self._buffer[target].copy_(self._buffer[source])
+
+    def _kept_tokens(
+        self, inputs: StepInputs, positions: SampledPositions, prompts: list[ScoredPrompt]
+    ) -> Tensor | None:
+        """Tokens whose hidden states are wanted: those sampled after, then those that score prompts; None: all.
+
+        A step that wants none still keeps its last token, so that no kernel meets an empty input.
+        """
+        if self._proposer is not None and self._proposer.wants_hidden:
+            return None
+        num_tokens = inputs.token_ids.shape[0]
+        if prompts:
+            wanted = np.concatenate([positions.host_tokens, *(prompt.tokens for prompt in prompts)])
+        elif positions.num_positions == num_tokens:
+            return None
+        elif positions.num_positions:
+            return positions.tokens
+        else:
+            wanted = np.array([num_tokens - 1])
+        return self._transfers.upload(wanted)[0]
+
+    def _split(
+        self, hidden: Tensor, kept: Tensor | None, positions: SampledPositions, prompts: list[ScoredPrompt]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(hidden states of the sampled positions, those of each prompt), in the order of `_kept_tokens`."""
+        num_sampled = positions.num_positions
+        if kept is None:
+            sampled = hidden if num_sampled == len(hidden) else hidden[positions.tokens]
+            return sampled, [hidden[self._transfers.upload(prompt.tokens)[0]] for prompt in prompts]
+        sizes = [len(prompt.tokens) for prompt in prompts]
+        ends = np.cumsum([num_sampled, *sizes]).tolist()
+        return hidden[:num_sampled], [hidden[end - size : end] for end, size in zip(ends[1:], sizes, strict=True)]
+
+    def _advance_unsampled(self, step: ForwardedStep) -> None:
+        """Chunks that nothing is drawn after have been computed all the same."""
+        if len(step.positions.host_requests) == len(step.plan.rows):
+            return
+        requests = np.flatnonzero(~step.plan.samples)
+        index, rows = self._transfers.upload(requests, step.plan.rows[requests].astype(np.int64))
+        self._rows.num_computed[rows] = step.inputs.seq_lens[index]
+
+    def _draw(self, step: ForwardedStep, mask: TokenMask | None) -> StepTensors:
+        positions, rows = step.positions, self._rows
+        if not positions.num_positions:
+            return StepTensors(_nothing_verified(self._transfers.device))
+        logits = self._to_logits(step.sampled_hidden)
+        after = step.inputs.positions
+        after = after if positions.num_positions == len(after) else after[positions.tokens]
+        drawn_at = after + 1
+        asked = positions.logprobs
+        # The reported log-probabilities are those of the raw logits, which drawing may overwrite.
+        raw = None if asked is None else logits.clone() if asked.is_all else asked.of(logits)
+        allowed = None if mask is None else self._transfers.upload(mask)[0]
+        adjusted = adjusted_logits(logits, rows, positions, drawn_at, allowed)
+        candidates = None if positions.beams is None else _candidates(adjusted, rows, positions)
+        token_ids = draw(adjusted, rows, positions, drawn_at, self._ops)
+        logprobs = None
+        if asked is not None and raw is not None:
+            most = int(rows.sampling.num_logprobs[positions.host_rows].max())
+            logprobs = token_logprobs(raw, asked.of(token_ids), most)
+        return StepTensors(self._verify(positions, token_ids, after), logprobs, candidates)
+
+    def _verify(self, positions: SampledPositions, token_ids: Tensor, after: Tensor) -> VerifiedTokens:
+        """Which drafts hold; the rows know the tokens that do from now on."""
+        drawn = DrawnTokens(token_ids, after, positions.starts, positions.rows, positions.draws, positions.width)
+        verified = self._ops.verify_drafts(drawn, self._known)
+        if positions.counted is not None:
+            self._count_tokens(positions.counted, verified)
+        return verified
+
+    def _count_tokens(self, counted: Subset, verified: VerifiedTokens) -> None:
+        """Tokens that hold count for the penalties of what follows."""
+        token_ids = counted.of(verified.token_ids).long()
+        column = torch.arange(token_ids.shape[1], device=token_ids.device)
+        holds = column < counted.of(verified.num_accepted).unsqueeze(1)
+        self._rows.penalty_counts.add(counted.rows.unsqueeze(1).expand_as(token_ids), token_ids, holds)
+
+    def _propose(self, proposer: Proposer, step: ForwardedStep, verified: VerifiedTokens) -> None:
+        """Let the proposer see the step; its guesses wait in the rows."""
+        positions = step.positions
+        rows = positions.rows.long()
+        requests, firsts = positions.requests, positions.starts[:-1].long()
+        last = verified.num_accepted.long() - 1
+        next_tokens = verified.token_ids.gather(1, last.clamp(min=0).unsqueeze(1)).squeeze(1).long()
+        accepted = positions.tokens[firsts] + last if len(rows) else rows
+        (num_slots,) = self._transfers.upload(self._rows.num_blocks[positions.host_rows] * self._rows.block_size)
+        if positions.drawing is not None:
+            own = positions.drawing.index
+            rows, requests, accepted, next_tokens = rows[own], requests[own], accepted[own], next_tokens[own]
+            num_slots = num_slots[own]
+        drafts = proposer.propose(
+            VerifiedStep(
+                inputs=step.inputs,
+                hidden=step.output.hidden,
+                captured=step.output.captured,
+                sampled=requests,
+                rows=rows,
+                last_accepted=accepted,
+                next_tokens=next_tokens,
+                num_known=self._rows.num_known[rows].long(),
+                num_slots=num_slots,
+                token_ids=self._rows.token_ids,
+                num_proposals=step.plan.num_proposals,
+            )
         )
-        context = StepContext(upload(step.positions, device), metadata)
-        kept = None if kept_tokens is None else upload(kept_tokens, device)
-        return self._decoder(upload(step.token_ids, device), context, self._layer_caches, kept)
-
-    def _sample(
-        self, hidden: Tensor, step: StepInputs, sampling: Int64Array, traits: int
-    ) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Tokens for the requests `sampling` (indices into the step), whose last hidden states are given."""
-        if not len(sampling):
-            return [], []
-        rows, positions = step.rows[sampling], step.seq_lens[sampling].astype(np.int64)
-        logits = self._decoder.logits(hidden)
-        asked = self._rows.sampling.having(Trait.LOGPROBS, rows) if traits & Trait.LOGPROBS else _NONE
-        raw = logits[upload(asked, self._device)].float().log_softmax(dim=-1) if len(asked) else None
-        sampled = sample(logits, self._rows, rows, positions, self._ops.argmax)
-        token_ids = sampled.cpu().numpy()
-        self._rows.store_sampled(rows, positions, token_ids)
-        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
-        if raw is not None:
-            numbers = self._rows.sampling.num_logprobs[rows[asked]].tolist()
-            entries = token_logprobs(raw, sampled[upload(asked, self._device)], numbers)
-            for index, entry in zip(asked.tolist(), entries, strict=True):
-                logprobs[index] = entry
-        return token_ids.tolist(), logprobs
-
-    def _prompt_scores(self, batch: ScheduledBatch, step: StepInputs) -> list[PromptScores]:
-        """Prompt tokens that requests want scored and whose predecessors are computed in this step."""
-        wanting = self._rows.sampling.having(Trait.PROMPT_LOGPROBS, step.rows)
-        scores = []
-        for index in wanting.tolist():
-            row, request = int(step.rows[index]), batch.requests[index]
-            first = request.num_computed_tokens
-            last = min(first + request.num_new_tokens, int(self._rows.num_prompt_tokens[row]) - 1)
-            if first < last:
-                tokens = np.arange(last - first) + step.query_starts[index]
-                scored_ids = self._rows.token_ids[row, first + 1 : last + 1].astype(np.int64)
-                scores.append(PromptScores(request.request_id, row, tokens, scored_ids))
-        return scores
-
-    def _score(self, hidden: Tensor, prompts: list[PromptScores]) -> dict[str, list[TokenLogprobs]]:
-        """Log-probabilities of the prompts' tokens, from the hidden states that follow the samples'."""
-        scores: dict[str, list[TokenLogprobs]] = {}
-        for prompt in prompts:
-            own, hidden = hidden[: len(prompt.tokens)], hidden[len(prompt.tokens) :]
-            number = int(self._rows.sampling.num_prompt_logprobs[prompt.row])
-            entries = scores[prompt.request_id] = []
-            scored_ids = upload(prompt.scored_ids, self._device)
-            for start in range(0, len(own), _PROMPT_LOGITS_AT_ONCE):
-                some = slice(start, start + _PROMPT_LOGITS_AT_ONCE)
-                logprobs = self._decoder.logits(own[some]).float().log_softmax(dim=-1)
-                entries.extend(token_logprobs(logprobs, scored_ids[some], [number] * len(logprobs)))
-        return scores
+        if len(rows):
+            store_drafts(self._rows, rows, drafts)
 
 
-def _kept_tokens(step: StepInputs, sampling: Int64Array, prompts: list[PromptScores]) -> Int64Array | None:
-    """Tokens whose logits are wanted: those sampled after, then those that score prompts; None: all, in order.
+def _candidates(adjusted: Tensor, rows: Rows, positions: SampledPositions) -> tuple[Tensor, Tensor]:
+    """Token ids and adjusted log-probabilities [num_beams, most] of the beams' most likely tokens."""
+    assert positions.beams is not None
+    most = int(rows.num_candidates[positions.host_rows].max())
+    likely = positions.beams.of(adjusted).topk(min(most, adjusted.shape[1]), dim=-1)
+    return likely.indices, likely.values
 
-    A step that wants none still keeps its last token, so that no kernel meets an empty input.
-    """
-    if not prompts and len(sampling) == len(step.token_ids):
-        return None
-    last_tokens = step.query_starts[1:][sampling].astype(np.int64) - 1
-    kept = np.concatenate([last_tokens, *(prompt.tokens for prompt in prompts)])
-    return kept if len(kept) else np.array([len(step.token_ids) - 1])
+
+def _nothing_verified(device: torch.device) -> VerifiedTokens:
+    none = torch.zeros(0, dtype=torch.int32, device=device)
+    return VerifiedTokens(none.view(0, 1), none, none)

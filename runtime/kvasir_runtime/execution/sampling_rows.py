@@ -1,93 +1,148 @@
-"""Sampling parameters of the requests in flight as arrays, one row a request, so that a step reads them without a loop.
+"""Sampling parameters of the sequences in flight: tensors on the device, one entry a row, written when a row is taken.
 
-`traits` says in one byte what a row needs beyond the most likely token; a step without traits is one argmax.
+The host keeps one byte a row, its traits: what a step needs is known without asking the device, and a step whose rows
+have no trait is one argmax.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.execution.transfers import Transfers
 
 MIN_TEMPERATURE = 1e-5
 """Below it sampling is greedy: dividing by less leaves the range of float32."""
+
+Int32Array = NDArray[np.int32]
 
 
 class Trait:
     """Bits; plain numbers, since an enum's cost numpy ten times as long."""
 
     RANDOM = 1
-    PENALTIES = 2
-    LOGIT_BIAS = 4
-    MIN_TOKENS = 8
-    LOGPROBS = 16
-    PROMPT_LOGPROBS = 32
+    TRUNCATED = 2
+    """By top_k or top_p."""
+    MIN_P = 4
+    PENALTIES = 8
+    LOGIT_BIAS = 16
+    MIN_TOKENS = 32
+    LOGPROBS = 64
+    PROMPT_LOGPROBS = 128
+
+    ADJUSTMENTS = PENALTIES | LOGIT_BIAS | MIN_TOKENS
 
 
 class SamplingRows:
-    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.traits = np.zeros(max_num_seqs, dtype=np.uint8)
-        self.temperature = np.ones(max_num_seqs, dtype=np.float32)
-        self.top_p = np.ones(max_num_seqs, dtype=np.float32)
-        self.top_k = np.full(max_num_seqs, vocab_size, dtype=np.int64)
-        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
-        self.presence_penalty = np.zeros(max_num_seqs, dtype=np.float32)
-        self.frequency_penalty = np.zeros(max_num_seqs, dtype=np.float32)
-        self.repetition_penalty = np.ones(max_num_seqs, dtype=np.float32)
-        self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
-        self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
-        self.stop_token_ids: dict[int, NDArray[np.int64]] = {}
-        """Row -> ids kept from being sampled before min_tokens."""
-        self.logit_bias: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
+    """`num_rows` rows; the tensors' first axis is the row."""
 
-    def traits_of(self, rows: NDArray[np.int64]) -> int:
+    def __init__(self, num_rows: int, vocab_size: int, transfers: Transfers) -> None:
+        device = transfers.device
+        self.vocab_size = vocab_size
+        self._transfers = transfers
+        self._floats = torch.ones((6, num_rows), device=device)
+        self.temperature, self.top_p, self.min_p = self._floats[:3]
+        self.presence_penalty, self.frequency_penalty, self.repetition_penalty = self._floats[3:]
+        self._integers = torch.ones((2, num_rows), dtype=torch.int32, device=device)
+        self.top_k, self.min_tokens = self._integers
+        self.seeds = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        """The bits of unsigned seeds."""
+        self.stop_token_ids = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
+        """Kept from being sampled before min_tokens; a row's last is repeated to the width of the longest."""
+        self.bias_token_ids = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
+        self.bias_values = torch.zeros((num_rows, 0), device=device)
+        self.traits = np.zeros(num_rows, dtype=np.uint8)
+        self.num_logprobs = np.zeros(num_rows, dtype=np.int64)
+        self.num_prompt_logprobs = np.zeros(num_rows, dtype=np.int64)
+
+    def traits_of(self, rows: Int32Array) -> int:
         """All that some of these rows need."""
         return int(np.bitwise_or.reduce(self.traits[rows]))
 
-    def having(self, trait: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Indices into `rows` of those that need `trait`."""
-        return np.flatnonzero(self.traits[rows] & trait)
+    def write(self, rows: Sequence[int], samplings: Sequence[SamplingParams]) -> None:
+        """Take over the parameters of new sequences and forks."""
+        for row, sampling in zip(rows, samplings, strict=True):
+            self.traits[row] = _traits(sampling, self.vocab_size)
+            self.num_logprobs[row] = sampling.logprobs or 0
+            self.num_prompt_logprobs[row] = sampling.prompt_logprobs or 0
+        index, floats, integers, seeds = self._transfers.upload(
+            np.array(rows, dtype=np.int64),
+            np.array([_floats(sampling) for sampling in samplings], dtype=np.float32).T,
+            np.array([self._integers_of(sampling) for sampling in samplings], dtype=np.int32).T,
+            np.array([sampling.seed % 2**64 for sampling in samplings], dtype=np.uint64).view(np.int64),
+        )
+        self._floats[:, index] = floats
+        self._integers[:, index] = integers
+        self.seeds[index] = seeds
+        for row, sampling in zip(rows, samplings, strict=True):
+            if self.traits[row] & Trait.MIN_TOKENS:
+                self._write_stop_tokens(row, self._known(sampling.stop_token_ids))
+            if self.traits[row] & Trait.LOGIT_BIAS:
+                self._write_bias(row, sampling.logit_bias)
 
-    def add(self, row: int, sampling: SamplingParams) -> None:
-        self.temperature[row] = max(sampling.temperature, MIN_TEMPERATURE)
-        self.top_p[row] = sampling.top_p
-        self.top_k[row] = min(sampling.top_k or self.vocab_size, self.vocab_size)
-        self.min_p[row] = sampling.min_p
-        self.presence_penalty[row] = sampling.presence_penalty
-        self.frequency_penalty[row] = sampling.frequency_penalty
-        self.repetition_penalty[row] = sampling.repetition_penalty
-        self.seed[row] = sampling.seed % 2**64
-        self.min_tokens[row] = sampling.min_tokens
-        self.num_logprobs[row] = sampling.logprobs or 0
-        self.num_prompt_logprobs[row] = sampling.prompt_logprobs or 0
-        self.stop_token_ids[row] = self._known(sampling.stop_token_ids)
-        if sampling.logit_bias:
-            bias = {token: value for token, value in sampling.logit_bias.items() if token < self.vocab_size}
-            self.logit_bias[row] = (self._known(bias), np.fromiter(bias.values(), np.float32, len(bias)))
-        self.traits[row] = _traits(sampling)
+    def _integers_of(self, sampling: SamplingParams) -> tuple[int, int]:
+        return min(sampling.top_k or self.vocab_size, self.vocab_size), sampling.min_tokens
 
-    def forget(self, row: int) -> None:
-        self.traits[row] = 0
-        self.stop_token_ids.pop(row, None)
-        self.logit_bias.pop(row, None)
+    def _write_stop_tokens(self, row: int, token_ids: list[int]) -> None:
+        self.stop_token_ids = _widened(self.stop_token_ids, len(token_ids))
+        padded = _padded(token_ids, self.stop_token_ids.shape[1])
+        (self.stop_token_ids[row],) = self._transfers.upload(np.array(padded, dtype=np.int64))
 
-    def _known(self, token_ids: Iterable[int]) -> NDArray[np.int64]:
+    def _write_bias(self, row: int, logit_bias: dict[int, float]) -> None:
+        token_ids = self._known(logit_bias)
+        self.bias_token_ids = _widened(self.bias_token_ids, len(token_ids))
+        self.bias_values = _widened(self.bias_values, len(token_ids))
+        padded = _padded(token_ids, self.bias_token_ids.shape[1])
+        self.bias_token_ids[row], self.bias_values[row] = self._transfers.upload(
+            np.array(padded, dtype=np.int64), np.array([logit_bias[token] for token in padded], dtype=np.float32)
+        )
+
+    def _known(self, token_ids: Sequence[int] | dict[int, float]) -> list[int]:
         """Ids outside the vocabulary can never be sampled, and must not be looked up."""
-        return np.array([token for token in token_ids if token < self.vocab_size], dtype=np.int64)
+        return [token for token in token_ids if 0 <= token < self.vocab_size]
 
 
-def _traits(sampling: SamplingParams) -> int:
+def _floats(sampling: SamplingParams) -> tuple[float, ...]:
+    return (
+        max(sampling.temperature, MIN_TEMPERATURE),
+        sampling.top_p,
+        sampling.min_p,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+    )
+
+
+def _traits(sampling: SamplingParams, vocab_size: int) -> int:
+    """Parameters of a greedy row that only shape a draw are no traits of it."""
+    is_random = sampling.temperature >= MIN_TEMPERATURE
+    has_top_k = sampling.top_k is not None and 0 < sampling.top_k < vocab_size
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1.0)
     needed = {
-        Trait.RANDOM: sampling.temperature >= MIN_TEMPERATURE,
+        Trait.RANDOM: is_random,
+        Trait.TRUNCATED: is_random and (has_top_k or sampling.top_p < 1.0),
+        Trait.MIN_P: is_random and sampling.min_p > 0,
         Trait.PENALTIES: any(penalties),
-        Trait.LOGIT_BIAS: bool(sampling.logit_bias),
-        Trait.MIN_TOKENS: sampling.min_tokens > 0 and bool(sampling.stop_token_ids),
+        Trait.LOGIT_BIAS: any(0 <= token < vocab_size for token in sampling.logit_bias),
+        Trait.MIN_TOKENS: sampling.min_tokens > 0 and any(0 <= token < vocab_size for token in sampling.stop_token_ids),
         Trait.LOGPROBS: sampling.logprobs is not None,
         Trait.PROMPT_LOGPROBS: sampling.prompt_logprobs is not None,
     }
     return sum(trait for trait, is_needed in needed.items() if is_needed)
+
+
+def _padded(token_ids: list[int], width: int) -> list[int]:
+    """The last repeated: setting a logit twice to the same number changes nothing."""
+    return token_ids + token_ids[-1:] * (width - len(token_ids))
+
+
+def _widened(tensor: Tensor, width: int) -> Tensor:
+    """The tensor with at least so many columns, new ones padded as rows are."""
+    missing = width - tensor.shape[1]
+    if missing <= 0:
+        return tensor
+    last = tensor[:, -1:] if tensor.shape[1] else tensor.new_zeros((tensor.shape[0], 1))
+    return torch.cat((tensor, last.expand(-1, missing)), dim=1)

@@ -6,7 +6,7 @@ from ctypes import CDLL
 import torch
 from torch.nn import functional
 
-from kvasir_runtime.kernels.native import DTYPE_CODES
+from kvasir_runtime.kernels.native import DTYPE_CODES, warn_of_twin
 
 
 def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
@@ -35,12 +35,12 @@ def _gated(
     native: Callable[..., None], reference: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     def gated(gate_up: torch.Tensor) -> torch.Tensor:
-        code = DTYPE_CODES.get(gate_up.dtype)
-        if code is None or gate_up.dim() != 2 or gate_up.stride(1) != 1:
+        if gate_up.dtype not in DTYPE_CODES or gate_up.dim() != 2 or gate_up.stride(1) != 1:
+            warn_of_twin("the gated activation", f"its input is {gate_up.dtype} with strides {gate_up.stride()}")
             return reference(gate_up)
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((rows, width), dtype=gate_up.dtype)
-        native(code, gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), rows, width)
+        native(DTYPE_CODES[gate_up.dtype], gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), rows, width)
         return out
 
     return gated

@@ -3,7 +3,6 @@
 The cache key covers the sources, flags, compiler, processor and torch, so none is loaded where it does not fit.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -12,10 +11,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+
+from filelock import FileLock
 
 from kvasir_runtime.errors import KvasirRuntimeError
 
@@ -48,7 +48,7 @@ def build_library(compiler: str, cache_folder: Path | None = None) -> Path:
     library = folder / f"kernels-{_fingerprint(compiler)}.so"
     if library.exists():
         return library
-    with _locked(folder / "lock"):
+    with FileLock(folder / "lock"):
         if not library.exists():
             started = time.monotonic()
             logger.info("compiling the CPU kernels with %s, once for this machine", compiler)
@@ -114,10 +114,3 @@ def _processor() -> str:
     kept = ("model name", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
     first = {line.split(":", 1)[0].strip(): line for line in reversed(lines) if ":" in line}
     return platform.machine() + "".join(first[name] for name in kept if name in first)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -4,6 +4,8 @@ bfloat16 weights on the CPU are kept once, in the layout of the chosen path, and
 and devices go through torch as they are, so that float32 results stay exact.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
@@ -14,32 +16,31 @@ from kvasir_runtime.kernels.native import load_library
 PATHS = ("auto", "torch", "onednn", "packed", *VARIANTS)
 
 
+@dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear layer over weight [N, K]. Call it with x [M, K], any M; its rows also serve as a tied embedding."""
+    """Call it with x [M, K], any M; the weight's rows also serve as a tied embedding."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto") -> None:
-        """Take the weight over; the caller should drop its own reference.
-
-        `path` is auto (measure), torch, onednn, packed (our layout, the fastest instructions for it), or one of
-        fma, dot, amx (our layout, these instructions). Raises ConfigurationError for a path that cannot run here.
-        """
-        self.out_features, self.in_features = weight.shape
-        self._weight = _prepare(weight.detach(), bias, path)
+    weight: LinearWeight
 
     @property
     def path(self) -> str:
         """What computes it, for logs and benchmarks."""
-        return self._weight.name
+        return self.weight.name
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._weight.multiply(x)
+        return self.weight.multiply(x)
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The weight's rows [T, K] for token ids int64 [T]: the input embedding of a model with tied embeddings."""
-        return self._weight.rows(token_ids)
+        return self.weight.rows(token_ids)
 
 
-def _prepare(weight: torch.Tensor, bias: torch.Tensor | None, path: str) -> LinearWeight:
+def make_weight(weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto") -> LinearWeight:
+    """Take weight [N, K] and bias [N] over; the caller should drop its own references.
+
+    `path` is auto (measure), torch, onednn, packed (our layout, the fastest instructions for it), or one of
+    fma, dot, amx (our layout, these instructions). Raises ConfigurationError for a path that cannot run here.
+    """
     if path not in PATHS:
         raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
     if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":

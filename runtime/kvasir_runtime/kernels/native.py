@@ -16,33 +16,45 @@ from kvasir_runtime.kernels.prebuilt import find_prebuilt
 
 logger = logging.getLogger(__name__)
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The types that are compiled, by their numbers in vec.h."""
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
 _SIGNATURES: dict[str, list[type[Any]]] = {
     "kvasir_rms_norm": [_INT, _INT, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER, _POINTER, _LONG, _FLOAT],
     "kvasir_add_rms_norm": [
-        *(_INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _FLOAT),
+        _INT, _INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _FLOAT,
     ],
     "kvasir_silu_and_mul": [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG],
     "kvasir_gelu_tanh_and_mul": [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG],
-    "kvasir_rotary": [
-        *(_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _LONG, _LONG, _LONG),
-        *(_POINTER, _POINTER, _POINTER, _LONG, _LONG),
-    ],
-    "kvasir_write_kv": [
-        *(_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _LONG),
+    "kvasir_rotate_and_write": [
+        _INT, _INT, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _FLOAT,
+        _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _LONG,
     ],
     "kvasir_argmax": [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG],
+    "kvasir_uniform": [_POINTER, _POINTER, _POINTER, _LONG],
+    "kvasir_prepare_inputs": [
+        *(_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG),
+        *(_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER),
+    ],
+    "kvasir_verify_drafts": [
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG),
+        *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER),
+    ],
     "kvasir_linear_pack": [_POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER],
     "kvasir_linear_rows": [_POINTER, _POINTER, _LONG, _POINTER],
     "kvasir_linear": [_POINTER, _INT, _POINTER, _LONG, _LONG, _POINTER, _LONG],
-    "kvasir_attention": [
-        *(_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
-        *(_POINTER, _POINTER, _POINTER, _LONG, _INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _FLOAT, _INT),
+    "kvasir_attention_plan": [
+        _INT, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _INT,
     ],
-}
+    "kvasir_attention_free": [_POINTER],
+    "kvasir_attention": [
+        _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT, _FLOAT,
+    ],
+    "kvasir_linear_has": [_INT],
+}  # fmt: skip
+_RESULTS = {"kvasir_linear_has": _INT, "kvasir_attention_plan": _POINTER}
 
 
 @functools.cache
@@ -58,10 +70,14 @@ def load_library() -> ctypes.CDLL | None:
     for name, argument_types in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = argument_types
-        function.restype = None
-    library.kvasir_linear_has.argtypes = [_INT]
-    library.kvasir_linear_has.restype = _INT
+        function.restype = _RESULTS.get(name)
     return library
+
+
+@functools.cache
+def warn_of_twin(kernel: str, reason: str) -> None:
+    """Say once that a kernel's plain twin computes what the compiled one cannot."""
+    logger.warning("%s runs as plain torch, several times slower than compiled: %s", kernel, reason)
 
 
 def _prebuilt_library() -> Path | None:

@@ -1,6 +1,7 @@
 """One implementation of every small kernel, gathered for the decoder: plain torch, or compiled for this CPU.
 
-The decoder calls these by name and never asks which implementation it holds. Attention and linear layers are apart.
+The decoder calls these by name and never asks which implementation it holds. Attention, with what
+happens to its inputs, and linear layers are apart.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,6 @@ from kvasir_runtime.kernels.rms_norm import (
     cpu_rms_norm,
     rms_norm_reference,
 )
-from kvasir_runtime.kernels.rotary import cpu_rotary, rotary_reference
-from kvasir_runtime.kernels.write_kv import cpu_write_kv, write_kv_reference
 
 
 class RmsNorm(Protocol):
@@ -40,30 +39,6 @@ class GatedActivation(Protocol):
     def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor: ...
 
 
-class Rotary(Protocol):
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor,
-        /,
-    ) -> None: ...
-
-
-class WriteKv(Protocol):
-    def __call__(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        slots: torch.Tensor,
-        /,
-    ) -> None: ...
-
-
 class Argmax(Protocol):
     def __call__(self, logits: torch.Tensor, /) -> torch.Tensor: ...
 
@@ -77,8 +52,6 @@ class Ops:
     add_rms_norm: AddRmsNorm
     silu_and_mul: GatedActivation
     gelu_tanh_and_mul: GatedActivation
-    rotary: Rotary
-    write_kv: WriteKv
     argmax: Argmax
 
 
@@ -90,8 +63,6 @@ def reference_ops() -> Ops:
         add_rms_norm=add_rms_norm_reference,
         silu_and_mul=silu_and_mul_reference,
         gelu_tanh_and_mul=gelu_tanh_and_mul_reference,
-        rotary=rotary_reference,
-        write_kv=write_kv_reference,
         argmax=argmax_reference,
     )
 
@@ -107,7 +78,5 @@ def cpu_ops() -> Ops:
         add_rms_norm=cpu_add_rms_norm(library),
         silu_and_mul=cpu_silu_and_mul(library),
         gelu_tanh_and_mul=cpu_gelu_tanh_and_mul(library),
-        rotary=cpu_rotary(library),
-        write_kv=cpu_write_kv(library),
         argmax=cpu_argmax(library),
     )

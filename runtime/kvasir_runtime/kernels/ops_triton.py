@@ -1,22 +1,17 @@
 """The decoder's small kernels for GPUs; apart from `ops`, since importing Triton takes a second that CPUs can save."""
 
 from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, triton_silu_and_mul
-from kvasir_runtime.kernels.argmax import argmax_reference
+from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
-from kvasir_runtime.kernels.rotary_triton import triton_rotary
-from kvasir_runtime.kernels.write_kv_triton import triton_write_kv
 
 
 def triton_ops() -> Ops:
-    """Our Triton kernels; argmax is torch's own."""
     return Ops(
         name="triton",
         rms_norm=triton_rms_norm,
         add_rms_norm=triton_add_rms_norm,
         silu_and_mul=triton_silu_and_mul,
         gelu_tanh_and_mul=triton_gelu_tanh_and_mul,
-        rotary=triton_rotary,
-        write_kv=triton_write_kv,
-        argmax=argmax_reference,
+        argmax=triton_argmax,
     )

@@ -4,13 +4,15 @@ Query token i of a request sits at position seq_len - query_len + i and sees the
 `window` of them. The compiled kernel cuts work by request alone, so a result does not depend on the neighbours.
 """
 
-from collections.abc import Callable
 from ctypes import CDLL
 
 import torch
 
 from kvasir_runtime.kernels.linear_weight import VARIANTS
 from kvasir_runtime.kernels.native import DTYPE_CODES
+
+MAX_GROUP = 64
+"""Query heads that share a key head: rows of one tile."""
 
 
 def paged_attention_reference(
@@ -20,21 +22,35 @@ def paged_attention_reference(
     query_starts: torch.Tensor,
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
+    rows: torch.Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Fill out [T, Hq, D] for query [T, Hq, D] and caches [num_blocks, block_size, Hk, D]; float32 inside."""
+    """Fill out [T, Hq, D] for query [T, Hq, D] and caches [num_blocks, block_size, Hk, D]; float32 inside.
+
+    Request i reads row `rows[i]` of block_table. Neither table entries nor keys that no query of it sees are read.
+    """
     starts = query_starts.tolist()
-    for request, seq_len in enumerate(seq_lens.tolist()):
-        rows = slice(starts[request], starts[request + 1])
-        num_blocks = -(-seq_len // key_cache.shape[1])
-        blocks = block_table[request, :num_blocks].long()
-        keys = key_cache[blocks].flatten(0, 1)[:seq_len]
-        values = value_cache[blocks].flatten(0, 1)[:seq_len]
-        out[rows] = _attend(query[rows], keys, values, scale, window, softcap).to(out.dtype)
+    for request, (row, seq_len) in enumerate(zip(rows.tolist(), seq_lens.tolist(), strict=True)):
+        tokens = slice(starts[request], starts[request + 1])
+        query_len = tokens.stop - tokens.start
+        if query_len == 0:
+            continue
+        first = 0 if window is None else max(0, seq_len - query_len - window + 1)
+        keys = _read(key_cache, block_table[row], first, seq_len)
+        values = _read(value_cache, block_table[row], first, seq_len)
+        out[tokens] = _attend(query[tokens], keys, values, scale, window, softcap).to(out.dtype)
     return out
+
+
+def _read(cache: torch.Tensor, blocks: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """The cache's entries [end - first, Hk, D] of the positions from `first` on."""
+    block_size = cache.shape[1]
+    seen = blocks[first // block_size : -(-end // block_size)].long()
+    begin = first % block_size
+    return cache[seen].flatten(0, 1)[begin : begin + end - first]
 
 
 def _attend(
@@ -60,39 +76,67 @@ def _attend(
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def cpu_paged_attention(library: CDLL, use_amx: bool = True) -> Callable[..., torch.Tensor]:
-    """The compiled kernel, with the reference's arguments; what it cannot read (other types) goes to the reference."""
-    native = library.kvasir_attention
-    use_amx = use_amx and bool(library.kvasir_linear_has(VARIANTS["amx"]))
+class AttentionPlan:
+    """The compiled kernel's division of one step's work, for all layers with the same heads and window.
 
-    def paged_attention(
+    It reads the tensors given here again in each layer: they must not change meanwhile. Arguments are named as in
+    `paged_attention_reference`; `plan_problem` tells what it cannot read.
+    """
+
+    def __init__(
+        self,
+        library: CDLL,
         query: torch.Tensor,
         key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
         query_starts: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor,
-        scale: float,
+        rows: torch.Tensor,
         window: int | None,
+        use_amx: bool = True,
+    ) -> None:
+        self._library = library
+        self._tensors = (query_starts, seq_lens, block_table, rows)
+        use_amx = use_amx and bool(library.kvasir_linear_has(VARIANTS["amx"]))
+        self._plan = library.kvasir_attention_plan(
+            DTYPE_CODES[query.dtype], query_starts.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(),
+            block_table.stride(0), rows.data_ptr(), rows.shape[0], query.shape[1], key_cache.shape[2], query.shape[2],
+            key_cache.shape[1], window or 0, use_amx,
+        )  # fmt: skip
+
+    def __del__(self) -> None:
+        self._library.kvasir_attention_free(self._plan)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        scale: float,
         softcap: float | None,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        _, num_heads, head_dim = query.shape
-        _, block_size, num_kv_heads, _ = key_cache.shape
-        code = DTYPE_CODES.get(query.dtype)
-        adjacent = query.stride(1) == head_dim and out.stride(1) == head_dim and key_cache.stride(3) == 1
-        fits = adjacent and key_cache.dtype == query.dtype and head_dim % 8 == 0 and num_heads // num_kv_heads <= 64
-        if code is None or not fits:
-            return paged_attention_reference(
-                *(query, key_cache, value_cache, query_starts, seq_lens, block_table, scale, window, softcap, out)
-            )
-        native(
-            *(code, query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0)),
-            *(key_cache.data_ptr(), value_cache.data_ptr(), *key_cache.stride()[:3]),
-            *(query_starts.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), block_table.stride(0)),
-            *(seq_lens.shape[0], num_heads, num_kv_heads, head_dim, block_size),
-            *(scale, window or 0, softcap or 0.0, use_amx),
-        )
+        """Fill out [T, Hq, D] for one layer."""
+        block_stride, slot_stride, head_stride, _ = key_cache.stride()
+        self._library.kvasir_attention(
+            self._plan, query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0), key_cache.data_ptr(),
+            value_cache.data_ptr(), block_stride, slot_stride, head_stride, scale, softcap or 0.0,
+        )  # fmt: skip
         return out
 
-    return paged_attention
+
+def plan_problem(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> str | None:
+    """Why the compiled kernel cannot read these, or None if it can."""
+    _, num_heads, head_dim = query.shape
+    if query.dtype not in DTYPE_CODES:
+        return f"the type is {query.dtype}, expected one of {', '.join(map(str, DTYPE_CODES))}"
+    if key_cache.dtype != query.dtype:
+        return f"the cache holds {key_cache.dtype}, expected the query's {query.dtype}"
+    if head_dim % 8 or num_heads // key_cache.shape[2] > MAX_GROUP:
+        return (
+            f"heads of {head_dim} numbers, {num_heads} on {key_cache.shape[2]} of keys; expected a multiple of 8, and "
+            f"at most {MAX_GROUP} on one"
+        )
+    if query.stride()[1:] != (head_dim, 1) or key_cache.stride(3) != 1 or key_cache.stride() != value_cache.stride():
+        return f"strides are {query.stride()}, {key_cache.stride()} and {value_cache.stride()}, expected adjacent heads"
+    return None

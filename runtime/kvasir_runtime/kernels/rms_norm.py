@@ -8,7 +8,7 @@ from ctypes import CDLL
 
 import torch
 
-from kvasir_runtime.kernels.native import DTYPE_CODES
+from kvasir_runtime.kernels.native import DTYPE_CODES, warn_of_twin
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -31,16 +31,16 @@ def cpu_rms_norm(library: CDLL) -> Callable[[torch.Tensor, torch.Tensor, float],
     native = library.kvasir_rms_norm
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        code = _code(x, weight)
-        if code is None or x.dim() not in (2, 3):
+        if not _is_compiled(x, weight) or x.dim() not in (2, 3):
+            warn_of_twin("rms_norm", _words(x, weight))
             return rms_norm_reference(x, weight, eps)
         out = torch.empty(x.shape, dtype=x.dtype)
         width = x.shape[-1]
         group, row_stride = (1, 0) if x.dim() == 2 else (x.shape[1], x.stride(1))
         native(
-            *(code, DTYPE_CODES[weight.dtype], x.data_ptr(), out.numel() // width, group, x.stride(0), row_stride),
-            *(weight.data_ptr(), out.data_ptr(), width, eps),
-        )
+            DTYPE_CODES[x.dtype], DTYPE_CODES[weight.dtype], x.data_ptr(), out.numel() // width, group, x.stride(0),
+            row_stride, weight.data_ptr(), out.data_ptr(), width, eps,
+        )  # fmt: skip
         return out
 
     return rms_norm
@@ -55,22 +55,24 @@ def cpu_add_rms_norm(
     def add_rms_norm(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        code = _code(x, weight)
-        if code is None or residual.dtype != x.dtype or residual.stride(1) != 1:
+        if not _is_compiled(x, weight) or residual.dtype != x.dtype or residual.stride(1) != 1:
+            warn_of_twin("add_rms_norm", _words(x, weight))
             return add_rms_norm_reference(x, residual, weight, eps)
         rows, width = x.shape
         out = torch.empty((rows, width), dtype=x.dtype)
         native(
-            *(code, DTYPE_CODES[weight.dtype], x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0)),
-            *(weight.data_ptr(), out.data_ptr(), rows, width, eps),
-        )
+            DTYPE_CODES[x.dtype], DTYPE_CODES[weight.dtype], x.data_ptr(), x.stride(0), residual.data_ptr(),
+            residual.stride(0), weight.data_ptr(), out.data_ptr(), rows, width, eps,
+        )  # fmt: skip
         return out, residual
 
     return add_rms_norm
 
 
-def _code(x: torch.Tensor, weight: torch.Tensor) -> int | None:
-    """The type's number in the compiled code, or None for what only the reference can do."""
-    if x.stride(-1) != 1 or weight.dtype not in (torch.float32, x.dtype):
-        return None
-    return DTYPE_CODES.get(x.dtype)
+def _is_compiled(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    return x.dtype in DTYPE_CODES and weight.dtype in (torch.float32, x.dtype) and x.stride(-1) == 1
+
+
+def _words(x: torch.Tensor, weight: torch.Tensor) -> str:
+    """What cannot be read, for the log."""
+    return f"x is {x.dtype} of {x.dim()} dimensions with strides {x.stride()}, the weight {weight.dtype}"

@@ -1,14 +1,10 @@
 """Rotary position embedding (Su et al. 2021) in the half-split (GPT-NeoX) style, in place on query and key.
 
-The first `rotary_dim` numbers of each head turn; the rest pass through (partial rotary).
+The first `rotary_dim` numbers of each head turn; the rest pass through (partial rotary). The compiled kernels turn as
+part of `rotate_and_write`.
 """
 
-from collections.abc import Callable
-from ctypes import CDLL
-
 import torch
-
-from kvasir_runtime.kernels.native import DTYPE_CODES
 
 
 def rotary_reference(
@@ -30,26 +26,3 @@ def rotary_reference(
         first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
         turned = (first * turn_cos - second * turn_sin, second * turn_cos + first * turn_sin)
         heads[..., :half], heads[..., half : 2 * half] = turned[0].to(heads.dtype), turned[1].to(heads.dtype)
-
-
-def cpu_rotary(
-    library: CDLL,
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """The compiled rotary embedding; query and key may be views into one packed projection."""
-    native = library.kvasir_rotary
-
-    def rotary(
-        query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
-    ) -> None:
-        code = DTYPE_CODES.get(query.dtype)
-        dense_tables = cos.is_contiguous() and sin.is_contiguous() and cos.dtype == torch.float32
-        if code is None or not dense_tables or query.stride(2) != 1 or key.stride(2) != 1:
-            rotary_reference(query, key, cos, sin, positions)
-            return
-        native(
-            *(code, query.data_ptr(), query.stride(0), query.stride(1), query.shape[1]),
-            *(key.data_ptr(), key.stride(0), key.stride(1), key.shape[1]),
-            *(cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), query.shape[0], cos.shape[1] // 2),
-        )
-
-    return rotary

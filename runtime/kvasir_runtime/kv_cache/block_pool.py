@@ -1,22 +1,27 @@
 """Ownership of KV-cache blocks: reference counts, the free list, and which full blocks can be found again by hash.
 
-Invariant: a block is on the free list exactly when its reference count is 0. A free block keeps its hash until it is
-handed out anew, so a prefix stays findable as long as its memory is not needed. What the blocks mean to a request is
-the prefix cache's and the scheduler's business.
+Invariants: a block is on the free list exactly when its reference count is 0, and a free block keeps its hash until it
+is handed out anew, so a prefix stays findable as long as its memory is not needed. A hash is announced when the step
+that writes the block is planned, since steps run in order and later ones read what it wrote; it is withdrawn when that
+step fails. Steps run in order, so a block given to a later step is written after every earlier step has read it;
+whatever copies a block beside the steps holds a reference.
 """
 
 from collections.abc import Iterable, Sequence
+
+ContentKey = tuple[int, bytes]
+"""What a block holds: its KV group, and the hash of its tokens."""
 
 
 class Block:
     """One block of KV memory. `previous` and `next` link the free list through the block itself (no allocation)."""
 
-    __slots__ = ("block_id", "content_hash", "next", "num_references", "previous")
+    __slots__ = ("block_id", "content", "next", "num_references", "previous")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.num_references = 0
-        self.content_hash: bytes | None = None
+        self.content: ContentKey | None = None
         self.previous: Block | None = None
         self.next: Block | None = None
 
@@ -78,7 +83,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._free = FreeList(self.blocks)
-        self._by_hash: dict[bytes, Block] = {}
+        self._by_content: dict[ContentKey, Block] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -92,20 +97,21 @@ class BlockPool:
     def num_used(self) -> int:
         return len(self.blocks) - len(self._free)
 
-    def allocate(self, num_blocks: int) -> list[Block]:
-        """Blocks with one reference each and no content. The caller has made sure that enough are free."""
-        assert num_blocks <= len(self._free), f"asked for {num_blocks} blocks, {len(self._free)} are free"
-        return [self._hand_out(self._free.pop_front()) for _ in range(num_blocks)]
+    def allocate(self) -> Block:
+        """A block with one reference and no content. The caller has made sure that one is free."""
+        block = self._free.pop_front()
+        self.forget(block)
+        block.num_references = 1
+        return block
 
-    def find(self, content_hash: bytes) -> Block | None:
-        return self._by_hash.get(content_hash)
+    def find(self, content: ContentKey) -> Block | None:
+        return self._by_content.get(content)
 
-    def share(self, blocks: Iterable[Block]) -> None:
-        """One more reference to each, reviving those that were free."""
-        for block in blocks:
-            if block.num_references == 0:
-                self._free.remove(block)
-            block.num_references += 1
+    def share(self, block: Block) -> None:
+        """One more reference, reviving the block where it was free."""
+        if block.num_references == 0:
+            self._free.remove(block)
+        block.num_references += 1
 
     def release(self, blocks: Sequence[Block]) -> None:
         """One reference less to each. Of those that become free, later ones are handed out before earlier ones, so that
@@ -114,23 +120,19 @@ class BlockPool:
             block.num_references -= 1
             assert block.num_references >= 0, f"{block} was released more often than it was held"
             if block.num_references == 0:
-                self._free.append(block) if block.content_hash else self._free.prepend(block)
+                self._free.append(block) if block.content else self._free.prepend(block)
 
-    def remember(self, block: Block, content_hash: bytes) -> None:
-        """Make a full block findable. The first block of a content wins; duplicates stay private."""
-        if block.content_hash is None and content_hash not in self._by_hash:
-            block.content_hash = content_hash
-            self._by_hash[content_hash] = block
+    def remember(self, block: Block, content: ContentKey) -> bool:
+        """Make a full block findable, and say whether it is: the first block of a content wins, duplicates stay
+        private."""
+        if block.content is None and content not in self._by_content:
+            block.content = content
+            self._by_content[content] = block
+            return True
+        return False
 
-    def forget_all(self) -> None:
-        """Make no block findable any more; blocks in use stay with their requests."""
-        for block in self._by_hash.values():
-            block.content_hash = None
-        self._by_hash.clear()
-
-    def _hand_out(self, block: Block) -> Block:
-        if block.content_hash is not None:
-            del self._by_hash[block.content_hash]
-            block.content_hash = None
-        block.num_references = 1
-        return block
+    def forget(self, block: Block) -> None:
+        """Make a block findable no more; whoever holds it keeps it."""
+        if block.content is not None:
+            del self._by_content[block.content]
+            block.content = None

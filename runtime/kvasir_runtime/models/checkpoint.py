@@ -1,35 +1,53 @@
 """The safetensors files of a folder as one set of named tensors, read one at a time and accounted for.
 
-Files are memory-mapped: a tensor is read when it is copied into its place, so loading needs about one copy of weights.
+Files are memory-mapped: a tensor is read when it is copied into its place, so loading needs about one copy of weights,
+and a rank that takes its shards reads no others.
 """
 
 import json
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvasir_runtime.errors import CheckpointError
 
-_FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's equal part of a tensor. Of a linear weight [out_features, in_features], dimension 0 is column-parallel
+    and 1 row-parallel (Shoeybi et al. 2019, who write the weight transposed)."""
+
+    dimension: int
+    rank: int
+    num_ranks: int
+
+    def size(self, whole: int) -> int:
+        """The part's size along the dimension. Raises CheckpointError when it does not divide."""
+        if whole % self.num_ranks:
+            raise CheckpointError(
+                f"dimension {self.dimension} of size {whole} does not divide into {self.num_ranks} equal parts; "
+                "choose a tensor-parallel size that divides it"
+            )
+        return whole // self.num_ranks
 
 
 class Checkpoint:
     """Use as a context manager; tensors taken stay valid only until it is left."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._files = ExitStack()
         self._handles: dict[str, Any] = {}  # tensor name -> open file that holds it
         self._taken: set[str] = set()
 
     def __enter__(self) -> Self:
-        for path in _weight_files(self._folder):
+        for path in _weight_files(self.folder):
             try:
                 handle = self._files.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
@@ -44,25 +62,41 @@ class Checkpoint:
     ) -> None:
         self._files.close()
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`, mapped from its file. Raises CheckpointError unless it is there with this shape."""
-        if name not in self._handles:
+    def __contains__(self, name: str) -> bool:
+        return name in self._handles
+
+    def take(self, name: str, shape: tuple[int, ...], shard: Shard | None = None, rows: range | None = None) -> Tensor:
+        """The tensor `name`, mapped from its file: nothing is read yet, and only what is used of it will be.
+
+        `shape` is the whole tensor's; `rows` cuts out part of its first dimension, `shard` a rank's part of that.
+        Raises CheckpointError unless the tensor is there with this shape and divides.
+        """
+        handle = self._handles.get(name)
+        if handle is None:
             raise CheckpointError(
-                f"{self._folder}: tensor {name!r} is missing, expected it with shape {list(shape)} as config.json says"
+                f"{self.folder}: tensor {name!r} is missing, expected it with shape {list(shape)} as config.json says"
             )
-        handle = self._handles[name]
-        seen = tuple(handle.get_slice(name).get_shape())
+        whole = handle.get_slice(name)
+        seen = tuple(whole.get_shape())
         if seen != shape:
             raise CheckpointError(
-                f"{self._folder}: tensor {name!r} has shape {list(seen)}, expected {list(shape)} as config.json says"
+                f"{self.folder}: tensor {name!r} has shape {list(seen)}, expected {list(shape)} as config.json says"
             )
-        tensor: Tensor = handle.get_tensor(name)
-        if tensor.dtype not in _FLOAT_TYPES:
-            raise CheckpointError(
-                f"{self._folder}: tensor {name!r} has type {tensor.dtype}, expected float32, bfloat16 or float16"
-            )
+        cut = [range(size) for size in shape]
+        if rows is not None:
+            cut[0] = rows
+        if shard is not None:
+            cut[shard.dimension] = self._part(name, cut[shard.dimension], shard)
         self._taken.add(name)
+        tensor: Tensor = whole[tuple(slice(part.start, part.stop) for part in cut)] if cut else handle.get_tensor(name)
         return tensor
+
+    def _part(self, name: str, whole: range, shard: Shard) -> range:
+        try:
+            size = shard.size(len(whole))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.folder}: tensor {name!r} cannot be sharded: {error}") from error
+        return whole[shard.rank * size : (shard.rank + 1) * size]
 
     def check_all_taken(self, ignored: Iterable[str]) -> None:
         """Raise CheckpointError when tensors were never asked for: the architecture is not the one that was built.
@@ -74,7 +108,7 @@ class Checkpoint:
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise CheckpointError(
-                f"{self._folder}: unexpected tensors {', '.join(left[:5])}{more}; expected none that the "
+                f"{self.folder}: unexpected tensors {', '.join(left[:5])}{more}; expected none that the "
                 "architecture in config.json does not use"
             )
 
@@ -86,7 +120,8 @@ def _weight_files(folder: Path) -> list[Path]:
         single = folder / "model.safetensors"
         if not single.exists():
             raise CheckpointError(
-                f"{folder} holds neither model.safetensors nor {index.name}; only safetensors checkpoints are served"
+                f"{folder} holds neither model.safetensors nor {index.name}; only safetensors checkpoints are served: "
+                "convert others with safetensors.torch.save_file"
             )
         return [single]
     try:

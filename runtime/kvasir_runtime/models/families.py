@@ -9,24 +9,16 @@ from typing import Literal
 
 from kvasir_runtime.errors import ModelLoadError, UnknownArchitectureError
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
-from kvasir_runtime.models.options import DecoderOptions, LayerNorms, LayerOptions
+from kvasir_runtime.models.options import (
+    POST_NORMS,
+    PRE_NORMS,
+    SANDWICH_NORMS,
+    DecoderOptions,
+    GatedMlpOptions,
+    GroupedQueryOptions,
+    LayerOptions,
+)
 from kvasir_runtime.models.rope import RopeOptions, read_rope
-
-PRE_NORMS = LayerNorms(
-    before_attention="input_layernorm", after_attention=None, before_mlp="post_attention_layernorm", after_mlp=None
-)
-POST_NORMS = LayerNorms(
-    before_attention=None,
-    after_attention="post_attention_layernorm",
-    before_mlp=None,
-    after_mlp="post_feedforward_layernorm",
-)
-SANDWICH_NORMS = LayerNorms(
-    before_attention="input_layernorm",
-    after_attention="post_attention_layernorm",
-    before_mlp="pre_feedforward_layernorm",
-    after_mlp="post_feedforward_layernorm",
-)
 
 _ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = {
     "silu": "silu",
@@ -34,18 +26,17 @@ _ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = {
 }
 
 
-def read_options(config: HuggingFaceConfig) -> DecoderOptions:
-    """Options of the architecture that config.json names. Raises UnknownArchitectureError, ModelLoadError."""
-    architectures = config.texts("architectures") or []
-    family = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
-    if family is None:
+def read_options(config: HuggingFaceConfig, architecture: str | None = None) -> DecoderOptions:
+    """Options of the architecture that config.json names, or of `architecture` where a draft's config.json names one
+    of its own. Raises UnknownArchitectureError, ModelLoadError."""
+    architectures = [architecture] if architecture else config.texts("architectures") or []
+    name = next((name for name in architectures if name in FAMILIES), None)
+    if name is None:
         seen = ", ".join(architectures) or f"none (model_type {config.text('model_type', 'missing')!r})"
         raise UnknownArchitectureError(
             f"{config.path}: architecture {seen} is not known; known architectures: {', '.join(sorted(FAMILIES))}"
         )
-    if config.values.get("quantization_config"):
-        raise ModelLoadError(f"{config.path}: quantized checkpoints are not supported; use one in bf16, fp16 or fp32")
-    return family(config)
+    return replace(FAMILIES[name](config), architecture=name)
 
 
 def _llama(config: HuggingFaceConfig) -> DecoderOptions:
@@ -53,122 +44,140 @@ def _llama(config: HuggingFaceConfig) -> DecoderOptions:
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
     head_dim = config.integer("head_dim", hidden_size // num_heads)
-    attention_bias = config.flag("attention_bias", False)
-    layer = LayerOptions(window=None, rope=read_rope(config, head_dim))
-    return DecoderOptions(
-        architecture=(config.texts("architectures") or [""])[0],
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
+    bias = config.flag("attention_bias", False)
+    attention = GroupedQueryOptions(
         num_heads=num_heads,
         num_kv_heads=config.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
+        scale=head_dim**-0.5,
+        softcap=None,
+        window=None,
+        rope=read_rope(config, head_dim),
+        query_key_norm=None,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+    mlp = GatedMlpOptions(
+        intermediate_size=config.integer("intermediate_size"),
+        activation=_activation(config, "hidden_act", "silu"),
+        bias=config.flag("mlp_bias", False),
+    )
+    layer = LayerOptions(attention=attention, mlp=mlp, norms=PRE_NORMS)
+    return DecoderOptions(
+        architecture="LlamaForCausalLM",
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
         max_position_embeddings=config.integer("max_position_embeddings"),
         layers=(layer,) * config.integer("num_hidden_layers"),
-        norms=PRE_NORMS,
         norm_eps=config.number("rms_norm_eps", 1e-6),
         norm_weight_offset=0.0,
-        activation=_activation(config, "hidden_act", "silu"),
-        attention_scale=head_dim**-0.5,
-        attention_softcap=None,
         logit_softcap=None,
         embedding_scale=None,
-        query_key_norm=None,
-        qkv_bias=attention_bias,
-        attention_output_bias=attention_bias,
-        mlp_bias=config.flag("mlp_bias", False),
-        packed_projections=False,
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
+        quantization=config.mapping("quantization_config") or None,
     )
 
 
 def _mistral(config: HuggingFaceConfig) -> DecoderOptions:
     """Every layer slides, when the checkpoint declares a window."""
-    options = _llama(config)
     window = config.optional_integer("sliding_window")
-    return replace(options, layers=tuple(replace(layer, window=window) for layer in options.layers))
+    return _with_attention(_llama(config), lambda _, attention: replace(attention, window=window))
 
 
 def _qwen2(config: HuggingFaceConfig) -> DecoderOptions:
-    options = replace(_llama(config), qkv_bias=True, attention_output_bias=False)
-    return replace(options, layers=_qwen_layers(config, options))
+    windows = _qwen_windows(config)
+    return _with_attention(
+        _llama(config),
+        lambda index, attention: replace(attention, window=windows[index], qkv_bias=True, output_bias=False),
+    )
 
 
 def _qwen3(config: HuggingFaceConfig) -> DecoderOptions:
     """Normalises query and key per head; its head size does not follow from the hidden size."""
     head_dim = config.integer("head_dim", 128)
-    options = replace(_llama(config), head_dim=head_dim, attention_scale=head_dim**-0.5, query_key_norm="per_head")
-    layers = tuple(replace(layer, rope=read_rope(config, head_dim)) for layer in options.layers)
-    options = replace(options, layers=layers)
-    return replace(options, layers=_qwen_layers(config, options))
+    rope, windows = read_rope(config, head_dim), _qwen_windows(config)
+
+    def change(index: int, attention: GroupedQueryOptions) -> GroupedQueryOptions:
+        return replace(
+            attention,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            rope=rope,
+            window=windows[index],
+            query_key_norm="per_head",
+        )
+
+    return _with_attention(_llama(config), change)
 
 
-def _qwen_layers(config: HuggingFaceConfig, options: DecoderOptions) -> tuple[LayerOptions, ...]:
+def _qwen_windows(config: HuggingFaceConfig) -> list[int | None]:
     """Layers from `max_window_layers` on slide, unless `layer_types` says which do."""
     window = config.optional_integer("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
-    first_sliding = config.integer("max_window_layers", 28)
-    default = ["sliding_attention" if i >= first_sliding else "full_attention" for i in range(options.num_layers)]
-    return tuple(
-        replace(layer, window=window if kind == "sliding_attention" else None)
-        for layer, kind in zip(options.layers, _layer_types(config, default), strict=True)
-    )
+    first_sliding, num_layers = config.integer("max_window_layers", 28), config.integer("num_hidden_layers")
+    default = ["sliding_attention" if i >= first_sliding else "full_attention" for i in range(num_layers)]
+    return [window if kind == "sliding_attention" else None for kind in _layer_types(config, default)]
 
 
 def _gemma2(config: HuggingFaceConfig) -> DecoderOptions:
-    """Norms on both sides, (1 + w) norms, scaled embeddings, soft-caps; every other layer slides."""
-    head_dim = config.integer("head_dim", 256)
-    bias = config.flag("attention_bias", False)
+    """Soft-caps attention and logits; every other layer slides, the first among them."""
     num_layers = config.integer("num_hidden_layers")
-    window = config.integer("sliding_window", 4096)
     kinds = _layer_types(config, ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)])
+    head_dim, window = config.integer("head_dim", 256), config.integer("sliding_window", 4096)
+    softcap = config.optional_number("attn_logit_softcapping", 50.0)
+
+    def change(index: int, attention: GroupedQueryOptions) -> GroupedQueryOptions:
+        return replace(
+            attention,
+            window=window if kinds[index] == "sliding_attention" else None,
+            rope=read_rope(config, head_dim, layer_type=kinds[index]),
+            softcap=softcap,
+        )
+
+    options = replace(_gemma(config), logit_softcap=config.optional_number("final_logit_softcapping", 30.0))
+    return _with_attention(options, change)
+
+
+def _gemma3(config: HuggingFaceConfig) -> DecoderOptions:
+    """Query and key norms instead of the attention soft-cap, and sliding layers with a rope of their own."""
+    pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
+    num_layers = config.integer("num_hidden_layers")
+    default = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
+    kinds = _layer_types(config, default)
+    head_dim, window = config.integer("head_dim", 256), config.integer("sliding_window", 4096)
+    full = read_rope(config, head_dim, layer_type="full_attention", default_base=1_000_000.0)
+    sliding = _gemma3_sliding_rope(config, head_dim)
+
+    def change(index: int, attention: GroupedQueryOptions) -> GroupedQueryOptions:
+        attention = replace(attention, query_key_norm="per_head")
+        if kinds[index] == "sliding_attention":
+            return replace(attention, window=window, rope=sliding)
+        return replace(attention, window=None, rope=full)
+
+    options = replace(_gemma(config), logit_softcap=config.optional_number("final_logit_softcapping"))
+    return _with_attention(options, change)
+
+
+def _gemma(config: HuggingFaceConfig) -> DecoderOptions:
+    """What Gemma 2 and 3 share: norms on both sides, (1 + w) norms, scaled and tied embeddings."""
     if config.flag("use_bidirectional_attention", False):
         raise ModelLoadError(
             f"{config.path}: use_bidirectional_attention is for encoders; only causal models are served"
         )
-    return replace(
-        _llama(config),
-        head_dim=head_dim,
+    options = _llama(config)
+    attention = replace(
+        options.layers[0].attention,
+        head_dim=config.integer("head_dim", 256),
         num_kv_heads=config.integer("num_key_value_heads", 4),
-        layers=tuple(
-            LayerOptions(
-                window=window if kind == "sliding_attention" else None,
-                rope=read_rope(config, head_dim, layer_type=kind),
-            )
-            for kind in kinds
-        ),
-        norms=SANDWICH_NORMS,
-        norm_weight_offset=1.0,
-        activation=_activation(config, "hidden_activation", "gelu_pytorch_tanh"),
-        attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        attention_softcap=config.optional_number("attn_logit_softcapping", 50.0),
-        logit_softcap=config.optional_number("final_logit_softcapping", 30.0),
-        embedding_scale=config.integer("hidden_size") ** 0.5,
-        qkv_bias=bias,
-        attention_output_bias=bias,
-        tie_word_embeddings=config.flag("tie_word_embeddings", True),
+        scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
     )
-
-
-def _gemma3(config: HuggingFaceConfig) -> DecoderOptions:
-    """Gemma 2 with query and key norms for the attention soft-cap, and sliding layers with a rope of their own."""
-    pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
-    num_layers = config.integer("num_hidden_layers")
-    default = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
-    options = _gemma2(config)
-    window = config.integer("sliding_window", 4096)
-    full = read_rope(config, options.head_dim, layer_type="full_attention", default_base=1_000_000.0)
-    sliding = _gemma3_sliding_rope(config, options.head_dim)
+    activation = _activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    mlp = replace(options.layers[0].mlp, activation=activation)
     return replace(
         options,
-        layers=tuple(
-            LayerOptions(window=window, rope=sliding)
-            if kind == "sliding_attention"
-            else LayerOptions(window=None, rope=full)
-            for kind in _layer_types(config, default)
-        ),
-        attention_softcap=None,
-        logit_softcap=config.optional_number("final_logit_softcapping"),
-        query_key_norm="per_head",
+        layers=(LayerOptions(attention=attention, mlp=mlp, norms=SANDWICH_NORMS),) * options.num_layers,
+        norm_weight_offset=1.0,
+        embedding_scale=options.hidden_size**0.5,
+        tie_word_embeddings=config.flag("tie_word_embeddings", True),
     )
 
 
@@ -187,27 +196,26 @@ def _gemma3_sliding_rope(config: HuggingFaceConfig, head_dim: int) -> RopeOption
 
 
 def _phi3(config: HuggingFaceConfig) -> DecoderOptions:
-    """Packed projections, rope over a part of each head; `su` and `yarn` in its files mean longrope."""
-    options = _mistral(config)
-    rope = options.layers[0].rope
-    if config.mapping("rope_scaling").get("type") in ("su", "yarn"):
-        rope = replace(rope, rope_type="longrope")
-    return replace(
-        options,
-        layers=tuple(replace(layer, rope=rope) for layer in options.layers),
-        norm_eps=config.number("rms_norm_eps", 1e-5),
-        packed_projections=True,
-    )
+    """Rope over a part of each head; `su` and `yarn` in its files mean longrope."""
+    options = replace(_mistral(config), norm_eps=config.number("rms_norm_eps", 1e-5))
+    if config.mapping("rope_scaling").get("type") not in ("su", "yarn"):
+        return options
+    return _with_attention(options, lambda _, a: replace(a, rope=replace(a.rope, rope_type="longrope")))
 
 
 def _olmo2(config: HuggingFaceConfig) -> DecoderOptions:
     """Norms only after attention and MLP; query and key are normalised over all heads at once."""
-    return replace(
-        _llama(config),
-        norms=POST_NORMS,
-        norm_eps=config.number("rms_norm_eps", 1e-5),
-        query_key_norm="full_width",
-    )
+    options = replace(_llama(config), norm_eps=config.number("rms_norm_eps", 1e-5))
+    options = replace(options, layers=tuple(replace(layer, norms=POST_NORMS) for layer in options.layers))
+    return _with_attention(options, lambda _, attention: replace(attention, query_key_norm="full_width"))
+
+
+def _with_attention(
+    options: DecoderOptions, change: Callable[[int, GroupedQueryOptions], GroupedQueryOptions]
+) -> DecoderOptions:
+    """The same with each layer's attention changed, given the layer's index."""
+    layers = (replace(layer, attention=change(index, layer.attention)) for index, layer in enumerate(options.layers))
+    return replace(options, layers=tuple(layers))
 
 
 def _activation(config: HuggingFaceConfig, key: str, default: str) -> Literal["silu", "gelu_tanh"]:

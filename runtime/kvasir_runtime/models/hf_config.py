@@ -3,17 +3,22 @@
 Names of old and new transformers releases are both understood where they differ (dtype, rope parameters).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from kvasir_runtime.errors import ModelLoadError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceConfig:
+    """A key whose value is null counts as absent, except where said."""
+
     path: Path
     values: Mapping[str, Any]
 
@@ -25,70 +30,54 @@ class HuggingFaceConfig:
         return value
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
-        value = self.values.get(name, default)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise self._wrong_type(name, value, "a whole number")
+        value = self._value(name, int, "a whole number")
         return default if value is None else value
 
     def number(self, name: str, default: float) -> float:
-        value = self.optional_number(name)
+        value = self._value(name, float, "a number")
         return default if value is None else value
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
         """Here an explicit null counts, since it switches a feature off (Gemma's soft-caps)."""
-        value = self.values.get(name, default)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong_type(name, value, "a number")
-        return float(value)
+        return self._value(name, float, "a number") if name in self.values else default
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise self._wrong_type(name, value, "true or false")
+        value = self._value(name, bool, "true or false")
         return default if value is None else value
 
     def text(self, name: str, default: str) -> str:
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, str):
-            raise self._wrong_type(name, value, "a string")
+        value = self._value(name, str, "a string")
         return default if value is None else value
+
+    def texts(self, name: str) -> list[str] | None:
+        return self._value(name, list[str], "a list of strings")
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """The object under `name`; empty when absent or null."""
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, Mapping):
-            raise self._wrong_type(name, value, "an object")
-        return {} if value is None else value
-
-    def texts(self, name: str) -> list[str] | None:
-        value = self.values.get(name)
-        if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-            raise self._wrong_type(name, value, "a list of strings")
-        return value
+        return self._value(name, dict[str, Any], "an object") or {}
 
     @property
     def dtype(self) -> str | None:
         """Type in which the checkpoint was saved, if it says so: `dtype`, formerly `torch_dtype`."""
         return self.text("dtype", self.text("torch_dtype", "")) or None
 
-    def _wrong_type(self, name: str, value: object, expected: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.path}: {name!r} is {value!r}, expected {expected}")
+    def _value(self, name: str, kind: type[T], expected: str) -> T | None:
+        value = self.values.get(name)
+        try:
+            return None if value is None else msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise ModelLoadError(f"{self.path}: {name!r} is {value!r}, expected {expected}") from error
 
 
 def read_config(folder: Path) -> HuggingFaceConfig:
     """Read `folder`/config.json. Raises ModelLoadError when there is none or it is not a JSON object."""
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_bytes())
+        return HuggingFaceConfig(path, msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
     except FileNotFoundError as error:
         raise ModelLoadError(
             f"{folder} has no config.json: expected the folder of a Hugging Face checkpoint (config.json, "
             "*.safetensors, tokenizer.json)"
         ) from error
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelLoadError(f"{path} holds a {type(values).__name__}, expected a JSON object")
-    return HuggingFaceConfig(path, values)
+        raise ModelLoadError(f"{path} cannot be read as a JSON object: {error}") from error

@@ -1,30 +1,86 @@
-"""What distinguishes one decoder-only architecture from another, as plain data. The decoder reads nothing else."""
+"""What distinguishes one decoder-only architecture from another, as plain data. The decoder reads nothing else.
 
+A kind of attention or of MLP is an options class here, a module that computes it, and its line in `layer_loader`.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+
+from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.rope import RopeOptions
 
 QueryKeyNorm = Literal["per_head", "full_width"]
 """Over each head's numbers (Qwen3, Gemma 3), or over all heads at once (OLMo 2)."""
 
+NormPlace = Literal["before_attention", "after_attention", "before_mlp", "after_mlp"]
+"""After: applied to a sublayer's output before it joins the residual stream."""
+
+PRE_NORMS: frozenset[NormPlace] = frozenset(("before_attention", "before_mlp"))
+POST_NORMS: frozenset[NormPlace] = frozenset(("after_attention", "after_mlp"))
+SANDWICH_NORMS = PRE_NORMS | POST_NORMS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorms:
-    """Checkpoint names of a layer's norms; None where the architecture has none at that place."""
+class GroupedQueryOptions:
+    """Multi-head attention whose query heads share key and value heads (Ainslie et al. 2023)."""
 
-    before_attention: str | None
-    after_attention: str | None
-    """Applied to the attention's output before it joins the residual stream."""
-    before_mlp: str | None
-    after_mlp: str | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor of query-key products."""
+    softcap: float | None
+    """c of c * tanh(product / c)."""
+    window: int | None
+    """Keys that a token sees, itself included; None: all before it."""
+    rope: RopeOptions
+    query_key_norm: QueryKeyNorm | None
+    qkv_bias: bool
+    output_bias: bool
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def kv_spec(self, dtype: torch.dtype) -> KvSpec:
+        """What the layer keeps of each token in a KV cache of type `dtype`."""
+        return KvSpec(
+            kind="full" if self.window is None else "window",
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=str(dtype).removeprefix("torch."),
+            itemsize=dtype.itemsize,
+            window=self.window,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMlpOptions:
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    intermediate_size: int
+    activation: Literal["silu", "gelu_tanh"]
+    bias: bool
+
+
+AttentionOptions = GroupedQueryOptions
+"""The union of all kinds."""
+MlpOptions = GatedMlpOptions
+"""The union of all kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerOptions:
-    window: int | None
-    """Keys that a token sees, itself included; None: all before it."""
-    rope: RopeOptions
+    attention: AttentionOptions
+    mlp: MlpOptions
+    norms: frozenset[NormPlace]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,32 +88,24 @@ class DecoderOptions:
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_position_embeddings: int
     layers: tuple[LayerOptions, ...]
-    norms: LayerNorms
     norm_eps: float
     norm_weight_offset: float
     """Added to every norm weight: 1 where checkpoints hold w of (1 + w) (Gemma)."""
-    activation: Literal["silu", "gelu_tanh"]
-    attention_scale: float
-    """Factor of query-key products."""
-    attention_softcap: float | None
-    """c of c * tanh(product / c)."""
     logit_softcap: float | None
     embedding_scale: float | None
     """Factor of the input embeddings."""
-    query_key_norm: QueryKeyNorm | None
-    qkv_bias: bool
-    attention_output_bias: bool
-    mlp_bias: bool
-    packed_projections: bool
-    """The checkpoint holds qkv_proj and gate_up_proj instead of their parts (Phi-3)."""
     tie_word_embeddings: bool
+    quantization: Mapping[str, Any] | None
+    """The checkpoint's `quantization_config` as it stands; None: plain floats."""
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def max_exact_length(self) -> int:
+        """Longest sequence whose rotations are those of training: scalings that follow its length end earlier."""
+        limits = [layer.attention.rope.max_exact_length for layer in self.layers]
+        return min([self.max_position_embeddings, *(limit for limit in limits if limit is not None)])

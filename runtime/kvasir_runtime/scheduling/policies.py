@@ -1,34 +1,42 @@
-"""The order in which waiting requests are admitted. Pure bookkeeping: no clock, no device.
+"""The order in which waiting sequences are admitted. Pure bookkeeping: no clock, no device.
 
-A preempted request returns with its old arrival time and so to the place that it had.
+A preempted sequence returns with its old rank and so to the place that it had.
 """
 
 import heapq
 import itertools
 from typing import Literal, Protocol
 
-from kvasir_runtime.scheduling.request import Request
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir_runtime.scheduling.request import Rank, Request, Sequence
 
 PolicyName = Literal["fcfs", "priority", "fair"]
-Rank = tuple[float, ...]
 
 
 class WaitingQueue(Protocol):
-    """Requests that hold no blocks yet."""
+    """Sequences that hold no blocks yet."""
 
-    def push(self, request: Request) -> None: ...
+    def arrive(self, request: Request) -> int:
+        """Told of every request before its sequences are pushed; the number of its tenant, for `served`."""
 
-    def peek(self) -> Request | None:
-        """The next request to admit, left in the queue."""
+    def leave(self, request: Request) -> None:
+        """Told of every request that has ended."""
 
-    def remove(self, request: Request) -> None: ...
+    def rank(self, request: Request, number: int, index: int) -> Rank:
+        """Of sequence `index` of the request that came as the `number`-th. Lower runs first, the highest is preempted
+        first."""
 
-    def rank(self, request: Request) -> Rank:
-        """Lower runs first, the highest is preempted first. No two requests are equal, or a step could preempt one that
-        it has just scheduled."""
+    def push(self, sequence: Sequence) -> None: ...
 
-    def served(self, request: Request, num_tokens: int) -> None:
-        """Told of every share of a step that a request gets."""
+    def peek(self) -> Sequence | None:
+        """The next sequence to admit, left in the queue."""
+
+    def remove(self, sequence: Sequence) -> None: ...
+
+    def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
+        """Told of every step: tokens that each of its sequences, of tenants by number, gets computed."""
 
     def __len__(self) -> int: ...
 
@@ -38,72 +46,115 @@ class OrderedQueue:
 
     def __init__(self, *, by_priority: bool) -> None:
         self._by_priority = by_priority
-        self._heap: list[tuple[Rank, int, Request]] = []
-        self._entries: dict[str, int] = {}
-        self._tickets = itertools.count()
+        self._heap: list[tuple[Rank, int, Sequence]] = []
+        self._tickets: dict[Sequence, int] = {}
+        self._next_ticket = itertools.count()
 
-    def push(self, request: Request) -> None:
-        ticket = next(self._tickets)
-        self._entries[request.request_id] = ticket
-        heapq.heappush(self._heap, (self.rank(request), ticket, request))
+    def arrive(self, request: Request) -> int:
+        return 0
 
-    def peek(self) -> Request | None:
-        while self._heap and self._entries.get(self._heap[0][2].request_id) != self._heap[0][1]:
+    def leave(self, request: Request) -> None:
+        """Order does not depend on who is here."""
+
+    def rank(self, request: Request, number: int, index: int) -> Rank:
+        arrival = (request.arrival_time, number, index)
+        return (request.priority, *arrival) if self._by_priority else arrival
+
+    def push(self, sequence: Sequence) -> None:
+        ticket = self._tickets[sequence] = next(self._next_ticket)
+        heapq.heappush(self._heap, (sequence.rank, ticket, sequence))
+
+    def peek(self) -> Sequence | None:
+        while self._heap and self._tickets.get(self._heap[0][2]) != self._heap[0][1]:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
 
-    def remove(self, request: Request) -> None:
-        del self._entries[request.request_id]
+    def remove(self, sequence: Sequence) -> None:
+        del self._tickets[sequence]
 
-    def rank(self, request: Request) -> Rank:
-        arrival = (request.arrival_time, request.number)
-        return (request.priority, *arrival) if self._by_priority else arrival
-
-    def served(self, request: Request, num_tokens: int) -> None:
+    def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Order does not depend on service."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._tickets)
 
 
 class FairQueue:
     """Equal shares by tenant: the tenant that has been served the fewest tokens goes next, in arrival order within.
 
     Virtual token counters as in Sheng et al., Fairness in Serving Large Language Models (OSDI 2024): a tenant that
-    comes back from idleness starts at the least counter of the busy ones, so it cannot save up service.
+    comes back from idleness starts at the least counter of those that are here, waiting or running, so it cannot save
+    up service. The counter of a tenant that is gone is kept while it says more than that, and dropped afterwards.
     """
 
     def __init__(self) -> None:
         self._queues: dict[str, OrderedQueue] = {}
-        self._served_tokens: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+        """Tenant -> its place in the counters, present or gone with a counter that still matters."""
+        self._num_present: dict[str, int] = {}
+        """Tenant -> its requests that have not ended."""
+        self._served_tokens = np.zeros(16)
+        self._free_numbers = list(range(15, -1, -1))
 
-    def push(self, request: Request) -> None:
-        queue = self._queues.get(request.tenant)
-        if queue is None:
-            floor = min((self._served_tokens[tenant] for tenant in self._queues), default=0)
-            self._served_tokens[request.tenant] = max(self._served_tokens.get(request.tenant, 0), floor)
-            queue = self._queues[request.tenant] = OrderedQueue(by_priority=False)
-        queue.push(request)
+    def arrive(self, request: Request) -> int:
+        tenant = request.tenant
+        if tenant not in self._num_present:
+            floor = self._floor()
+            self._drop_counters_up_to(floor)
+            number = self._number_of(tenant)
+            self._served_tokens[number] = max(self._served_tokens[number], floor)
+        self._num_present[tenant] = self._num_present.get(tenant, 0) + 1
+        return self._numbers[tenant]
 
-    def peek(self) -> Request | None:
+    def leave(self, request: Request) -> None:
+        self._num_present[request.tenant] -= 1
+        if not self._num_present[request.tenant]:
+            del self._num_present[request.tenant]
+        if not self._num_present:
+            self._drop_counters_up_to(np.inf)
+
+    def rank(self, request: Request, number: int, index: int) -> Rank:
+        return (request.arrival_time, number, index)
+
+    def push(self, sequence: Sequence) -> None:
+        self._queues.setdefault(sequence.request.tenant, OrderedQueue(by_priority=False)).push(sequence)
+
+    def peek(self) -> Sequence | None:
         if not self._queues:
             return None
-        return self._queues[min(self._queues, key=self._served_tokens.__getitem__)].peek()
+        least_served = min(self._queues, key=lambda tenant: self._served_tokens[self._numbers[tenant]])
+        return self._queues[least_served].peek()
 
-    def remove(self, request: Request) -> None:
-        queue = self._queues[request.tenant]
-        queue.remove(request)
-        if not queue:
-            del self._queues[request.tenant]
+    def remove(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        self._queues[tenant].remove(sequence)
+        if not self._queues[tenant]:
+            del self._queues[tenant]
 
-    def rank(self, request: Request) -> Rank:
-        return (request.arrival_time, request.number)
-
-    def served(self, request: Request, num_tokens: int) -> None:
-        self._served_tokens[request.tenant] = self._served_tokens.get(request.tenant, 0) + num_tokens
+    def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
+        self._served_tokens += np.bincount(tenants, weights=num_tokens, minlength=len(self._served_tokens))
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
+
+    def _floor(self) -> float:
+        return min((float(self._served_tokens[self._numbers[tenant]]) for tenant in self._num_present), default=0.0)
+
+    def _drop_counters_up_to(self, floor: float) -> None:
+        """Of tenants that are gone: they would start at the floor anyway."""
+        for tenant, number in list(self._numbers.items()):
+            if tenant not in self._num_present and self._served_tokens[number] <= floor:
+                self._served_tokens[number] = 0.0
+                self._free_numbers.append(self._numbers.pop(tenant))
+
+    def _number_of(self, tenant: str) -> int:
+        if tenant not in self._numbers:
+            if not self._free_numbers:
+                size = len(self._served_tokens)
+                self._served_tokens = np.concatenate((self._served_tokens, np.zeros(size)))
+                self._free_numbers = list(range(2 * size - 1, size - 1, -1))
+            self._numbers[tenant] = self._free_numbers.pop()
+        return self._numbers[tenant]
 
 
 def waiting_queue(policy: PolicyName) -> WaitingQueue:

@@ -1,17 +1,23 @@
-"""A request inside the engine core: what is known of it, how far it is computed, and which blocks it holds.
+"""A request inside the engine core, and its sequences: what is known of each, and which blocks it holds.
 
-`num_computed_tokens` chases `num_tokens_ahead`; prefill, chunked prefill, decode and resumption are that one rule. It
-is advanced when a step is planned, so it counts tokens of steps under way as computed.
+While a sequence runs, its counts and tokens live in its row of `RunningRows`; a sequence that waits keeps its tokens
+itself and holds no blocks.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvasir_runtime.engine.messages import AddRequest, SamplingParams, TokenLogprobs
-from kvasir_runtime.kv_cache.block_table import BlockTable
+import msgspec
+
+from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, TokenLogprobs
+from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+
+Rank = tuple[float, ...]
 
 
-class RequestStatus(Enum):
+class Status(Enum):
+    HELD = "held"
+    """Waits for something else than its turn: its prompt's first sequence, a grammar, KV on its way."""
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -22,68 +28,95 @@ class Request:
     request_id: str
     api_index: int
     sampling: SamplingParams
-    token_ids: list[int]
-    """Prompt and sampled tokens."""
     num_prompt_tokens: int
     max_total_tokens: int
-    """Prompt and output together never exceed this."""
+    """Prompt and output of a sequence together never exceed this."""
     arrival_time: float
-    table: BlockTable
     priority: int = 0
     tenant: str = ""
+    beam: BeamSearch | None = None
     number: int = 0
     """Counts the scheduler's requests; settles the order of those that arrived at the same time."""
-
-    status: RequestStatus = RequestStatus.WAITING
-    num_computed_tokens: int = 0
-    num_in_flight: int = 0
-    """Tokens being sampled in steps under way."""
+    tenant_number: int = 0
+    sequences: list["Sequence"] = field(default_factory=list)
+    """Those that have not ended, in the order of their indices."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache at first admission; None before it, 0 where another engine counted."""
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    """Gathered over the prompt's chunks, sent with the first output."""
-    has_sent_output: bool = False
-    """Its first output, with the prompt's log-probabilities, is out; of a sequence begun elsewhere from the start."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of prompt tokens 1.., gathered over the prompt's chunks."""
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
+    def lacks_prompt_logprobs(self) -> bool:
+        """Prompt positions must be computed, cached or not."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+    def all_scores(self) -> list[TokenLogprobs | None] | None:
+        """One entry for each prompt token, where asked for; nothing precedes the first."""
+        return None if self.sampling.prompt_logprobs is None else [None, *self.prompt_logprobs]
+
+    def gather_scores(self, start: int, entries: list[TokenLogprobs] | None) -> None:
+        """Keep the scores of prompt tokens `start` + 1 and on; what comes again after a preemption counts once."""
+        known = len(self.prompt_logprobs)
+        if entries and start <= known:
+            self.prompt_logprobs.extend(entries[known - start :])
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    request: Request
+    index: int
+    sampling: SamplingParams
+    """The request's, with the sequence's own seed."""
+    token_ids: list[int]
+    """Prompt and output; while it runs, as they were when it was admitted."""
+    blocks: SequenceBlocks
+    has_sent_output: bool
+    """Its first output, with the prompt's log-probabilities, is out; of one begun elsewhere from the start."""
+    rank: Rank = ()
+    """Lower runs first, the highest is preempted first; no two are equal."""
+    status: Status = Status.WAITING
+    row: int = -1
+    """While it runs."""
+    was_admitted: bool = False
+    """Before, so that its lookup in the prefix cache is counted once."""
+    heirs: list["Sequence"] = field(default_factory=list)
+    """Held sequences that fork from this one as soon as the prompt is computed."""
 
     @property
-    def num_tokens_ahead(self) -> int:
-        """Tokens known, or known as soon as the steps under way end."""
-        return len(self.token_ids) + self.num_in_flight
-
-    @property
-    def num_uncomputed_tokens(self) -> int:
-        """Tokens that the next step could compute; 0 when the last token allowed is sampled already."""
-        if self.num_tokens_ahead >= self.max_total_tokens:
-            return 0
-        return self.num_tokens_ahead - self.num_computed_tokens
-
-    @property
-    def needs_prompt_logits(self) -> bool:
-        """Every prompt position must be computed, cached or not."""
-        return self.sampling.prompt_logprobs is not None and not self.has_sent_output
+    def num_fork_tokens(self) -> int:
+        """Computed once for all heirs: the prompt without its last token, after which each draws its own."""
+        return self.request.num_prompt_tokens - 1
 
 
-def request_from(message: AddRequest, *, max_model_len: int, block_size: int) -> Request:
+def request_from(message: AddRequest, *, max_model_len: int) -> Request:
+    """The request without its sequences."""
     num_prompt_tokens = len(message.prompt_token_ids)
+    is_continued = any(start.output_token_ids for start in message.sequences)
     return Request(
         request_id=message.request_id,
         api_index=message.api_index,
         sampling=message.sampling,
-        token_ids=[*message.prompt_token_ids, *message.output_token_ids],
         num_prompt_tokens=num_prompt_tokens,
         max_total_tokens=min(num_prompt_tokens + message.sampling.max_tokens, max_model_len),
         arrival_time=message.arrival_time,
-        table=BlockTable(block_size, (message.cache_salt.encode(),) if message.cache_salt is not None else ()),
         priority=message.priority,
         tenant=message.tenant,
-        num_cached_tokens=0 if message.output_token_ids else None,
-        has_sent_output=bool(message.output_token_ids),
+        beam=message.beam,
+        num_cached_tokens=0 if is_continued else None,
     )
+
+
+def sequences_of(request: Request, message: AddRequest, blocks: "list[SequenceBlocks]") -> list[Sequence]:
+    """One for each start, over the empty tables given."""
+    return [
+        Sequence(
+            request,
+            start.index,
+            msgspec.structs.replace(message.sampling, seed=start.seed),
+            [*message.prompt_token_ids, *start.output_token_ids],
+            table,
+            has_sent_output=bool(start.output_token_ids),
+        )
+        for start, table in zip(message.sequences, blocks, strict=True)
+    ]

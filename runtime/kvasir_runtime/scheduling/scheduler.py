@@ -1,264 +1,269 @@
-"""Decides what each step computes: which requests, how many tokens of each, and in which blocks.
+"""Decides what each step computes: which sequences, how many tokens of each, and in which blocks.
 
-One token budget per step. Running requests come first, then waiting ones as long as budget and blocks last; when blocks
-run out the running request of the highest rank is preempted and computed again later. The scheduler reads no clock and
-touches no device; `schedule` plans a step and `update` takes its results, possibly one step later.
+Every step has one token budget (planner.py). The scheduler reads no clock and touches no device; `schedule` plans a
+step and `update` takes its results, possibly several steps later. Planning is no commitment: a step that fails takes
+back what it was to write.
 """
 
 import itertools
+from collections import deque
 from dataclasses import dataclass, field
 
-from kvasir_runtime.engine.messages import FinishReason, RequestOutput, SchedulerStats, TokenLogprobs
-from kvasir_runtime.kv_cache.block_pool import BlockPool
-from kvasir_runtime.kv_cache.prefix_cache import PrefixCache
-from kvasir_runtime.scheduling.batch import BatchOutput, NewRequest, ScheduledBatch, ScheduledRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir_runtime.engine.messages import AddRequest, FinishReason, SchedulerStats, SequenceOutput
+from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.kv_cache import KvCache
+from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.scheduling.beam_step import BeamStep
+from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
+from kvasir_runtime.scheduling.planner import Planner
 from kvasir_runtime.scheduling.policies import PolicyName, WaitingQueue, waiting_queue
-from kvasir_runtime.scheduling.request import Request, RequestStatus
+from kvasir_runtime.scheduling.request import Sequence
+from kvasir_runtime.scheduling.requests import Requests
+from kvasir_runtime.scheduling.running_set import RunningSet
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step_draft import RowChanges
+from kvasir_runtime.scheduling.update import (
+    AddressedOutput,
+    DrawnTokens,
+    KeptTokens,
+    Outcome,
+    keep_tokens,
+    plain_tokens,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    max_num_seqs: int
-    """Requests in one step."""
-    max_num_batched_tokens: int
-    """Token budget of one step."""
-    enable_chunked_prefill: bool = True
-    """Whether a prompt may be spread over steps."""
+@dataclass(frozen=True, slots=True, eq=False)
+class StepUnderWay:
+    """A step that was planned and whose results are not in."""
+
+    plan: StepPlan
+    rows: Rows
+    """The plan's."""
+    generations: Rows
+    """Of the plan's rows: results for a row that has changed hands are dropped."""
+    most_brought: Rows
+    """Tokens that each of the rows can bring at most."""
+    announced: list[Block]
+    """Blocks that became findable because the step writes them."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddressedOutput:
-    """An output and the API process that it goes to."""
+@dataclass(slots=True)
+class DraftCounts:
+    """Of speculative decoding, since the start."""
 
-    api_index: int
-    output: RequestOutput
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    per_position: list[int] = field(default_factory=list)
 
 
 class Scheduler:
     def __init__(
-        self, limits: SchedulerLimits, pool: BlockPool, prefix_cache: PrefixCache, waiting: WaitingQueue
+        self, limits: SchedulerLimits, kv: KvCache, waiting: WaitingQueue, depth: DraftDepth | None = None
     ) -> None:
-        self._limits = limits
-        self._pool = pool
-        self._prefix_cache = prefix_cache
+        self._kv = kv
         self._waiting = waiting
-        self._requests: dict[str, Request] = {}
-        self._running: list[Request] = []
-        self._released: list[str] = []
-        self._numbers = itertools.count()
-        self.num_preemptions = 0
+        self._depth = depth
+        self._running = RunningSet(limits, kv, depth)
+        self._rows = self._running.rows
+        self._requests = Requests(limits, waiting, self._running)
+        self._planner = Planner(limits, waiting, self._running, self._requests, depth)
+        self._beam_step = BeamStep(self._running, self._requests)
+        self._under_way: deque[StepUnderWay] = deque()
+        self._step_numbers = itertools.count()
+        self._drafts = DraftCounts()
 
     @property
-    def has_requests(self) -> bool:
-        return bool(self._requests)
+    def has_work(self) -> bool:
+        """Whether a call of `schedule` may plan something without anything new from outside."""
+        return self._requests.num_held < len(self._requests) or bool(self._requests.rejected)
 
-    def add(self, request: Request) -> None:
-        request.number = next(self._numbers)
-        self._requests[request.request_id] = request
-        self._waiting.push(request)
+    def add(self, message: AddRequest, *, is_held: bool = False) -> None:
+        """Take a request in. A held one waits outside the queue until `release`."""
+        self._requests.add(message, is_held=is_held)
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request at once; unknown ids are ones that have just finished."""
-        request = self._requests.get(request_id)
-        if request is not None:
-            self._finish(request)
+    def release(self, request_id: str) -> None:
+        """Let a held request wait for its turn; unknown ids were aborted meanwhile."""
+        self._requests.release(request_id)
 
-    def schedule(self) -> ScheduledBatch | None:
-        """Plan the next step; None when there is nothing to compute."""
-        plan = _Plan(self._limits.max_num_batched_tokens)
-        num_preemptions = self.num_preemptions
-        self._schedule_running(plan)
-        if self.num_preemptions == num_preemptions:
-            self._admit_waiting(plan)
-        return self._batch_of(plan) if plan.requests else None
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Forget a request, or one of its sequences, at once; unknown ones have just ended.
 
-    def update(self, batch: ScheduledBatch, output: BatchOutput) -> list[AddressedOutput]:
-        """Take the results of a step, in the order in which steps were planned."""
-        sampled = zip(output.token_ids, output.logprobs, strict=True)
-        outputs: list[AddressedOutput] = []
-        for share in batch.requests:
-            token = next(sampled) if share.samples else None
-            request = self._requests.get(share.request_id)
-            if request is None:
-                continue  # finished or aborted while the step ran
-            _gather_prompt_logprobs(request, share, output.prompt_logprobs.get(share.request_id))
-            if token is not None:
-                outputs.append(self._append(request, *token))
-        return outputs
+        One beam of a search cannot be aborted: its hypotheses come to light at the end.
+        """
+        self._requests.abort(request_id, index)
 
-    def fail(self, batch: ScheduledBatch, error: str) -> list[AddressedOutput]:
-        """End every request of a step that could not be computed."""
-        outputs: list[AddressedOutput] = []
-        for share in batch.requests:
-            if (request := self._requests.get(share.request_id)) is not None:
-                self._finish(request)
-                output = RequestOutput(
-                    request_id=request.request_id, new_token_ids=[], finish_reason="error", error=error
-                )
-                outputs.append(AddressedOutput(request.api_index, output))
-        return outputs
+    def take_rejected(self) -> list[AddressedOutput]:
+        """Answers to requests that turned out to be impossible."""
+        rejected, self._requests.rejected = self._requests.rejected, []
+        return rejected
 
     def stats(self, num_steps: int, last_step_time: float) -> SchedulerStats:
         """State now, with the loop's own two figures."""
         return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            num_blocks_used=self._pool.num_used,
-            num_blocks=self._pool.num_blocks,
+            num_running=len(self._running.sequences),
+            num_waiting=len(self._waiting) + self._requests.num_heirs,
+            num_blocks_used=self._kv.pool.num_used,
+            num_blocks=self._kv.pool.num_blocks,
             num_steps=num_steps,
-            num_preemptions=self.num_preemptions,
-            num_prefix_queries=self._prefix_cache.num_queries,
-            num_prefix_hits=self._prefix_cache.num_hits,
+            num_preemptions=self._requests.num_preemptions,
+            num_prefix_queries=self._kv.num_queries,
+            num_prefix_hits=self._kv.num_hits,
             last_step_time=last_step_time,
+            num_held=self._requests.num_held,
+            num_drafts=self._drafts.num_drafts,
+            num_draft_tokens=self._drafts.num_draft_tokens,
+            num_accepted_tokens=self._drafts.num_accepted_tokens,
+            num_accepted_per_position=list(self._drafts.per_position),
         )
 
-    def _schedule_running(self, plan: "_Plan") -> None:
-        for request in sorted(self._running, key=self._waiting.rank):
-            num_new = min(request.num_uncomputed_tokens, plan.budget)
-            if num_new == 0 or request.status is not RequestStatus.RUNNING:
-                continue
-            if self._make_room(request, request.num_computed_tokens + num_new):
-                self._take(plan, request, num_new)
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None when there is nothing to compute, or nothing before results are in."""
+        draft = self._planner.draft()
+        if draft.is_empty:
+            self._give_up_what_never_fits()
+            return None
+        plan = draft.plan(next(self._step_numbers), self._running.changes)
+        self._running.changes = RowChanges()
+        rows = plan.rows.astype(np.int64)
+        most_brought = plan.samples.astype(np.int64)
+        most_brought[: plan.num_decodes] += draft.num_drafts
+        self._under_way.append(StepUnderWay(plan, rows, self._rows.generation[rows], most_brought, draft.announced))
+        self._waiting.served(self._rows.tenant[rows], plan.num_new_tokens)
+        return plan
 
-    def _admit_waiting(self, plan: "_Plan") -> None:
-        while plan.budget > 0 and len(self._running) < self._limits.max_num_seqs:
-            request = self._waiting.peek()
-            if request is None or not self._admit(plan, request):
-                return
+    def update(self, plan: StepPlan, result: StepResult, outcome: Outcome) -> None:
+        """Take the results of a step, in the order in which steps were planned; what they come to joins the outcome."""
+        step = self._under_way.popleft()
+        assert plan is step.plan, "results come in the order of the plans"
+        is_current = self._rows.generation[step.rows] == step.generations
+        self._take_prompts(plan, result, is_current)
+        self._take_tokens(step, result, is_current, outcome)
+        if self._requests.beams:
+            rows = step.rows[is_current & plan.samples]
+            self._rows.is_awaited[rows] = False
+            self._beam_step.take(result.candidates, rows.tolist(), outcome)
 
-    def _admit(self, plan: "_Plan", request: Request) -> bool:
-        """Move a waiting request into the step, if blocks for all of its known tokens are to be had."""
-        if request.num_in_flight:
-            return False  # preempted with a token still under way, known in a moment
-        table = request.table
-        cached = [] if request.needs_prompt_logits else self._prefix_cache.match(request.token_ids, table)
-        num_cached_tokens = len(cached) * table.block_size
-        num_new = request.num_tokens - num_cached_tokens
-        if num_new > plan.budget and not self._limits.enable_chunked_prefill:
-            return False
-        num_revived = sum(block.num_references == 0 for block in cached)
-        if table.num_missing(request.num_tokens) - len(cached) > self._pool.num_free - num_revived:
-            return False
-        self._pool.share(cached)
-        table.blocks.extend(cached)
-        table.num_stored = len(cached)
-        request.num_computed_tokens = num_cached_tokens
-        self._prefix_cache.count(request.num_tokens, num_cached_tokens)
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_cached_tokens
-        self._waiting.remove(request)
-        self._running.append(request)
-        request.status = RequestStatus.RUNNING
-        plan.new_requests.append(_new_request(request))
-        num_new = min(num_new, plan.budget)
-        table.blocks.extend(self._pool.allocate(table.num_missing(num_cached_tokens + num_new)))
-        self._take(plan, request, num_new)
-        return True
+    def fail(self, plan: StepPlan, error: str, outcome: Outcome) -> None:
+        """A step could not be computed, and none that was planned after it will be.
 
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Give the request blocks for `num_tokens` tokens, preempting others or, last of all, itself."""
-        num_missing = request.table.num_missing(num_tokens)
-        while num_missing > self._pool.num_free:
-            victim = max(self._running, key=self._waiting.rank)
-            self._preempt(victim)
-            if victim is request:
-                return False
-        request.table.blocks.extend(self._pool.allocate(num_missing))
-        return True
+        Every request of the failed step ends. What the lost steps were to write can no longer be found, and all other
+        running sequences wait to be computed again, since any of them may have built on it.
+        """
+        step = self._under_way[0]
+        assert plan is step.plan, "steps fail in the order of the plans"
+        for lost in self._under_way:
+            for block in lost.announced:
+                self._kv.pool.forget(block)
+        self._under_way.clear()
+        is_current = self._rows.generation[plan.rows] == step.generations
+        hit = [self._rows.sequences[row] for row in plan.rows[is_current].tolist()]
+        for request in dict.fromkeys(sequence.request for sequence in hit if sequence is not None):
+            outcome.outputs += self._requests.give_up(request, error)
+        while self._running.sequences:
+            self._requests.wait_again(self._running.sequences[-1])
+        self._running.changes = RowChanges()
 
-    def _preempt(self, request: Request) -> None:
-        """Take a request's blocks away; it waits to be computed again from its known tokens."""
-        self._running.remove(request)
-        self._release(request)
-        request.num_computed_tokens = 0
-        if not request.has_sent_output:
-            request.prompt_logprobs.clear()
-        request.status = RequestStatus.WAITING
-        self._waiting.push(request)
-        self.num_preemptions += 1
+    def _give_up_what_never_fits(self) -> None:
+        """Whoever runs and can compute nothing, although no result is awaited, is a beam search that has preempted all
+        others: a single sequence always fits."""
+        running = self._running
+        if running.sequences and not self._under_way and not running.parents:
+            request = running.sequences[0].request
+            assert request.beam is not None, f"{request.request_id} runs alone and does not fit"
+            self._requests.give_up_beams(self._requests.beams[request.request_id])
 
-    def _take(self, plan: "_Plan", request: Request, num_new: int) -> None:
-        first = request.num_computed_tokens
-        request.num_computed_tokens += num_new
-        samples = request.num_computed_tokens == request.num_tokens_ahead
-        request.num_in_flight += samples
-        plan.budget -= num_new
-        plan.requests.append(ScheduledRequest(request.request_id, first, num_new, request.table.take_unsent(), samples))
-        self._prefix_cache.store(request.token_ids, request.num_computed_tokens, request.table)
-        self._waiting.served(request, num_new)
+    def _take_prompts(self, plan: StepPlan, result: StepResult, is_current: NDArray[np.bool_]) -> None:
+        """Chunks are written: keep their scores, let go of what is behind windows."""
+        for index in range(plan.num_decodes, len(plan.rows)):
+            sequence = self._rows.sequences[plan.rows[index]] if is_current[index] else None
+            if sequence is not None:
+                start = int(plan.starts[index])
+                sequence.request.gather_scores(start, result.prompt_logprobs.get(sequence.row))
+                written = start + int(plan.num_new_tokens[index])
+                self._rows.num_written[sequence.row] = written
+                self._kv.free_behind(sequence.blocks, written)
 
-    def _batch_of(self, plan: "_Plan") -> ScheduledBatch:
-        released, self._released = tuple(self._released), []
-        num_tokens = self._limits.max_num_batched_tokens - plan.budget
-        return ScheduledBatch(released, tuple(plan.new_requests), tuple(plan.requests), num_tokens)
+    def _take_tokens(
+        self, step: StepUnderWay, result: StepResult, is_current: NDArray[np.bool_], outcome: Outcome
+    ) -> None:
+        """Append what was drawn, offer the blocks that it filled, end what has ended, and put the outputs together."""
+        state = self._rows
+        lines = np.flatnonzero(is_current[step.plan.samples])  # of the result, whose rows have not changed hands
+        sampled = step.plan.samples & is_current
+        drawn = DrawnTokens(
+            step.rows[sampled], result.token_ids[lines], result.num_accepted[lines], step.most_brought[sampled]
+        )
+        self._count_drafts(drawn, result.num_drafts[lines])
+        kept = keep_tokens(state, drawn)
+        for row in drawn.rows[state.num_written[drawn.rows] >= state.next_boundary[drawn.rows]].tolist():
+            self._offer_written(row)
+        has_ended = kept.has_ended
+        is_plain = state.is_plain[drawn.rows] & ~has_ended & (kept.num_kept > 0)
+        outcome.plain = plain_tokens(state, kept, np.flatnonzero(is_plain))
+        for line in np.flatnonzero(~is_plain & (kept.num_kept > 0)).tolist():
+            sequence = state.sequences[drawn.rows[line]]
+            assert sequence is not None
+            output = self._output(sequence, kept, line, result)
+            outcome.outputs.append(AddressedOutput(sequence.request.api_index, output))
+            if has_ended[line]:
+                self._requests.end(sequence)
 
-    def _append(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> AddressedOutput:
-        request.token_ids.append(token_id)
-        request.num_in_flight -= 1
-        prompt_logprobs: list[TokenLogprobs | None] | None = None
-        if request.needs_prompt_logits:
-            prompt_logprobs = [None, *request.prompt_logprobs]
-        finish_reason = _finish_reason(request, token_id)
-        output = RequestOutput(
+    def _offer_written(self, row: int) -> None:
+        sequence = self._rows.sequences[row]
+        assert sequence is not None
+        blocks, written = sequence.blocks, int(self._rows.num_written[row])
+        self._kv.offer(self._rows.known(row), blocks, written)
+        self._kv.free_behind(blocks, written)
+        self._rows.next_boundary[row] = blocks.next_boundary
+
+    def _output(self, sequence: Sequence, kept: KeptTokens, line: int, result: StepResult) -> SequenceOutput:
+        request, row = sequence.request, sequence.row
+        num_kept = int(kept.num_kept[line])
+        tokens: list[int] = kept.drawn.token_ids[line, :num_kept].tolist()
+        logprobs = result.logprobs.get(row)
+        is_first, sequence.has_sent_output = not sequence.has_sent_output, True
+        reason: FinishReason | None = "stop" if kept.is_stop[line] else "length" if kept.is_full[line] else None
+        self._rows.refresh(sequence)
+        return SequenceOutput(
             request_id=request.request_id,
-            new_token_ids=[token_id],
-            logprobs=None if logprobs is None else [logprobs],
-            prompt_logprobs=prompt_logprobs,
+            index=sequence.index,
+            new_token_ids=tokens,
+            logprobs=None if logprobs is None else logprobs[:num_kept],
+            prompt_logprobs=request.all_scores if is_first else None,
             num_cached_tokens=request.num_cached_tokens or 0,
-            finish_reason=finish_reason,
-            stop_token_id=token_id if finish_reason == "stop" else None,
+            finish_reason=reason,
+            stop_token_id=tokens[-1] if reason == "stop" else None,
         )
-        request.has_sent_output = True
-        if request.status is RequestStatus.RUNNING:
-            self._prefix_cache.store(request.token_ids, request.num_computed_tokens, request.table)
-        if finish_reason is not None:
-            self._finish(request)
-        return AddressedOutput(request.api_index, output)
 
-    def _finish(self, request: Request) -> None:
-        if request.status is RequestStatus.RUNNING:
-            self._running.remove(request)
-            self._release(request)
-        else:
-            self._waiting.remove(request)
-        request.status = RequestStatus.FINISHED
-        del self._requests[request.request_id]
-
-    def _release(self, request: Request) -> None:
-        self._pool.release(request.table.take_all())
-        self._released.append(request.request_id)
+    def _count_drafts(self, drawn: DrawnTokens, num_drafts: NDArray[np.int32]) -> None:
+        if self._depth is None or not len(num_drafts):
+            return
+        num_accepted = np.maximum(drawn.num_accepted - 1, 0)
+        self._depth.observe(drawn.rows, drawn.most_brought - 1, num_accepted)
+        counts = self._drafts
+        counts.num_drafts += int(np.count_nonzero(num_drafts))
+        counts.num_draft_tokens += int(num_drafts.sum())
+        counts.num_accepted_tokens += int(num_accepted.sum())
+        for position in range(int(num_accepted.max())):
+            if position == len(counts.per_position):
+                counts.per_position.append(0)
+            counts.per_position[position] += int(np.count_nonzero(num_accepted > position))
 
 
 def make_scheduler(
-    limits: SchedulerLimits, *, policy: PolicyName, num_blocks: int, enable_prefix_caching: bool
+    limits: SchedulerLimits,
+    *,
+    policy: PolicyName,
+    num_blocks: int,
+    block_size: int,
+    groups: tuple[KvGroup, ...],
+    enable_prefix_caching: bool,
+    depth: DraftDepth | None = None,
 ) -> Scheduler:
     """A scheduler over blocks of its own."""
-    pool = BlockPool(num_blocks)
-    return Scheduler(limits, pool, PrefixCache(pool, enabled=enable_prefix_caching), waiting_queue(policy))
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A step being put together."""
-
-    budget: int
-    new_requests: list[NewRequest] = field(default_factory=list)
-    requests: list[ScheduledRequest] = field(default_factory=list)
-
-
-def _new_request(request: Request) -> NewRequest:
-    return NewRequest(request.request_id, list(request.token_ids), request.num_prompt_tokens, request.sampling)
-
-
-def _gather_prompt_logprobs(request: Request, share: ScheduledRequest, entries: list[TokenLogprobs] | None) -> None:
-    """Keep the scores of a prompt chunk, unless a preemption since then has made them come twice."""
-    if entries and len(request.prompt_logprobs) == share.num_computed_tokens:
-        request.prompt_logprobs.extend(entries)
-
-
-def _finish_reason(request: Request, token_id: int) -> FinishReason | None:
-    if token_id in request.sampling.stop_token_ids and request.num_output_tokens > request.sampling.min_tokens:
-        return "stop"
-    if request.num_tokens >= request.max_total_tokens:
-        return "length"
-    return None
+    kv = KvCache(num_blocks, block_size, groups, enable_prefix_caching=enable_prefix_caching)
+    return Scheduler(limits, kv, waiting_queue(policy), depth)

@@ -1,25 +1,31 @@
-"""Which requests are let in: none once the server drains, and how many are being answered by all API processes.
+"""Which requests are let in: none once the server drains, and no more sequences than the engine is to hold.
 
-The state lies in the shared rows, so every process drains when one is told to and each can report the sum.
+The state lies in shared rows, so every process drains when one is told to and each knows the sum of all.
 """
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir_runtime.errors import ServerUnavailableError
-from kvasir_runtime.metrics import DRAINING, IN_FLIGHT, SharedRows
 from kvasir_runtime.server.errors import error_response
+from kvasir_runtime.shared_rows import SharedRows
 
 GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+# The layout of a row. The server drains when any row's first slot says so.
+DRAINING, REQUESTS, SEQUENCES = range(3)
 
 
 class Admission:
-    def __init__(self, rows: SharedRows, api_index: int) -> None:
-        self._rows = rows
-        self._row = rows.row(api_index)
+    """Of one API process; `max_sequences` is for all of them together."""
+
+    def __init__(self, ipc_dir: Path, api_server_count: int, api_index: int, max_sequences: int) -> None:
+        self._rows = SharedRows(ipc_dir / "admission", api_server_count, 3)
+        self._row = self._rows.row(api_index)
+        self._max_sequences = max_sequences
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -29,8 +35,8 @@ class Admission:
 
     @property
     def num_in_flight(self) -> int:
-        """Of all API processes."""
-        return int(self._rows.total(IN_FLIGHT))
+        """Requests of all API processes."""
+        return int(self._rows.total(REQUESTS))
 
     async def wait_idle(self) -> None:
         """Until this process answers no request."""
@@ -44,14 +50,29 @@ class Admission:
         """Count one request while it is answered. Raises ServerUnavailableError while draining."""
         if self.is_draining:
             raise ServerUnavailableError("this server drains and takes no new requests; send it to another replica")
-        self._row[IN_FLIGHT] += 1
+        self._row[REQUESTS] += 1
         self._is_idle.clear()
         try:
             yield
         finally:
-            self._row[IN_FLIGHT] -= 1
-            if self._row[IN_FLIGHT] == 0:
+            self._row[REQUESTS] -= 1
+            if self._row[REQUESTS] == 0:
                 self._is_idle.set()
+
+    @contextmanager
+    def hold(self, num_sequences: int) -> Iterator[None]:
+        """Count a request's sequences while the engine has them. Raises ServerUnavailableError where it has enough."""
+        num_held = int(self._rows.total(SEQUENCES))
+        if num_held + num_sequences > self._max_sequences:
+            raise ServerUnavailableError(
+                f"this engine works on {num_held} sequences and takes no more than {self._max_sequences} "
+                "(--max-sequences-in-flight); send the request to another replica, or later"
+            )
+        self._row[SEQUENCES] += num_sequences
+        try:
+            yield
+        finally:
+            self._row[SEQUENCES] -= num_sequences
 
 
 class AdmissionMiddleware:

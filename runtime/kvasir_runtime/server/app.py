@@ -13,11 +13,14 @@ from kvasir_runtime.server.completions import completion_routes
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
 from kvasir_runtime.server.models import model_routes
 from kvasir_runtime.server.probes import Probes, probe_routes
+from kvasir_runtime.server.router_trust import RouterTrustMiddleware
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.tokenize import tokenize_routes
 
 
-def create_app(serving: Serving, probes: Probes, admission: Admission, api_key: str | None) -> FastAPI:
+def create_app(
+    serving: Serving, probes: Probes, admission: Admission, *, api_key: str | None, router_secret: str | None
+) -> FastAPI:
     app = FastAPI(title="Kvasir", version=kvasir_runtime.__version__, docs_url=None, redoc_url=None)
     app.include_router(chat_routes(serving))
     app.include_router(completion_routes(serving))
@@ -29,6 +32,7 @@ def create_app(serving: Serving, probes: Probes, admission: Admission, api_key: 
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_defect)
     app.add_middleware(AdmissionMiddleware, admission=admission)
+    app.add_middleware(RouterTrustMiddleware, secret=router_secret)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)  # added last, so it comes first
     return app

@@ -31,8 +31,16 @@ class BodyTooLargeError(KvasirRuntimeError):
     """The request's body is longer than the server reads."""
 
 
+class BodyTimeoutError(KvasirRuntimeError):
+    """The request's body comes too slowly."""
+
+
 class AuthenticationError(KvasirRuntimeError):
     """The request brings no key, or a wrong one."""
+
+
+class NotTheRouterError(KvasirRuntimeError):
+    """The request asks for what only the router may."""
 
 
 # error -> HTTP status, OpenAI's `type`, OpenAI's `code`; the first that fits counts
@@ -42,7 +50,9 @@ _KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
     (OtherModelError, 409, "invalid_request_error", "other_model"),
     (BodyTooLargeError, 413, "invalid_request_error", "body_too_large"),
+    (BodyTimeoutError, 408, "invalid_request_error", "body_timeout"),
     (AuthenticationError, 401, "invalid_request_error", "invalid_api_key"),
+    (NotTheRouterError, 403, "invalid_request_error", "not_the_router"),
     (ServerUnavailableError, 503, "service_unavailable_error", "unavailable"),
     (EngineDeadError, 503, "engine_error", "engine_dead"),
     (RequestFailedError, 500, "engine_error", "request_failed"),
@@ -65,7 +75,7 @@ def error_response(error: KvasirRuntimeError) -> Response:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     if isinstance(error, AuthenticationError):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, BodyTooLargeError):
+    if isinstance(error, BodyTooLargeError | BodyTimeoutError):
         headers["Connection"] = "close"  # the rest of the body is not read
     return Response(to_json(body), status, headers, media_type="application/json")
 

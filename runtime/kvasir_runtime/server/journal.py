@@ -67,10 +67,18 @@ class Journal:
     def created(self, now: int) -> int:
         return now if self.beginning is None else self.beginning.created
 
-    def continued(self, requests: Sequence[GenerateRequest], model: str, vocab_size: int) -> list[GenerateRequest]:
+    def continued(
+        self, requests: Sequence[GenerateRequest], model: str, vocab_size: int, *, is_stream: bool
+    ) -> list[GenerateRequest]:
         """The requests as they began. Raises OtherModelError, and InvalidRequestError for a journal not of theirs."""
         if self.beginning is None:
             return list(requests)
+        if not is_stream:
+            raise InvalidRequestError("a journal continues streams only; send the request with stream: true")
+        if any(request.beam for request in requests):
+            raise InvalidRequestError(
+                "a beam search cannot be continued: what other engines made of it says too little"
+            )
         if self.beginning.model != model:
             raise OtherModelError("the stream was begun by another model than the one served here")
         if len(self.beginning.seeds) != len(requests):
@@ -183,5 +191,7 @@ class JournalWriter(EventWriter):
 def event_writer(
     headers: Mapping[str, str], requests: Sequence[GenerateRequest], created: int, model: str
 ) -> EventWriter:
-    """As the request's sender wants it."""
-    return JournalWriter(requests, created, model) if RESUMABLE_HEADER in headers else WITHOUT_JOURNAL
+    """As the request's sender wants it; a beam search comes whole at its end, so there is nothing to continue."""
+    if RESUMABLE_HEADER not in headers or any(request.beam for request in requests):
+        return WITHOUT_JOURNAL
+    return JournalWriter(requests, created, model)

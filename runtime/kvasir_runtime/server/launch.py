@@ -8,12 +8,14 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import time
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -25,15 +27,18 @@ from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError, ServerUnavailableError
 from kvasir_runtime.heartbeat import BEAT_SECONDS, Heartbeats, engine_heartbeats
-from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics, SharedRows
+from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics, request_rows
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.chat_template import load_chat_template
+from kvasir_runtime.server.http_protocol import BoundedHttpProtocol, Connections
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes
 from kvasir_runtime.server.prompts import PromptBuilder
+from kvasir_runtime.server.router_trust import SECRET_VARIABLE
 from kvasir_runtime.server.sampling import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
+from kvasir_runtime.shared_rows import SharedRows
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,8 @@ API_KEY_VARIABLE = "KVASIR_API_KEY"
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of usual clients and proxies keep a connection, so that they close it and never we."""
+SPARE_DESCRIPTORS = 128
+"""Of a process, for what is no client's connection."""
 LAST_ANSWERS_SECONDS = 2.0
 """How long requests may take to be answered with an error after the engine has died or the time to drain is over."""
 
@@ -90,22 +97,25 @@ class ApiServer:
         self._is_stopping = asyncio.Event()
         self._is_hurried = asyncio.Event()
         tokenizer = Tokenizer.load(Path(config.model.tokenizer or config.model.model))
-        rows = SharedRows(ipc_dir / "rows", config.server.api_server_count)
-        self.admission = Admission(rows, api_index)
+        api_server_count = config.server.api_server_count
+        rows = request_rows(ipc_dir, api_server_count)
+        self.admission = Admission(ipc_dir, api_server_count, api_index, config.server.max_sequences_in_flight)
         self._channel = EngineChannel(ipc_dir, api_index)
         self.engine = AsyncEngine(self._channel, tokenizer, RequestMetrics(rows.row(api_index)), api_index=api_index)
-        self._heartbeats = engine_heartbeats(ipc_dir, config.server.api_server_count, api_index)
-        serving = _serving(config, self.engine, tokenizer)
+        self._heartbeats = engine_heartbeats(ipc_dir, api_server_count, api_index)
+        serving = _serving(config, self.engine, self.admission, tokenizer)
         probes = Probes(
             self.engine,
             self.admission,
-            _registry(serving.model_names[0], rows, self.engine),
+            _registry(serving.model_names[0], rows, self.engine, self.admission),
             self._heartbeats,
             config.server.stall_seconds,
         )
         api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
-        app = create_app(serving, probes, self.admission, api_key)
-        self._server = _HttpServer(_uvicorn_config(app), self._heartbeats)
+        router_secret = os.environ.get(SECRET_VARIABLE) or None
+        app = create_app(serving, probes, self.admission, api_key=api_key, router_secret=router_secret)
+        connections = Connections(_max_connections(config.server.max_connections))
+        self._server = _HttpServer(_uvicorn_config(app, connections), self._heartbeats)
 
     def stop(self) -> None:
         """First drain; called again, end at once."""
@@ -177,10 +187,18 @@ class _HttpServer(uvicorn.Server):
         self._has_to_stop.set()
 
 
-def _uvicorn_config(app: Any) -> uvicorn.Config:
+def _max_connections(wanted: int) -> int:
+    """No more than the process may have descriptors; as many as the system allows it are taken."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(1, min(wanted, hard - SPARE_DESCRIPTORS)) if hard != resource.RLIM_INFINITY else wanted
+
+
+def _uvicorn_config(app: Any, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=cast(Any, partial(BoundedHttpProtocol, connections=connections)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -194,13 +212,14 @@ def _uvicorn_config(app: Any) -> uvicorn.Config:
     )
 
 
-def _serving(config: RuntimeConfig, engine: AsyncEngine, tokenizer: Tokenizer) -> Serving:
+def _serving(config: RuntimeConfig, engine: AsyncEngine, admission: Admission, tokenizer: Tokenizer) -> Serving:
     folder = Path(config.model.model)
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
     template = load_chat_template(tokenizer_folder, tokenizer.settings, tokenizer.special_tokens, template_file)
     return Serving(
         engine=engine,
+        admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
@@ -209,12 +228,16 @@ def _serving(config: RuntimeConfig, engine: AsyncEngine, tokenizer: Tokenizer) -
         model_digest=model_digest(folder, tokenizer_folder),
         created=int(time.time()),
         max_n=config.server.max_n,
+        max_sequences=config.server.max_request_sequences,
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
     )
 
 
-def _registry(model_name: str, rows: SharedRows, engine: AsyncEngine) -> CollectorRegistry:
+def _registry(model_name: str, rows: SharedRows, engine: AsyncEngine, admission: Admission) -> CollectorRegistry:
+    def view() -> EngineView:
+        return EngineView(ready=engine.ready, stats=engine.stats, num_requests_in_flight=admission.num_in_flight)
+
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector(model_name, rows, lambda: EngineView(ready=engine.ready, stats=engine.stats)))
+    registry.register(MetricsCollector(model_name, rows, view))
     return registry

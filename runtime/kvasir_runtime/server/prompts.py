@@ -1,22 +1,25 @@
-"""From what a client sends as prompt (text, token ids, messages) to token ids.
+"""From what a client sends as prompt (text, token ids, messages) to token ids that the model knows.
 
-Long texts are tokenised in a thread, and texts that cannot fit the context are refused unread, so that one client's
-huge prompt does not hold up the streams of the others.
+No request holds up the streams of the others: how many prompts there are and how long each is comes before what is in
+them, long texts are tokenised and long conversations rendered in a thread, and between prompts others get their turn.
 """
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError
 from kvasir_runtime.server.chat_template import ChatTemplate, Message
-from kvasir_runtime.server.protocol import ChatMessage, ChatPrompt
-from kvasir_runtime.server.sampling import check_token_ids
+from kvasir_runtime.server.protocol import ChatMessage, ChatPrompt, CompletionRequest
+from kvasir_runtime.server.sampling import Limits, check_fits, check_token_ids
 
 INLINE_CHARS = 8192
 """Shorter texts are tokenised on the event loop: about 2 ms, less than a thread's switch costs beside a busy core."""
+INLINE_MESSAGES = 64
+"""Shorter conversations, if their texts are short as well, are rendered there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,41 +34,25 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
 
-    async def completion_prompts(
-        self, prompt: object, *, add_special_tokens: bool, max_model_len: int, vocab_size: int
-    ) -> list[Prompt]:
+    async def completion_prompts(self, wishes: CompletionRequest, limits: Limits) -> list[Prompt]:
         """One or several, from a text, a list of texts, token ids or a list of those."""
+        contents = _split(wishes.prompt)
+        _check_number(len(contents), wishes.num_candidates, limits)
         prompts = []
-        for content in _split(prompt):
-            if isinstance(content, str):
-                token_ids = await self.encode(content, add_special_tokens, max_model_len, "prompt")
-                prompts.append(Prompt(token_ids, content))
-            else:
-                check_token_ids(content, vocab_size, "prompt")
-                prompts.append(Prompt(content, None))
-            if not prompts[-1].token_ids:
-                raise InvalidRequestError("prompt: it is empty, but at least one token is needed to go on", "prompt")
+        for content in contents:
+            prompts.append(await self._completion_prompt(content, wishes.add_special_tokens, limits))
+            await asyncio.sleep(0)  # let others have their turn
         return prompts
 
-    async def chat_prompt(self, chat: ChatPrompt, max_model_len: int) -> list[int]:
-        if self._chat_template is None:
-            raise InvalidRequestError(
-                "the model has no chat template, so it cannot take messages; use /v1/completions, or start the server "
-                "with --chat-template",
-                "messages",
-            )
-        add_generation_prompt = chat.add_generation_prompt
-        if add_generation_prompt is None:
-            add_generation_prompt = not chat.continue_final_message
-        text = self._chat_template.render(
-            [_template_message(message, index) for index, message in enumerate(chat.messages)],
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            variables=chat.chat_template_kwargs or {},
-        )
-        token_ids = await self.encode(text, chat.add_special_tokens, max_model_len, "messages")
+    async def chat_prompt(self, chat: ChatPrompt, limits: Limits) -> list[int]:
+        render = self._renderer(chat)
+        num_chars = sum(_num_chars(message) for message in chat.messages)
+        is_short = num_chars <= INLINE_CHARS and len(chat.messages) <= INLINE_MESSAGES
+        text = render() if is_short else await asyncio.to_thread(render)
+        token_ids = await self.encode(text, chat.add_special_tokens, limits.max_model_len, "messages")
         if not token_ids:
             raise InvalidRequestError("messages: the chat template made an empty prompt of them", "messages")
+        _check_vocabulary(token_ids, limits.vocab_size, "messages")
         return token_ids
 
     async def encode(self, text: str, add_special_tokens: bool, max_model_len: int, param: str) -> list[int]:
@@ -81,19 +68,81 @@ class PromptBuilder:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
+    async def _completion_prompt(self, content: object, add_special_tokens: bool, limits: Limits) -> Prompt:
+        if isinstance(content, str):
+            token_ids = await self.encode(content, add_special_tokens, limits.max_model_len, "prompt")
+            _check_vocabulary(token_ids, limits.vocab_size, "prompt")
+            prompt = Prompt(token_ids, content)
+        elif isinstance(content, list):
+            check_fits(len(content), limits.max_model_len, "prompt")
+            if not _are_token_ids(content):
+                raise _wrong_prompt(content)
+            check_token_ids(content, limits.vocab_size, "prompt")
+            prompt = Prompt(content, None)
+        else:
+            raise _wrong_prompt(content)
+        if not prompt.token_ids:
+            raise InvalidRequestError("prompt: it is empty, but at least one token is needed to go on", "prompt")
+        return prompt
 
-def _split(prompt: Any) -> list[str] | list[list[int]]:
+    def _renderer(self, chat: ChatPrompt) -> Callable[[], str]:
+        if (template := self._chat_template) is None:
+            raise InvalidRequestError(
+                "the model has no chat template, so it cannot take messages; use /v1/completions, or start the server "
+                "with --chat-template",
+                "messages",
+            )
+        add_generation_prompt = chat.add_generation_prompt
+        if add_generation_prompt is None:
+            add_generation_prompt = not chat.continue_final_message
+
+        def render() -> str:
+            return template.render(
+                [_template_message(message, index) for index, message in enumerate(chat.messages)],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+                variables=chat.chat_template_kwargs or {},
+            )
+
+        return render
+
+
+def _split(prompt: Any) -> Sequence[object]:
+    """The prompts of a request, told apart by the first element alone."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
-        if all(isinstance(part, str) for part in prompt):
-            return prompt
-        if _are_token_ids(prompt):
+        kind = type(prompt[0])
+        if kind is int:
             return [prompt]
-        if all(isinstance(part, list) and _are_token_ids(part) for part in prompt):
+        if kind in (str, list):
             return prompt
-    seen = "nothing" if prompt is None else repr(prompt)[:80]
-    raise InvalidRequestError(
+    raise _wrong_prompt(prompt)
+
+
+def _check_number(num_prompts: int, num_candidates: int, limits: Limits) -> None:
+    if num_prompts * num_candidates > limits.max_sequences:
+        each = "" if num_candidates == 1 else f" in {num_candidates} sequences each"
+        raise InvalidRequestError(
+            f"prompt: {num_prompts} prompts were given{each}, but this server makes at most {limits.max_sequences} "
+            "sequences a request (--max-request-sequences); send several requests",
+            "prompt",
+        )
+
+
+def _check_vocabulary(token_ids: list[int], vocab_size: int, param: str) -> None:
+    """The tokenizer may know more tokens than the model has embeddings for."""
+    if max(token_ids, default=0) >= vocab_size:
+        raise InvalidRequestError(
+            f"{param}: the tokenizer makes token id {max(token_ids)} of this text, but the model's ids end at "
+            f"{vocab_size - 1}; leave out the special text that it stands for",
+            param,
+        )
+
+
+def _wrong_prompt(prompt: Any) -> InvalidRequestError:
+    seen = "nothing" if prompt is None else repr(prompt[:8] if isinstance(prompt, list) else prompt)[:80]
+    return InvalidRequestError(
         f"prompt: {seen} was given, but it should be a text, a list of texts, a list of token ids or a list of those, "
         "and not empty",
         "prompt",
@@ -101,7 +150,14 @@ def _split(prompt: Any) -> list[str] | list[list[int]]:
 
 
 def _are_token_ids(values: list[Any]) -> bool:
-    return all(type(value) is int for value in values)
+    return set(map(type, values)) <= {int}
+
+
+def _num_chars(message: ChatMessage) -> int:
+    """Roughly, and without reading: what rendering takes."""
+    content = message.content or ""
+    num_chars = len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    return num_chars + INLINE_CHARS * len(message.tool_calls or [])  # their arguments are parsed
 
 
 def _template_message(message: ChatMessage, index: int) -> Message:

@@ -12,6 +12,8 @@ from pydantic_core import PydanticCustomError
 
 INT64 = 2**63
 MAX_STOP_STRINGS = 32
+MAX_STOP_TOKEN_IDS = 1024
+MAX_MESSAGES = 16384
 
 
 def _refuse_unless_empty(value: Any) -> Any:
@@ -71,7 +73,6 @@ class UnsupportedFields(RequestModel):
     bad_words: Unsupported = None
     prompt_logprobs: Unsupported = None
     truncate_prompt_tokens: Unsupported = None
-    use_beam_search: Unsupported = None
     kv_transfer_params: Unsupported = None
     response_format: Annotated[Any, AfterValidator(_refuse_unless_text_format)] = None
 
@@ -89,6 +90,10 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     n: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -98,8 +103,8 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=2 * INT64)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -120,7 +125,57 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
                 "min_tokens is {min_tokens}, more than max_tokens, which is {max_tokens}",
                 {"min_tokens": self.min_tokens, "max_tokens": self.max_tokens},
             )
+        self._check_best_of()
+        self._check_beam_search()
         return self
+
+    def _check_best_of(self) -> None:
+        if self.num_candidates < self.num_returned:
+            raise PydanticCustomError(
+                "best_of",
+                "best_of is {best_of}, fewer than n, which is {n}",
+                {"best_of": self.best_of, "n": self.num_returned},
+            )
+        if self.stream and self.num_sequences > self.num_returned:
+            raise PydanticCustomError(
+                "best_of", "best_of must equal n with stream: true: which are the best is known when all are complete"
+            )
+
+    def _check_beam_search(self) -> None:
+        if not self.use_beam_search:
+            for field in ("length_penalty", "early_stopping"):
+                if getattr(self, field) is not None:
+                    raise PydanticCustomError(
+                        field, "{field} is only allowed with use_beam_search: true", {"field": field}
+                    )
+        elif self.stop is not None:
+            raise PydanticCustomError(
+                "stop", "stop cannot be used with use_beam_search: hypotheses end at token ids only, see stop_token_ids"
+            )
+        elif self.wants_logprobs:
+            raise PydanticCustomError(
+                "logprobs", "logprobs cannot be used with use_beam_search: a hypothesis is ranked by their sum alone"
+            )
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Of the tokens generated; each route has a field of its own for it."""
+        return False
+
+    @property
+    def num_returned(self) -> int:
+        """Sequences a prompt in the answer."""
+        return self.n or 1
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences a prompt among which the returned are the best; of a beam search its width."""
+        return self.num_returned if self.best_of is None else self.best_of
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences a prompt that the engine hands out; it ranks a beam's itself."""
+        return self.num_returned if self.use_beam_search else self.num_candidates
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -134,15 +189,12 @@ class CompletionRequest(GenerationFields):
     """A string, a list of strings, a list of token ids, or a list of those."""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
-    best_of: int | None = None
     suffix: Unsupported = None
     add_special_tokens: bool = True
 
-    @model_validator(mode="after")
-    def _check_best_of(self) -> Self:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise PydanticCustomError("best_of", "best_of must equal n: this server does not rank candidates")
-        return self
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
 
 
 def _refuse_other_media(value: str) -> str:
@@ -158,10 +210,10 @@ class ContentPart(RequestModel):
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     # What an assistant's message carries when a client sends it back:
@@ -174,7 +226,7 @@ class ChatMessage(RequestModel):
 class ChatPrompt(RequestModel):
     """How messages become a prompt; shared by chat completions and /tokenize."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -205,7 +257,11 @@ class ChatCompletionRequest(ChatPrompt, GenerationFields):
     audio: Unsupported = None
     prediction: Unsupported = None
     web_search_options: Unsupported = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
@@ -234,4 +290,4 @@ class DetokenizeRequest(RequestModel):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

@@ -6,13 +6,15 @@ only the loaded model can tell (context length, vocabulary, limits of this serve
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from kvasir_runtime.engine.detokenizer import TextOptions
-from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.engine.messages import BeamSearch, SamplingParams
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from kvasir_runtime.server.protocol import GenerationFields
 
@@ -41,6 +43,9 @@ class Limits:
     max_model_len: int
     vocab_size: int
     max_n: int
+    max_beam_width: int
+    max_sequences: int
+    """Of one request: its prompts times the sequences of each."""
     max_logprobs: int
 
 
@@ -87,16 +92,13 @@ def sampling_params(
     """`max_tokens` None: the rest of the context. Raises InvalidRequestError, naming the field at fault."""
     _check_limits(request, logprobs, limits)
     max_tokens = _max_tokens(request, max_tokens, num_prompt_tokens, limits.max_model_len)
-    top_k = _first(request.top_k, defaults.top_k, -1)
+    if logprobs is None and request.num_sequences > request.num_returned:
+        logprobs = 0  # what candidates are ranked by
     seed = _first(request.seed, defaults.seed, None)
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=max_tokens,
         seed=(secrets.randbits(64) if seed is None else seed) & UINT64_MASK,
         min_tokens=min(request.min_tokens, max_tokens),
-        temperature=_first(request.temperature, defaults.temperature, 1.0),
-        top_p=_first(request.top_p, defaults.top_p, 1.0),
-        top_k=top_k if 0 < top_k < limits.vocab_size else None,
-        min_p=_first(request.min_p, defaults.min_p, 0.0),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
@@ -104,6 +106,31 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         stop_token_ids=_stop_token_ids(request, defaults, limits.vocab_size),
+    )
+    return params if request.use_beam_search else _with_draws(params, request, defaults, limits.vocab_size)
+
+
+def _with_draws(
+    params: SamplingParams, request: GenerationFields, defaults: SamplingDefaults, vocab_size: int
+) -> SamplingParams:
+    """How tokens are drawn; a beam search draws none, so what is asked for of these means nothing to it."""
+    top_k = _first(request.top_k, defaults.top_k, -1)
+    return msgspec.structs.replace(
+        params,
+        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        top_p=_first(request.top_p, defaults.top_p, 1.0),
+        top_k=top_k if 0 < top_k < vocab_size else None,
+        min_p=_first(request.min_p, defaults.min_p, 0.0),
+    )
+
+
+def beam_search(request: GenerationFields) -> BeamSearch | None:
+    if not request.use_beam_search:
+        return None
+    return BeamSearch(
+        width=request.num_candidates,
+        length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
+        early_stopping=bool(request.early_stopping),
     )
 
 
@@ -123,11 +150,18 @@ def _first(asked: T | None, recommended: T | None, default: T) -> T:
 
 
 def _check_limits(request: GenerationFields, logprobs: int | None, limits: Limits) -> None:
-    if (request.n or 1) > limits.max_n:
+    if request.num_candidates > limits.max_n:
+        field = "n" if request.best_of is None else "best_of"
         raise InvalidRequestError(
-            f"n: {request.n} sequences were asked for, but this server gives at most {limits.max_n} per prompt "
-            "(--max-n); send several requests",
-            "n",
+            f"{field}: {request.num_candidates} sequences were asked for, but this server makes at most {limits.max_n} "
+            "per prompt (--max-n); send several requests",
+            field,
+        )
+    if request.use_beam_search and request.num_candidates > limits.max_beam_width:
+        raise InvalidRequestError(
+            f"use_beam_search: a beam of {request.num_candidates} was asked for, but this server computes at most "
+            f"{limits.max_beam_width} sequences together (--max-num-seqs); ask for a narrower one",
+            "use_beam_search",
         )
     if (logprobs or 0) > limits.max_logprobs:
         raise InvalidRequestError(
@@ -138,13 +172,8 @@ def _check_limits(request: GenerationFields, logprobs: int | None, limits: Limit
 
 
 def _max_tokens(request: GenerationFields, asked: int | None, num_prompt_tokens: int, max_model_len: int) -> int:
+    check_fits(num_prompt_tokens, max_model_len, "messages" if "messages" in type(request).model_fields else "prompt")
     room = max_model_len - num_prompt_tokens
-    if room < 1:
-        raise ContextLengthError(
-            f"the prompt has {num_prompt_tokens} tokens, but the model's context is {max_model_len} tokens, prompt and "
-            "output together; shorten the prompt",
-            "messages" if "messages" in type(request).model_fields else "prompt",
-        )
     if asked is None:
         return room
     if asked > room:
@@ -156,6 +185,15 @@ def _max_tokens(request: GenerationFields, asked: int | None, num_prompt_tokens:
     if asked < 1:
         raise InvalidRequestError("max_tokens: 0 was given, but at least 1 token is generated", "max_tokens")
     return asked
+
+
+def check_fits(num_prompt_tokens: int, max_model_len: int, param: str) -> None:
+    if num_prompt_tokens >= max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens, but the model's context is {max_model_len} tokens, prompt and "
+            "output together; shorten the prompt",
+            param,
+        )
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
@@ -176,9 +214,10 @@ def _stop_token_ids(request: GenerationFields, defaults: SamplingDefaults, vocab
     return tuple(dict.fromkeys([*asked, *(() if request.ignore_eos else defaults.eos_token_ids)]))
 
 
-def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
-    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-    if wrong is not None:
-        raise InvalidRequestError(
-            f"{param}: token id {wrong} is not in the vocabulary; ids go from 0 to {vocab_size - 1}", param
-        )
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    if min(token_ids, default=0) >= 0 and max(token_ids, default=0) < vocab_size:
+        return
+    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    raise InvalidRequestError(
+        f"{param}: token id {wrong} is not in the vocabulary; ids go from 0 to {vocab_size - 1}", param
+    )

@@ -18,17 +18,19 @@ def tokenize_routes(serving: Serving) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, serving.max_body_bytes)
-        max_model_len = serving.limits().max_model_len
+        limits = serving.limits()
         kind: type[TokenizeChatRequest | TokenizeTextRequest]
         kind = TokenizeChatRequest if _has_messages(body) else TokenizeTextRequest
         wishes = parse(kind, body)
         serving.check_model(wishes.model)
         if isinstance(wishes, TokenizeChatRequest):
-            tokens = await serving.prompts.chat_prompt(wishes, max_model_len)
+            tokens = await serving.prompts.chat_prompt(wishes, limits)
         else:
-            tokens = await serving.prompts.encode(wishes.prompt, wishes.add_special_tokens, max_model_len, "prompt")
+            tokens = await serving.prompts.encode(
+                wishes.prompt, wishes.add_special_tokens, limits.max_model_len, "prompt"
+            )
         strings = [serving.tokenizer.token(token) for token in tokens] if wishes.return_token_strs else None
-        return _json(TokenizeResponse(len(tokens), max_model_len, tokens, strings))
+        return _json(TokenizeResponse(len(tokens), limits.max_model_len, tokens, strings))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:

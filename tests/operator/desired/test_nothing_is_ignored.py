@@ -38,7 +38,18 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.kvCache.prefixCaching": ({}, {"engine": {"kvCache": {"prefixCaching": False}}}),
     "engine.kvCache.hostMemory": ({}, {"engine": {"kvCache": {"hostMemory": "1Gi"}}}),
     "engine.kvCache.disk": ({}, {"engine": {"kvCache": {"disk": {"sizeLimit": "1Gi"}}}}),
-    "engine.speculative": ({}, {"engine": {"speculative": {"method": "ngram"}}}),
+    "engine.speculative.method": (
+        {"engine": {"speculative": {"method": "ngram"}}},
+        {"engine": {"speculative": {"method": "suffix"}}},
+    ),
+    "engine.speculative.model": (
+        {"engine": {"speculative": {"method": "eagle", "model": "file:///a"}}},
+        {"engine": {"speculative": {"method": "eagle", "model": "file:///b"}}},
+    ),
+    "engine.speculative.numTokens": (
+        {"engine": {"speculative": {"method": "ngram"}}},
+        {"engine": {"speculative": {"method": "ngram", "numTokens": 2}}},
+    ),
     "engine.adapters": ({}, {"engine": {"adapters": {}}}),
     "engine.args": ({}, {"engine": {"args": ["--x"]}}),
     "parallelism.tensor": ({}, {"parallelism": {"tensor": 2}}),
@@ -76,7 +87,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "monitoring.podMonitor": ({}, {"monitoring": {"podMonitor": "none"}}),
 }
 # What is named as a whole needs no word about its parts.
-NAMED_AS_A_WHOLE = ("model.secretRef", "model.cache", "engine.kvCache.disk", "engine.speculative", "engine.adapters")
+NAMED_AS_A_WHOLE = ("model.secretRef", "model.cache", "engine.kvCache.disk", "engine.adapters")
 NAMED_AS_A_WHOLE += ("autoscaling", "disaggregation", "router.apiKeysSecretRef", "pod.tolerations", "pod.env")
 
 

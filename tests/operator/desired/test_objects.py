@@ -7,6 +7,7 @@ from typing import Any
 from kvasir_operator.api.labels import POD_MONITOR_LABEL, REVISION_LABEL, SERVICE_LABEL
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired import desired_objects, revision_of
+from kvasir_operator.resources.router_secret import with_random_value
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]
@@ -24,6 +25,7 @@ def child(service: InferenceService, kind: str, name: str) -> dict[str, Any]:
 
 def test_identities_and_services_come_before_the_pods_that_use_them(make_service: MakeService) -> None:
     assert kinds_and_names(make_service(replicas=2)) == [
+        ("Secret", "llama-router"),
         ("ServiceAccount", "llama-engine"),
         ("Service", "llama-engine"),
         ("PodDisruptionBudget", "llama-engine"),
@@ -92,6 +94,30 @@ def test_selectors_match_the_pods_they_are_for(make_service: MakeService) -> Non
             child(service, "PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"],
         ]
         assert all(selector.items() <= pod_labels.items() for selector in selectors)
+
+
+def test_router_and_engine_hold_the_same_secret(make_service: MakeService) -> None:
+    service = make_service()
+    secret = child(service, "Secret", "llama-router")
+    variables = [
+        [each for each in container["env"] if each["name"] == "KVASIR_ROUTER_SECRET"]
+        for name in ("llama-engine", "llama-router")
+        for container in child(service, "Deployment", name)["spec"]["template"]["spec"]["containers"]
+    ]
+    [key] = with_random_value(secret)["stringData"]
+
+    assert variables == 2 * [
+        [{"name": "KVASIR_ROUTER_SECRET", "valueFrom": {"secretKeyRef": {"name": "llama-router", "key": key}}}]
+    ]
+
+
+def test_the_secrets_value_is_in_no_desired_object_and_drawn_anew_each_time(make_service: MakeService) -> None:
+    secret = child(make_service(), "Secret", "llama-router")
+    values = {value for _ in range(2) for value in with_random_value(secret)["stringData"].values()}
+
+    assert not {"data", "stringData"} & secret.keys()
+    assert len(values) == 2
+    assert min(map(len, values)) >= 43  # 256 bits, six a character
 
 
 def test_the_same_service_gives_the_same_objects(make_service: MakeService) -> None:

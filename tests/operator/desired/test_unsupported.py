@@ -14,7 +14,6 @@ TABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"engine": {"kvCache": {"dtype": "fp8_e5m2"}}}, "spec.engine.kvCache.dtype", "fp8_e5m2"),
     ({"engine": {"kvCache": {"hostMemory": "8Gi"}}}, "spec.engine.kvCache.hostMemory", "no host tier"),
     ({"engine": {"kvCache": {"disk": {"sizeLimit": "1Gi"}}}}, "spec.engine.kvCache.disk", "no disk tier"),
-    ({"engine": {"speculative": {"method": "ngram"}}}, "spec.engine.speculative", "ngram is not supported"),
     ({"engine": {"adapters": {}}}, "spec.engine.adapters", "only the base model"),
     ({"parallelism": {"tensor": 4}}, "spec.parallelism.tensor", "4 is not supported yet"),
     ({"parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline", "one rank"),
@@ -40,6 +39,19 @@ def test_a_source_without_a_loader_blocks(make_service: MakeService, source: str
 
     assert feature.is_blocking
     assert str(feature).startswith("spec.model.source: this release has no loader for")
+
+
+@pytest.mark.parametrize("source", ["hf://org/draft", "s3://bucket/draft"])
+def test_a_draft_model_without_a_loader_blocks(make_service: MakeService, source: str) -> None:
+    [feature] = unsupported_features(make_service(engine={"speculative": {"method": "eagle3", "model": source}}))
+
+    assert feature.is_blocking
+    assert str(feature).startswith("spec.engine.speculative.model: this release has no loader for")
+
+
+@pytest.mark.parametrize("method", [{"method": "suffix"}, {"method": "draftModel", "model": "pvc://drafts"}])
+def test_speculation_is_acted_on(make_service: MakeService, method: dict[str, Any]) -> None:
+    assert unsupported_features(make_service(engine={"speculative": method})) == []
 
 
 def test_a_split_service_names_the_split_and_its_roles_parallelism(make_service: MakeService) -> None:

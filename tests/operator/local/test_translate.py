@@ -1,5 +1,6 @@
 """Desired objects as local pods: programs, addresses, folders and environment of this machine."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -91,6 +92,34 @@ def test_the_environment_is_the_machines_plus_the_manifests(
     assert engine.env["HOME"] == "/home/me"
 
 
+def test_router_and_engines_share_a_secret_that_each_run_draws_anew(translate: Translate) -> None:
+    runs = [translate(replicas=2) for _ in range(2)]
+    held = [{pod.env["KVASIR_ROUTER_SECRET"] for pod in (*run.engines, *run.routers)} for run in runs]
+
+    assert [len(values) for values in held] == [1, 1]
+    assert held[0] != held[1]
+    assert all(value not in pod.command for run in runs for pod in run.engines for value in held[0] | held[1])
+
+
+def test_the_draft_model_is_loaded_from_the_folder_beside_the_manifest(translate: Translate, tmp_path: Path) -> None:
+    (tmp_path / "models" / "draft").mkdir()
+    speculative = {"method": "draftModel", "model": "file:///models/draft", "numTokens": 3}
+    [engine] = translate(engine={"device": "cpu", "speculative": speculative}).engines
+    config = json.loads(dict(pairwise(engine.command))["--speculative-config"])
+
+    assert config == {
+        "method": "draft_model",
+        "model": str((tmp_path / "models" / "draft").resolve()),
+        "num_speculative_tokens": 3,
+    }
+
+
+def test_a_draft_model_that_is_not_there_is_named_by_its_field(translate: Translate) -> None:
+    speculative = {"method": "draftModel", "model": "file:///models/gone"}
+    with pytest.raises(LocalRunError, match=r"spec\.engine\.speculative\.model is file:///models/gone: neither"):
+        translate(engine={"device": "cpu", "speculative": speculative})
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -101,6 +130,10 @@ def test_the_environment_is_the_machines_plus_the_manifests(
         ({"replicas": 0}, "0 engine or router replicas"),
         (
             {"pod": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}},
+            "spec.pod.env A has valueFrom",
+        ),
+        (
+            {"pod": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "llama-router", "key": "other"}}}]}},
             "spec.pod.env A has valueFrom",
         ),
     ],

@@ -1,5 +1,6 @@
 """The engine's Deployment: flags, volumes, resources, probes, overrides."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -83,6 +84,58 @@ def test_a_source_without_a_volume_is_handed_to_the_engine_as_it_is(make_service
 
 
 @pytest.mark.parametrize(
+    ("speculative", "config"),
+    [
+        ({"method": "ngram"}, {"method": "ngram", "num_speculative_tokens": 4}),
+        ({"method": "suffix", "numTokens": 8}, {"method": "suffix", "num_speculative_tokens": 8}),
+        *(
+            (
+                {"method": written, "model": "file:///data/d", "numTokens": 1},
+                {"method": flag, "model": "/draft-models/d", "num_speculative_tokens": 1},
+            )
+            for written, flag in (
+                ("draftModel", "draft_model"),
+                ("medusa", "medusa"),
+                ("eagle", "eagle"),
+                ("eagle3", "eagle3"),
+            )
+        ),
+    ],
+)
+def test_speculation_becomes_a_flag(
+    make_service: MakeService, speculative: dict[str, Any], config: dict[str, Any]
+) -> None:
+    assert json.loads(flags(make_service(engine={"speculative": speculative}))["--speculative-config"]) == config
+
+
+def test_nothing_is_said_of_speculation_where_the_manifest_does_not_ask_for_it(make_service: MakeService) -> None:
+    assert "--speculative-config" not in container(make_service())["command"]
+
+
+@pytest.mark.parametrize(
+    ("source", "location", "volume"),
+    [
+        ("file:///drafts/m", "/draft-models/m", {"hostPath": {"path": "/drafts/m", "type": "Directory"}}),
+        ("pvc://claim/d", "/draft-models/claim/d", {"persistentVolumeClaim": {"claimName": "claim", "readOnly": True}}),
+        ("oci://r.io/d:1", "/draft-models/image", {"image": {"reference": "r.io/d:1", "pullPolicy": "IfNotPresent"}}),
+    ],
+)
+def test_a_draft_model_is_mounted_beside_its_target_even_under_the_same_name(
+    make_service: MakeService, source: str, location: str, volume: dict[str, Any]
+) -> None:
+    service = make_service(
+        model={"source": "file:///data/m"}, engine={"speculative": {"method": "draftModel", "model": source}}
+    )
+    mounts = {mount["name"]: mount for mount in container(service)["volumeMounts"]}
+
+    assert json.loads(flags(service)["--speculative-config"])["model"] == location
+    assert {"name": "draft-model", **volume} in pod_spec(service)["volumes"]
+    assert mounts["draft-model"]["readOnly"]
+    assert location.startswith(mounts["draft-model"]["mountPath"])
+    assert mounts["model"]["mountPath"] == "/models/m"
+
+
+@pytest.mark.parametrize(
     ("spec", "expected"),
     [
         ({}, {"nvidia.com/gpu": "1"}),
@@ -162,7 +215,7 @@ def test_pod_overrides_are_merged(make_service: MakeService) -> None:
     pod = pod_spec(make_service(pod=overrides))
 
     assert pod["containers"][0]["image"] == "mine:1"
-    assert pod["containers"][0]["env"] == overrides["env"]
+    assert overrides["env"] == [each for each in pod["containers"][0]["env"] if each["name"] != "KVASIR_ROUTER_SECRET"]
     assert pod["tolerations"] == [{"key": "gpu", "operator": "Equal"}]
     assert {key: pod[key] for key in ("nodeSelector", "affinity", "priorityClassName")} == {
         key: overrides[key] for key in ("nodeSelector", "affinity", "priorityClassName")

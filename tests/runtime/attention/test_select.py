@@ -2,16 +2,17 @@ import pytest
 import torch
 
 from kvasir_runtime.attention.select import select_backend
+from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(("name", "chosen"), [("auto", "cpu"), ("cpu", "cpu"), ("reference", "reference")])
 def test_backend_of_the_cpu(name: str, chosen: str) -> None:
-    assert select_backend(name, torch.device("cpu")).name == chosen
+    assert select_backend(name, torch.device("cpu"), DecodeBounds(1, 1)).name == chosen
 
 
 def test_a_backend_of_another_device_is_refused() -> None:
     with pytest.raises(
         ConfigurationError, match=r"'triton' does not run on cpu; expected auto or one of cpu, reference"
     ):
-        select_backend("triton", torch.device("cpu"))
+        select_backend("triton", torch.device("cpu"), DecodeBounds(1, 1))

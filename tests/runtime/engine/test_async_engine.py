@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -14,21 +15,25 @@ from kvasir_runtime.engine.channel import CoreChannel, EngineChannel
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import (
+    Abort,
     AbortRequests,
     AddRequest,
     EngineReady,
-    RequestOutput,
+    PlainTokens,
     SamplingParams,
     SchedulerStats,
+    SequenceOutput,
     StepOutputs,
     ToCore,
+    TokenLogprobs,
 )
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import RequestFailedError, ServerUnavailableError
-from kvasir_runtime.metrics import RequestMetrics, SharedRows
+from kvasir_runtime.errors import EngineDeadError, RequestFailedError, ServerUnavailableError
+from kvasir_runtime.metrics import RequestMetrics, request_rows
 
 READY = EngineReady(
     max_model_len=64,
+    max_num_seqs=4,
     vocab_size=256,
     num_blocks=4,
     block_size=16,
@@ -91,9 +96,12 @@ class Core:
             messages += await asyncio.to_thread(self._channel.receive, 5.0)
         return messages
 
-    def step(self, *outputs: RequestOutput) -> None:
+    def step(self, *outputs: SequenceOutput, plain: PlainTokens | None = None) -> None:
         self._num_steps += 1
-        self._channel.send(0, StepOutputs(outputs=list(outputs), stats=stats(self._num_steps)))
+        self._channel.send(0, StepOutputs(outputs=list(outputs), stats=stats(self._num_steps), plain=plain))
+
+    def tell(self, statistics: SchedulerStats) -> None:
+        self._channel.broadcast(StepOutputs(outputs=[], stats=statistics))
 
     def ready(self) -> None:
         self._channel.broadcast(READY)
@@ -102,7 +110,7 @@ class Core:
 @asynccontextmanager
 async def engine_and_core(folder: Path) -> AsyncIterator[tuple[AsyncEngine, Core]]:
     core_channel, channel = CoreChannel(folder, 1), EngineChannel(folder, 0)
-    engine = AsyncEngine(channel, TOKENIZER, RequestMetrics(SharedRows(folder / "rows", 1).row(0)), api_index=0)
+    engine = AsyncEngine(channel, TOKENIZER, RequestMetrics(request_rows(folder, 1).row(0)), api_index=0)
     task = asyncio.create_task(engine.run())
     core = Core(core_channel)
     core.ready()
@@ -128,8 +136,8 @@ def test_outputs_that_pile_up_come_as_one_delta(tmp_path: Path) -> None:
                 [added] = await core.receive(1)
                 assert isinstance(added, AddRequest)
                 for letter in "ab":
-                    core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids(letter)))
-                core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids("c"), finish_reason="length"))
+                    core.step(SequenceOutput(request_id=added.request_id, new_token_ids=ids(letter)))
+                core.step(SequenceOutput(request_id=added.request_id, new_token_ids=ids("c"), finish_reason="length"))
                 while engine.stats is None or engine.stats.num_steps < 3:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0)
                 [delta] = await first_turn(generation)
@@ -144,10 +152,10 @@ def test_leaving_early_aborts_what_has_not_finished(tmp_path: Path) -> None:
     async def play() -> None:
         async with engine_and_core(tmp_path) as (engine, core):
             with engine.generate([request(n=2)]) as generation:
-                first, second = await core.receive(2)
-                core.step(RequestOutput(request_id=first.request_id, new_token_ids=ids("a"), finish_reason="stop"))
+                [added] = await core.receive(1)
+                core.step(SequenceOutput(request_id=added.request_id, new_token_ids=ids("a"), finish_reason="stop"))
                 await first_turn(generation)
-            assert await core.receive(1) == [AbortRequests(request_ids=[second.request_id])]
+            assert await core.receive(1) == [AbortRequests(aborts=[Abort(added.request_id)])]
             assert not engine.is_stalled(-1.0)
 
     asyncio.run(play())
@@ -158,16 +166,118 @@ def test_outputs_behind_a_stop_string_are_dropped(tmp_path: Path) -> None:
         async with engine_and_core(tmp_path) as (engine, core):
             with engine.generate([request(stop=("b",))]) as generation:
                 [added] = await core.receive(1)
-                core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids("abc")))
+                core.step(SequenceOutput(request_id=added.request_id, new_token_ids=ids("abc")))
                 [delta] = await first_turn(generation)
                 assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", "stop", "b")
                 assert delta.token_ids == ids("ab")
-                core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids("d"), finish_reason="length"))
+                core.step(SequenceOutput(request_id=added.request_id, new_token_ids=ids("d"), finish_reason="length"))
                 with pytest.raises(StopAsyncIteration):
                     await first_turn(generation)
-            assert await core.receive(1) == [AbortRequests(request_ids=[added.request_id])]
+            assert await core.receive(1) == [AbortRequests(aborts=[Abort(added.request_id, 0)])]
 
     asyncio.run(play())
+
+
+def test_sequences_of_a_request_go_to_the_core_together_with_seeds_of_their_own(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request(n=2), request(n=1)]):
+                first, second = await core.receive(2)
+            assert [(start.index, start.seed) for start in first.sequences] == [(0, 1), (1, child_seed(1, 1))]
+            assert [(start.index, start.seed) for start in second.sequences] == [(0, 1)]
+            assert first.request_id != second.request_id
+
+    asyncio.run(play())
+
+
+def test_tokens_in_columns_reach_their_sequences(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request(n=2), request()]) as generation:
+                first, second = await core.receive(2)
+                request_ids = [second.request_id, first.request_id, first.request_id]
+                core.step(plain=PlainTokens(request_ids, [0, 1, 0], [2, 1, 0], ids("abc")))
+                deltas = {delta.index: delta.text for delta in await first_turn(generation)}
+            assert {index: text for index, text in deltas.items() if text} == {2: "ab", 1: "c"}
+
+    asyncio.run(play())
+
+
+def test_a_stop_string_ends_its_sequence_in_the_core_although_nobody_reads(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request(n=2, stop=("b",))]) as generation:
+                [added] = await core.receive(1)
+                core.step(SequenceOutput(request_id=added.request_id, index=1, new_token_ids=ids("ab")))
+                assert await core.receive(1) == [AbortRequests(aborts=[Abort(added.request_id, 1)])]
+                core.step(SequenceOutput(request_id=added.request_id, index=0, new_token_ids=ids("x")))
+                while engine.stats is None or engine.stats.num_steps < 2:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0)
+                deltas = await first_turn(generation)
+            assert [(delta.index, delta.text, delta.finish_reason) for delta in deltas] == [
+                (1, "a", "stop"),
+                (0, "x", None),
+            ]
+
+    asyncio.run(play())
+
+
+def test_log_probabilities_of_the_prompt_are_told_with_every_sequence(tmp_path: Path) -> None:
+    positions = [None, TokenLogprobs([1], [-0.5], 1)]
+
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request(n=2)]) as generation:
+                [added] = await core.receive(1)
+                one = SequenceOutput(request_id=added.request_id, new_token_ids=ids("a"), prompt_logprobs=positions)
+                core.step(one, SequenceOutput(request_id=added.request_id, index=1, new_token_ids=ids("b")))
+                assert [delta.prompt_logprobs for delta in await first_turn(generation)] == [positions, positions]
+
+    asyncio.run(play())
+
+
+def test_what_came_for_other_sequences_is_told_before_the_error_of_one(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request(n=2)]) as generation:
+                [added] = await core.receive(1)
+                failed = SequenceOutput(
+                    request_id=added.request_id, new_token_ids=[], finish_reason="error", error="no room"
+                )
+                core.step(SequenceOutput(request_id=added.request_id, index=1, new_token_ids=ids("b")), failed)
+                assert [(delta.index, delta.text) for delta in await first_turn(generation)] == [(1, "b")]
+                with pytest.raises(RequestFailedError, match="no room"):
+                    await first_turn(generation)
+            assert await core.receive(1) == [AbortRequests(aborts=[Abort(added.request_id)])]
+
+    asyncio.run(play())
+
+
+def test_a_defect_in_handing_out_fails_everything_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request()]) as generation, engine.generate([request()]) as other:
+                await core.receive(2)
+                core.step(plain=PlainTokens(["one column is longer"], [], [], []))
+                for each in (generation, other):
+                    with pytest.raises(EngineDeadError, match="has a defect"):
+                        await first_turn(each)
+            assert engine.dead is not None
+
+    asyncio.run(play())
+    assert "zip()" in caplog.text
+
+
+def test_statistics_of_an_idle_core_are_taken_over(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            core.step()
+            idle = msgspec.structs.replace(stats(1), num_running=0)
+            core.tell(idle)
+            while engine.stats != idle:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(play(), 5))
 
 
 def test_request_that_the_core_gives_up_raises_its_words(tmp_path: Path) -> None:
@@ -175,7 +285,7 @@ def test_request_that_the_core_gives_up_raises_its_words(tmp_path: Path) -> None
         async with engine_and_core(tmp_path) as (engine, core):
             with engine.generate([request()]) as generation:
                 [added] = await core.receive(1)
-                failed = RequestOutput(
+                failed = SequenceOutput(
                     request_id=added.request_id, new_token_ids=[], finish_reason="error", error="no room"
                 )
                 core.step(failed)
@@ -193,7 +303,7 @@ def test_only_pending_work_without_steps_is_a_stall(tmp_path: Path) -> None:
                 assert engine.is_stalled(-1.0)
                 assert not engine.is_stalled(60.0)
                 [added] = await core.receive(1)
-                core.step(RequestOutput(request_id=added.request_id, new_token_ids=ids("a"), finish_reason="stop"))
+                core.step(SequenceOutput(request_id=added.request_id, new_token_ids=ids("a"), finish_reason="stop"))
                 await first_turn(generation)
                 assert not engine.is_stalled(-1.0)
 
@@ -203,7 +313,7 @@ def test_only_pending_work_without_steps_is_a_stall(tmp_path: Path) -> None:
 def test_nothing_is_generated_before_the_core_is_ready(tmp_path: Path) -> None:
     async def play() -> None:
         channel = EngineChannel(tmp_path, 0)
-        engine = AsyncEngine(channel, TOKENIZER, RequestMetrics(SharedRows(tmp_path / "rows", 1).row(0)), api_index=0)
+        engine = AsyncEngine(channel, TOKENIZER, RequestMetrics(request_rows(tmp_path, 1).row(0)), api_index=0)
         with pytest.raises(ServerUnavailableError, match="still loading"):
             engine.generate([request()])
         channel.close()

@@ -1,26 +1,31 @@
 """The wire between API processes and the core: order, start order, and no work while idle."""
 
 import asyncio
-import time
+import resource
 from pathlib import Path
 
 import pytest
 
 from kvasir_runtime.engine.channel import CoreChannel, EngineChannel, api_address
-from kvasir_runtime.engine.messages import AbortRequests, AddRequest, EngineFailed, SamplingParams
+from kvasir_runtime.engine.messages import Abort, AbortRequests, AddRequest, EngineFailed, SamplingParams, SequenceStart
 from kvasir_runtime.errors import ConfigurationError, EngineDeadError
 
 
 def make_request(request_id: str) -> AddRequest:
     sampling = SamplingParams(max_tokens=3, seed=2**64 - 1, logit_bias={5: -1.5}, stop_token_ids=(1, 2))
     return AddRequest(
-        request_id=request_id, api_index=0, prompt_token_ids=[1, 2, 3], sampling=sampling, arrival_time=1.5
+        request_id=request_id,
+        api_index=0,
+        prompt_token_ids=[1, 2, 3],
+        sampling=sampling,
+        sequences=[SequenceStart(index=0, seed=2**64 - 1)],
+        arrival_time=1.5,
     )
 
 
 def test_core_receives_what_an_api_process_sent_before_the_core_was_there(tmp_path: Path) -> None:
     api = EngineChannel(tmp_path, 0)
-    sent = [make_request("a"), AbortRequests(request_ids=["a"]), make_request("b")]
+    sent = [make_request("a"), AbortRequests(aborts=[Abort("a")]), make_request("b")]
     for message in sent:
         api.send(message)
     core = CoreChannel(tmp_path, api_server_count=1)
@@ -52,12 +57,15 @@ def test_each_api_process_gets_its_own_messages_and_every_broadcast(tmp_path: Pa
     core.close()
 
 
-def test_waiting_for_messages_uses_no_cpu(tmp_path: Path) -> None:
+def test_waiting_for_messages_sleeps_in_the_kernel_once(tmp_path: Path) -> None:
+    """Neither spinning, which takes processor time, nor polling, which wakes again and again."""
     core = CoreChannel(tmp_path, api_server_count=1)
-    started = time.process_time()
+    before = resource.getrusage(resource.RUSAGE_THREAD)
     assert core.receive(0.5) == []
-    assert time.process_time() - started < 0.05
+    after = resource.getrusage(resource.RUSAGE_THREAD)
     core.close()
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.1
+    assert after.ru_nvcsw - before.ru_nvcsw < 20
 
 
 def test_a_folder_too_deep_for_a_socket_is_refused_by_name(tmp_path: Path) -> None:
@@ -69,7 +77,7 @@ def test_a_core_that_goes_away_is_noticed_after_its_last_words(tmp_path: Path) -
     async def listen() -> str:
         api = EngineChannel(tmp_path, 0)
         core = CoreChannel(tmp_path, api_server_count=1)
-        api.send(AbortRequests(request_ids=["a"]))
+        api.send(AbortRequests(aborts=[Abort("a")]))
         assert core.receive(5.0)
         core.broadcast(EngineFailed(error="no memory"))
         await asyncio.to_thread(core.close)

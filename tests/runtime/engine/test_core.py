@@ -3,14 +3,31 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
+import msgspec
+import numpy as np
 import pytest
 
 from kvasir_runtime.engine.core import EngineCore
-from kvasir_runtime.engine.messages import AbortRequests, AddRequest, SamplingParams, Shutdown, StepOutputs
+from kvasir_runtime.engine.messages import (
+    Abort,
+    AbortRequests,
+    AddRequest,
+    BeamSearch,
+    SamplingParams,
+    SequenceOutput,
+    SequenceStart,
+    StepOutputs,
+)
+from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
-from kvasir_runtime.scheduling.batch import BatchOutput, ScheduledBatch
-from kvasir_runtime.scheduling.scheduler import SchedulerLimits, make_scheduler
+from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.scheduling.limits import SchedulerLimits
+from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
+
+LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64)
 
 
 class MemoryChannel:
@@ -35,6 +52,14 @@ class MemoryChannel:
         self.broadcasts.append(message)
 
 
+class DoneResult:
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
+
+
 class CountingRunner:
     """The n-th step samples token n for everyone; steps named in `fails` raise."""
 
@@ -42,14 +67,53 @@ class CountingRunner:
         self.num_steps = 0
         self.fails = fails
         self.threads: set[str] = set()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
 
-    def run(self, batch: ScheduledBatch) -> BatchOutput:
+    def forward(self, plan: StepPlan) -> None:
+        self.may_go_on.wait()
         self.num_steps += 1
         self.threads.add(threading.current_thread().name)
         if self.num_steps in self.fails:
             raise RuntimeError("device fell over")
-        num_samples = sum(share.samples for share in batch.requests)
-        return BatchOutput([self.num_steps] * num_samples, [None] * num_samples)
+        self._num_sampled = int(plan.samples.sum())
+
+    def sample(self, mask: None) -> DoneResult:
+        ones = np.ones(self._num_sampled, dtype=np.int32)
+        return DoneResult(StepResult(ones[:, None] * self.num_steps, ones, ones * 0))
+
+    def use_idle_time(self) -> bool:
+        return False
+
+
+class StepTimes:
+    def __init__(self) -> None:
+        self.observed: list[tuple[int, int, int, float]] = []
+
+    def observe_step(self, num_requests: int, num_asked: int, num_proposals: int, seconds: float) -> None:
+        self.observed.append((num_requests, num_asked, num_proposals, seconds))
+
+
+class Clock:
+    """Stands still for the epoch's seconds, and goes on by one whenever the monotonic ones are read."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._num_reads = 0
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        self._num_reads += 1
+        return float(self._num_reads)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("kvasir_runtime.engine.core.time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -57,14 +121,19 @@ def channel() -> MemoryChannel:
     return MemoryChannel()
 
 
+def new_scheduler() -> Scheduler:
+    return make_scheduler(
+        LIMITS, policy="fcfs", num_blocks=16, block_size=4, groups=(KvGroup((0,), None),), enable_prefix_caching=True
+    )
+
+
 @pytest.fixture
 def make_core(channel: MemoryChannel) -> Iterator[Callable[..., EngineCore]]:
     executors: list[Executor] = []
 
-    def make(runner: CountingRunner, *, ahead: bool = True) -> EngineCore:
+    def make(runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None) -> EngineCore:
         executors.append(Executor(runner))
-        scheduler = make_scheduler(SchedulerLimits(4, 32), policy="fcfs", num_blocks=16, enable_prefix_caching=True)
-        return EngineCore(executors[-1], channel, scheduler, block_size=4, max_model_len=64, one_step_ahead=ahead)
+        return EngineCore(executors[-1], channel, new_scheduler(), steps_ahead=ahead, step_costs=step_costs)
 
     yield make
     for executor in executors:
@@ -72,25 +141,36 @@ def make_core(channel: MemoryChannel) -> Iterator[Callable[..., EngineCore]]:
 
 
 def add(request_id: str, *, api_index: int = 0, max_tokens: int = 3) -> AddRequest:
-    sampling = SamplingParams(max_tokens=max_tokens, seed=0)
     return AddRequest(
-        request_id=request_id, api_index=api_index, prompt_token_ids=[1, 2, 3], sampling=sampling, arrival_time=0.0
-    )
+        request_id=request_id, api_index=api_index, prompt_token_ids=[1, 2, 3], arrival_time=0.0,
+        sampling=SamplingParams(max_tokens=max_tokens, seed=0), sequences=[SequenceStart(index=0, seed=0)],
+    )  # fmt: skip
 
 
-def tokens_of(channel: MemoryChannel, request_id: str) -> list[int]:
+def outputs_of(channel: MemoryChannel, request_id: str) -> list[SequenceOutput]:
     return [
-        token for _, message in channel.sent for output in message.outputs
-        if output.request_id == request_id for token in output.new_token_ids
+        output for _, message in channel.sent for output in message.outputs if output.request_id == request_id
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+def tokens_of(channel: MemoryChannel, request_id: str) -> list[int]:
+    tokens: list[int] = []
+    for _, message in channel.sent:
+        tokens += [t for output in message.outputs if output.request_id == request_id for t in output.new_token_ids]
+        plain = message.plain
+        if plain is not None:
+            ends = np.cumsum(plain.num_tokens).tolist()
+            for name, end, number in zip(plain.request_ids, ends, plain.num_tokens, strict=True):
+                tokens += plain.token_ids[end - number : end] if name == request_id else []
+    return tokens
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_a_request_is_stepped_to_its_end_and_then_the_core_waits(make_core, channel, ahead):
     runner = CountingRunner()
     core = make_core(runner, ahead=ahead)
     channel.inbox.append(add("a"))
-    for _ in range(6):
+    for _ in range(8):
         core.step()
     assert tokens_of(channel, "a") == [1, 2, 3]
     assert channel.timeouts[-1] is None, "an idle core waits without a limit"
@@ -98,59 +178,104 @@ def test_a_request_is_stepped_to_its_end_and_then_the_core_waits(make_core, chan
     assert runner.num_steps == 3
 
 
-def test_one_step_ahead_hands_the_next_step_over_before_taking_results(make_core, channel):
-    core = make_core(CountingRunner())
-    channel.inbox.append(add("a"))
-    core.step()
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_so_many_steps_are_handed_over_before_results_are_taken(make_core, channel, ahead):
+    core = make_core(CountingRunner(), ahead=ahead)
+    channel.inbox.append(add("a", max_tokens=9))
+    for _ in range(ahead):
+        core.step()
     assert channel.sent == []
     core.step()
     assert tokens_of(channel, "a") == [1]
 
 
 def test_outputs_go_to_the_api_process_of_their_request(make_core, channel):
-    core = make_core(CountingRunner(), ahead=False)
+    core = make_core(CountingRunner(), ahead=0)
     channel.inbox.extend([add("a", api_index=0), add("b", api_index=1)])
     core.step()
     assert {(index, message.outputs[0].request_id) for index, message in channel.sent} == {(0, "a"), (1, "b")}
+    channel.sent.clear()
+    core.step()
+    assert {(index, tuple(message.plain.request_ids)) for index, message in channel.sent} == {(0, ("a",)), (1, ("b",))}
 
 
 def test_when_the_last_request_ends_every_api_process_hears_of_the_idle_state(make_core, channel):
-    core = make_core(CountingRunner(), ahead=False)
+    core = make_core(CountingRunner(), ahead=0)
     channel.inbox.append(add("a", max_tokens=1))
     core.step()
     assert channel.broadcasts[-1].stats.num_running == 0
     assert channel.broadcasts[-1].stats.num_steps == 1
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_an_abort_ends_a_request_without_a_word(make_core, channel, ahead):
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_an_abort_of_the_last_request_ends_it_without_a_word_and_everybody_hears_of_the_idle_state(
+    make_core, channel, ahead
+):
     core = make_core(CountingRunner(), ahead=ahead)
     channel.inbox.append(add("a", max_tokens=50))
-    for _ in range(3):
+    for _ in range(ahead + 2):
         core.step()
     num_tokens = len(tokens_of(channel, "a"))
-    channel.inbox.append(AbortRequests(request_ids=["a"]))
-    for _ in range(3):
+    channel.inbox.append(AbortRequests(aborts=[Abort("a")]))
+    for _ in range(ahead + 2):
         core.step()
     assert len(tokens_of(channel, "a")) == num_tokens
     assert channel.timeouts[-1] is None
+    last = channel.broadcasts[-1].stats
+    assert (last.num_running, last.num_waiting, last.num_blocks_used) == (0, 0, 0)
+
+
+def test_an_idle_core_says_so_once(make_core, channel):
+    core = make_core(CountingRunner(), ahead=0)
+    channel.inbox.append(add("a", max_tokens=1))
+    for _ in range(5):
+        core.step()
+    assert len(channel.broadcasts) <= 2
 
 
 def test_a_failing_step_ends_its_requests_with_an_error_and_later_ones_are_served(make_core, channel):
-    core = make_core(CountingRunner(fails=(1,)), ahead=False)
+    core = make_core(CountingRunner(fails=(1,)), ahead=0)
     channel.inbox.append(add("bad"))
     core.step()
     channel.inbox.append(add("good", max_tokens=2))
     for _ in range(2):
         core.step()
-    (failed,) = [output for _, message in channel.sent for output in message.outputs if output.request_id == "bad"]
+    (failed,) = outputs_of(channel, "bad")
     assert failed.finish_reason == "error"
     assert "device fell over" in failed.error
     assert tokens_of(channel, "good") == [2, 3]
 
 
+def test_what_was_queued_behind_a_failing_step_is_planned_again(make_core, channel):
+    runner = CountingRunner(fails=(2,))
+    core = make_core(runner, ahead=3)
+    runner.may_go_on.clear()
+    channel.inbox.append(add("a", max_tokens=1))
+    core.step()
+    channel.inbox.append(add("bad", max_tokens=2))
+    core.step()
+    channel.inbox.append(add("later", max_tokens=2))
+    core.step()
+    runner.may_go_on.set()
+    for _ in range(8):
+        core.step()
+    assert tokens_of(channel, "a") == [1]
+    assert outputs_of(channel, "bad")[-1].finish_reason == "error"
+    assert outputs_of(channel, "later")[-1].finish_reason == "length"
+    assert len(tokens_of(channel, "later")) == 2
+
+
+def test_failures_that_are_not_in_a_row_do_not_add_up(make_core, channel):
+    core = make_core(CountingRunner(fails=(1, 2, 4, 5)), ahead=0)
+    for number in range(6):
+        channel.inbox.append(add(str(number), max_tokens=1))
+        core.step()
+    assert tokens_of(channel, "2") == [3]
+    assert tokens_of(channel, "5") == [6]
+
+
 def test_a_device_that_fails_again_and_again_is_given_up(make_core, channel):
-    core = make_core(CountingRunner(fails=(1, 2, 3)), ahead=False)
+    core = make_core(CountingRunner(fails=(1, 2, 3)), ahead=0)
     channel.inbox.append(add("a"))
     core.step()
     channel.inbox.append(add("b"))
@@ -158,13 +283,6 @@ def test_a_device_that_fails_again_and_again_is_given_up(make_core, channel):
     channel.inbox.append(add("c"))
     with pytest.raises(RuntimeError, match="device fell over"):
         core.step()
-
-
-def test_shutdown_ends_the_loop(make_core, channel):
-    core = make_core(CountingRunner())
-    channel.inbox.append(Shutdown())
-    core.run()
-    assert channel.timeouts == [None]
 
 
 def test_the_device_is_driven_by_one_thread_of_its_own(make_core, channel):
@@ -175,3 +293,119 @@ def test_the_device_is_driven_by_one_thread_of_its_own(make_core, channel):
         core.step()
     assert len(runner.threads) == 1
     assert threading.current_thread().name not in runner.threads
+
+
+@pytest.mark.parametrize(("ahead", "seconds"), [(0, 1.0), (1, 2.0)])
+def test_steps_of_decodes_alone_are_timed_from_the_end_of_the_step_before(make_core, channel, clock, ahead, seconds):
+    """A step ahead, the clock is read for the next step's start between two results."""
+    costs = StepTimes()
+    core = make_core(CountingRunner(), ahead=ahead, step_costs=costs)
+    channel.inbox.extend([add("a", max_tokens=4), add("b", max_tokens=4)])
+    for _ in range(3 + ahead):
+        core.step()
+    assert costs.observed[:2] == [(2, 0, 0, seconds)] * 2
+    assert len(costs.observed) == 2, "the prompts' step is not one of decodes"
+
+
+def test_a_failed_step_is_not_timed(make_core, channel, clock):
+    costs = StepTimes()
+    core = make_core(CountingRunner(fails=(2,)), ahead=0, step_costs=costs)
+    channel.inbox.append(add("a", max_tokens=4))
+    for _ in range(2):
+        core.step()
+    assert costs.observed == []
+
+
+def test_a_busy_core_tells_everybody_how_things_stand_each_quarter_of_a_second(make_core, channel, clock):
+    core = make_core(CountingRunner(), ahead=0)
+    channel.inbox.append(add("a", max_tokens=20))
+    num_broadcasts = []
+    for elapsed in (0.0, 0.0, 0.125, 0.125, 0.125, 0.125):
+        clock.now += elapsed
+        core.step()
+        num_broadcasts.append(len(channel.broadcasts))
+    assert num_broadcasts == [1, 1, 1, 2, 2, 3]
+    assert channel.broadcasts[-1].stats.last_step_time == clock.now
+    assert [message.stats.num_steps for message in channel.broadcasts] == [1, 4, 6]
+
+
+def test_outputs_carry_the_state_after_their_step(make_core, channel):
+    core = make_core(CountingRunner(), ahead=0)
+    channel.inbox.append(add("a"))
+    for _ in range(3):
+        core.step()
+    stats = [message.stats for _, message in channel.sent]
+    assert [state.num_steps for state in stats] == [1, 2, 3]
+    assert [state.num_running for state in stats] == [1, 1, 0]
+
+
+def test_one_sequence_of_a_request_is_aborted_by_its_index(make_core, channel):
+    core = make_core(CountingRunner(), ahead=0)
+    both = msgspec.structs.replace(
+        add("a", max_tokens=6), sequences=[SequenceStart(index=index, seed=0) for index in range(2)]
+    )
+    channel.inbox.append(both)
+    for _ in range(3):
+        core.step()
+    channel.inbox.append(AbortRequests(aborts=[Abort("a", 0)]))
+    for _ in range(8):
+        core.step()
+    assert [(output.index, output.finish_reason) for output in outputs_of(channel, "a") if output.finish_reason] == [
+        (1, "length")
+    ]
+
+
+def test_a_failed_step_counts_as_a_step(make_core, channel):
+    core = make_core(CountingRunner(fails=(1,)), ahead=0)
+    channel.inbox.append(add("a"))
+    core.step()
+    assert channel.broadcasts[-1].stats.num_steps == 1
+
+
+def test_an_impossible_request_is_answered_though_no_step_runs(make_core, channel):
+    core = make_core(CountingRunner(), ahead=1)
+    channel.inbox.append(msgspec.structs.replace(add("a"), beam=BeamSearch(width=5)))
+    core.step()
+    assert [(output.finish_reason, "width 5" in output.error) for output in outputs_of(channel, "a")] == [
+        ("error", True)
+    ]
+
+
+class FailingExecutor:
+    """The first step fails, those behind it are skipped; writes down when their futures are taken."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def forward(self, plan: StepPlan) -> None:
+        self.log.append("forward")
+
+    def sample(self) -> Future:
+        future = TakenFuture(self.log)
+        is_first = self.log == ["forward"]
+        future.set_exception(RuntimeError("device fell over") if is_first else StepSkippedError("skipped"))
+        return future
+
+    def recover(self) -> None:
+        self.log.append("recover")
+
+    def use_idle_time(self) -> None: ...
+
+
+class TakenFuture(Future):
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self._log = log
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._log.append("taken")
+        return super().exception(timeout)
+
+
+def test_the_device_recovers_only_after_all_steps_behind_the_failed_one_were_skipped(channel):
+    executor = FailingExecutor()
+    core = EngineCore(executor, channel, new_scheduler(), steps_ahead=2)
+    channel.inbox.append(add("a", max_tokens=9))
+    for _ in range(3):
+        core.step()
+    assert executor.log == ["forward"] * 3 + ["taken"] * 2 + ["recover"]

@@ -1,7 +1,6 @@
 """Text that comes token by token is the text of all tokens at once."""
 
 import random
-import time
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -74,17 +73,29 @@ def test_window_decodes_random_bytes_of_a_byte_level_tokenizer_too(seed: int) ->
     assert text == tokenizer.decode(token_ids)
 
 
-def test_endless_invalid_bytes_cost_no_more_with_time() -> None:
+class CountingTokenizer(Tokenizer):
+    """Counts the tokens that it decodes, which is what a stream costs."""
+
+    num_decoded = 0
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        self.num_decoded += len(token_ids)
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("text", ["plain text", "\N{GREEK SMALL LETTER ALPHA}"], ids=["text", "invalid bytes"])
+def test_a_token_costs_the_same_however_long_the_text_has_become(text: str) -> None:
     tokenizer = sentencepiece_like()
+    tokenizer.__class__ = CountingTokenizer
+    assert isinstance(tokenizer, CountingTokenizer)
     window = WindowStream(tokenizer)
-    invalid = tokenizer.encode("\N{GREEK SMALL LETTER ALPHA}", add_special_tokens=False)[1]
-    seconds = []
-    for _ in range(4):
-        started = time.process_time()
-        text = "".join(window.feed(invalid) for _ in range(1000))
-        seconds.append(time.process_time() - started)
-        assert len(text) >= 990
-    assert min(seconds[1:]) < 3 * seconds[0]
+    token_id = tokenizer.encode(text, add_special_tokens=False)[1]  # of alpha: its first byte, so never a character
+    costs = []
+    for _ in range(5):
+        num_decoded = tokenizer.num_decoded
+        assert len("".join(window.feed(token_id) for _ in range(200))) >= 190
+        costs.append(tokenizer.num_decoded - num_decoded)
+    assert costs[-1] <= 1.1 * costs[1]
 
 
 def test_special_tokens_show_only_when_asked_for() -> None:
@@ -122,6 +133,23 @@ def test_stop_string_within_the_least_tokens_does_not_count() -> None:
     token_ids = [token for char in "abcabc" for token in tokenizer.encode(char, add_special_tokens=False)]
     detokenizer = Detokenizer(tokenizer, TextOptions(stop=("bc",), min_tokens=3))
     assert detokenizer.feed(token_ids) == ("abca", "bc", 6)
+
+
+@pytest.mark.parametrize(("min_tokens", "expected"), [(2, ("ab", "c", 3)), (3, ("abcab", "c", 6))])
+def test_a_stop_string_counts_from_the_first_token_after_the_least(
+    min_tokens: int, expected: tuple[str, str, int]
+) -> None:
+    tokenizer = byte_level()
+    token_ids = [token for char in "abcabc" for token in tokenizer.encode(char, add_special_tokens=False)]
+    assert Detokenizer(tokenizer, TextOptions(stop=("c",), min_tokens=min_tokens)).feed(token_ids) == expected
+
+
+@pytest.mark.parametrize(("is_shown", "text"), [(False, "a"), (True, "ab")])
+def test_a_stop_token_that_is_no_special_one_shows_only_when_asked_for(is_shown: bool, text: str) -> None:
+    tokenizer = byte_level()
+    token_ids = [tokenizer.encode(char, add_special_tokens=False)[0] for char in "ab"]
+    detokenizer = Detokenizer(tokenizer, TextOptions(include_stop_str_in_output=is_shown))
+    assert detokenizer.finish(token_ids, stop_token_id=token_ids[-1]) == (text, None, 2)
 
 
 def test_held_text_comes_out_at_the_end() -> None:

@@ -11,20 +11,25 @@ import transformers
 
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
 from kvasir_runtime.engine.core import EngineCore
+from kvasir_runtime.engine.core_main import draft_depth, proposer_of
 from kvasir_runtime.engine.messages import (
+    Abort,
     AbortRequests,
     AddRequest,
+    BeamSearch,
     FromCore,
-    RequestOutput,
     SamplingParams,
     SchedulerStats,
+    SequenceOutput,
+    SequenceStart,
     StepOutputs,
     ToCore,
     TokenLogprobs,
 )
 from kvasir_runtime.execution.executor import Executor
-from kvasir_runtime.execution.worker import load_worker
-from kvasir_runtime.scheduling.scheduler import SchedulerLimits, make_scheduler
+from kvasir_runtime.execution.worker import Worker, load_worker
+from kvasir_runtime.scheduling.limits import SchedulerLimits
+from kvasir_runtime.scheduling.scheduler import make_scheduler
 
 NUM_NEW_TOKENS = 64
 BLOCK_SIZE = 8
@@ -95,6 +100,7 @@ class Features:
     chunked: bool = False
     few_blocks: bool = False
     one_step_ahead: bool = False
+    three_steps_ahead: bool = False
 
 
 PLAIN = Features()
@@ -105,7 +111,8 @@ class MemoryChannel:
     """The engine core's connection to its clients, kept in lists."""
 
     waiting: list[ToCore] = field(default_factory=list)
-    outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
+    """Of each sequence: `request` for a request's first, `request.1`, ... for the others."""
     stats: SchedulerStats | None = None
 
     def receive(self, timeout_seconds: float | None) -> list[ToCore]:
@@ -117,16 +124,28 @@ class MemoryChannel:
         assert isinstance(message, StepOutputs)
         self.stats = message.stats
         for output in message.outputs:
-            self.outputs.setdefault(output.request_id, []).append(output)
+            self._keep(output)
+        if message.plain is not None:
+            plain, tokens = message.plain, iter(message.plain.token_ids)
+            for request_id, index, number in zip(plain.request_ids, plain.indices, plain.num_tokens, strict=True):
+                new = [next(tokens) for _ in range(number)]
+                self._keep(SequenceOutput(request_id=request_id, index=index, new_token_ids=new))
+
+    def _keep(self, output: SequenceOutput) -> None:
+        self.outputs.setdefault(name_of(output.request_id, output.index), []).append(output)
 
     def broadcast(self, message: FromCore) -> None:
         assert isinstance(message, StepOutputs)
         self.stats = message.stats
 
 
+def name_of(request_id: str, index: int) -> str:
+    return request_id if index == 0 else f"{request_id}.{index}"
+
+
 @dataclass(frozen=True)
 class Generated:
-    outputs: dict[str, list[RequestOutput]]
+    outputs: dict[str, list[SequenceOutput]]
     stats: SchedulerStats
 
     def token_ids(self, request_id: str) -> list[int]:
@@ -144,23 +163,35 @@ class Engine:
     channel: MemoryChannel
     num_added: int = 0
 
-    def add(self, request_id: str, prompt: list[int], output: Sequence[int] = (), **sampling: Any) -> None:
-        """`output`: what another engine has generated already."""
-        params = SamplingParams(**({"max_tokens": NUM_NEW_TOKENS, "seed": 1, "temperature": 0.0} | sampling))
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        output: Sequence[int] = (),
+        *,
+        seeds: Sequence[int] = (1,),
+        beam: BeamSearch | None = None,
+        **sampling: Any,
+    ) -> None:
+        """A sequence for each seed; `output`: what another engine has generated already, of all of them."""
         self.num_added += 1
         self.channel.waiting.append(
             AddRequest(
                 request_id=request_id,
                 api_index=0,
                 prompt_token_ids=prompt,
-                output_token_ids=list(output),
-                sampling=params,
+                sampling=SamplingParams(**({"max_tokens": NUM_NEW_TOKENS, "seed": 0, "temperature": 0.0} | sampling)),
+                sequences=[
+                    SequenceStart(index=index, seed=seed, output_token_ids=list(output))
+                    for index, seed in enumerate(seeds)
+                ],
                 arrival_time=float(self.num_added),
+                beam=beam,
             )
         )
 
     def abort(self, *request_ids: str) -> None:
-        self.channel.waiting.append(AbortRequests(request_ids=list(request_ids)))
+        self.channel.waiting.append(AbortRequests(aborts=[Abort(request_id) for request_id in request_ids]))
 
     def step_until(self, is_done: Callable[[], bool]) -> None:
         for _ in range(5_000):
@@ -207,40 +238,48 @@ def start_engine() -> Iterator[EngineFactory]:
     executors: list[Executor] = []
 
     def start(folder: Path, features: Features = PLAIN, **execution: Any) -> Engine:
+        speculative = execution.get("speculative_config")
+        scheduling = SchedulerConfig(
+            max_num_seqs=8,
+            max_num_batched_tokens=24 if features.chunked else 512,
+            enable_chunked_prefill=features.chunked,
+        )
         worker = load_worker(
             ModelConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, device="cpu"),
-            CacheConfig(
-                block_size=BLOCK_SIZE,
-                num_gpu_blocks_override=MAX_MODEL_LEN // BLOCK_SIZE + 4 if features.few_blocks else None,
-            ),
+            CacheConfig(block_size=BLOCK_SIZE),
             ExecutionConfig(num_threads=1, **execution),
-            SchedulerConfig(
-                max_num_seqs=8,
-                max_num_batched_tokens=24 if features.chunked else 512,
-                enable_chunked_prefill=features.chunked,
-            ),
+            scheduling,
+            proposer_of(ExecutionConfig(**execution)),
         )
         executors.append(Executor(worker.runner))
         channel = MemoryChannel()
+        depth = draft_depth(speculative, scheduling.max_num_seqs)
         scheduler = make_scheduler(
-            SchedulerLimits(8, worker.max_num_batched_tokens, features.chunked),
+            SchedulerLimits(
+                max_num_seqs=8,
+                max_num_batched_tokens=worker.max_num_batched_tokens,
+                max_model_len=worker.max_model_len,
+                enable_chunked_prefill=features.chunked,
+            ),
             policy="fcfs",
-            num_blocks=worker.num_blocks,
-            enable_prefix_caching=features.prefix_cache,
-        )
-        core = EngineCore(
-            executors[-1],
-            channel,
-            scheduler,
+            num_blocks=_few_blocks(worker) if features.few_blocks else worker.num_blocks,
             block_size=BLOCK_SIZE,
-            max_model_len=worker.max_model_len,
-            one_step_ahead=features.one_step_ahead,
+            groups=worker.layout.groups,
+            enable_prefix_caching=features.prefix_cache,
+            depth=depth,
         )
+        steps_ahead = 3 if features.three_steps_ahead else int(features.one_step_ahead)
+        core = EngineCore(executors[-1], channel, scheduler, steps_ahead=steps_ahead, step_costs=depth)
         return Engine(core, channel)
 
     yield start
     for executor in executors:
         executor.close()
+
+
+def _few_blocks(worker: Worker) -> int:
+    """Enough for one sequence of the whole context, and a little more where blocks are not freed behind a window."""
+    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (4 if group.window is None else 0) for group in worker.layout.groups)
 
 
 def _make_reference(architecture: str, folder: Path) -> Reference:

@@ -9,6 +9,7 @@ ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3
 FEATURES = ["prefix_cache", "chunked", "few_blocks", "one_step_ahead"]
 ALL_CROSSES = [cross for number in range(len(FEATURES) + 1) for cross in itertools.combinations(FEATURES, number)]
 SOME_CROSSES = [(), ("chunked", "one_step_ahead"), ("prefix_cache", "few_blocks"), tuple(FEATURES)]
+WITH_WINDOWS = ("Mistral", "Qwen2", "Gemma2", "Gemma3", "Phi3")
 FULLY_CROSSED = ("Llama", "Gemma3")
 MATRIX = [
     pytest.param(architecture, cross, id=f"{architecture}-{'+'.join(cross) or 'plain'}")
@@ -34,7 +35,9 @@ def test_mixed_batch_equals_hugging_face(architecture: str, features: Any, refer
 
     assert [generated.token_ids(name) for name in names] == expected.outputs
     assert (generated.stats.num_preemptions > 0) == features.few_blocks
-    assert (generated.stats.num_prefix_hits > 0) == features.prefix_cache
+    if not (features.few_blocks and features.prefix_cache and architecture in WITH_WINDOWS):
+        # Blocks behind a window are the first to be handed out again where blocks are few.
+        assert (generated.stats.num_prefix_hits > 0) == features.prefix_cache
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

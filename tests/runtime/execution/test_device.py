@@ -40,13 +40,3 @@ def test_cpu_quota_limits_the_threads(tmp_path: Path) -> None:
     assert usable_cores(tmp_path) == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert usable_cores(tmp_path) == len(os.sched_getaffinity(0))
-
-
-@pytest.mark.gpu
-def test_uploads_to_cuda_keep_their_values() -> None:
-    import numpy as np
-
-    from kvasir_runtime.execution.device import upload
-
-    array = np.arange(5)
-    assert upload(array, torch.device("cuda")).tolist() == array.tolist()

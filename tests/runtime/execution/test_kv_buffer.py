@@ -1,17 +1,39 @@
+"""How many pages a rank gets, and where each layer's KV lies in them."""
+
+from typing import Any
+
 import pytest
+import torch
 
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.execution.kv_buffer import DeviceMemory, num_kv_blocks
+from kvasir_runtime.execution.kv_buffer import (
+    DeviceMemory,
+    SequenceLimits,
+    allocate_kv_buffer,
+    blocks_of_sequence,
+    layer_caches,
+    num_kv_blocks,
+)
+from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout, KvSpec, make_layout
 
 GIB = 1024**3
 MIB = 1024**2
 CPU = DeviceMemory("cpu", 64 * GIB, 1 * GIB)
 CUDA = DeviceMemory("cuda", 80 * GIB, 20 * GIB)
+FULL = KvLayout(16, MIB, (KvGroup((0,), None),), ())
+MIXED = KvLayout(16, MIB, (KvGroup((0,), None), KvGroup((1,), 32), KvGroup((2,), 32)), ())
 
 
-def blocks(cache: CacheConfig, memory: DeviceMemory, max_num_seqs: int = 256, max_model_len: int = 2048) -> int:
-    return num_kv_blocks(cache, MIB, memory, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+def blocks(
+    cache: CacheConfig,
+    memory: DeviceMemory,
+    layout: KvLayout = FULL,
+    max_num_seqs: int = 256,
+    max_model_len: int = 2048,
+    budget: int = 512,
+) -> int:
+    return num_kv_blocks(cache, layout, memory, SequenceLimits(max_num_seqs, max_model_len, budget))
 
 
 @pytest.mark.parametrize(
@@ -19,6 +41,7 @@ def blocks(cache: CacheConfig, memory: DeviceMemory, max_num_seqs: int = 256, ma
     [
         (CacheConfig(), CUDA, int(80 * 1024 * 0.9) - 20 * 1024),
         (CacheConfig(gpu_memory_utilization=0.5), CUDA, 20 * 1024),
+        (CacheConfig(gpu_memory_utilization=1.0), CUDA, 60 * 1024),
         (CacheConfig(), CPU, 4 * 1024),  # no more than 4 GiB unless asked for
         (CacheConfig(gpu_memory_utilization=0.25), CPU, 15 * 1024),
         (CacheConfig(kv_cache_memory_bytes=300 * MIB), CPU, 300),
@@ -33,6 +56,81 @@ def test_cpu_takes_no_more_than_all_requests_could_need() -> None:
     assert blocks(CacheConfig(), CPU, max_num_seqs=2, max_model_len=100) == 2 * 7
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "budget", "expected"),
+    [
+        (2048, 512, 128 + 2 * (34 + 1)),  # window and step, and a block more as they begin anywhere
+        (2048, 4096, 3 * 128),
+        (100, 512, 3 * 7),  # shorter than the window and a step
+    ],
+)
+def test_a_window_needs_no_more_than_itself_and_a_step(num_tokens: int, budget: int, expected: int) -> None:
+    assert blocks_of_sequence(MIXED, num_tokens, budget) == expected
+
+
 def test_says_what_to_change_when_not_even_one_request_fits() -> None:
-    with pytest.raises(ConfigurationError, match=r"20 blocks of 16 tokens.*needs 128.*--max-model-len to 320"):
+    with pytest.raises(ConfigurationError, match=r"20 blocks of 16 tokens.*needs 128.*--max-model-len to 320,"):
         blocks(CacheConfig(num_gpu_blocks_override=20), CPU)
+
+
+def test_the_length_advised_fits_all_groups() -> None:
+    with pytest.raises(ConfigurationError, match=r"--max-model-len to 1280,"):
+        blocks(CacheConfig(num_gpu_blocks_override=150), CPU, MIXED)
+    assert blocks(CacheConfig(num_gpu_blocks_override=150), CPU, MIXED, max_model_len=1280) == 150
+    with pytest.raises(ConfigurationError):
+        blocks(CacheConfig(num_gpu_blocks_override=150), CPU, MIXED, max_model_len=1281)
+
+
+@pytest.mark.parametrize(
+    ("flag", "cache"),
+    [
+        ("--gpu-memory-utilization 0", CacheConfig(gpu_memory_utilization=0.0)),
+        ("--gpu-memory-utilization 1.01", CacheConfig(gpu_memory_utilization=1.01)),
+        ("--gpu-memory-utilization nan", CacheConfig(gpu_memory_utilization=float("nan"))),
+        ("--kv-cache-memory-bytes 0", CacheConfig(kv_cache_memory_bytes=0)),
+        ("--num-gpu-blocks-override -1", CacheConfig(num_gpu_blocks_override=-1)),
+    ],
+)
+def test_what_can_never_work_is_refused_by_name(flag: str, cache: CacheConfig) -> None:
+    with pytest.raises(ConfigurationError, match=flag):
+        blocks(cache, CPU)
+
+
+def spec(**changes: Any) -> KvSpec:
+    shape = {"kind": "full", "num_kv_heads": 2, "head_dim": 8, "dtype": "float32", "itemsize": 4}
+    return KvSpec(**(shape | changes))
+
+
+def test_layers_lie_behind_each_other_within_a_page() -> None:
+    specs = [
+        spec(),
+        spec(num_kv_heads=1, head_dim=4),
+        spec(window=32, kind="window"),
+        spec(dtype="bfloat16", itemsize=2),
+    ]
+    layout = make_layout(specs, block_size=8)
+    buffer = allocate_kv_buffer(layout, 5, torch.device("cpu")).zero_()
+    caches = layer_caches(layout, specs, buffer)
+    for number, (cache, own, place) in enumerate(zip(caches, specs, layout.places, strict=True), 1):
+        shape = (5, 8, own.num_kv_heads, own.head_dim)
+        assert cache.key.shape == cache.value.shape == shape
+        assert str(cache.key.dtype) == f"torch.{own.dtype}"
+        assert cache.group == place.group
+        key, value = cache.key[1 + cache.group], cache.value[1 + cache.group]
+        key.fill_(number)
+        value.fill_(-number)
+        assert key.data_ptr() - buffer[1 + cache.group].data_ptr() == place.offset_bytes
+        assert value.data_ptr() - key.data_ptr() == own.token_bytes * 8 // 2
+        assert key.is_contiguous()
+    for number, cache in enumerate(caches, 1):
+        assert cache.key[1 + cache.group].eq(number).all()
+        assert cache.value[1 + cache.group].eq(-number).all()
+    assert not buffer[[0, *range(1 + len(layout.groups), 5)]].any()
+
+
+def test_a_latent_layer_has_one_vector_for_keys_and_values() -> None:
+    specs = [spec(kind="latent", num_kv_heads=1, head_dim=24)]
+    layout = make_layout(specs, block_size=8)
+    (cache,) = layer_caches(layout, specs, allocate_kv_buffer(layout, 2, torch.device("cpu")))
+    assert cache.key.data_ptr() == cache.value.data_ptr()
+    assert cache.key.shape == (2, 8, 1, 24)

@@ -1,54 +1,84 @@
+"""What is drawn from given logits: by each sequence's parameters, in any batch, whatever the logits hold."""
+
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kvasir_runtime.engine.messages import SamplingParams
-from kvasir_runtime.execution.input_batch import RequestRows
-from kvasir_runtime.execution.sampler import sample
-from kvasir_runtime.kernels.argmax import argmax_reference
-from kvasir_runtime.scheduling.batch import NewRequest, ScheduledBatch
+from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
+from kvasir_runtime.execution.sampler import adjusted_logits, draw
+from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops, reference_step_ops
 
 VOCAB_SIZE = 300
-Draw = Callable[..., list[int]]
+OPS = {"compiled": cpu_step_ops(), "torch": reference_step_ops(drops_missing_drafts=True)}
+Request = tuple[list[int], int, dict[str, Any]]
+"""Tokens, number of prompt tokens, sampling parameters."""
+DrawTokens = Callable[..., list[int]]
 
 
-def rows_of(*requests: tuple[list[int], int, dict[str, Any]]) -> RequestRows:
-    """Rows 0, 1, ... hold requests given as (tokens, number of prompt tokens, sampling parameters)."""
-    rows = RequestRows(max_num_seqs=64, max_model_len=128, block_size=16, vocab_size=VOCAB_SIZE)
-    new = tuple(
-        NewRequest(
-            str(i), tokens, num_prompt, SamplingParams(**({"max_tokens": 9, "seed": i, "temperature": 0.0} | params))
-        )
-        for i, (tokens, num_prompt, params) in enumerate(requests)
-    )
-    rows.apply(ScheduledBatch((), new, (), 0))
-    return rows
+@pytest.fixture(params=OPS.values(), ids=OPS)
+def ops(request: pytest.FixtureRequest) -> StepOps:
+    return request.param
 
 
-def draw(logits: torch.Tensor, rows: RequestRows, positions: list[int]) -> list[int]:
-    numbers = np.arange(len(positions))
-    return sample(logits.clone(), rows, numbers, np.array(positions), argmax_reference).tolist()
+@pytest.fixture
+def rows_of(make_rows: Any, make_plan: Any, new_sequence: Any) -> Callable[..., Rows]:
+    """Rows 0, 1, ... hold the requests."""
+
+    def make(*requests: Request) -> Rows:
+        rows = make_rows(max_num_seqs=8, max_model_len=128, vocab_size=VOCAB_SIZE)
+        added = [new_sequence(row, tokens, prompt, **params) for row, (tokens, prompt, params) in enumerate(requests)]
+        rows.apply(make_plan(added=added))
+        return rows
+
+    return make
 
 
-def draw_often(logits: torch.Tensor, number: int = 4_000, **params: Any) -> np.ndarray:
-    """Counts of tokens drawn by one request at many positions."""
-    rows = rows_of(([1], 1, {"temperature": 1.0} | params))
-    numbers = np.zeros(number, dtype=np.int64)
-    many = logits.repeat(number, 1)
-    return np.bincount(
-        sample(many, rows, numbers, np.arange(number), argmax_reference).numpy(), minlength=logits.shape[-1]
-    )
+@pytest.fixture
+def draw_tokens(rows_of: Any, make_plan: Any, transfers: Any, ops: StepOps) -> DrawTokens:
+    """One token for each request, after its last known one."""
+
+    def draw_after(logits: torch.Tensor, *requests: Request, mask: torch.Tensor | None = None) -> list[int]:
+        rows = rows_of(*requests)
+        plan = make_plan(decodes=[(row, 1) for row in range(len(requests))])
+        positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
+        drawn_at = torch.tensor([len(tokens) for tokens, _, _ in requests])
+        adjusted = adjusted_logits(logits.clone(), rows, positions, drawn_at, mask)
+        return draw(adjusted, rows, positions, drawn_at, ops).tolist()
+
+    return draw_after
 
 
-def test_greedy_rows_take_the_most_likely_token() -> None:
-    logits = torch.randn(3, VOCAB_SIZE)
-    assert draw(logits, rows_of(*[([1], 1, {})] * 3), [1, 1, 1]) == logits.argmax(-1).tolist()
+@pytest.fixture
+def draw_often(rows_of: Any, make_plan: Any, transfers: Any, ops: StepOps) -> Callable[..., np.ndarray]:
+    """Counts of tokens drawn by one sequence at many positions."""
+
+    def count(logits: torch.Tensor, number: int = 4_000, **params: Any) -> np.ndarray:
+        rows = rows_of(([1], 1, {"temperature": 1.0} | params))
+        plan = make_plan(decodes=[(0, 1)] * number)
+        positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
+        many = torch.full((number, VOCAB_SIZE), float("-inf"))
+        many[:, : logits.shape[-1]] = logits
+        token_ids = draw(many, rows, positions, torch.arange(number), ops)
+        return np.bincount(token_ids.numpy(), minlength=VOCAB_SIZE)
+
+    return count
 
 
-def test_random_draws_follow_the_probabilities() -> None:
+def random_logits(rows: int) -> torch.Tensor:
+    return torch.randn((rows, VOCAB_SIZE), generator=torch.Generator().manual_seed(0))
+
+
+def test_greedy_rows_take_the_most_likely_token(draw_tokens: DrawTokens) -> None:
+    logits = random_logits(3)
+    assert draw_tokens(logits, *[([1], 1, {})] * 3) == logits.argmax(-1).tolist()
+
+
+def test_random_draws_follow_the_probabilities(draw_often: Any) -> None:
     logits = torch.full((VOCAB_SIZE,), -30.0)
     logits[[5, 130, 299]] = torch.tensor([0.5, 0.3, 0.2]).log()
     counts = draw_often(logits)
@@ -56,7 +86,21 @@ def test_random_draws_follow_the_probabilities() -> None:
     assert counts.sum() == counts[[5, 130, 299]].sum()
 
 
-def test_temperature_sharpens_the_distribution() -> None:
+def test_a_draw_at_the_very_end_meets_a_token_that_is_possible(
+    rows_of: Any, make_plan: Any, transfers: Any, ops: StepOps
+) -> None:
+    """Whichever way the sums of float32 weights are rounded."""
+    rows, number = rows_of(([1], 1, {"temperature": 1.0})), 200
+    plan = make_plan(decodes=[(0, 1)] * number)
+    positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
+    logits = torch.randn((number, VOCAB_SIZE), generator=torch.Generator().manual_seed(0))
+    logits[:, 100:128] = logits[:, 250:] = float("-inf")
+    last = replace(ops, uniform=lambda seeds, at: torch.full(seeds.shape, 1 - 2.0**-48, dtype=torch.float64))
+    token_ids = draw(logits, rows, positions, torch.arange(number), last)
+    assert set(token_ids.tolist()) <= {*range(100), *range(128, 250)}
+
+
+def test_temperature_sharpens_the_distribution(draw_often: Any) -> None:
     logits = torch.tensor([0.0, 1.0, -40.0])
     share = draw_often(logits, temperature=0.5)[1] / 4_000
     assert share == pytest.approx(torch.tensor([0.0, 2.0]).softmax(0)[1].item(), abs=0.03)
@@ -71,62 +115,72 @@ def test_temperature_sharpens_the_distribution() -> None:
         ({"top_p": 0.01}, {0}),
         ({"min_p": 0.3}, {0, 1}),
         ({"top_k": 3, "top_p": 0.7}, {0, 1}),  # of what top_k leaves, 0.7 is reached by two tokens
+        ({"min_p": 0.24, "top_p": 0.87}, {0, 1, 2, 3}),  # of what min_p leaves
+        ({"min_p": 0.3, "top_p": 0.6}, {0, 1}),
     ],
 )
-def test_filters_keep_only_the_likely_tokens(params: dict[str, Any], kept: set[int]) -> None:
-    counts = draw_often(torch.tensor([0.4, 0.3, 0.1, 0.1, 0.1]).log() + torch.tensor([0, 0, 1e-3, 0, -1e-3]), **params)
-    assert set(np.flatnonzero(counts)) == kept
+def test_filters_keep_only_the_likely_tokens(params: dict[str, Any], kept: set[int], draw_often: Any) -> None:
+    logits = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.1]).log() + torch.tensor([0, 0, 1e-3, 0, -1e-3])
+    assert set(np.flatnonzero(draw_often(logits, **params))) == kept
 
 
-def test_equally_likely_tokens_stay_together_under_top_k() -> None:
-    counts = draw_often(torch.tensor([2.0, 1.0, 1.0, 0.0]), top_k=2)
-    assert set(np.flatnonzero(counts)) == {0, 1, 2}
-
-
-def test_top_p_of_a_flat_distribution_reaches_beyond_the_sorted_candidates() -> None:
-    logits = torch.linspace(0.0, -0.01, VOCAB_SIZE)
-    counts = draw_often(logits, top_p=0.9)
-    assert np.flatnonzero(counts).max() == pytest.approx(0.9 * VOCAB_SIZE, abs=3)
-
-
-def test_a_request_draws_the_same_token_in_any_batch() -> None:
-    logits = torch.randn(4, VOCAB_SIZE)
+def test_a_request_draws_the_same_token_in_any_batch(draw_tokens: DrawTokens) -> None:
+    logits = random_logits(5)
     settings: list[dict[str, Any]] = [{"top_p": 0.9}, {}, {"top_k": 7}, {"min_p": 0.1, "temperature": 0.7}]
-    requests = [([1], 1, {"temperature": 1.0, "seed": 11 + i} | params) for i, params in enumerate(settings)]
-    together = draw(logits, rows_of(*requests, ([1], 1, {})), [3, 4, 5, 6])
-    alone = [draw(logits[i : i + 1], rows_of(requests[i]), [3 + i])[0] for i in range(4)]
-    assert together == alone
+    requests: list[Request] = [
+        ([1] * (3 + i), 1, {"temperature": 1.0, "seed": 2**40 + i} | params) for i, params in enumerate(settings)
+    ]
+    together = draw_tokens(logits, *requests[:2], ([1], 1, {}), *requests[2:])
+    lines = [0, 1, 3, 4]
+    alone = [draw_tokens(logits[line : line + 1], request)[0] for line, request in zip(lines, requests, strict=True)]
+    assert [together[line] for line in lines] == alone
 
 
-def test_greedy_and_random_rows_share_a_batch() -> None:
-    logits = torch.randn(2, VOCAB_SIZE)
-    assert draw(logits, rows_of(([1], 1, {"temperature": 1.0}), ([1], 1, {})), [1, 1])[1] == int(logits[1].argmax())
+def test_greedy_and_random_rows_share_a_batch(draw_tokens: DrawTokens) -> None:
+    logits = random_logits(2)
+    assert draw_tokens(logits, ([1], 1, {"temperature": 1.0}), ([1], 1, {}))[1] == int(logits[1].argmax())
 
 
-def test_presence_and_frequency_penalties_count_the_output_only() -> None:
-    logits = torch.zeros(2, VOCAB_SIZE)
-    logits[:, [7, 8, 9]] = torch.tensor([3.0, 2.0, 1.4])
-    rows = rows_of(([7, 8, 8], 1, {"presence_penalty": 1.0}), ([7, 7, 7, 8], 1, {"frequency_penalty": 0.6}))
-    assert draw(logits, rows, [3, 4]) == [7, 7]
-    rows = rows_of(([8, 7], 1, {"presence_penalty": 1.5}), ([8, 7, 7, 8], 1, {"frequency_penalty": 0.7}))
-    assert draw(logits, rows, [2, 4]) == [8, 7]
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}, {"logit_bias": {5: 1}}]
+)
+def test_what_is_not_a_number_is_never_drawn(params: dict[str, Any], draw_tokens: DrawTokens) -> None:
+    """And a neighbour's tokens are what they would have been."""
+    logits = random_logits(2)
+    expected = draw_tokens(logits[1:], ([1], 1, params | {"seed": 1}))
+    logits[0] = float("nan")
+    logits[0, 299] = 1.0
+    assert draw_tokens(logits, ([1], 1, params), ([1], 1, params | {"seed": 1})) == [299, *expected]
 
 
-def test_repetition_penalty_counts_the_prompt_and_each_token_once() -> None:
-    logits = torch.zeros(1, VOCAB_SIZE)
-    logits[0, [7, 8]] = torch.tensor([3.0, 1.0])
-    assert draw(logits, rows_of(([7, 7], 2, {"repetition_penalty": 2.9})), [2]) == [7]  # 3 / 2.9 / 2.9 would lose
-    assert draw(logits, rows_of(([7], 1, {"repetition_penalty": 3.1})), [1]) == [8]
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"logit_bias": {5: 1}}])
+def test_where_nothing_is_a_number_token_0_is_drawn(params: dict[str, Any], draw_tokens: DrawTokens) -> None:
+    logits = torch.full((1, VOCAB_SIZE), float("nan"))
+    assert draw_tokens(logits, ([1], 1, params)) == [0]
 
 
-def test_logit_bias_is_added_and_unknown_ids_are_ignored() -> None:
-    logits = torch.zeros(1, VOCAB_SIZE)
-    assert draw(logits, rows_of(([1], 1, {"logit_bias": {42: 5.0, VOCAB_SIZE + 1: 9.0}})), [1]) == [42]
+def test_infinity_is_the_most_likely(draw_tokens: DrawTokens) -> None:
+    logits = random_logits(1)
+    logits[0, 17] = float("inf")
+    assert draw_tokens(logits, ([1], 1, {"temperature": 1.0})) == [17]
 
 
-def test_stop_tokens_are_not_sampled_before_min_tokens() -> None:
-    logits = torch.zeros(1, VOCAB_SIZE)
-    logits[0, [3, 4]] = torch.tensor([9.0, 8.0])
-    rows = rows_of(([1, 5, 6], 1, {"min_tokens": 2, "stop_token_ids": (3, VOCAB_SIZE + 7)}))
-    assert draw(logits, rows, [2]) == [4]
-    assert draw(logits, rows, [3]) == [3]
+def test_candidates_of_a_beam_are_compared_in_float32_without_what_is_not_a_number(
+    make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any
+) -> None:
+    rows = make_rows(vocab_size=VOCAB_SIZE)
+    plan = make_plan(decodes=[(0, 1)], added=[new_sequence(0, [1], candidates=2)])
+    rows.apply(plan)
+    positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
+    logits = random_logits(1).bfloat16()
+    logits[0, 5] = float("nan")
+    adjusted = adjusted_logits(logits, rows, positions, torch.tensor([1]), None)
+    assert adjusted.dtype == torch.float32
+    assert adjusted[0, 5] == float("-inf")
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}])
+def test_a_mask_says_what_may_be_drawn(params: dict[str, Any], draw_tokens: DrawTokens) -> None:
+    mask = torch.zeros((1, VOCAB_SIZE), dtype=torch.bool)
+    mask[0, 123] = True
+    assert draw_tokens(random_logits(1), ([1], 1, params), mask=mask) == [123]

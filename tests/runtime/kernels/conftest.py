@@ -15,6 +15,8 @@ class PagedBatch:
     query_starts: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
+    rows: torch.Tensor
+    nobodys_page: int
 
     def only(self, request: int) -> "PagedBatch":
         """The same request without its neighbours."""
@@ -25,7 +27,9 @@ class PagedBatch:
             value_cache=self.value_cache,
             query_starts=torch.tensor([0, end - first], dtype=torch.int32),
             seq_lens=self.seq_lens[request : request + 1],
-            block_table=self.block_table[request : request + 1],
+            block_table=self.block_table,
+            rows=self.rows[request : request + 1],
+            nobodys_page=self.nobodys_page,
         )
 
 
@@ -44,17 +48,23 @@ def paged_batch(
     num_blocks = sum(blocks_each) + 2
     buffer = torch.randn(num_blocks, 3, 2, block_size, num_kv_heads, head_dim, generator=random).to(dtype)
     order = torch.randperm(num_blocks, generator=random).tolist()
-    table = torch.full((len(lengths), max(blocks_each)), order[-1], dtype=torch.int32)
+    rows = torch.randperm(len(lengths) + 3, generator=random)[: len(lengths)].to(torch.int32)
+    table = torch.full((len(lengths) + 3, max(blocks_each)), order[-1], dtype=torch.int32)
     taken = 0
-    for row, count in enumerate(blocks_each):
-        table[row, :count] = torch.tensor(order[taken : taken + count])
+    for request, count in enumerate(blocks_each):
+        table[rows[request], :count] = torch.tensor(order[taken : taken + count])
         taken += count
-        buffer[order[taken - 1], :, :, (lengths[row][1] - 1) % block_size + 1 :] = torch.nan
+        buffer[order[taken - 1], :, :, (lengths[request][1] - 1) % block_size + 1 :] = torch.nan
     buffer[order[taken:]] = torch.nan
     starts = torch.tensor([0, *(query_len for query_len, _ in lengths)]).cumsum(0).to(torch.int32)
     query = torch.randn(int(starts[-1]), num_heads, head_dim, generator=random).to(dtype)
     seq_lens = torch.tensor([seq_len for _, seq_len in lengths], dtype=torch.int32)
-    return PagedBatch(query, buffer[:, 1, 0], buffer[:, 1, 1], starts, seq_lens, table)
+    return PagedBatch(query, buffer[:, 1, 0], buffer[:, 1, 1], starts, seq_lens, table, rows, order[-1])
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])

@@ -9,11 +9,11 @@ CPU, REFERENCE = cpu_ops(), reference_ops()
 
 
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_tanh_and_mul"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(0, 64), (1, 2048), (3, 24), (5, 17), (40, 3072)], ids=str)
 def test_agrees(shape: tuple[int, int], dtype: torch.dtype, name: str) -> None:
     gate_up = torch.randn(shape[0], 2 * shape[1]).mul(4).to(dtype)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     got, expected = getattr(CPU, name)(gate_up), getattr(REFERENCE, name)(gate_up)
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
 

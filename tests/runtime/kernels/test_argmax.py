@@ -6,7 +6,7 @@ import torch
 from kvasir_runtime.kernels.ops import cpu_ops
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 5), (3, 32000), (64, 1003)], ids=str)
 def test_finds_the_largest(shape: tuple[int, int], dtype: torch.dtype) -> None:
     logits = torch.randn(shape).to(dtype)

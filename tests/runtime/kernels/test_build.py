@@ -1,6 +1,9 @@
 """Compiling the kernels: once per machine, in whole or not at all, and with the compiler's own words when it fails."""
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -28,6 +31,27 @@ def test_a_second_build_reuses_the_first(sources: Path, tmp_path: Path) -> None:
     first_written = library.stat().st_mtime_ns
     assert build_library(compiler(), tmp_path / "cache") == library
     assert library.stat().st_mtime_ns == first_written
+
+
+def test_who_comes_while_another_compiles_waits_for_its_library(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Path] = []
+    first_compiles, second_compiles = Event(), Event()
+
+    def compile_slowly(compiler: str, library: Path, processor_flags: Sequence[str]) -> None:
+        compiled.append(library)
+        (second_compiles if first_compiles.is_set() else first_compiles).set()
+        second_compiles.wait(timeout=0.2)  # it must not come
+        library.touch()
+
+    monkeypatch.setattr(build, "compile_library", compile_slowly)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(build_library, compiler(), tmp_path / "cache")
+        assert first_compiles.wait(timeout=10)
+        second = pool.submit(build_library, compiler(), tmp_path / "cache")
+        assert first.result() == second.result()
+    assert compiled == [first.result()]
 
 
 def test_changed_sources_are_another_library(sources: Path, tmp_path: Path) -> None:

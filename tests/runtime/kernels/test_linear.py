@@ -4,15 +4,24 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.linear import Linear, make_weight
 from kvasir_runtime.kernels.linear_choice import Choice, decide
-from kvasir_runtime.kernels.linear_weight import row_class
+from kvasir_runtime.kernels.linear_weight import VARIANTS, row_class
 from kvasir_runtime.kernels.native import load_library
 
 LIBRARY = load_library()
 assert LIBRARY is not None
-NATIVE = [name for name, code in (("fma", 0), ("dot", 1), ("amx", 2)) if LIBRARY.kvasir_linear_has(code)]
+NATIVE = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(not LIBRARY.kvasir_linear_has(code), reason=f"this processor cannot run {name}")
+    )
+    for name, code in VARIANTS.items()
+]
 SHAPES = [(48, 64), (40, 72), (17, 31), (512, 256), (1, 8), (336, 768)]
+
+
+def make(weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto") -> Linear:
+    return Linear(make_weight(weight, bias, path))
 
 
 def weight_and_input(outputs: int, inputs: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -26,7 +35,7 @@ def weight_and_input(outputs: int, inputs: int, rows: int) -> tuple[torch.Tensor
 def test_every_path_gives_the_product_for_every_number_of_rows(shape: tuple[int, int], path: str) -> None:
     for rows in (0, 1, 2, 3, 7, 13, 16, 17, 33, 50, 65, 130):
         weight, x, expected = weight_and_input(*shape, rows)
-        product = Linear(weight.clone(), path=path)(x)
+        product = make(weight.clone(), path=path)(x)
         assert product.dtype == torch.bfloat16
         torch.testing.assert_close(product.double(), expected, atol=0.05, rtol=0.01)
 
@@ -35,21 +44,21 @@ def test_every_path_gives_the_product_for_every_number_of_rows(shape: tuple[int,
 @pytest.mark.parametrize("rows", [640, 1001])
 def test_more_rows_than_a_core_keeps_in_its_cache(path: str, rows: int) -> None:
     weight, x, expected = weight_and_input(80, 2080, rows)
-    torch.testing.assert_close(Linear(weight, path=path)(x).double(), expected, atol=0.5, rtol=0.01)
+    torch.testing.assert_close(make(weight, path=path)(x).double(), expected, atol=0.5, rtol=0.01)
 
 
 @pytest.mark.parametrize("path", ["torch", "onednn", *NATIVE])
 def test_adds_a_bias(path: str) -> None:
     weight, x, expected = weight_and_input(40, 64, 20)
     bias = torch.arange(40).to(torch.bfloat16)
-    product = Linear(weight, bias, path)(x)
+    product = make(weight, bias, path)(x)
     torch.testing.assert_close(product.double(), expected + bias.double(), atol=0.1, rtol=0.02)
 
 
 @pytest.mark.parametrize("path", NATIVE)
 def test_reads_rows_that_are_not_adjacent(path: str) -> None:
     weight, x, _ = weight_and_input(48, 64, 40)
-    layer = Linear(weight, path=path)
+    layer = make(weight, path=path)
     wide = torch.cat((x, torch.full((40, 24), torch.nan, dtype=torch.bfloat16)), dim=1)
     assert torch.equal(layer(wide[:, :64]), layer(x))
     assert torch.equal(layer(x.T.contiguous().T), layer(x))
@@ -60,13 +69,13 @@ def test_reads_rows_that_are_not_adjacent(path: str) -> None:
 def test_rows_of_the_weight_come_back_as_they_were(path: str, inputs: int) -> None:
     weight, _, _ = weight_and_input(50, inputs, 1)
     ids = torch.tensor([49, 0, 17, 17, 3, 31, 32, 5, 40, 41])
-    assert torch.equal(Linear(weight.clone(), path=path).rows(ids), weight[ids])
+    assert torch.equal(make(weight.clone(), path=path).rows(ids), weight[ids])
 
 
 @pytest.mark.parametrize("path", NATIVE)
 def test_a_rows_product_does_not_depend_on_its_neighbours_within_a_class_of_rows(path: str, threads: int) -> None:
     weight, x, _ = weight_and_input(512, 256, 128)
-    layer = Linear(weight, path=path)
+    layer = make(weight, path=path)
     whole = layer(x)
     for rows in (23, 32, 40, 64, 100):
         assert torch.equal(layer(x[:rows]), whole[:rows])
@@ -74,14 +83,14 @@ def test_a_rows_product_does_not_depend_on_its_neighbours_within_a_class_of_rows
 
 def test_float32_products_are_torchs_own() -> None:
     weight, x = torch.randn(40, 64), torch.randn(5, 64)
-    layer = Linear(weight)
+    layer = make(weight)
     assert layer.path == "torch"
     assert torch.equal(layer(x), torch.nn.functional.linear(x, weight))
 
 
 def test_auto_measures_and_names_its_choice() -> None:
     weight, x, expected = weight_and_input(96, 64, 8)
-    layer = Linear(weight)
+    layer = make(weight)
     assert layer.path.split(":")[0] in ("torch", "onednn", "packed")
     torch.testing.assert_close(layer(x).double(), expected, atol=0.05, rtol=0.01)
 
@@ -104,4 +113,4 @@ def test_numbers_of_rows_fall_into_the_nearest_measured_class() -> None:
 
 def test_an_unknown_path_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="'mkl' is not known; expected one of auto, torch"):
-        Linear(torch.zeros(4, 4, dtype=torch.bfloat16), path="mkl")
+        make(torch.zeros(4, 4, dtype=torch.bfloat16), path="mkl")

@@ -1,101 +1,154 @@
 """The compiled paged attention agrees with its torch twin, whatever the batch, the cache's layout and the threads."""
 
 import dataclasses
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 
+from kvasir_runtime.kernels.linear_weight import VARIANTS
 from kvasir_runtime.kernels.native import load_library
-from kvasir_runtime.kernels.paged_attention import cpu_paged_attention, paged_attention_reference
+from kvasir_runtime.kernels.paged_attention import AttentionPlan, paged_attention_reference, plan_problem
 
 LIBRARY = load_library()
 assert LIBRARY is not None
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+HAS_AMX = bool(LIBRARY.kvasir_linear_has(VARIANTS["amx"]))
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way through the compiled code."""
+
+    dtype: torch.dtype
+    use_amx: bool = False
+
+
+PATHS = [
+    pytest.param(Path(torch.float32), id="float32"),
+    pytest.param(Path(torch.float16), id="float16"),
+    pytest.param(Path(torch.bfloat16), id="bfloat16"),
+    pytest.param(
+        Path(torch.bfloat16, use_amx=True),
+        id="bfloat16 on AMX",
+        marks=pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX"),
+    ),
+]
 MIXED = [(1, 1), (1, 70), (40, 40), (5, 133), (1, 600), (90, 200), (2, 1100), (0, 30), (17, 17)]
 
 
-def attend(
-    batch: PagedBatch, window: int | None = None, softcap: float | None = None, use_amx: bool = True
-) -> torch.Tensor:
-    return _run(cpu_paged_attention(LIBRARY, use_amx), batch, window, softcap)
+def attend(batch: PagedBatch, path: Path, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
+    plan = AttentionPlan(
+        LIBRARY, batch.query, batch.key_cache, batch.query_starts, batch.seq_lens, batch.block_table, batch.rows,
+        window, path.use_amx,
+    )  # fmt: skip
+    out = torch.full_like(batch.query, torch.nan)
+    return plan.attend(batch.query, batch.key_cache, batch.value_cache, scale_of(batch), softcap, out)
 
 
 def expected(batch: PagedBatch, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
-    return _run(paged_attention_reference, batch, window, softcap)
+    return paged_attention_reference(
+        batch.query, batch.key_cache, batch.value_cache, batch.query_starts, batch.seq_lens, batch.block_table,
+        batch.rows, scale_of(batch), window, softcap, torch.full_like(batch.query, torch.nan),
+    )  # fmt: skip
 
 
-def _run(
-    kernel: Callable[..., torch.Tensor], batch: PagedBatch, window: int | None, softcap: float | None
-) -> torch.Tensor:
-    scale = batch.query.shape[-1] ** -0.5
-    return kernel(
-        *(batch.query, batch.key_cache, batch.value_cache, batch.query_starts, batch.seq_lens, batch.block_table),
-        *(scale, window, softcap, torch.full_like(batch.query, torch.nan)),
-    )
+def scale_of(batch: PagedBatch) -> float:
+    return batch.query.shape[-1] ** -0.5
 
 
-def assert_agrees(batch: PagedBatch, window: int | None = None, softcap: float | None = None) -> None:
-    tolerance = TOLERANCE[batch.query.dtype]
-    for use_amx in (True, False):
-        got = attend(batch, window, softcap, use_amx)
-        torch.testing.assert_close(got, expected(batch, window, softcap), atol=tolerance, rtol=tolerance)
+def assert_agrees(batch: PagedBatch, path: Path, window: int | None = None, softcap: float | None = None) -> None:
+    tolerance, got = TOLERANCE[path.dtype], attend(batch, path, window, softcap)
+    torch.testing.assert_close(got, expected(batch, window, softcap), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("head_dim", [8, 24, 32, 64, 80, 96, 128, 256])
-def test_agrees_for_every_head_dim(head_dim: int, dtype: torch.dtype) -> None:
-    assert_agrees(paged_batch(MIXED, 6, 2, head_dim, 16, dtype))
+def test_agrees_for_every_head_dim(head_dim: int, path: Path) -> None:
+    assert_agrees(paged_batch(MIXED, 6, 2, head_dim, 16, path.dtype), path)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 1), (14, 2), (16, 8), (40, 1)], ids=str)
-def test_agrees_for_every_ratio_of_query_to_key_heads(heads: tuple[int, int], dtype: torch.dtype) -> None:
-    assert_agrees(paged_batch(MIXED, *heads, 64, 16, dtype))
+def test_agrees_for_every_ratio_of_query_to_key_heads(heads: tuple[int, int], path: Path) -> None:
+    assert_agrees(paged_batch(MIXED, *heads, 64, 16, path.dtype), path)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 48])
-def test_agrees_for_every_block_size(block_size: int, dtype: torch.dtype) -> None:
-    assert_agrees(paged_batch(MIXED, 4, 2, 64, block_size, dtype))
+def test_agrees_for_every_block_size(block_size: int, path: Path) -> None:
+    assert_agrees(paged_batch(MIXED, 4, 2, 64, block_size, path.dtype), path)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("window", [1, 7, 64, 100, 512, 5000])
-def test_a_window_hides_older_keys(window: int, dtype: torch.dtype) -> None:
-    assert_agrees(paged_batch(MIXED, 4, 2, 32, 8, dtype), window=window)
+def test_a_window_hides_older_keys(window: int, path: Path) -> None:
+    assert_agrees(paged_batch(MIXED, 4, 2, 32, 8, path.dtype), path, window=window)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("window", [1, 7, 64, 100, 512])
+def test_blocks_behind_a_window_may_be_anyones(window: int, path: Path) -> None:
+    """They were freed: their entries name a page of NaN here."""
+    batch = paged_batch(MIXED, 4, 2, 32, 8, path.dtype)
+    query_lens = batch.query_starts.diff().tolist()
+    for row, query_len, seq_len in zip(batch.rows.tolist(), query_lens, batch.seq_lens.tolist(), strict=True):
+        batch.block_table[row, : max(0, seq_len - query_len - window + 1) // 8] = batch.nobodys_page
+    assert_agrees(batch, path, window=window)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("window", [None, 1, 5, 70])
+@pytest.mark.parametrize("query_len", [1, 4, 8, 17, 64, 128])
+def test_a_token_sees_the_keys_up_to_its_own_and_none_behind_its_window(
+    query_len: int, window: int | None, path: Path
+) -> None:
+    """Equal keys weigh alike and value p is the unit vector p, so the result names the positions seen."""
+    batch = paged_batch([(query_len, 128)], 4, 2, 128, 16, path.dtype)
+    batch.key_cache.zero_()
+    for position in range(128):
+        batch.value_cache[batch.block_table[batch.rows[0], position // 16], position % 16] = torch.eye(128)[position]
+    seen = attend(batch, path, window) > 0
+    for token in range(query_len):
+        position = 128 - query_len + token
+        first = 0 if window is None else max(0, position - window + 1)
+        assert seen[token].nonzero()[:, 1].unique().tolist() == list(range(first, position + 1))
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("window", [None, 50])
-def test_a_softcap_bounds_the_scores(window: int | None, dtype: torch.dtype) -> None:
-    assert_agrees(paged_batch(MIXED, 4, 2, 32, 16, dtype), window=window, softcap=2.0)
+def test_a_softcap_bounds_the_scores(window: int | None, path: Path) -> None:
+    assert_agrees(paged_batch(MIXED, 4, 2, 32, 16, path.dtype), path, window=window, softcap=2.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_result_does_not_depend_on_neighbours_or_threads(dtype: torch.dtype, threads: int) -> None:
-    batch = paged_batch(MIXED, 6, 2, 64, 16, dtype)
-    together = attend(batch)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_result_does_not_depend_on_neighbours_or_threads(path: Path, threads: int) -> None:
+    batch = paged_batch(MIXED, 6, 2, 64, 16, path.dtype)
+    together = attend(batch, path)
     for request in range(len(MIXED)):
         first, end = batch.query_starts[request : request + 2].tolist()
-        assert torch.equal(attend(batch.only(request)), together[first:end])
+        assert torch.equal(attend(batch.only(request), path), together[first:end])
     torch.set_num_threads(3 - threads)
-    assert torch.equal(attend(batch), together)
+    assert torch.equal(attend(batch, path), together)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("window", [None, 700])
-def test_requests_that_share_a_prefix_get_what_each_would_get_alone(dtype: torch.dtype, window: int | None) -> None:
-    """1,088 tokens in common are two whole splits; 40 requests of 2 query heads a key head fill more than a tile."""
-    shapes = [(1, 1100 + number) for number in range(40)] + [(3, 1200), (30, 1300), (1, 1400)]
-    batch = paged_batch(shapes, 4, 2, 64, 16, dtype)
-    batch.block_table[:40, :68] = batch.block_table[0, :68]
-    together = attend(batch, window)
+def test_requests_that_share_a_prefix_get_what_each_would_get_alone(path: Path, window: int | None) -> None:
+    """1,088 tokens in common are two whole splits. 40 requests of 2 query heads a key head fill more than a tile; so do
+    those with drafts, of which the longer go over AMX tiles."""
+    decodes = [(1, 1100 + number) for number in range(40)]
+    drafts = [(2 + number % 8, 1100 + number) for number in range(20)]
+    shapes = [*decodes, *drafts, (3, 1200), (30, 1300), (1, 1400), (5, 1028)]
+    batch = paged_batch(shapes, 4, 2, 64, 16, path.dtype)
+    for sharing in (slice(0, 60), slice(60, 62)):
+        batch.block_table[batch.rows[sharing].long(), :68] = batch.block_table[batch.rows[sharing.start], :68]
+    together = attend(batch, path, window)
     for request in range(len(shapes)):
         first, end = batch.query_starts[request : request + 2].tolist()
-        assert torch.equal(attend(batch.only(request), window), together[first:end])
-    tolerance = TOLERANCE[dtype]
+        assert torch.equal(attend(batch.only(request), path, window), together[first:end])
+    tolerance = TOLERANCE[path.dtype]
     torch.testing.assert_close(together, expected(batch, window), atol=tolerance, rtol=tolerance)
 
 
@@ -104,15 +157,17 @@ def test_reads_queries_out_of_a_packed_projection() -> None:
     packed = torch.cat((batch.query.flatten(1), torch.full((batch.query.shape[0], 128), torch.nan)), dim=1)
     view = packed[:, :128].view(-1, 4, 32)
     strided = dataclasses.replace(batch, query=view)
-    assert torch.equal(attend(strided), attend(batch))
+    path = Path(torch.float32)
+    assert torch.equal(attend(strided, path), attend(batch, path))
 
 
 def test_large_scores_do_not_overflow() -> None:
     batch = paged_batch(MIXED, 4, 2, 64, 16, torch.float32)
     scaled = dataclasses.replace(batch, query=batch.query * 100)
-    torch.testing.assert_close(attend(scaled), expected(scaled), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(attend(scaled, Path(torch.float32)), expected(scaled), atol=1e-3, rtol=1e-3)
 
 
-def test_types_without_a_compiled_kernel_fall_back_to_the_reference() -> None:
-    batch = paged_batch(MIXED, 4, 2, 32, 16, torch.float16)
-    assert torch.equal(attend(batch), expected(batch))
+def test_what_the_compiled_kernel_cannot_read_is_told() -> None:
+    batch = paged_batch(MIXED, 4, 2, 32, 16, torch.float64)
+    assert plan_problem(batch.query.float(), batch.key_cache.float(), batch.value_cache.float()) is None
+    assert "torch.float64" in str(plan_problem(batch.query, batch.key_cache, batch.value_cache))

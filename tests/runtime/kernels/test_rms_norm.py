@@ -1,16 +1,20 @@
 """The compiled norms agree with their torch twins."""
 
+import logging
+
 import pytest
 import torch
 
+from kvasir_runtime.kernels.native import warn_of_twin
 from kvasir_runtime.kernels.ops import cpu_ops, reference_ops
 
 CPU, REFERENCE = cpu_ops(), reference_ops()
 TYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
+TYPES += [(torch.float16, torch.float16), (torch.float16, torch.float32)]
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    tolerance = 1e-5 if a.dtype == torch.float32 else 1e-2
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[a.dtype]
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
 
@@ -41,6 +45,11 @@ def test_add_rms_norm_agrees_and_adds_in_place(shape: tuple[int, int], types: tu
     close(got, expected)
 
 
-def test_other_types_fall_back_to_the_reference() -> None:
-    x, weight = torch.randn(3, 16).half(), torch.randn(16).half()
-    assert torch.equal(CPU.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+def test_other_types_fall_back_to_the_twin_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_twin.cache_clear()
+    x, weight = torch.randn(3, 16).double(), torch.randn(16).double()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert torch.equal(CPU.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+    assert len(caplog.records) == 1
+    assert "rms_norm runs as plain torch, several times slower than compiled: x is torch.float64" in caplog.text

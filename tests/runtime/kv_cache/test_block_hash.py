@@ -3,6 +3,9 @@
 import hashlib
 import struct
 
+import numpy as np
+import pytest
+
 from kvasir_runtime.kv_cache.block_hash import hash_block
 
 
@@ -20,3 +23,20 @@ def test_extra_keys_are_length_prefixed_so_they_cannot_run_into_each_other():
     expected = hashlib.sha256(tokens + struct.pack("<I", 2) + b"ab" + struct.pack("<I", 1) + b"c").digest()[:16]
     assert hash_block(None, [7], (b"ab", b"c")) == expected
     assert hash_block(None, [7], (b"a", b"bc")) != expected
+
+
+def test_no_parent_and_no_keys_add_no_bytes():
+    assert hash_block(None, [7]) == hash_block(b"", [7], ())
+
+
+def test_an_empty_key_is_not_no_key():
+    assert hash_block(None, [7], (b"",)) != hash_block(None, [7])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, ">i4"])
+def test_the_bytes_do_not_depend_on_how_the_tokens_are_held(dtype):
+    assert hash_block(None, np.array([1, 2, 70000], dtype=dtype)) == hash_block(None, [1, 2, 70000])
+
+
+def test_order_counts():
+    assert hash_block(None, [1, 2]) != hash_block(None, [2, 1])

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.errors import CheckpointError, ModelLoadError, UnknownArchitectureError
-from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.families import read_options
+from kvasir_runtime.models.grouped_query import GroupedQueryAttention
 from kvasir_runtime.models.hf_config import read_config
-from kvasir_runtime.models.loader import Placement, load_decoder
+from kvasir_runtime.models.loader import load_decoder
+from kvasir_runtime.models.placement import Placement
 
 Write = Callable[..., Path]
 Tensors = dict[str, torch.Tensor]
@@ -22,7 +22,9 @@ Tensors = dict[str, torch.Tensor]
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     options = read_options(read_config(folder))
     placement = Placement(
-        device=torch.device("cpu"), dtype=dtype, ops=reference_ops(), backend=ReferenceAttention(), make_linear=Linear
+        device=torch.device("cpu"),
+        dtype=dtype,
+        ops=reference_ops(),
     )
     with Checkpoint(folder) as checkpoint:
         return load_decoder(checkpoint, options, placement, max_model_len=16)
@@ -30,14 +32,15 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 
 def test_joins_query_key_and_value_into_one_layer(tensors: Tensors, write_checkpoint: Write) -> None:
     attention = load(write_checkpoint(tensors)).layers[1].attention
+    assert isinstance(attention, GroupedQueryAttention)
     parts = [tensors[f"model.layers.1.self_attn.{name}_proj.weight"] for name in ("q", "k", "v")]
-    hidden = torch.randn(3, 32)
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(attention.qkv(hidden), hidden @ torch.cat(parts).T)
 
 
 def test_sharded_checkpoints_load_like_single_ones(tensors: Tensors, write_checkpoint: Write) -> None:
     decoder = load(write_checkpoint(tensors, shards=3))
-    hidden = torch.randn(2, 32)
+    hidden = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(decoder.head(hidden), hidden @ tensors["lm_head.weight"].T)
 
 
@@ -54,6 +57,24 @@ def test_tied_embeddings_share_one_weight(tensors: Tensors, write_checkpoint: Wr
     decoder = load(write_checkpoint(tensors, tie_word_embeddings=True))
     assert decoder.embedding.table is decoder.head
     torch.testing.assert_close(decoder.embedding(torch.tensor([5])), tensors["model.embed_tokens.weight"][[5]])
+
+
+def load_gemma(tensors: Tensors, write_checkpoint: Write) -> Decoder:
+    """In bfloat16, from Llama's tensors with the norms that Gemma 2 has besides."""
+    del tensors["lm_head.weight"]
+    for layer in range(2):
+        for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            tensors[f"model.layers.{layer}.{name}.weight"] = torch.zeros(32)
+    return load(write_checkpoint(tensors, architectures=["Gemma2ForCausalLM"], head_dim=8), torch.bfloat16)
+
+
+def test_norms_of_one_plus_w_keep_what_bfloat16_would_round_away(tensors: Tensors, write_checkpoint: Write) -> None:
+    tensors["model.norm.weight"] = torch.full((32,), 0.001)
+    torch.testing.assert_close(load_gemma(tensors, write_checkpoint).norm.weight, torch.full((32,), 1.001))
+
+
+def test_the_embeddings_scale_is_rounded_as_in_training(tensors: Tensors, write_checkpoint: Write) -> None:
+    assert load_gemma(tensors, write_checkpoint).embedding.scale == torch.tensor(32**0.5).bfloat16().item() != 32**0.5
 
 
 @pytest.mark.parametrize(

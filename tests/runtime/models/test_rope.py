@@ -97,9 +97,9 @@ def test_gemma3_gives_its_sliding_layers_a_rope_of_their_own() -> None:
         },
     )
     for options in (read_options(old), read_options(new)):
-        assert [layer.rope.base for layer in options.layers] == [1e4] * 5 + [1e6]
-        assert [layer.rope.rope_type for layer in options.layers] == ["default"] * 5 + ["linear"]
-        assert options.layers[5].window is None
+        assert [layer.attention.rope.base for layer in options.layers] == [1e4] * 5 + [1e6]
+        assert [layer.attention.rope.rope_type for layer in options.layers] == ["default"] * 5 + ["linear"]
+        assert options.layers[5].attention.window is None
 
 
 def test_a_scaling_without_its_numbers_is_refused() -> None:

@@ -1,112 +1,132 @@
-"""A scheduler with a device that is pure arithmetic: the token after position p of a request is a function of p."""
+"""A scheduler with a rank that is pure arithmetic, stepped by hand."""
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import settings
+from tests.runtime.scheduling.fake_rank import FakeRank
 
-from kvasir_runtime.engine.messages import AddRequest, SamplingParams, TokenLogprobs
-from kvasir_runtime.kv_cache.block_pool import BlockPool
-from kvasir_runtime.kv_cache.prefix_cache import PrefixCache
-from kvasir_runtime.scheduling.batch import BatchOutput, ScheduledBatch
+from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, SequenceOutput, SequenceStart
+from kvasir_runtime.kv_cache.kv_cache import KvCache
+from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.policies import PolicyName, waiting_queue
-from kvasir_runtime.scheduling.request import request_from
-from kvasir_runtime.scheduling.scheduler import AddressedOutput, Scheduler, SchedulerLimits
+from kvasir_runtime.scheduling.scheduler import Scheduler
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.update import Outcome
+
+settings.register_profile("long", max_examples=3000, stateful_step_count=60, deadline=None)
+settings.register_profile("same", max_examples=200, stateful_step_count=30, deadline=None, derandomize=True)
+settings.load_profile("same")
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
+FULL = (KvGroup((0,), None),)
 
 
-def next_token(token_ids: list[int]) -> int:
-    """A chain that depends on everything before it, so that a lost or doubled token shows."""
-    return (sum(token_ids) * 31 + len(token_ids)) % 997
+class FixedDepth:
+    """Always so many drafts."""
 
+    def __init__(self, depth: int) -> None:
+        self.max_depth = depth
+        self.observed: list[tuple[int, int]] = []
 
-class Rank:
-    """Keeps requests by differences only, as a real rank does, and checks every share against what it holds."""
+    def depths(self, rows):
+        return rows * 0 + self.max_depth
 
-    def __init__(self) -> None:
-        self.tokens: dict[str, list[int]] = {}
-        self.blocks: dict[str, list[int]] = {}
+    def observe(self, rows, num_drafts, num_accepted) -> None:
+        self.observed += zip(num_drafts.tolist(), num_accepted.tolist(), strict=True)
 
-    def run(self, batch: ScheduledBatch) -> BatchOutput:
-        for request_id in batch.released_request_ids:
-            del self.tokens[request_id], self.blocks[request_id]
-        for new in batch.new_requests:
-            self.tokens[new.request_id], self.blocks[new.request_id] = list(new.token_ids), []
-        sampled = [self._run_share(share) for share in batch.requests]
-        assert sum(share.num_new_tokens for share in batch.requests) == batch.num_tokens
-        tokens = [token for token in sampled if token is not None]
-        return BatchOutput(tokens, [TokenLogprobs([token], [0.0], 1) for token in tokens])
-
-    def _run_share(self, share) -> int | None:
-        tokens, blocks = self.tokens[share.request_id], self.blocks[share.request_id]
-        blocks.extend(share.new_block_ids)
-        end = share.num_computed_tokens + share.num_new_tokens
-        assert end <= len(tokens), "computed a token that nobody knows"
-        assert len(blocks) == -(-end // BLOCK_SIZE), "blocks fit the tokens"
-        assert len(set(blocks)) == len(blocks)
-        assert share.samples == (end == len(tokens))
-        if share.samples:
-            tokens.append(next_token(tokens))
-            return tokens[-1]
-        return None
+    def forget(self, row: int) -> None: ...
 
 
 @dataclass
 class Engine:
-    """Scheduler and rank, stepped by hand; `ahead` plans each step before the last one's results are known."""
+    """Scheduler and rank; `ahead` steps are planned beyond the one whose results are taken."""
 
     scheduler: Scheduler
-    pool: BlockPool
-    prefix_cache: PrefixCache
-    ahead: bool
-    rank: Rank
-    pending: tuple[ScheduledBatch, BatchOutput] | None = None
+    kv: KvCache
+    rank: FakeRank
+    ahead: int
+    under_way: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
+    outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
     num_added: int = 0
     arrive_together: bool = False
 
     def add(self, prompt: list[int], *, request_id: str | None = None, max_tokens: int = 8, tenant: str = "",
-            priority: int = 0, **sampling: object) -> str:  # fmt: skip
+            priority: int = 0, n: int = 1, beam: BeamSearch | None = None, so_far: dict[int, list[int]] | None = None,
+            is_held: bool = False, salt: str | None = None, arrival: float | None = None, **sampling: object,
+            ) -> str:  # fmt: skip
         self.num_added += 1
         request_id = request_id or f"request-{self.num_added}"
+        arrival_time = 0.0 if self.arrive_together else float(self.num_added) if arrival is None else arrival
+        starts = [
+            SequenceStart(index=index, seed=index, output_token_ids=(so_far or {}).get(index, [])) for index in range(n)
+        ]
         message = AddRequest(
-            request_id=request_id, api_index=0, prompt_token_ids=prompt,
-            arrival_time=0.0 if self.arrive_together else float(self.num_added),
+            request_id=request_id, api_index=0, prompt_token_ids=prompt, arrival_time=arrival_time, sequences=starts,
             sampling=SamplingParams(max_tokens=max_tokens, seed=0, **sampling), tenant=tenant, priority=priority,
+            beam=beam, cache_salt=salt,
         )  # fmt: skip
-        self.scheduler.add(request_from(message, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE))
+        self.scheduler.add(message, is_held=is_held)
         return request_id
 
-    def step(self) -> tuple[ScheduledBatch | None, list[AddressedOutput]]:
-        batch = self.scheduler.schedule()
-        current = (batch, self.rank.run(batch)) if batch else None
-        if not self.ahead:
-            return batch, self.scheduler.update(*current) if current else []
-        finished, self.pending = self.pending, current
-        return batch, self.scheduler.update(*finished) if finished else []
+    def step(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.under_way.append((plan, self.rank.run(plan)))
+        outcome = Outcome(outputs=self.scheduler.take_rejected())
+        if self.under_way and (plan is None or len(self.under_way) > self.ahead):
+            self.scheduler.update(*self.under_way.popleft(), outcome)
+        self._receive(outcome)
+        return plan
+
+    def fail(self) -> None:
+        """The oldest step under way could not be computed, nor any behind it."""
+        plan, _ = self.under_way[0]
+        self.under_way.clear()
+        outcome = Outcome()
+        self.scheduler.fail(plan, "device fell over", outcome)
+        self._receive(outcome)
 
     def run(self) -> dict[str, list[int]]:
-        """Until every request has ended; request id -> output tokens."""
-        tokens: dict[str, list[int]] = {}
-        for _ in range(2000):
-            if not self.scheduler.has_requests:
-                return tokens
-            for addressed in self.step()[1]:
-                tokens.setdefault(addressed.output.request_id, []).extend(addressed.output.new_token_ids)
+        """Until every request has ended; sequence (`request` for the first, `request.1` ...) -> output tokens."""
+        for _ in range(4000):
+            if not self.scheduler.has_work and not self.under_way:
+                return self.tokens
+            self.step()
         raise AssertionError("requests never ended")
+
+    def _receive(self, outcome: Outcome) -> None:
+        for addressed in outcome.outputs:
+            output = addressed.output
+            name = output.request_id if output.index == 0 else f"{output.request_id}.{output.index}"
+            self.outputs.setdefault(name, []).append(output)
+            self.tokens.setdefault(name, []).extend(output.new_token_ids)
+        for plain in outcome.plain.values():
+            tokens = iter(plain.token_ids)
+            for request_id, index, number in zip(plain.request_ids, plain.indices, plain.num_tokens, strict=True):
+                name = request_id if index == 0 else f"{request_id}.{index}"
+                self.tokens[name] += [next(tokens) for _ in range(number)]
 
 
 @pytest.fixture
 def make_engine() -> Callable[..., Engine]:
     def make(
         *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 32, chunked: bool = True, cache: bool = True,
-        policy: PolicyName = "fcfs", ahead: bool = False,
+        policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
+        wrong_drafts: int = 0,
     ) -> Engine:  # fmt: skip
-        pool = BlockPool(num_blocks)
-        prefix_cache = PrefixCache(pool, enabled=cache)
-        limits = SchedulerLimits(max_num_seqs, budget, chunked)
-        scheduler = Scheduler(limits, pool, prefix_cache, waiting_queue(policy))
-        return Engine(scheduler, pool, prefix_cache, ahead, Rank())
+        kv = KvCache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=cache)
+        limits = SchedulerLimits(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN,
+            enable_chunked_prefill=chunked,
+        )  # fmt: skip
+        depth = FixedDepth(drafts) if drafts else None
+        scheduler = Scheduler(limits, kv, waiting_queue(policy), depth)
+        return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), ahead)
 
     return make

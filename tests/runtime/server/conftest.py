@@ -1,6 +1,7 @@
 """A real HTTP server on loopback with a real tokenizer and the real wire, before an engine core that is a fake.
 
-The fake repeats each prompt's tokens as its output, one token a step, and can be told to hang, to die or to fail.
+The fake repeats each prompt's tokens as the output of each of its sequences, one token a step (a beam's all at once),
+and can be told to hang, to die or to fail.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import pytest
 import tokenizers
@@ -25,12 +27,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from kvasir_runtime.config import ModelConfig, RuntimeConfig, ServerConfig
 from kvasir_runtime.engine.channel import CoreChannel
 from kvasir_runtime.engine.messages import (
+    Abort,
     AbortRequests,
     AddRequest,
     EngineFailed,
     EngineReady,
-    RequestOutput,
+    PlainTokens,
+    SamplingParams,
     SchedulerStats,
+    SequenceOutput,
     StepOutputs,
     TokenLogprobs,
 )
@@ -46,9 +51,14 @@ CORPUS = ["the quick brown fox jumps over the lazy dog", "def main() -> None:", 
 
 
 @dataclass
-class FakeRequest:
+class FakeSequence:
     request: AddRequest
+    index: int
     num_output: int = 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
 
 
 class FakeCore:
@@ -58,11 +68,11 @@ class FakeCore:
         self._channel = CoreChannel(ipc_dir, api_server_count)
         self._vocab_size = vocab_size
         self._changed = threading.Condition()
-        self._active: dict[str, FakeRequest] = {}
+        self._active: dict[tuple[str, int], FakeSequence] = {}
         self._num_steps = 0
         self._is_closing = False
         self.received: list[AddRequest] = []
-        self.aborted: list[str] = []
+        self.aborted: list[Abort] = []
         self.is_hanging = False
         self.step_seconds = 0.001
         self.num_cached_tokens = 0
@@ -77,6 +87,7 @@ class FakeCore:
     def send_ready(self) -> None:
         ready = EngineReady(
             max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=64,
             vocab_size=self._vocab_size,
             num_blocks=100,
             block_size=16,
@@ -85,6 +96,15 @@ class FakeCore:
             startup_seconds={"load_weights": 0.5},
         )
         self._channel.broadcast(ready)
+
+    def send_nonsense(self) -> None:
+        """A message that no API process can make sense of."""
+        self._channel.broadcast({"type": "Nonsense"})  # type: ignore[arg-type]
+
+    def tell_stats(self, **figures: int) -> None:
+        """Statistics without a step, as of a core that becomes idle."""
+        stats = msgspec.structs.replace(self._stats(), **figures)
+        self._channel.broadcast(StepOutputs(outputs=[], stats=stats))
 
     def wait_until(self, is_true: Callable[["FakeCore"], bool]) -> None:
         with self._changed:
@@ -116,41 +136,58 @@ class FakeCore:
                 match message:
                     case AddRequest():
                         self.received.append(message)
-                        self._active[message.request_id] = FakeRequest(message, len(message.output_token_ids))
+                        for start in message.sequences:
+                            sequence = FakeSequence(message, start.index, len(start.output_token_ids))
+                            self._active[message.request_id, start.index] = sequence
                     case AbortRequests():
-                        self.aborted += message.request_ids
-                        for request_id in message.request_ids:
-                            self._active.pop(request_id, None)
+                        self.aborted += message.aborts
+                        for abort in message.aborts:
+                            self._abort(abort)
                 self._changed.notify_all()
+
+    def _abort(self, abort: Abort) -> None:
+        for request_id, index in list(self._active):
+            if request_id == abort.request_id and abort.index in (None, index):
+                del self._active[request_id, index]
 
     def _step(self) -> None:
         self._num_steps += 1
-        outputs: dict[int, list[RequestOutput]] = {}
-        for active in list(self._active.values()):
-            output = self._continue(active)
-            outputs.setdefault(active.request.api_index, []).append(output)
+        by_api: dict[int, list[SequenceOutput]] = {}
+        for sequence in list(self._active.values()):
+            output = self._continue(sequence)
+            by_api.setdefault(sequence.request.api_index, []).append(output)
             if output.finish_reason is not None:
-                del self._active[active.request.request_id]
+                del self._active[sequence.request.request_id, sequence.index]
         self._channel.broadcast(StepOutputs(outputs=[], stats=self._stats()))
-        for api_index, of_api in outputs.items():
-            self._channel.send(api_index, StepOutputs(outputs=of_api, stats=self._stats()))
+        for api_index, outputs in by_api.items():
+            self._channel.send(api_index, step_outputs(outputs, self._stats()))
 
-    def _continue(self, active: FakeRequest) -> RequestOutput:
-        request, sampling = active.request, active.request.sampling
+    def _continue(self, sequence: FakeSequence) -> SequenceOutput:
+        request, sampling = sequence.request, sequence.sampling
         if self.error is not None:
-            return RequestOutput(
-                request_id=request.request_id, new_token_ids=[], finish_reason="error", error=self.error
+            return SequenceOutput(
+                request_id=request.request_id,
+                index=sequence.index,
+                new_token_ids=[],
+                finish_reason="error",
+                error=self.error,
+            )
+        if request.beam is not None:
+            token_ids = request.prompt_token_ids[: sampling.max_tokens]
+            return SequenceOutput(
+                request_id=request.request_id, index=sequence.index, new_token_ids=token_ids, finish_reason="length"
             )
         prompt = request.prompt_token_ids
-        token_id = prompt[active.num_output % len(prompt)]
-        active.num_output += 1
-        is_first = active.num_output == 1
-        is_stop = token_id in sampling.stop_token_ids and active.num_output > sampling.min_tokens
-        is_full = active.num_output >= sampling.max_tokens
-        return RequestOutput(
+        token_id = prompt[sequence.num_output % len(prompt)]
+        sequence.num_output += 1
+        is_first = sequence.num_output == 1
+        is_stop = token_id in sampling.stop_token_ids and sequence.num_output > sampling.min_tokens
+        is_full = sequence.num_output >= sampling.max_tokens
+        return SequenceOutput(
             request_id=request.request_id,
+            index=sequence.index,
             new_token_ids=[token_id],
-            logprobs=None if sampling.logprobs is None else [_logprobs(token_id, sampling.logprobs)],
+            logprobs=None if sampling.logprobs is None else [_logprobs(token_id, sampling.logprobs, sequence.index)],
             prompt_logprobs=_prompt_logprobs(prompt, sampling.prompt_logprobs) if is_first else None,
             num_cached_tokens=self.num_cached_tokens if is_first else 0,
             finish_reason="stop" if is_stop else "length" if is_full else None,
@@ -171,8 +208,28 @@ class FakeCore:
         )
 
 
-def _logprobs(token_id: int, count: int) -> TokenLogprobs:
-    return TokenLogprobs([token_id, *range(count)], [-0.5, *(-1.0 - index for index in range(count))], rank=1)
+def step_outputs(outputs: list[SequenceOutput], stats: SchedulerStats) -> StepOutputs:
+    """As the core sends them: those that are nothing but tokens in columns."""
+    plain = PlainTokens([], [], [], [])
+    others = []
+    for output in outputs:
+        if output == SequenceOutput(
+            request_id=output.request_id, index=output.index, new_token_ids=output.new_token_ids
+        ):
+            plain.request_ids.append(output.request_id)
+            plain.indices.append(output.index)
+            plain.num_tokens.append(len(output.new_token_ids))
+            plain.token_ids.extend(output.new_token_ids)
+        else:
+            others.append(output)
+    return StepOutputs(outputs=others, stats=stats, plain=plain)
+
+
+def _logprobs(token_id: int, count: int, index: int = 0) -> TokenLogprobs:
+    """The later a sequence, the likelier its tokens."""
+    return TokenLogprobs(
+        [token_id, *range(count)], [-0.5 + index / 8, *(-1.0 - index for index in range(count))], rank=1
+    )
 
 
 def _prompt_logprobs(prompt: list[int], count: int | None) -> list[TokenLogprobs | None] | None:
@@ -216,6 +273,8 @@ class Running:
     model_digest: str
     thread: threading.Thread
     loop: asyncio.AbstractEventLoop
+    exit_codes: list[int]
+    """One, when it has ended."""
 
     def wait_idle(self) -> None:
         """Until no request is counted any more, which is shortly after a client has read its last byte."""
@@ -244,13 +303,15 @@ def running_server(
     is_ready: bool = True,
     config: ServerConfig | None = None,
     shutdown_timeout: float = 5.0,
+    vocab_size: int | None = None,
 ) -> Iterator[Running]:
     config = dataclasses.replace(config or ServerConfig(), shutdown_timeout=shutdown_timeout)
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
-    core = FakeCore(ipc_dir, tokenizer.get_vocab_size())
+    core = FakeCore(ipc_dir, vocab_size or tokenizer.get_vocab_size())
     started: list[tuple[ApiServer, asyncio.AbstractEventLoop]] = []
+    exit_codes: list[int] = []
     has_started = threading.Event()
 
     async def serve() -> None:
@@ -258,14 +319,14 @@ def running_server(
         server = ApiServer(runtime_config, 0, [listener], ipc_dir)
         started.append((server, asyncio.get_running_loop()))
         has_started.set()
-        await server.run()
+        exit_codes.append(await server.run())
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     assert has_started.wait(10)
     core.start(send_ready=is_ready)
     digest = model_digest(model_folder, model_folder)
-    running = Running(url, core, started[0][0], tokenizer, digest, thread, started[0][1])
+    running = Running(url, core, started[0][0], tokenizer, digest, thread, started[0][1], exit_codes)
     try:
         if is_ready:
             wait_ready(running.http)

@@ -50,7 +50,24 @@ BAD_COMPLETIONS = [
     ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id"),
     ({"logit_bias": {"99999": 1}}, "logit_bias", "'99999' is no token id"),
     ({"logprobs": 21}, "logprobs", "at most 20"),
-    ({"best_of": 3}, "best_of", "best_of must equal n"),
+    ({"n": 2, "best_of": 1}, "best_of", "best_of is 1, fewer than n, which is 2"),
+    ({"best_of": 129}, "best_of", "at most 128 per prompt"),
+    ({"best_of": 3, "stream": True}, "best_of", "with stream: true"),
+    ({"use_beam_search": True, "n": 3, "best_of": 2}, "best_of", "fewer than n"),
+    ({"use_beam_search": True, "stop": "x"}, "stop", "hypotheses end at token ids only"),
+    ({"use_beam_search": True, "logprobs": 0}, "logprobs", "cannot be used with use_beam_search"),
+    ({"use_beam_search": True, "best_of": 65}, "use_beam_search", "at most 64 sequences together"),
+    ({"length_penalty": 1.5}, "length_penalty", "only allowed with use_beam_search"),
+    ({"early_stopping": False}, "early_stopping", "only allowed with use_beam_search"),
+    ({"use_beam_search": True, "early_stopping": "never"}, "early_stopping", "valid boolean"),
+    ({"prompt": ["a"] * 2049}, "prompt", "2049 prompts were given, but this server makes at most 2048 sequences"),
+    ({"prompt": [[5]] * 1025, "n": 2}, "prompt", "1025 prompts were given in 2 sequences each"),
+    ({"prompt": ["a", 5]}, "prompt", "should be a text"),
+    ({"prompt": [5, True]}, "prompt", "should be a text"),
+    ({"prompt": [True]}, "prompt", "should be a text"),
+    ({"prompt": [[]]}, "prompt", "it is empty"),
+    ({"prompt": [5] * 511 + [10**6]}, "prompt", "the prompt has 512 tokens"),
+    ({"stop_token_ids": [5] * 1025}, "stop_token_ids", "at most 1024 items"),
     ({"suffix": "end"}, "suffix", "does not support it"),
     ({"guided_json": {"type": "object"}}, "guided_json", "does not support it"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
@@ -65,7 +82,7 @@ BAD_COMPLETIONS = [
     ({"prompt": [5, 10**6]}, "prompt", "token id 1000000 is not in the vocabulary"),
     ({"prompt": [-1]}, "prompt", "token id -1 is not in the vocabulary"),
     ({"prompt": [5] * 512}, "prompt", "the prompt has 512 tokens, but the model's context is 512 tokens"),
-    ({"prompt": "ab " * 4_000_000}, "prompt", "the prompt has 12000000 characters"),
+    ({"prompt": "ab " * 2_000_000}, "prompt", "the prompt has 6000000 characters"),
 ]
 
 
@@ -126,6 +143,29 @@ def test_body_that_is_no_json_object_is_refused(running, body: bytes, message: s
     assert message in error["message"]
 
 
+def test_a_body_of_nothing_but_mistakes_is_refused_without_listing_them(running) -> None:
+    status, error = post(running, "/v1/completions", {f"k{index}": 1 for index in range(1001)})
+    assert (status, error["message"][:38]) == (400, "1001 fields of the request are unknown")
+    messages = [1] * 100_000
+    status, error = post(running, "/v1/chat/completions", {"messages": messages})
+    assert (status, error["param"]) == (400, "messages[0]")
+
+
+def test_a_text_that_the_tokenizer_knows_more_tokens_for_than_the_model_is_refused(start_server) -> None:
+    with start_server(vocab_size=250) as running:
+        text = "the quick brown fox"
+        assert max(running.tokenizer.encode(text).ids) >= 250
+        for path, body, param in [
+            ("/v1/completions", {"prompt": text}, "prompt"),
+            ("/v1/completions", {"prompt": ["a", text]}, "prompt"),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
+        ]:
+            status, error = post(running, path, body)
+            assert (status, error["param"]) == (400, param)
+            assert "the model's ids end at 249" in error["message"]
+        assert running.core.received == []
+
+
 def test_prompt_longer_than_the_context_has_openais_code(running) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         running.client.completions.create(model="tiny", prompt=[5] * 600)
@@ -177,6 +217,21 @@ def test_bad_requests_leave_a_stream_beside_them_unharmed(running) -> None:
     running.core.step_seconds = 0.0005
     reader.join()
     assert texts == [running.client.completions.create(**options).choices[0].text]
+
+
+def test_sequences_beyond_what_the_engine_is_to_hold_are_sent_away(start_server) -> None:
+    with start_server(config=ServerConfig(max_sequences_in_flight=3)) as running:
+        running.core.is_hanging = True
+        first = threading.Thread(target=running.http.post, args=("/v1/completions",), kwargs={"json": {**TEXT, "n": 2}})
+        first.start()
+        running.core.wait_until(lambda core: core.received)
+        status, error = post(running, "/v1/completions", {**TEXT, "n": 2})
+        assert (status, error["code"]) == (503, "unavailable")
+        assert "works on 2 sequences and takes no more than 3" in error["message"]
+        running.core.is_hanging = False
+        assert running.http.post("/v1/completions", json=TEXT).status_code == 200
+        first.join()
+        assert running.http.post("/v1/completions", json={**TEXT, "n": 3}).status_code == 200
 
 
 def test_body_over_the_limit_is_too_large(start_server) -> None:

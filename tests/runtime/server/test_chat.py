@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvasir_runtime.engine.messages import Abort
+
 PROMPT = "größer 日本語 😀 the quick brown fox"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
@@ -81,7 +83,7 @@ def test_stop_string_ends_the_text_before_it_and_the_request_in_the_core(running
     [choice] = answer.choices
     assert choice.message.content.endswith("😀 the ")
     assert (choice.finish_reason, choice.stop_reason) == ("stop", "quick")
-    running.core.wait_until(lambda core: core.aborted == [core.received[0].request_id])
+    running.core.wait_until(lambda core: core.aborted == [Abort(core.received[0].request_id, 0)])
 
 
 def test_end_of_sequence_token_stops_and_is_not_shown(running) -> None:
@@ -105,10 +107,10 @@ def test_logprobs_name_each_token_its_bytes_and_the_alternatives(running) -> Non
 def test_sequences_of_one_request_have_seeds_of_their_own(running) -> None:
     running.client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1, n=3, seed=7)
     running.client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1, n=3, seed=7)
-    seeds = [request.sampling.seed for request in running.core.received]
-    assert seeds[0] == 7
-    assert len(set(seeds[:3])) == 3
-    assert seeds[:3] == seeds[3:]
+    first, second = ([start.seed for start in request.sequences] for request in running.core.received)
+    assert first[0] == 7
+    assert len(set(first)) == 3
+    assert first == second
 
 
 def test_checkpoint_recommends_what_the_client_leaves_open(running) -> None:

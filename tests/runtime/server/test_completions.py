@@ -43,6 +43,11 @@ def test_sixteen_tokens_are_made_when_the_client_does_not_say(running) -> None:
     assert running.client.completions.create(model="tiny", prompt=PROMPT).usage.completion_tokens == 16
 
 
+def test_null_for_the_number_of_tokens_means_the_rest_of_the_context(running) -> None:
+    running.http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": None, "stop_token_ids": [6]})
+    assert running.core.received[0].sampling.max_tokens == 512 - 3
+
+
 def test_echo_without_output_gives_the_log_probabilities_of_the_prompt(running) -> None:
     answer = running.client.completions.create(model="tiny", prompt="the quick", max_tokens=0, echo=True, logprobs=1)
     [choice] = answer.choices

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +21,13 @@ def status(running, path: str) -> int:
     return running.http.get(path).status_code
 
 
+def first_that_fails(running, path: str) -> httpx.Response:
+    deadline = time.monotonic() + 30
+    while (response := running.http.get(path)).status_code == 200:
+        assert time.monotonic() < deadline, f"{path} went on answering 200"
+    return response
+
+
 def test_loading_server_is_healthy_but_not_ready_and_sends_requests_away(start_server) -> None:
     with start_server(is_ready=False) as running:
         assert (status(running, "/health"), status(running, "/ready")) == (200, 503)
@@ -30,11 +39,11 @@ def test_loading_server_is_healthy_but_not_ready_and_sends_requests_away(start_s
 def test_engine_that_hangs_with_work_pending_is_unhealthy_until_it_steps_again(start_server) -> None:
     with start_server(config=ServerConfig(stall_seconds=0.2)) as running:
         running.core.is_hanging = True
-        waiting = threading.Thread(target=running.http.post, args=("/v1/completions",), kwargs={"json": LONG})
+        request = {"json": LONG | {"max_tokens": 4}}
+        waiting = threading.Thread(target=running.http.post, args=("/v1/completions",), kwargs=request)
         waiting.start()
         running.core.wait_until(lambda core: core.received)
-        while (health := running.http.get("/health")).status_code == 200:
-            pass
+        health = first_that_fails(running, "/health")
         assert "no step for more than 0.2 seconds" in health.json()["error"]["message"]
         running.core.is_hanging = False
         waiting.join()
@@ -80,6 +89,19 @@ def test_engine_that_dies_fails_what_is_in_flight_and_ends_the_process(start_ser
         assert running.server.engine.dead is not None
 
 
+def test_a_defect_in_reading_the_engines_words_fails_what_is_in_flight_and_ends_with_status_1(start_server) -> None:
+    with start_server(shutdown_timeout=60.0) as running:
+        running.core.is_hanging = True
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(running.http.post, "/v1/completions", json=LONG)
+            running.core.wait_until(lambda core: core.received)
+            running.core.send_nonsense()
+            response = waiting.result(10)
+        running.thread.join(10)
+    assert (response.status_code, "has a defect" in response.text) == (503, True)
+    assert running.exit_codes == [1]
+
+
 def test_drain_sends_new_requests_away_and_lets_the_old_ones_end(start_server) -> None:
     with start_server() as running:
         running.core.step_seconds = 0.005
@@ -88,8 +110,10 @@ def test_drain_sends_new_requests_away_and_lets_the_old_ones_end(start_server) -
         next(stream)
         started = running.http.post("/drain").json()
         assert started == {"draining": True, "in_flight_requests": 1, "leased_blocks": 0}
-        refused = running.http.post("/v1/completions", json={"prompt": "a"})
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        messages = [{"role": "user", "content": "a"}]
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": messages})):
+            refused = running.http.post(path, json=body)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1"), path
         assert (status(running, "/ready"), status(running, "/health")) == (503, 200)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         running.wait_idle()
@@ -106,14 +130,16 @@ def test_stopping_waits_for_answers_under_way(start_server) -> None:
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         running.thread.join(5)
         assert not running.thread.is_alive()
+        assert running.exit_codes == [0]
 
 
 def test_key_guards_every_route_but_the_probes(start_server) -> None:
     with start_server(config=ServerConfig(api_key="secret")) as running:
         for path in ("/metrics", "/load", "/drain", "/version", "/v1/models", "/openapi.json", "/nowhere"):
             assert status(running, path) == 401, path
-        wrong = running.http.post("/tokenize", json={"prompt": "a"}, headers={"Authorization": "Bearer s"})
-        assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
+        for word in ("Bearer s", "Bearer", "Basic secret", "secret", "Bearer secrets", "Bearer secret secret"):
+            wrong = running.http.post("/tokenize", json={"prompt": "a"}, headers={"Authorization": word})
+            assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key"), word
         assert (status(running, "/health"), status(running, "/ready")) == (200, 200)
         client = running.client_with("secret")
         assert client.models.list().data[0].id == "tiny"
@@ -161,3 +187,22 @@ def test_metrics_show_the_engine_and_the_requests_under_the_promised_names(start
     assert values["kvasir_e2e_request_latency_seconds_count"] == 1
     assert samples["kvasir_num_preemptions_total"][1]["mode"] == "recompute"
     assert samples["vllm:cache_config_info"][1]["num_gpu_blocks"] == "100"
+
+
+def test_load_figures_follow_an_engine_that_became_idle(start_server) -> None:
+    with start_server() as running:
+        running.core.tell_stats(num_running=32, num_waiting=4)
+        wait_for_load(running, (32, 4))
+        running.core.tell_stats(num_running=0, num_waiting=0)
+        wait_for_load(running, (0, 0))
+        lines = running.http.get("/metrics").text.splitlines()
+        assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in lines
+
+
+def wait_for_load(running, expected: tuple[int, int]) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        load = running.http.get("/load").json()
+        if (load["num_requests_running"], load["num_requests_waiting"]) == expected:
+            return
+        assert time.monotonic() < deadline, load

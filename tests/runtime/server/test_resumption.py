@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvasir_runtime.engine.messages import AddRequest
 from kvasir_runtime.server.journal import COMMENT
 
 PROMPT = "the quick brown fox größer 日本語 😀 jumps over the lazy dog"
@@ -119,9 +120,13 @@ def test_only_what_is_missing_is_generated_and_under_the_same_seeds(running) -> 
     journal, events = split(blocks[: len(blocks) // 2])
     running.core.received.clear()
     stream(running, path, body, journal)
-    assert {request.sampling.seed for request in running.core.received} <= {r.sampling.seed for r in begun}
-    assert all(request.output_token_ids for request in running.core.received)
+    assert seeds_of(running.core.received) <= seeds_of(begun)
+    assert all(start.output_token_ids for request in running.core.received for start in request.sequences)
     assert {request.arrival_time for request in running.core.received} == {float(events[0]["created"])}
+
+
+def seeds_of(received: list[AddRequest]) -> set[int]:
+    return {start.seed for request in received for start in request.sequences}
 
 
 def test_a_stream_may_be_continued_twice(running) -> None:
@@ -141,6 +146,7 @@ BEGINNING = b'{"request_id":"a","created":1,"seeds":[1],"model":"%s"}\n'
     [
         (b"[0,[5]]\n", None),
         (b"[1,[5]]\n", "sequence 1"),
+        (b"[-1,[5]]\n", "sequence -1"),
         (b"[0,[100000]]\n", "token id 100000"),
         (b"[0,[-1]]\n", "token id -1"),
         (b"[0,[1,2,3,4]]\n", "4 tokens of sequence 0 and no end"),
@@ -164,9 +170,21 @@ def test_a_stop_string_in_the_journal_is_refused(running) -> None:
     assert "stop string 'quick'" in response.text
 
 
+def test_a_journal_of_a_request_that_is_no_stream_is_refused(running) -> None:
+    response = ask(running, BEGINNING % running.model_digest.encode(), stream=False)
+    assert (response.status_code, "continues streams only" in response.text) == (400, True)
+
+
 def test_another_models_stream_is_not_continued(running) -> None:
     response = ask(running, BEGINNING % b"other")
     assert (response.status_code, response.json()["error"]["code"]) == (409, "other_model")
+
+
+def test_a_journal_of_another_number_of_prompts_is_refused(running) -> None:
+    journal = b'{"request_id":"a","created":1,"seeds":[1,2],"model":"%s"}\n' % running.model_digest.encode()
+    response = ask(running, journal)
+    assert response.status_code == 400
+    assert "the journal is of 2 prompts, not 1" in response.text
 
 
 @pytest.mark.parametrize("beginning", [b'"created":1,"seeds":[-1]', b'"created":1,"seeds":[%d]' % 2**64])

@@ -88,7 +88,7 @@ void gate(const T* gate_up, int64_t stride, T* out, int64_t rows, int64_t width)
 }
 
 template <typename T>
-inline void turn_head(T* head, const float* cosines, const float* sines, int64_t half) {
+inline void rotate_head(T* head, const float* cosines, const float* sines, int64_t half) {
     for (int64_t i = 0; i < half; i += LANES) {
         int n = int(half - i);
         vfloat first = load(head + i, n), second = load(head + half + i, n);
@@ -100,35 +100,49 @@ inline void turn_head(T* head, const float* cosines, const float* sines, int64_t
 
 struct Heads {
     void* data;
-    int64_t token_stride, head_stride, count;
+    int64_t token_stride, count;
+    const void* weight;  // of the norm, or null
 };
 
-// The tables hold 2 * half columns, of which the second half repeats the first.
-template <typename T>
-void rotary(Heads query, Heads key, const float* cosines, const float* sines, const int64_t* positions, int64_t tokens,
-            int64_t half) {
-#pragma omp parallel for if (tokens > 1 && tokens * (query.count + key.count) * half > PARALLEL_FROM / 2)
-    for (int64_t token = 0; token < tokens; token++) {
-        const float* c = cosines + positions[token] * 2 * half;
-        const float* s = sines + positions[token] * 2 * half;
-        for (const Heads& heads : {query, key}) {
-            T* at = (T*)heads.data + token * heads.token_stride;
-            for (int64_t h = 0; h < heads.count; h++) turn_head(at + h * heads.head_stride, c, s, half);
-        }
+struct Rotation {
+    int64_t head_dim, half;
+    float eps;
+    const float *cosines, *sines;  // [positions][2 * half], the second half of the columns as the first
+    const int64_t* positions;
+};
+
+struct Cache {
+    void *keys, *values;
+    int64_t block_size, block_stride, slot_stride;
+    const int64_t* slots;  // -1: not written
+};
+
+// Normalises and rotates one token's heads where they lie.
+template <typename T, typename W>
+inline void rotate_token(const Heads& heads, const Rotation& rotation, int64_t token) {
+    const float* cosines = rotation.cosines + rotation.positions[token] * 2 * rotation.half;
+    const float* sines = rotation.sines + rotation.positions[token] * 2 * rotation.half;
+    T* head = (T*)heads.data + token * heads.token_stride;
+    for (int64_t h = 0; h < heads.count; h++, head += rotation.head_dim) {
+        if (heads.weight) normalise_row(head, (const W*)heads.weight, head, rotation.head_dim, rotation.eps);
+        rotate_head(head, cosines, sines, rotation.half);
     }
 }
 
-template <typename T>
-void write_kv(const T* key, int64_t key_stride, const T* value, int64_t value_stride, T* key_cache, T* value_cache,
-              const int64_t* slots, int64_t tokens, int64_t block_size, int64_t block_stride, int64_t slot_stride,
-              int64_t width) {
-#pragma omp parallel for if (tokens > 1 && tokens * width > PARALLEL_FROM)
+template <typename T, typename W>
+void rotate_and_write(const Heads& query, const Heads& key, const Heads& value, const Rotation& rotation,
+                      const Cache& cache, int64_t tokens) {
+    const int64_t width = key.count * rotation.head_dim;
+#pragma omp parallel for if (tokens > 1 && tokens * (query.count * rotation.head_dim + 2 * width) > PARALLEL_FROM)
     for (int64_t token = 0; token < tokens; token++) {
-        int64_t slot = slots[token];
+        rotate_token<T, W>(query, rotation, token);
+        rotate_token<T, W>(key, rotation, token);
+        const int64_t slot = cache.slots[token];
         if (slot < 0) continue;
-        int64_t offset = slot / block_size * block_stride + slot % block_size * slot_stride;
-        memcpy(key_cache + offset, key + token * key_stride, width * sizeof(T));
-        memcpy(value_cache + offset, value + token * value_stride, width * sizeof(T));
+        const int64_t block = slot / cache.block_size, in_block = slot % cache.block_size;
+        const int64_t offset = block * cache.block_stride + in_block * cache.slot_stride;
+        memcpy((T*)cache.keys + offset, (const T*)key.data + token * key.token_stride, width * sizeof(T));
+        memcpy((T*)cache.values + offset, (const T*)value.data + token * value.token_stride, width * sizeof(T));
     }
 }
 
@@ -137,10 +151,10 @@ int64_t index_of_largest(const T* row, int64_t width) {
     vfloat best = splat(-INFINITY);
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) best = maximum(load(row + i), best);
-    float most = largest(best);
-    for (; i < width; i++) most = widen(row[i]) > most ? widen(row[i]) : most;
+    float maximum_of_row = largest(best);
+    for (; i < width; i++) maximum_of_row = widen(row[i]) > maximum_of_row ? widen(row[i]) : maximum_of_row;
     for (i = 0; i < width; i++)
-        if (widen(row[i]) == most) return i;
+        if (widen(row[i]) == maximum_of_row) return i;
     return 0;
 }
 
@@ -150,76 +164,72 @@ void argmax(const T* logits, int64_t stride, int64_t* out, int64_t rows, int64_t
     for (int64_t row = 0; row < rows; row++) out[row] = index_of_largest(logits + row * stride, width);
 }
 
+// Calls `function` with numbers of the activations' type and of the weight's, which is the same or float32.
+template <typename F>
+void with_types(int dtype, int weight_dtype, const F& function) {
+    with_type(dtype, [&](auto type) {
+        if (weight_dtype == FLOAT32)
+            function(type, float{});
+        else
+            function(type, type);
+    });
+}
+
 }  // namespace
 
 extern "C" {
 
 void kvasir_rms_norm(int dtype, int weight_dtype, const void* x, int64_t count, int64_t group, int64_t group_stride,
                      int64_t row_stride, const void* weight, void* out, int64_t width, float eps) {
-    Rows rows{count, group, group_stride, row_stride};
-    if (dtype == FLOAT32)
-        rms_norm((const float*)x, rows, (const float*)weight, (float*)out, width, eps);
-    else if (weight_dtype == FLOAT32)
-        rms_norm((const bf16*)x, rows, (const float*)weight, (bf16*)out, width, eps);
-    else
-        rms_norm((const bf16*)x, rows, (const bf16*)weight, (bf16*)out, width, eps);
+    const Rows rows{count, group, group_stride, row_stride};
+    with_types(dtype, weight_dtype, [&](auto type, auto weight_type) {
+        using T = decltype(type);
+        rms_norm((const T*)x, rows, (const decltype(weight_type)*)weight, (T*)out, width, eps);
+    });
 }
 
 void kvasir_add_rms_norm(int dtype, int weight_dtype, const void* x, int64_t x_stride, void* residual,
                          int64_t residual_stride, const void* weight, void* out, int64_t rows, int64_t width,
                          float eps) {
-    if (dtype == FLOAT32)
-        add_rms_norm((const float*)x, x_stride, (float*)residual, residual_stride, (const float*)weight, (float*)out,
-                     rows, width, eps);
-    else if (weight_dtype == FLOAT32)
-        add_rms_norm((const bf16*)x, x_stride, (bf16*)residual, residual_stride, (const float*)weight, (bf16*)out,
-                     rows, width, eps);
-    else
-        add_rms_norm((const bf16*)x, x_stride, (bf16*)residual, residual_stride, (const bf16*)weight, (bf16*)out, rows,
-                     width, eps);
+    with_types(dtype, weight_dtype, [&](auto type, auto weight_type) {
+        using T = decltype(type);
+        add_rms_norm((const T*)x, x_stride, (T*)residual, residual_stride, (const decltype(weight_type)*)weight,
+                     (T*)out, rows, width, eps);
+    });
 }
 
 void kvasir_silu_and_mul(int dtype, const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t width) {
-    if (dtype == FLOAT32)
-        gate<float, silu>((const float*)gate_up, stride, (float*)out, rows, width);
-    else
-        gate<bf16, silu>((const bf16*)gate_up, stride, (bf16*)out, rows, width);
+    with_type(dtype, [&](auto type) {
+        using T = decltype(type);
+        gate<T, silu>((const T*)gate_up, stride, (T*)out, rows, width);
+    });
 }
 
 void kvasir_gelu_tanh_and_mul(int dtype, const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t width) {
-    if (dtype == FLOAT32)
-        gate<float, gelu_tanh>((const float*)gate_up, stride, (float*)out, rows, width);
-    else
-        gate<bf16, gelu_tanh>((const bf16*)gate_up, stride, (bf16*)out, rows, width);
+    with_type(dtype, [&](auto type) {
+        using T = decltype(type);
+        gate<T, gelu_tanh>((const T*)gate_up, stride, (T*)out, rows, width);
+    });
 }
 
-void kvasir_rotary(int dtype, void* query, int64_t query_token_stride, int64_t query_head_stride, int64_t num_heads,
-                   void* key, int64_t key_token_stride, int64_t key_head_stride, int64_t num_kv_heads,
-                   const float* cosines, const float* sines, const int64_t* positions, int64_t tokens, int64_t half) {
-    Heads q{query, query_token_stride, query_head_stride, num_heads};
-    Heads k{key, key_token_stride, key_head_stride, num_kv_heads};
-    if (dtype == FLOAT32)
-        rotary<float>(q, k, cosines, sines, positions, tokens, half);
-    else
-        rotary<bf16>(q, k, cosines, sines, positions, tokens, half);
-}
-
-void kvasir_write_kv(int dtype, const void* key, int64_t key_stride, const void* value, int64_t value_stride,
-                     void* key_cache, void* value_cache, const int64_t* slots, int64_t tokens, int64_t block_size,
-                     int64_t block_stride, int64_t slot_stride, int64_t width) {
-    if (dtype == FLOAT32)
-        write_kv((const float*)key, key_stride, (const float*)value, value_stride, (float*)key_cache,
-                 (float*)value_cache, slots, tokens, block_size, block_stride, slot_stride, width);
-    else
-        write_kv((const bf16*)key, key_stride, (const bf16*)value, value_stride, (bf16*)key_cache, (bf16*)value_cache,
-                 slots, tokens, block_size, block_stride, slot_stride, width);
+// Strides are counted in numbers; a token's heads are adjacent. The weights may be null, both together.
+void kvasir_rotate_and_write(int dtype, int weight_dtype, void* query, int64_t query_stride, int64_t num_heads,
+                             void* key, int64_t key_stride, void* value, int64_t value_stride, int64_t num_kv_heads,
+                             int64_t head_dim, const void* query_weight, const void* key_weight, float eps,
+                             const float* cosines, const float* sines, const int64_t* positions, int64_t half,
+                             void* key_cache, void* value_cache, int64_t block_size, int64_t block_stride,
+                             int64_t slot_stride, const int64_t* slots, int64_t tokens) {
+    const Rotation rotation{head_dim, half, eps, cosines, sines, positions};
+    const Cache cache{key_cache, value_cache, block_size, block_stride, slot_stride, slots};
+    with_types(dtype, weight_dtype, [&](auto type, auto weight_type) {
+        rotate_and_write<decltype(type), decltype(weight_type)>(
+            {query, query_stride, num_heads, query_weight}, {key, key_stride, num_kv_heads, key_weight},
+            {value, value_stride, num_kv_heads, nullptr}, rotation, cache, tokens);
+    });
 }
 
 void kvasir_argmax(int dtype, const void* logits, int64_t stride, int64_t* out, int64_t rows, int64_t width) {
-    if (dtype == FLOAT32)
-        argmax((const float*)logits, stride, out, rows, width);
-    else
-        argmax((const bf16*)logits, stride, out, rows, width);
+    with_type(dtype, [&](auto type) { argmax((const decltype(type)*)logits, stride, out, rows, width); });
 }
 
 }  // extern "C"

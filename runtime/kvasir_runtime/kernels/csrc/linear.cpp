@@ -60,20 +60,20 @@ inline void store_row(const Product& product, int64_t row, int64_t panel, const 
     }
 }
 
-// Room for a copy of x in another layout. Every thread keeps its own between calls.
+// Memory for a copy of x in another layout. Every thread keeps its own between calls.
 void* thread_scratch(size_t bytes) {
-    struct Room {
+    struct Scratch {
         void* memory = nullptr;
         size_t bytes = 0;
-        ~Room() { free(memory); }
+        ~Scratch() { free(memory); }
     };
-    static thread_local Room room;
-    if (room.bytes < bytes) {
-        free(room.memory);
-        room.bytes = (bytes + 4095) / 4096 * 4096;
-        room.memory = aligned_alloc(64, room.bytes);
+    static thread_local Scratch scratch;
+    if (scratch.bytes < bytes) {
+        free(scratch.memory);
+        scratch.bytes = (bytes + 4095) / 4096 * 4096;
+        scratch.memory = aligned_alloc(64, scratch.bytes);
     }
-    return room.memory;
+    return scratch.memory;
 }
 
 // ---- float32 multiply-add on weights widened in registers: any CPU ----
@@ -119,9 +119,9 @@ void multiply_widened(const Product& product, const float* x, int64_t x_stride, 
 }
 
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS_WIDENED = 10;
+constexpr int MAX_ROWS_WIDENED = 10;
 #else
-constexpr int MOST_ROWS_WIDENED = 3;
+constexpr int MAX_ROWS_WIDENED = 3;
 #endif
 
 template <int PANELS>
@@ -145,8 +145,8 @@ void multiply_widened_rows(const Product& product, const float* x, int64_t x_str
 
 void block_widened(const Product& product, const float* x, int64_t x_stride, const Block& block) {
     int64_t end = block.row + block.rows;
-    for (int64_t row = block.row; row < end; row += MOST_ROWS_WIDENED) {
-        int64_t rows = std::min<int64_t>(MOST_ROWS_WIDENED, end - row);
+    for (int64_t row = block.row; row < end; row += MAX_ROWS_WIDENED) {
+        int64_t rows = std::min<int64_t>(MAX_ROWS_WIDENED, end - row);
         int64_t panel = block.panel, last = block.panel + block.panels;
         for (; panel + 2 <= last; panel += 2) multiply_widened_rows<2>(product, x, x_stride, row, rows, panel);
         if (panel < last) multiply_widened_rows<1>(product, x, x_stride, row, rows, panel);
@@ -205,7 +205,7 @@ void multiply_dot(const Product& product, int64_t row, int64_t panel) {
         }
 }
 
-constexpr int MOST_ROWS_DOT = 12;
+constexpr int MAX_ROWS_DOT = 12;
 
 template <int PANELS>
 void multiply_few_dot_rows(const Product& product, int64_t row, int64_t rows, int64_t panel) {
@@ -240,8 +240,8 @@ void multiply_dot_rows(const Product& product, int64_t row, int64_t rows, int64_
 void block_dot(const Product& product, const Block& block) {
     const int64_t end = block.row + block.rows, last = block.panel + block.panels;
     const bool few = block.rows <= 4;
-    for (int64_t row = block.row; row < end; row += MOST_ROWS_DOT) {
-        const int64_t rows = std::min<int64_t>(MOST_ROWS_DOT, end - row);
+    for (int64_t row = block.row; row < end; row += MAX_ROWS_DOT) {
+        const int64_t rows = std::min<int64_t>(MAX_ROWS_DOT, end - row);
         int64_t panel = block.panel;
         if (few) {
             if (rows > 1)
@@ -272,16 +272,18 @@ constexpr int64_t TILE_INPUTS = 16 * DEPTH_STEP;
 constexpr int PREFETCH_TILES = 8;             // how far ahead weights are fetched while they stream from memory
 
 // Tiles 0-3 hold sums. Those of the last row of tiles, and its inputs, may be short.
-//   TALL x 2: inputs in 4 (and 5, last), weights in 6 and 7.   TALL x 1: weights in 4, inputs in 5, 6 and 7 (last).
-template <int TALL, int BROAD>
-inline void shape_tiles(int last_rows) {
+//   ROW_TILES x 2: inputs in 4 (and 5, last), weights in 6 and 7.
+//   ROW_TILES x 1: weights in 4, inputs in 5, 6 and 7 (last).
+template <int ROW_TILES, int COLUMN_TILES>
+inline void configure_tiles(int last_rows) {
     TileShapes shapes;
     for (int tile = 0; tile < 8; tile++) {
         shapes.row_bytes[tile] = 64;
         shapes.rows[tile] = TILE_ROWS;
     }
-    for (int column = 0; column < BROAD; column++) shapes.rows[(TALL - 1) * BROAD + column] = uint8_t(last_rows);
-    shapes.rows[BROAD == 1 ? 7 : TALL == 1 ? 4 : 5] = uint8_t(last_rows);
+    for (int column = 0; column < COLUMN_TILES; column++)
+        shapes.rows[(ROW_TILES - 1) * COLUMN_TILES + column] = uint8_t(last_rows);
+    shapes.rows[COLUMN_TILES == 1 ? 7 : ROW_TILES == 1 ? 4 : 5] = uint8_t(last_rows);
     _tile_loadconfig(&shapes);
 }
 
@@ -292,32 +294,33 @@ inline void prefetch_tile(const uint32_t* weights) {
 }
 
 // What a product fetches into the L2 cache for the one after it: `lines` cache lines a step.
-struct Ahead {
+struct Prefetch {
     const char* from;
     int64_t lines;
 };
 
-// inputs: [steps][TALL][16][32]; leaves the sums in tiles 0-3, row by row.
-template <int TALL, int BROAD>
+// inputs: [steps][ROW_TILES][16][32]; leaves the sums in tiles 0-3, row by row.
+template <int ROW_TILES, int COLUMN_TILES>
 inline void sum_tiles(const bf16* inputs, const uint32_t* left, const uint32_t* right, int64_t steps, bool streams,
-                      Ahead ahead = {}) {
+                      Prefetch prefetch = {}) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t step = 0; step < steps; step++, inputs += TALL * TILE_INPUTS, left += TILE_PAIRS, right += TILE_PAIRS) {
+    for (int64_t step = 0; step < steps; step++) {
         if (streams) {
             prefetch_tile(left);
-            if (BROAD == 2) prefetch_tile(right);
+            if (COLUMN_TILES == 2) prefetch_tile(right);
         }
-        for (int64_t line = 0; line < ahead.lines; line++, ahead.from += 64) _mm_prefetch(ahead.from, _MM_HINT_T1);
-        if constexpr (BROAD == 2) {
+        for (int64_t line = 0; line < prefetch.lines; line++, prefetch.from += 64)
+            _mm_prefetch(prefetch.from, _MM_HINT_T1);
+        if constexpr (COLUMN_TILES == 2) {
             _tile_loadd(4, inputs, 64);
             _tile_loadd(6, left, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, right, 64);
             _tile_dpbf16ps(1, 4, 7);
-            if constexpr (TALL == 2) {
+            if constexpr (ROW_TILES == 2) {
                 _tile_loadd(5, inputs + TILE_INPUTS, 64);
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);
@@ -328,24 +331,27 @@ inline void sum_tiles(const bf16* inputs, const uint32_t* left, const uint32_t* 
             _tile_dpbf16ps(0, 5, 4);
             _tile_loadd(6, inputs + TILE_INPUTS, 64);
             _tile_dpbf16ps(1, 6, 4);
-            if constexpr (TALL == 4) {
+            if constexpr (ROW_TILES == 4) {
                 _tile_loadd(5, inputs + 2 * TILE_INPUTS, 64);
                 _tile_dpbf16ps(2, 5, 4);
             }
-            _tile_loadd(7, inputs + (TALL - 1) * TILE_INPUTS, 64);
-            if constexpr (TALL == 4) _tile_dpbf16ps(3, 7, 4);
-            if constexpr (TALL == 3) _tile_dpbf16ps(2, 7, 4);
+            _tile_loadd(7, inputs + (ROW_TILES - 1) * TILE_INPUTS, 64);
+            if constexpr (ROW_TILES == 4) _tile_dpbf16ps(3, 7, 4);
+            if constexpr (ROW_TILES == 3) _tile_dpbf16ps(2, 7, 4);
         }
+        inputs += ROW_TILES * TILE_INPUTS;
+        left += TILE_PAIRS;
+        right += TILE_PAIRS;
     }
 }
 
-template <int TALL, int BROAD>
+template <int ROW_TILES, int COLUMN_TILES>
 inline void store_tiles(const Product& product, int64_t row, int64_t rows, int64_t panel) {
-    alignas(64) float sums[TALL * TILE_ROWS][BROAD * PANEL];
-    if constexpr (BROAD == 2) {
+    alignas(64) float sums[ROW_TILES * TILE_ROWS][COLUMN_TILES * PANEL];
+    if constexpr (COLUMN_TILES == 2) {
         _tile_stored(0, &sums[0][0], 128);
         _tile_stored(1, &sums[0][PANEL], 128);
-        if constexpr (TALL == 2) {
+        if constexpr (ROW_TILES == 2) {
             _tile_stored(2, &sums[TILE_ROWS][0], 128);
             _tile_stored(3, &sums[TILE_ROWS][PANEL], 128);
         }
@@ -353,11 +359,11 @@ inline void store_tiles(const Product& product, int64_t row, int64_t rows, int64
         _tile_stored(0, &sums[0][0], 64);
         _tile_stored(1, &sums[TILE_ROWS][0], 64);
         _tile_stored(2, &sums[2 * TILE_ROWS][0], 64);
-        if constexpr (TALL == 4) _tile_stored(3, &sums[3 * TILE_ROWS][0], 64);
+        if constexpr (ROW_TILES == 4) _tile_stored(3, &sums[3 * TILE_ROWS][0], 64);
     }
     const PackedWeight& weight = *product.weight;
     const int64_t column = panel * PANEL;
-    if (BROAD == 2 && !weight.bias && column + 2 * PANEL <= weight.outputs) {
+    if (COLUMN_TILES == 2 && !weight.bias && column + 2 * PANEL <= weight.outputs) {
         bf16* out = product.out + row * product.out_stride + column;
         const bool whole_lines = ((uintptr_t)out | product.out_stride * sizeof(bf16)) % 64 == 0;
         for (int64_t r = 0; r < rows; r++, out += product.out_stride) {
@@ -371,19 +377,19 @@ inline void store_tiles(const Product& product, int64_t row, int64_t rows, int64
         return;
     }
     for (int64_t r = 0; r < rows; r++)
-        for (int p = 0; p < BROAD && panel + p < weight.panels; p++)
+        for (int p = 0; p < COLUMN_TILES && panel + p < weight.panels; p++)
             store_row(product, row + r, panel + p, &sums[r][p * PANEL]);
 }
 
-// Lays rows of x out as tiles, [steps][TALL][16][32]: a tile's lines then lie together, whereas rows of x that are a
-// multiple of 2 KiB apart would crowd into few sets of the cache.
-template <int TALL>
-void gather_tiles(const Product& product, int64_t row, int64_t rows, bf16* tiles) {
+// Lays rows of x out as tiles, [steps][ROW_TILES][16][32]: a tile's lines then lie together, whereas rows of x that are
+// a multiple of 2 KiB apart would crowd into few sets of the cache.
+template <int ROW_TILES>
+void pack_tiles(const Product& product, int64_t row, int64_t rows, bf16* tiles) {
     const int64_t whole = product.weight->inputs / DEPTH_STEP, rest = product.weight->inputs % DEPTH_STEP;
     for (int64_t r = 0; r < rows; r++) {
         const bf16* from = product.x + (row + r) * product.x_stride;
         bf16* to = tiles + r * DEPTH_STEP;
-        for (int64_t step = 0; step < whole; step++, from += DEPTH_STEP, to += TALL * TILE_INPUTS)
+        for (int64_t step = 0; step < whole; step++, from += DEPTH_STEP, to += ROW_TILES * TILE_INPUTS)
             memcpy(to, from, DEPTH_STEP * sizeof(bf16));
         if (rest) {
             memset((void*)to, 0, DEPTH_STEP * sizeof(bf16));
@@ -393,16 +399,16 @@ void gather_tiles(const Product& product, int64_t row, int64_t rows, bf16* tiles
 }
 
 // One column of tiles, which reads each panel once.
-template <int TALL>
+template <int ROW_TILES>
 void multiply_column(const Product& product, const Block& block, bf16* tiles) {
     const PackedWeight& weight = *product.weight;
     const int64_t panel_pairs = weight.depth / 2 * PANEL;
-    gather_tiles<TALL>(product, block.row, block.rows, tiles);
-    shape_tiles<TALL, 1>(int(block.rows - (TALL - 1) * TILE_ROWS));
+    pack_tiles<ROW_TILES>(product, block.row, block.rows, tiles);
+    configure_tiles<ROW_TILES, 1>(int(block.rows - (ROW_TILES - 1) * TILE_ROWS));
     for (int64_t panel = block.panel; panel < block.panel + block.panels; panel++) {
         const uint32_t* pairs = weight.pairs + panel * panel_pairs;
-        sum_tiles<TALL, 1>(tiles, pairs, pairs, weight.depth / DEPTH_STEP, true);
-        store_tiles<TALL, 1>(product, block.row, block.rows, panel);
+        sum_tiles<ROW_TILES, 1>(tiles, pairs, pairs, weight.depth / DEPTH_STEP, true);
+        store_tiles<ROW_TILES, 1>(product, block.row, block.rows, panel);
     }
 }
 
@@ -413,36 +419,36 @@ void multiply_squares(const Product& product, const Block& block, bf16* tiles) {
     const int64_t whole = block.rows / 32, rest = block.rows % 32, squares = whole + (rest > 0);
     const int64_t square_inputs = 2 * TILE_ROWS * weight.depth, last_row = block.row + whole * 32;
     for (int64_t square = 0; square < whole; square++)
-        gather_tiles<2>(product, block.row + square * 32, 32, tiles + square * square_inputs);
-    if (rest > 16) gather_tiles<2>(product, last_row, rest, tiles + whole * square_inputs);
-    if (rest > 0 && rest <= 16) gather_tiles<1>(product, last_row, rest, tiles + whole * square_inputs);
-    shape_tiles<2, 2>(TILE_ROWS);
+        pack_tiles<2>(product, block.row + square * 32, 32, tiles + square * square_inputs);
+    if (rest > 16) pack_tiles<2>(product, last_row, rest, tiles + whole * square_inputs);
+    if (rest > 0 && rest <= 16) pack_tiles<1>(product, last_row, rest, tiles + whole * square_inputs);
+    configure_tiles<2, 2>(TILE_ROWS);
     for (int64_t panel = block.panel; panel < block.panel + block.panels; panel += 2) {
         const uint32_t* left = weight.pairs + panel * panel_pairs;
         const uint32_t* right = panel + 1 < weight.panels ? left + panel_pairs : left;
-        Ahead ahead{(const char*)(left + 2 * panel_pairs), squares > 1 ? (32 + squares - 1) / squares : 0};
-        for (int64_t square = 0; square < whole; square++, ahead.from += steps * ahead.lines * 64) {
-            sum_tiles<2, 2>(tiles + square * square_inputs, left, right, steps, squares == 1, ahead);
+        Prefetch prefetch{(const char*)(left + 2 * panel_pairs), squares > 1 ? (32 + squares - 1) / squares : 0};
+        for (int64_t square = 0; square < whole; square++, prefetch.from += steps * prefetch.lines * 64) {
+            sum_tiles<2, 2>(tiles + square * square_inputs, left, right, steps, squares == 1, prefetch);
             store_tiles<2, 2>(product, block.row + square * 32, 32, panel);
         }
         if (rest == 0) continue;
         if (rest > 16) {
-            shape_tiles<2, 2>(int(rest - TILE_ROWS));
-            sum_tiles<2, 2>(tiles + whole * square_inputs, left, right, steps, squares == 1, ahead);
+            configure_tiles<2, 2>(int(rest - TILE_ROWS));
+            sum_tiles<2, 2>(tiles + whole * square_inputs, left, right, steps, squares == 1, prefetch);
             store_tiles<2, 2>(product, last_row, rest, panel);
         } else {
-            shape_tiles<1, 2>(int(rest));
-            sum_tiles<1, 2>(tiles + whole * square_inputs, left, right, steps, squares == 1, ahead);
+            configure_tiles<1, 2>(int(rest));
+            sum_tiles<1, 2>(tiles + whole * square_inputs, left, right, steps, squares == 1, prefetch);
             store_tiles<1, 2>(product, last_row, rest, panel);
         }
-        shape_tiles<2, 2>(TILE_ROWS);
+        configure_tiles<2, 2>(TILE_ROWS);
     }
 }
 
 void block_tiles(const Product& product, const Block& block) {
     const int64_t row_bytes = product.weight->depth * sizeof(bf16);
-    const int64_t most_rows = std::max<int64_t>(64, ROWS_CACHE_BYTES / row_bytes / 32 * 32);
-    const int64_t parts = (block.rows + most_rows - 1) / most_rows;
+    const int64_t max_rows = std::max<int64_t>(64, ROWS_CACHE_BYTES / row_bytes / 32 * 32);
+    const int64_t parts = (block.rows + max_rows - 1) / max_rows;
     const int64_t part_rows = ((block.rows + parts - 1) / parts + 31) / 32 * 32;
     bf16* tiles = (bf16*)thread_scratch(std::max<int64_t>(64, part_rows) * row_bytes);
     for (int64_t done = 0; done < block.rows; done += part_rows) {
@@ -470,18 +476,18 @@ bool tiles_granted() { return false; }
 
 #endif
 
-// ---- sharing out the work ----
+// ---- dividing the work ----
 
 enum Variant : int { FMA = 0, DOT = 1, AMX = 2 };
 
 // Calls `multiply(block)` for blocks that cover rows x panels. Every thread gets panels of its own, so that a weight is
 // read once from memory however many rows there are; rows are divided too when there are more threads than panels pay for.
 template <typename Multiply>
-void share_out(const PackedWeight& weight, int64_t rows, int64_t most_panels, const Multiply& multiply) {
+void divide(const PackedWeight& weight, int64_t rows, int64_t max_panels, const Multiply& multiply) {
     const int threads = omp_get_max_threads();
     int64_t even_panels = (weight.panels + threads - 1) / threads;
     even_panels = std::max<int64_t>(2, (even_panels + 1) & ~int64_t(1));
-    int64_t blocks_each = (even_panels + most_panels - 1) / most_panels;
+    int64_t blocks_each = (even_panels + max_panels - 1) / max_panels;
     int64_t panels = ((even_panels + blocks_each - 1) / blocks_each + 1) & ~int64_t(1);
     int64_t columns = (weight.panels + panels - 1) / panels;
     int64_t row_blocks = 1;
@@ -507,7 +513,10 @@ T* padded_copy(const bf16* x, int64_t x_stride, int64_t rows, int64_t inputs, in
 #pragma omp parallel for if (rows > 1 && rows * depth > 65536)
     for (int64_t row = 0; row < rows; row++) {
         T* to = copy + row * depth;
-        for (int64_t i = 0; i < inputs; i += LANES) store(to + i, load(x + row * x_stride + i, int(inputs - i)), int(inputs - i));
+        for (int64_t i = 0; i < inputs; i += LANES) {
+            const int n = int(inputs - i);
+            store(to + i, load(x + row * x_stride + i, n), n);
+        }
         memset((void*)(to + inputs), 0, (depth - inputs) * sizeof(T));
     }
     return copy;
@@ -560,15 +569,15 @@ void kvasir_linear_rows(const PackedWeight* weight, const int64_t* ids, int64_t 
 void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64_t x_stride, int64_t rows, void* out,
                    int64_t out_stride) {
     Product product{weight, (const bf16*)x, x_stride, (bf16*)out, out_stride};
-    const int64_t most_panels = std::max<int64_t>(2, CACHE_BYTES / (weight->depth * PANEL * 2) & ~int64_t(1));
+    const int64_t max_panels = std::max<int64_t>(2, CACHE_BYTES / (weight->depth * PANEL * 2) & ~int64_t(1));
     if (variant == FMA) {
         const float* wide = padded_copy<float>(product.x, x_stride, rows, weight->inputs, weight->depth);
-        return share_out(*weight, rows, most_panels,
+        return divide(*weight, rows, max_panels,
                          [&](const Block& block) { block_widened(product, wide, weight->depth, block); });
     }
 #if KVASIR_AMX
     if (variant == AMX && tiles_granted())
-        return share_out(*weight, rows, weight->panels + 1, [&](const Block& block) { block_tiles(product, block); });
+        return divide(*weight, rows, weight->panels + 1, [&](const Block& block) { block_tiles(product, block); });
 #endif
 #if KVASIR_DOT
     if (weight->inputs != weight->depth) {
@@ -576,7 +585,7 @@ void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64
         product.x_stride = weight->depth;
     }
     if (variant == DOT)
-        return share_out(*weight, rows, most_panels, [&](const Block& block) { block_dot(product, block); });
+        return divide(*weight, rows, max_panels, [&](const Block& block) { block_dot(product, block); });
 #endif
 }
 

@@ -1,5 +1,5 @@
 // Portable vectors of float32 over GCC's vector extension, so one source serves AVX-512, AVX2 and NEON.
-// Loads widen bfloat16, stores round it to nearest even; `n` arguments handle the ragged end of a row.
+// Loads widen numbers of 16 bits, stores round to nearest even; `n` arguments handle the ragged end of a row.
 #pragma once
 
 #include <cmath>
@@ -27,9 +27,25 @@ struct bf16 {
     uint16_t bits;
 };
 
-enum DType : int { FLOAT32 = 0, BFLOAT16 = 1 };
+struct fp16 {
+    uint16_t bits;
+};
+
+enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+// Calls `function` with a number of the type.
+template <typename F>
+void with_type(int dtype, const F& function) {
+    switch (dtype) {
+        case FLOAT32: return function(float{});
+        case BFLOAT16: return function(bf16{});
+        case FLOAT16: return function(fp16{});
+    }
+}
 
 inline vfloat splat(float value) { return vfloat{} + value; }
+
+inline float widen(float value) { return value; }
 
 inline float widen(bf16 value) {
     uint32_t bits = uint32_t(value.bits) << 16;
@@ -38,9 +54,11 @@ inline float widen(bf16 value) {
     return result;
 }
 
-inline float widen(float value) { return value; }
+template <typename T>
+vfloat widen(vhalf bits);
 
-inline vfloat widen(vhalf bits) {
+template <>
+inline vfloat widen<bf16>(vhalf bits) {
 #if defined(__AVX512F__)
     return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
 #else
@@ -48,7 +66,62 @@ inline vfloat widen(vhalf bits) {
 #endif
 }
 
-inline vhalf narrow(vfloat value) {
+template <>
+inline vfloat widen<fp16>(vhalf bits) {
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_cvtph_ps((__m256i)bits);
+#elif defined(__F16C__)
+    return (vfloat)_mm256_cvtph_ps((__m128i)bits);
+#else
+    vuint half = __builtin_convertvector(bits, vuint);
+    vuint special = (vuint)((half & 0x7c00u) == 0x7c00u) & 0x7f800000u;  // infinity or NaN
+    vfloat magnitude = (vfloat)((half & 0x7fffu) << 13) * 0x1p112f;
+    return (vfloat)((vuint)magnitude | special | (half & 0x8000u) << 16);
+#endif
+}
+
+inline float widen(fp16 value) { return widen<fp16>(vhalf{value.bits})[0]; }
+
+// The first or second of the two 16-bit numbers in each word; a float32 is the whole word.
+template <typename T>
+inline vfloat widen_part(vuint words, int part) {
+    return widen<T>(__builtin_convertvector(part ? words >> 16 : words & 0xffffu, vhalf));
+}
+
+template <>
+inline vfloat widen_part<bf16>(vuint words, int part) {
+    return (vfloat)(part ? words & 0xffff0000u : words << 16);
+}
+
+template <>
+inline vfloat widen_part<float>(vuint words, int) {
+    return (vfloat)words;
+}
+
+template <typename T>
+vhalf narrow(vfloat value);
+
+template <>
+inline vhalf narrow<fp16>(vfloat value) {
+#if defined(__AVX512F__)
+    return (vhalf)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+    return (vhalf)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
+#else
+    vuint bits = (vuint)value & 0x7fffffffu;
+    vuint normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+    // Adding 0.5 moves a subnormal's digits to where they belong and rounds them.
+    vuint subnormal = (vuint)((vfloat)bits + 0.5f) - 0x3f000000u;
+    vuint is_small = (vuint)(bits < (113u << 23)), is_large = (vuint)(bits >= 0x477ff000u);
+    vuint is_nan = (vuint)(value != value);
+    vuint half = (is_small & subnormal) | (~is_small & normal);
+    half = (is_large & 0x7c00u) | (~is_large & half) | (is_nan & 0x0200u);
+    return __builtin_convertvector(half | (((vuint)value >> 16) & 0x8000u), vhalf);
+#endif
+}
+
+template <>
+inline vhalf narrow<bf16>(vfloat value) {
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
     return (vhalf)_mm512_cvtneps_pbh((__m512)value);
 #else
@@ -66,16 +139,18 @@ inline vfloat load(const float* from) {
     return value;
 }
 
-inline vfloat load(const bf16* from) {
+template <typename T>
+inline vfloat load(const T* from) {
     vhalf bits;
     memcpy(&bits, from, sizeof(bits));
-    return widen(bits);
+    return widen<T>(bits);
 }
 
 inline void store(float* to, vfloat value) { memcpy(to, &value, sizeof(value)); }
 
-inline void store(bf16* to, vfloat value) {
-    vhalf bits = narrow(value);
+template <typename T>
+inline void store(T* to, vfloat value) {
+    vhalf bits = narrow<T>(value);
     memcpy(to, &bits, sizeof(bits));
 }
 
@@ -117,9 +192,9 @@ inline float largest(vfloat value) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)value);
 #else
-    float most = value[0];
-    for (int i = 1; i < LANES; i++) most = value[i] > most ? value[i] : most;
-    return most;
+    float result = value[0];
+    for (int i = 1; i < LANES; i++) result = value[i] > result ? value[i] : result;
+    return result;
 #endif
 }
 

@@ -1,0 +1,252 @@
+"""Decode step time on one GPU beside its byte floor: random weights made on the device, eager and with CUDA graphs.
+
+Every sequence holds CONTEXT tokens and decodes greedily through the step contract, as the engine does; results are read
+one step late. The floor is the time to read each weight and each key and value once at 4.2 TB/s (an H200's measured
+memory bandwidth). Prints a Markdown table and writes it to benchmarks/results/.
+
+    PYTHONPATH=runtime python benchmarks/gpu_decode.py
+    PYTHONPATH=runtime TRITON_INTERPRET=1 python benchmarks/gpu_decode.py --toy    # seconds, on a CPU: that it runs
+"""
+
+import argparse
+import datetime
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir_runtime.attention.step_lengths import DecodeBounds
+from kvasir_runtime.attention.triton import TritonAttention
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.graphs import ComputeStep, DecodeGraphs
+from kvasir_runtime.execution.kv_buffer import allocate_kv_buffer, layer_caches
+from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
+from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.ops_triton import triton_ops
+from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
+from kvasir_runtime.kv_cache.spec import make_layout
+from kvasir_runtime.models.checkpoint import Checkpoint, Shard
+from kvasir_runtime.models.decoder import kv_specs
+from kvasir_runtime.models.families import read_options
+from kvasir_runtime.models.hf_config import HuggingFaceConfig
+from kvasir_runtime.models.loader import load_decoder
+from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.scheduling.step import NewSequence, StepPlan
+
+BYTES_PER_SECOND = 4.2e12
+BLOCK_SIZE = 16
+GRAPH_BYTES = 4 * 2**30
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "hidden_act": "silu", "max_position_embeddings": 8192, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+CONFIGS = {
+    "Qwen3-0.6B": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "hidden_act": "silu", "max_position_embeddings": 8192, "attention_bias": False, "tie_word_embeddings": True,
+        "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+    },
+    "Llama-3.1-8B": _LLAMA | {
+        "tie_word_embeddings": False, "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336,
+    },
+}  # fmt: skip
+TOY = _LLAMA | {
+    "tie_word_embeddings": False, "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workload:
+    batch_sizes: tuple[int, ...]
+    context: int
+    num_steps: int
+
+    @property
+    def max_model_len(self) -> int:
+        return self.context + 2 * self.num_steps
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    batch_size: int
+    floor_seconds: float
+    eager_seconds: float
+    graph_seconds: float | None
+
+
+class RandomCheckpoint(Checkpoint):
+    """Whatever tensor is asked for, made on the device; the norms' weights are 1."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(Path("random"))
+        self._device, self._dtype = device, dtype
+        self._generator = torch.Generator(device).manual_seed(0)
+        self.num_bytes: dict[str, int] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], shard: Shard | None = None, rows: range | None = None) -> Tensor:
+        shape = shape if rows is None else (len(rows), *shape[1:])
+        tensor = torch.ones(shape, dtype=self._dtype, device=self._device)
+        if len(shape) > 1:
+            tensor.normal_(0.0, 0.02, generator=self._generator)
+        self.num_bytes[name] = tensor.nbytes
+        return tensor
+
+    def read_bytes(self, is_tied: bool) -> int:
+        """Read by a decode step: all but an embedding that is only looked up."""
+        looked_up = 0 if is_tied else self.num_bytes["model.embed_tokens.weight"]
+        return sum(self.num_bytes.values()) - looked_up
+
+
+class Bench:
+    """One model on one device, ready to decode up to the largest batch."""
+
+    def __init__(self, config: dict[str, object], workload: Workload, device: torch.device, dtype: torch.dtype) -> None:
+        options = read_options(HuggingFaceConfig(Path("config.json"), config))
+        checkpoint = RandomCheckpoint(device, dtype)
+        placement = Placement(device=device, dtype=dtype, ops=triton_ops())
+        self.workload, self.device, self.vocab_size = workload, device, options.vocab_size
+        self.decoder = load_decoder(checkpoint, options, placement, workload.max_model_len)
+        self.weight_bytes = checkpoint.read_bytes(options.tie_word_embeddings)
+        self.specs = kv_specs(options, dtype)
+        self.max_num_seqs = max(workload.batch_sizes)
+
+    def floor_seconds(self, batch_size: int) -> float:
+        kv_bytes = batch_size * self.workload.context * sum(spec.token_bytes for spec in self.specs)
+        return (self.weight_bytes + kv_bytes) / BYTES_PER_SECOND
+
+    def step_seconds(self, batch_size: int, *, with_graphs: bool) -> float:
+        """Mean over the steps, of which the first ones are not timed."""
+        runner = self._runner(batch_size, with_graphs=with_graphs)
+        steps = self._steps(batch_size)
+        for plan in steps[: self.workload.num_steps]:
+            runner.forward(plan)
+            runner.sample().result()
+        start = time.perf_counter()
+        pending = None
+        for plan in steps[self.workload.num_steps :]:
+            runner.forward(plan)
+            last, pending = pending, runner.sample()
+            if last is not None:
+                last.result()
+        assert pending is not None
+        pending.result()
+        return (time.perf_counter() - start) / self.workload.num_steps
+
+    def _runner(self, batch_size: int, *, with_graphs: bool) -> ModelRunner:
+        layout = make_layout(self.specs, BLOCK_SIZE)
+        transfers = Transfers(self.device)
+        rows = Rows(
+            max_num_seqs=self.max_num_seqs, max_model_len=self.workload.max_model_len, block_size=BLOCK_SIZE,
+            num_groups=len(layout.groups), max_drafts=0, vocab_size=self.vocab_size, transfers=transfers,
+        )  # fmt: skip
+        buffer = allocate_kv_buffer(layout, batch_size * self._blocks_each, self.device).zero_()
+        backend = TritonAttention(self.device, DecodeBounds(self.max_num_seqs, 1))
+        compute: ComputeStep = EagerDecoder(self.decoder, backend, layer_caches(layout, self.specs, buffer), ())
+        if with_graphs:
+            capture = CudaGraphCapture(compute, rows.block_tables, self.workload.max_model_len)
+            compute = DecodeGraphs(compute, capture, [batch_size], [1], GRAPH_BYTES)
+            compute.capture_next()
+        return ModelRunner(
+            rows=rows, buffer=buffer, compute=compute, to_logits=self.decoder.logits, ops=triton_step_ops(),
+            proposer=None, max_num_batched_tokens=self.max_num_seqs, transfers=transfers,
+        )  # fmt: skip
+
+    @property
+    def _blocks_each(self) -> int:
+        return -(-self.workload.max_model_len // BLOCK_SIZE)
+
+    def _steps(self, batch_size: int) -> list[StepPlan]:
+        """Sequences that know CONTEXT tokens, and one decode after the other."""
+        context, num_blocks = self.workload.context, self._blocks_each
+        sampling = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+        added = tuple(NewSequence(row, [1] * context, context, context - 1, sampling) for row in range(batch_size))
+        block = np.arange(batch_size * num_blocks)
+        tables = np.stack([block // num_blocks, 0 * block, block % num_blocks, block], axis=1).astype(np.int32)
+        return [
+            StepPlan(
+                number=number,
+                added=added if number == 0 else (),
+                forks=(),
+                table_writes=tables if number == 0 else tables[:0],
+                token_writes=np.empty((0, 3), dtype=np.int32),
+                block_copies=np.empty((0, 2), dtype=np.int32),
+                rows=np.arange(batch_size, dtype=np.int32),
+                num_decodes=batch_size,
+                num_new_tokens=np.ones(batch_size, dtype=np.int32),
+                starts=np.full(batch_size, context - 1 + number, dtype=np.int32),
+                samples=np.ones(batch_size, dtype=np.bool_),
+            )
+            for number in range(2 * self.workload.num_steps)
+        ]
+
+
+def measure(name: str, config: dict[str, object], workload: Workload, device: torch.device) -> list[Row]:
+    bench = Bench(config, workload, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    return [
+        Row(
+            name,
+            batch_size,
+            bench.floor_seconds(batch_size),
+            bench.step_seconds(batch_size, with_graphs=False),
+            bench.step_seconds(batch_size, with_graphs=True) if device.type == "cuda" else None,
+        )
+        for batch_size in workload.batch_sizes
+    ]
+
+
+def table(rows: Iterable[Row], machine: str, context: int) -> str:
+    lines = [
+        f"Decode step on {machine}, {context} tokens of context, greedy, bfloat16 on a GPU; milliseconds.",
+        "",
+        "| model | batch | floor | eager | graphs | graphs / floor |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        graph = "-" if row.graph_seconds is None else f"{row.graph_seconds * 1e3:.2f}"
+        ratio = "-" if row.graph_seconds is None else f"{row.graph_seconds / row.floor_seconds:.2f}"
+        lines.append(
+            f"| {row.model} | {row.batch_size} | {row.floor_seconds * 1e3:.2f} | {row.eager_seconds * 1e3:.2f} "
+            f"| {graph} | {ratio} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--toy", action="store_true", help="one tiny layer; under Triton's interpreter on a CPU")
+    parser.add_argument("--models", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=100, help="timed; as many run before")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args(argv)
+    if arguments.toy:
+        workload = Workload((1, 2), context=20, num_steps=1)
+        device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+        print(table(measure("toy", TOY, workload, device), device.type, workload.context))
+        return
+    workload = Workload((1, 8, 64), arguments.context, arguments.steps)
+    device = torch.device("cuda")
+    rows = [row for name in arguments.models for row in measure(name, CONFIGS[name], workload, device)]
+    text = table(rows, torch.cuda.get_device_name(device), workload.context)
+    command = (
+        f"PYTHONPATH=runtime python benchmarks/gpu_decode.py --context {workload.context} --steps {arguments.steps}"
+    )
+    print(text)
+    path = arguments.results / f"gpu_decode-{datetime.date.today():%Y-%m-%d}.md"
+    path.write_text(f"{text}\n`{command}`, torch {torch.__version__}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Captures one shape of decode step as a CUDA graph: the thin part of `graphs` that needs a device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import StepInputs
+from kvasir_runtime.execution.graphs import CapturedStep, CaptureError, ComputeStep, GraphShape
+from kvasir_runtime.execution.static_inputs import StaticInputs
+from kvasir_runtime.models.decoder import DecoderOutput
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGraphStep:
+    graph: "torch.cuda.CUDAGraph"
+    static: StaticInputs
+    output: DecoderOutput
+    memory_bytes: int
+
+    def replay(self, inputs: StepInputs) -> DecoderOutput:
+        self.static.load(inputs)
+        self.graph.replay()
+        return self.output
+
+
+class CudaGraphCapture:
+    """Captures `compute` in one memory pool: graphs run one at a time, and so may use the same memory."""
+
+    def __init__(self, compute: ComputeStep, block_tables: Tensor, max_seq_len: int) -> None:
+        self._compute = compute
+        self._block_tables = block_tables
+        self._max_seq_len = max_seq_len
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @torch.inference_mode()
+    def __call__(self, shape: GraphShape) -> CapturedStep:
+        """Waits for the device. Raises CaptureError."""
+        free_before = torch.cuda.mem_get_info()[0]
+        static = StaticInputs(shape.num_requests, shape.query_len, self._block_tables, self._max_seq_len)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            self._compute(static.inputs, None)  # compiles kernels and loads libraries, which a capture must not
+            # Other threads may use the device meanwhile: they copy results and serve transfers.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = self._compute(static.inputs, None)
+        except RuntimeError as error:  # torch has no narrower one; running out of memory is one
+            raise CaptureError(str(error)) from error
+        return CudaGraphStep(graph, static, output, max(0, free_before - torch.cuda.mem_get_info()[0]))

@@ -1,0 +1,142 @@
+"""CUDA graphs of decode steps by batch size: which are captured, when, and which step runs on which.
+
+A graph holds the launches of one shape: so many requests of equally many tokens (one, or one and the drafts). A step
+runs on the smallest captured graph that it fits into, padded by requests that write nothing; every other step runs
+kernel by kernel. Graphs are captured between steps, so the server is ready before them. How a step is captured is
+the caller's: on CUDA `CudaGraphCapture`, in tests anything.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import StepInputs
+from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.models.decoder import DecoderOutput
+
+_log = logging.getLogger(__name__)
+
+STEPS_BEFORE_CAPTURE = 8
+"""Steps of one shape that run kernel by kernel before a busy server stops for a capture (about 50 ms)."""
+
+ComputeStep = Callable[[StepInputs, Tensor | None], DecoderOutput]
+"""The decoder over a step's inputs, keeping the tokens named (None: all), kernel by kernel or on a graph."""
+
+
+class CaptureError(Exception):
+    """The device could not capture a step, mostly for want of memory."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GraphShape:
+    num_requests: int
+    query_len: int
+    """Tokens of each request: one, or one and the drafts planned."""
+
+
+class CapturedStep(Protocol):
+    @property
+    def memory_bytes(self) -> int: ...
+
+    def replay(self, inputs: StepInputs) -> DecoderOutput:
+        """Compute at most as many requests as were captured; the output of all that were, valid until the next call."""
+
+
+Capture = Callable[[GraphShape], CapturedStep]
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Batch sizes worth a graph; above eight at most a third of one is padding: 1, 2, 4, 8, 12, 16, 24, 32, 48, ..."""
+    sizes = [1, 2, 4]
+    while sizes[-1] < max_num_seqs:
+        last = sizes[-1]
+        sizes.append(last + (last if last == 4 else 1 << (last.bit_length() - 2)))
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+
+
+class DecodeGraphs:
+    """A `ComputeStep` that runs steps on graphs where it can. Everything happens on the thread that runs steps."""
+
+    def __init__(
+        self,
+        eager: ComputeStep,
+        capture: Capture,
+        sizes: Iterable[int],
+        query_lens: Iterable[int],
+        memory_limit_bytes: int,
+    ) -> None:
+        """Graphs for every size and number of tokens, the first of `query_lens` first, while memory lasts."""
+        self._eager = eager
+        self._capture = capture
+        self._sizes = sorted(sizes)
+        # The largest first: later captures share its memory.
+        self._wanted = [GraphShape(size, query_len) for query_len in query_lens for size in reversed(self._sizes)]
+        self._memory_left = memory_limit_bytes
+        self._captured: dict[GraphShape, CapturedStep] = {}
+        self._num_misses: Counter[GraphShape] = Counter()
+
+    @property
+    def captured(self) -> list[GraphShape]:
+        return sorted(self._captured)
+
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None) -> DecoderOutput:
+        shape = self._shape_of(inputs.lengths)
+        if shape is None or kept_tokens is not None:
+            return self._eager(inputs, kept_tokens)
+        graph = self._captured.get(shape) or self._missed(shape) or self._larger(shape)
+        if graph is None:
+            return self._eager(inputs, kept_tokens)
+        return _without_padding(graph.replay(inputs), inputs.lengths.num_tokens)
+
+    def capture_next(self) -> bool:
+        """Capture one more graph; to be called while there is no work. False: all that there will be are there."""
+        if not self._wanted:
+            return False
+        self._try_capture(max(self._wanted, key=lambda shape: self._num_misses[shape]))
+        return bool(self._wanted)
+
+    def _shape_of(self, lengths: StepLengths) -> GraphShape | None:
+        """The graph made for a step of decodes that are equally long; None for any other step."""
+        num_requests, query_len = len(lengths.query_lens), int(lengths.query_lens[0])
+        if lengths.num_decodes < num_requests or (lengths.query_lens != query_len).any():
+            return None
+        size = next((size for size in self._sizes if size >= num_requests), None)
+        return None if size is None else GraphShape(size, query_len)
+
+    def _missed(self, shape: GraphShape) -> CapturedStep | None:
+        """A shape that comes up often is captured although there is work."""
+        self._num_misses[shape] += 1
+        if self._num_misses[shape] >= STEPS_BEFORE_CAPTURE and shape in self._wanted:
+            self._try_capture(shape)
+        return self._captured.get(shape)
+
+    def _larger(self, shape: GraphShape) -> CapturedStep | None:
+        """The next larger graph, as long as no more than half of it is padding."""
+        for size in self._sizes:
+            if shape.num_requests < size <= 2 * shape.num_requests:
+                graph = self._captured.get(GraphShape(size, shape.query_len))
+                if graph is not None:
+                    return graph
+        return None
+
+    def _try_capture(self, shape: GraphShape) -> None:
+        self._wanted.remove(shape)
+        try:
+            captured = self._capture(shape)
+        except CaptureError as error:
+            _log.warning("no more CUDA graphs: capturing %s failed: %s", shape, error)
+            self._wanted.clear()
+            return
+        self._captured[shape] = captured
+        self._memory_left -= captured.memory_bytes
+        if self._memory_left <= 0:
+            _log.info("no more CUDA graphs: %d captured, their memory is used up", len(self._captured))
+            self._wanted.clear()
+
+
+def _without_padding(output: DecoderOutput, num_tokens: int) -> DecoderOutput:
+    return DecoderOutput(output.hidden[:num_tokens], tuple(layer[:num_tokens] for layer in output.captured))

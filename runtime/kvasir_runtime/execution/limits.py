@@ -1,0 +1,48 @@
+"""The limits that a rank serves within, from what the user wants and what the model and the device can."""
+
+import torch
+
+from kvasir_runtime.config import SchedulerConfig
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.models.options import DecoderOptions
+
+_DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
+
+
+def resolve_max_model_len(options: DecoderOptions, wanted: int | None) -> int:
+    """The context served. Raises ConfigurationError when the model cannot serve what is wanted exactly."""
+    most = options.max_exact_length
+    if wanted is None and most < options.max_position_embeddings:
+        raise ConfigurationError(
+            f"the model declares {options.max_position_embeddings} positions, but its rope scaling is exact only up to "
+            f"{most} tokens (beyond, they follow each sequence's length): pass --max-model-len {most}"
+        )
+    if wanted is not None and not 1 <= wanted <= most:
+        raise ConfigurationError(f"--max-model-len {wanted}: expected 1 to {most}, the positions that the model has")
+    return most if wanted is None else wanted
+
+
+def resolve_max_num_batched_tokens(
+    scheduler: SchedulerConfig, device: torch.device, max_model_len: int, max_drafts: int
+) -> int:
+    """The step's token budget. Raises ConfigurationError when a step could not do what it must.
+
+    Every running sequence decodes in every step; without chunked prefill a whole prompt must fit into one, too.
+    """
+    if scheduler.max_num_seqs < 1:
+        raise ConfigurationError(f"--max-num-seqs {scheduler.max_num_seqs}: expected at least 1")
+    wanted = scheduler.max_num_batched_tokens
+    default = max(_DEFAULT_BATCHED_TOKENS[device.type], scheduler.max_num_seqs * (1 + max_drafts))
+    if wanted is not None and wanted < scheduler.max_num_seqs:
+        raise ConfigurationError(
+            f"--max-num-batched-tokens {wanted}: expected at least --max-num-seqs {scheduler.max_num_seqs}, one token "
+            "for each running sequence: raise it, or lower --max-num-seqs"
+        )
+    if scheduler.enable_chunked_prefill:
+        return default if wanted is None else wanted
+    if wanted is not None and wanted < max_model_len:
+        raise ConfigurationError(
+            f"--max-num-batched-tokens {wanted} is less than max_model_len {max_model_len}, so a long prompt would "
+            "never fit into a step: raise it, lower --max-model-len, or leave chunked prefill on"
+        )
+    return max(default, max_model_len) if wanted is None else wanted

@@ -1,0 +1,51 @@
+"""What a rank's memory holds besides KV pages: weights, rows, and what the largest steps take while they run."""
+
+from collections.abc import Callable
+
+import torch
+
+from kvasir_runtime.execution.device import memory_limit_bytes, resident_bytes
+from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
+from kvasir_runtime.execution.model_runner import ModelRunner
+from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, prefill_step, run
+from kvasir_runtime.scheduling.step import StepPlan
+
+
+def measure_memory(
+    device: torch.device, make_runner: Callable[[int], ModelRunner], limits: SequenceLimits, max_drafts: int
+) -> DeviceMemory:
+    """`make_runner` makes a runner with so many pages. On CPU what is used now is all that counts."""
+    if device.type == "cpu":
+        return DeviceMemory("cpu", memory_limit_bytes(), resident_bytes())
+    free, total = torch.cuda.mem_get_info(device)
+    step_bytes, decode_bytes = _step_bytes(make_runner, limits, max_drafts)
+    # CUDA graphs keep a decode step's temporaries for themselves.
+    return DeviceMemory("cuda", total, total - free + step_bytes + decode_bytes, graph_bytes=decode_bytes)
+
+
+def _step_bytes(make_runner: Callable[[int], ModelRunner], limits: SequenceLimits, max_drafts: int) -> tuple[int, int]:
+    """(rows and the temporaries of the largest step, those of the largest decode), found by running over one page."""
+    before = torch.cuda.memory_allocated()
+    runner = make_runner(1)
+    rows_bytes = torch.cuda.memory_allocated() - before
+    prefill = prefill_step(_prompts(limits), DEMANDING, max_drafts)
+    decode = decode_step(limits.max_num_seqs, max_drafts, limits.max_model_len, DEMANDING)
+    prefill_bytes, decode_bytes = _peak_bytes(runner, prefill), _peak_bytes(runner, decode)
+    del runner
+    torch.cuda.empty_cache()
+    return rows_bytes + max(prefill_bytes, decode_bytes), decode_bytes
+
+
+def _peak_bytes(runner: ModelRunner, plan: StepPlan) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(runner, plan)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _prompts(limits: SequenceLimits) -> list[int]:
+    """Lengths that together fill a step."""
+    whole, rest = divmod(limits.max_num_batched_tokens, limits.max_model_len)
+    return ([limits.max_model_len] * whole + [rest] * (rest > 0))[: limits.max_num_seqs]

@@ -1,0 +1,130 @@
+"""What a rank keeps of the sequences in flight: tensors on the device, one row a sequence, changed by differences only.
+
+A row's tokens, lengths and block tables are the truth about its sequence, drafts and tokens of steps under way
+included: the scheduler names rows, and hears of the tokens when they have come back. Parameters of sampling are in
+`sampling_rows`, counts for penalties in `penalty_counts`.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir_runtime.execution.penalty_counts import PenaltyCounts
+from kvasir_runtime.execution.sampling_rows import Int32Array, SamplingRows, Trait
+from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.prepare_inputs import RowTensors
+from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
+
+
+class Rows:
+    """`max_num_seqs` rows; sequences of at most `max_model_len` tokens, and one that was drawn after the last."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        max_drafts: int,
+        vocab_size: int,
+        transfers: Transfers,
+    ) -> None:
+        device = transfers.device
+        max_blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
+        self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
+        """What lies behind a row's known tokens has no meaning."""
+        self._lengths = torch.zeros((3, max_num_seqs), dtype=torch.int32, device=device)
+        self.num_known, self.num_computed, self.num_prompt_tokens = self._lengths
+        self.block_tables = torch.zeros((num_groups, max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self.drafts = torch.full((max_num_seqs, max_drafts), -1, dtype=torch.int32, device=device)
+        """Guesses of the tokens after the known ones; -1 from where there is none."""
+        self.sampling = SamplingRows(max_num_seqs, vocab_size, transfers)
+        self.penalty_counts = PenaltyCounts(max_num_seqs, vocab_size, device)
+        self.num_candidates = np.zeros(max_num_seqs, dtype=np.int32)
+        """Of beams; on the host, as `prompt_lens` is."""
+        self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        """Entries of each row's tables that are its own; those behind them are of whoever had the row before."""
+        self.version = 0
+        """Grows whenever rows begin to be sampled in another way."""
+        self.tensors = RowTensors(self.token_ids, self.num_computed, self.drafts, self.block_tables)
+        self._transfers = transfers
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take over what a plan changes, in its order."""
+        if plan.added:
+            self._add(plan.added)
+        if plan.forks:
+            self._fork(plan.forks)
+        if len(plan.table_writes):
+            self._write_tables(plan.table_writes)
+        if len(plan.token_writes):
+            self._write_tokens(plan.token_writes)
+
+    def _add(self, added: tuple[NewSequence, ...]) -> None:
+        self.version += 1
+        rows = [new.row for new in added]
+        lengths = [[len(new.token_ids), new.num_computed_tokens, new.num_prompt_tokens] for new in added]
+        index, state, token_ids = self._transfers.upload(
+            np.array(rows, dtype=np.int64),
+            np.array(lengths, dtype=np.int32).T,
+            np.concatenate([np.array(new.token_ids, dtype=np.int32) for new in added]),
+        )
+        self._lengths[:, index] = state
+        self.drafts[index] = -1
+        self.num_blocks[rows] = 0
+        self.sampling.write(rows, [new.sampling for new in added])
+        start = 0
+        for new in added:
+            own = token_ids[start : start + len(new.token_ids)]
+            start += len(new.token_ids)
+            self.token_ids[new.row, : len(own)] = own
+            self.num_candidates[new.row] = new.num_candidates
+            self.prompt_lens[new.row] = new.num_prompt_tokens
+            if self.sampling.traits[new.row] & Trait.PENALTIES:
+                self.penalty_counts.begin(new.row, own, new.num_prompt_tokens)
+
+    def _fork(self, forks: tuple[Fork, ...]) -> None:
+        """A gather is complete before what it is assigned to changes, so sources may be targets as well."""
+        self.version += 1
+        sources, targets = [fork.source_row for fork in forks], [fork.target_row for fork in forks]
+        source, target = self._transfers.upload(np.array(sources, dtype=np.int64), np.array(targets, dtype=np.int64))
+        self.token_ids[target] = self.token_ids[source]
+        self._lengths[:, target] = self._lengths[:, source]
+        self.block_tables[:, target] = self.block_tables[:, source]
+        self.drafts[target] = self.drafts[source]
+        self.num_blocks[targets] = 0  # its parent may go on to blocks that it does not share; writes will tell
+        self.num_candidates[targets] = self.num_candidates[sources]
+        self.prompt_lens[targets] = self.prompt_lens[sources]
+        self.sampling.write(targets, [fork.sampling for fork in forks])
+        if self.sampling.traits_of(np.array(targets, dtype=np.int32)) & Trait.PENALTIES:
+            self.penalty_counts.copy(source, target)
+
+    def _write_tables(self, writes: Int32Array) -> None:
+        np.maximum.at(self.num_blocks, writes[:, 0], writes[:, 2] + 1)
+        (columns,) = self._transfers.upload(np.ascontiguousarray(writes.T))
+        row, group, index, block_id = columns
+        self.block_tables[group, row, index] = block_id
+
+    def _write_tokens(self, writes: Int32Array) -> None:
+        """A row's writes come in the order of their positions: the last says how many tokens it knows."""
+        last = np.array(list({int(row): line for line, row in enumerate(writes[:, 0])}.values()))
+        columns, lasts = self._transfers.upload(np.ascontiguousarray(writes.T), last)
+        row, position, token_id = columns
+        self.token_ids[row, position] = token_id
+        self.num_known[row[lasts]] = position[lasts] + 1
+        penalised = np.flatnonzero(self.sampling.traits[writes[:, 0]] & Trait.PENALTIES)
+        if len(penalised):
+            (index,) = self._transfers.upload(penalised)
+            counted = row[index].long()
+            is_output = position[index] >= self.num_prompt_tokens[counted]
+            self.penalty_counts.add(counted, token_id[index].long(), is_output)
+
+
+def store_drafts(rows: Rows, index: Tensor, drafts: Tensor) -> None:
+    """Keep guesses int32 [n, num_proposals] of rows int64 [n]; columns beyond them hold none."""
+    rows.drafts[index] = -1
+    if drafts.shape[1]:
+        rows.drafts[index, : drafts.shape[1]] = drafts

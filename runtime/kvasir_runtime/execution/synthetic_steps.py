@@ -1,0 +1,57 @@
+"""Steps that no client asked for: to warm the kernels up, and to see how much memory the largest steps take.
+
+They use the first rows and whatever pages their block tables name; sequences that come later overwrite both.
+"""
+
+import numpy as np
+
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.execution.model_runner import ModelRunner
+from kvasir_runtime.scheduling.step import NewSequence, StepPlan
+
+GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+DEMANDING = SamplingParams(max_tokens=1, seed=0, top_p=0.9, top_k=50, min_p=0.01, presence_penalty=0.5, logprobs=1)
+"""Takes every way through the sampler."""
+
+
+def prefill_step(lengths: list[int], sampling: SamplingParams, num_proposals: int) -> StepPlan:
+    """Prompts of these lengths, computed whole; one token is drawn after each."""
+    return _plan(lengths, [0] * len(lengths), lengths, 0, sampling, num_proposals)
+
+
+def decode_step(num_sequences: int, num_drafts: int, seq_len: int, sampling: SamplingParams) -> StepPlan:
+    """One token and drafts of so many sequences, said to be `seq_len` tokens long, while their rows hold one."""
+    computed = max(0, seq_len - 1 - num_drafts)
+    known = [1] * num_sequences
+    return _plan(
+        known, [computed] * num_sequences, [1 + num_drafts] * num_sequences, num_sequences, sampling, num_drafts
+    )
+
+
+def run(runner: ModelRunner, plan: StepPlan) -> None:
+    """Compute the step and wait for it."""
+    runner.forward(plan)
+    runner.sample().result()
+
+
+def _plan(
+    known: list[int], starts: list[int], lengths: list[int], num_decodes: int, sampling: SamplingParams, proposals: int
+) -> StepPlan:
+    rows = range(len(known))
+    added = tuple(
+        NewSequence(row, [0] * known[row], known[row], num_computed_tokens=0, sampling=sampling) for row in rows
+    )
+    return StepPlan(
+        number=0,
+        added=added,
+        forks=(),
+        table_writes=np.empty((0, 4), dtype=np.int32),
+        token_writes=np.empty((0, 3), dtype=np.int32),
+        block_copies=np.empty((0, 2), dtype=np.int32),
+        rows=np.array(rows, dtype=np.int32),
+        num_decodes=num_decodes,
+        num_new_tokens=np.array(lengths, dtype=np.int32),
+        starts=np.array(starts, dtype=np.int32),
+        samples=np.ones(len(known), dtype=np.bool_),
+        num_proposals=proposals,
+    )

@@ -1,0 +1,117 @@
+"""How the Triton attention kernels cut their work: tile shapes, splits of a decode's keys, the list of prefill tiles.
+
+How a request is cut depends on the request and the device alone, never on its neighbours, so neither do its results.
+Plain numbers and numpy: nothing is launched here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_DOT = 16
+"""Least edge of a Triton matrix product."""
+SPLIT_UNIT_KEYS = 256
+"""Fewer keys than this are not worth a split of their own."""
+_LEAST_SPLITS, _MOST_SPLITS = 4, 64
+_PROGRAMS_PER_SM = 32
+"""Most decode programs launched a multiprocessor: an idle one costs about a nanosecond of the launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """One program's tile: rows (query tokens x heads of a group) by keys, and how it is run."""
+
+    num_rows: int
+    num_keys: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The heads of one kind of attention layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+_PREFILL = {64: TileShape(128, 64, 4, 3), 128: TileShape(128, 64, 8, 3), 256: TileShape(64, 32, 4, 2)}
+_DECODE = {64: TileShape(MIN_DOT, 128, 4, 4), 128: TileShape(MIN_DOT, 64, 4, 4), 256: TileShape(MIN_DOT, 32, 4, 3)}
+"""By head_dim, rounded up, for elements of 2 bytes: two tensors of `num_stages` tiles and the queries fit into the
+227 KB of shared memory that a Hopper program may use."""
+
+
+def prefill_tile(heads: HeadShape, itemsize: int) -> TileShape:
+    """As many rows as the table says, or one token's where a group is larger."""
+    shape = _of_size(_PREFILL, heads.head_dim, itemsize)
+    return TileShape(max(shape.num_rows, _power_of_2(heads.group)), shape.num_keys, shape.num_warps, shape.num_stages)
+
+
+def decode_tile(heads: HeadShape, itemsize: int, max_decode_len: int) -> TileShape:
+    """One tile holds all rows of a request of up to `max_decode_len` tokens, however many it has this time."""
+    shape = _of_size(_DECODE, heads.head_dim, itemsize)
+    num_rows = max(shape.num_rows, _power_of_2(max_decode_len * heads.group))
+    return TileShape(num_rows, shape.num_keys, shape.num_warps, shape.num_stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How the keys of a decode are cut: into at most `max_splits`, each a multiple of `unit_keys` keys long."""
+
+    max_splits: int  # a power of two
+    unit_keys: int = SPLIT_UNIT_KEYS
+
+    def count(self, num_keys: int) -> int:
+        """Splits of so many keys, at least one; the kernels count alike."""
+        split_keys = max(1, -(-num_keys // (self.max_splits * self.unit_keys))) * self.unit_keys
+        return max(1, -(-num_keys // split_keys))
+
+
+def splits_for(num_kv_heads: int, num_sms: int) -> Splits:
+    """Splits that let a single long decode fill the device twice over."""
+    wanted = _power_of_2(2 * num_sms // num_kv_heads + 1) // 2
+    return Splits(max(_LEAST_SPLITS, min(_MOST_SPLITS, wanted)))
+
+
+def num_split_programs(splits: Splits, heads: HeadShape, num_decodes: int, max_seq_len: int, num_sms: int) -> int:
+    """Programs that share the splits of one (request, KV head), each taking every n-th: how many changes no result."""
+    enough = -(-_PROGRAMS_PER_SM * num_sms // (num_decodes * heads.num_kv_heads))
+    return max(1, min(enough, splits.count(max_seq_len)))
+
+
+def workspace_floats(heads: HeadShape, num_tokens: int, num_sms: int) -> tuple[int, int]:
+    """Numbers that the splits of so many decode tokens leave behind: (weighted values, softmax statistics)."""
+    num_entries = num_tokens * heads.num_heads * splits_for(heads.num_kv_heads, num_sms).max_splits
+    return num_entries * heads.head_dim, num_entries * 2
+
+
+def prefill_tiles(query_lens: NDArray[np.int32], num_decodes: int, queries_per_tile: int) -> NDArray[np.int32]:
+    """[num_tiles, 2]: request, and its first query token in the tile, for all requests after the decodes."""
+    counts = -(-query_lens[num_decodes:] // queries_per_tile)
+    requests = np.repeat(np.arange(num_decodes, len(query_lens)), counts)
+    firsts = np.arange(len(requests)) - np.repeat(counts.cumsum() - counts, counts)
+    tiles = np.stack([requests, firsts * queries_per_tile], axis=1).astype(np.int32)
+    return tiles[::-1].copy()  # a prompt's last tile sees the most keys: it starts first
+
+
+def _of_size(table: dict[int, TileShape], head_dim: int, itemsize: int) -> TileShape:
+    """The table's line; elements of 4 bytes get half of everything. Raises ValueError beyond the table."""
+    size = next((size for size in table if head_dim <= size), None)
+    if size is None:
+        raise ValueError(f"head_dim {head_dim}: the Triton attention kernels go up to {max(table)}; use reference")
+    shape = table[size]
+    if itemsize <= 2:
+        return shape
+    return TileShape(max(MIN_DOT, shape.num_rows // 2), shape.num_keys // 2, shape.num_warps, 2)
+
+
+def _power_of_2(number: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,295 @@
+// One item on vectors of float32: scores against transposed keys, the online softmax, and the sum of values.
+#pragma once
+
+#include <initializer_list>
+
+#include "attention_call.h"
+
+namespace kvasir {
+
+constexpr int SCORE_VECTORS = KEYS / LANES;
+constexpr int WIDE = LANES == 16 ? 4 : 2;  // vectors of a register block
+constexpr int BLOCK_ROWS = 4;              // rows of a register block
+
+struct Tile {
+    float* query;    // [ROWS][dim]
+    float* scores;   // [ROWS][KEYS]
+    uint32_t* keys;  // transposed: bf16 pairs [dim / 2][KEYS], or float32 [dim][KEYS]
+    float* outputs;  // [kv_heads][ROWS][dim], before the division by row_sum
+    float* row_max;  // [kv_heads][ROWS] largest score so far
+    float* row_sum;  // [kv_heads][ROWS] sum of exponentials so far
+};
+
+#if defined(__AVX512F__)
+// Transposes 16 x 16 numbers of 32 bits: pairs, quads, then the four 128-bit lanes.
+inline void transpose(__m512i (&rows)[16]) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        a[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        a[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+        b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
+        a[4 + i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
+        a[8 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
+        a[12 + i] = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        rows[i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0x88);
+        rows[8 + i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0xdd);
+        rows[4 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0x88);
+        rows[12 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0xdd);
+    }
+}
+#endif
+
+// Turns `count` key rows of `words` 32-bit numbers into columns of to[words][KEYS]. The columns up to a multiple of 16
+// may receive copies of other rows: they are masked later.
+inline void transpose_keys(const uint32_t* const* rows, int count, int words, uint32_t* to) {
+    int word = 0;
+#if defined(__AVX512F__)
+    for (; word + 16 <= words; word += 16)
+        for (int k = 0; k < count; k += 16) {
+            __m512i block[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) block[i] = _mm512_loadu_si512(rows[std::min(k + i, count - 1)] + word);
+            transpose(block);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + (word + i) * KEYS + k, block[i]);
+        }
+#endif
+    for (; word < words; word++)
+        for (int k = 0; k < count; k++) to[word * KEYS + k] = rows[k][word];
+}
+
+// Scores of N query rows against the keys of a register block. A word of transposed keys holds one float32, or two
+// numbers of 16 bits.
+template <typename T, int N>
+inline void score_block(const float* query, int dim, const uint32_t* keys, float* scores, int first,
+                        Prefetch& prefetch) {
+    constexpr int NUMBERS = 4 / sizeof(T);
+    vfloat sums[N][WIDE] = {};
+    for (int word = 0; word < dim / NUMBERS; word++) {
+        prefetch.fetch(PREFETCH_LINES);
+        vuint words[WIDE];
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDE; v++) memcpy(&words[v], keys + word * KEYS + first + v * LANES, sizeof(vuint));
+#pragma GCC unroll 2
+        for (int i = 0; i < NUMBERS; i++) {
+            vfloat column[WIDE];
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) column[v] = widen_part<T>(words[v], i);
+#pragma GCC unroll 4
+            for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+                for (int v = 0; v < WIDE; v++) sums[r][v] += column[v] * query[r * dim + NUMBERS * word + i];
+        }
+    }
+    for (int r = 0; r < N; r++)
+        for (int v = 0; v < WIDE; v++) store(scores + r * KEYS + first + v * LANES, sums[r][v]);
+}
+
+template <typename T>
+void score(const Tile& tile, int rows, int dim, int count, Prefetch& prefetch) {
+    for (int first = 0; first < count; first += WIDE * LANES)
+        for (int row = 0; row < rows; row += BLOCK_ROWS) {
+            const float* query = tile.query + row * dim;
+            float* scores = tile.scores + row * KEYS;
+            switch (std::min(BLOCK_ROWS, rows - row)) {
+                case 1: score_block<T, 1>(query, dim, tile.keys, scores, first, prefetch); break;
+                case 2: score_block<T, 2>(query, dim, tile.keys, scores, first, prefetch); break;
+                case 3: score_block<T, 3>(query, dim, tile.keys, scores, first, prefetch); break;
+                default: score_block<T, 4>(query, dim, tile.keys, scores, first, prefetch);
+            }
+        }
+}
+
+// Turns one row of scores into weights, in place; keys outside [begin, end) of the tile weigh nothing. Returns the
+// factor by which what was summed before must rescale.
+inline float online_softmax(const Call& call, float* scores, int begin, int end, float& row_max, float& row_sum) {
+    vfloat row[SCORE_VECTORS];
+    vfloat largest_score = splat(-INFINITY);
+    vint index;
+    for (int i = 0; i < LANES; i++) index[i] = i;
+    for (int v = 0; v < SCORE_VECTORS; v++) {
+        vfloat score = load(scores + v * LANES) * call.scale;
+        if (call.softcap > 0) score = call.softcap * hyperbolic_tangent(score / call.softcap);
+        vint at = index + v * LANES;
+        row[v] = ((at >= begin) & (at < end)) ? score : splat(-INFINITY);
+        largest_score = maximum(largest_score, row[v]);
+    }
+    float new_max = std::max(row_max, largest(largest_score));
+    if (new_max == -INFINITY) {
+        memset(scores, 0, KEYS * sizeof(float));
+        return 1.0f;
+    }
+    vfloat total = {};
+    for (int v = 0; v < SCORE_VECTORS; v++) {
+        row[v] = exponential(row[v] - new_max);
+        total += row[v];
+        store(scores + v * LANES, row[v]);
+    }
+    float rescale = row_max == -INFINITY ? 0.0f : exponential(splat(row_max - new_max))[0];
+    row_max = new_max;
+    row_sum = row_sum * rescale + sum(total);
+    return rescale;
+}
+
+template <typename T, int N, int V>
+inline void accumulate_block(const float* weights, const T* const* values, int begin, int end, int d, int n,
+                             float* outputs, int dim, Prefetch& prefetch) {
+    vfloat block[N][V];
+#pragma GCC unroll 4
+    for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) block[r][v] = load(outputs + r * dim + d + v * LANES, n);
+    for (int k = begin; k < end; k++) {
+        prefetch.fetch(PREFETCH_LINES);
+        vfloat value[V];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) value[v] = load(values[k] + d + v * LANES, n);
+#pragma GCC unroll 4
+        for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++) block[r][v] += value[v] * weights[r * KEYS + k];
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) store(outputs + r * dim + d + v * LANES, block[r][v], n);
+}
+
+template <typename T, int N>
+inline void accumulate_rows(const float* weights, const T* const* values, int begin, int end, float* outputs, int dim,
+                        Prefetch& prefetch) {
+    int d = 0;
+    for (; d + WIDE * LANES <= dim; d += WIDE * LANES)
+        accumulate_block<T, N, WIDE>(weights, values, begin, end, d, LANES, outputs, dim, prefetch);
+    for (; d + LANES <= dim; d += LANES)
+        accumulate_block<T, N, 1>(weights, values, begin, end, d, LANES, outputs, dim, prefetch);
+    if (d < dim) accumulate_block<T, N, 1>(weights, values, begin, end, d, dim - d, outputs, dim, prefetch);
+}
+
+template <typename T>
+void accumulate(const float* weights, int rows, const T* const* values, int begin, int end, float* outputs, int dim,
+            Prefetch& prefetch) {
+    for (int row = 0; row < rows; row += BLOCK_ROWS) {
+        const float* from = weights + row * KEYS;
+        float* to = outputs + row * dim;
+        switch (std::min(BLOCK_ROWS, rows - row)) {
+            case 1: accumulate_rows<T, 1>(from, values, begin, end, to, dim, prefetch); break;
+            case 2: accumulate_rows<T, 2>(from, values, begin, end, to, dim, prefetch); break;
+            case 3: accumulate_rows<T, 3>(from, values, begin, end, to, dim, prefetch); break;
+            default: accumulate_rows<T, 4>(from, values, begin, end, to, dim, prefetch);
+        }
+    }
+}
+
+inline void scale_row(float* row, int dim, float factor) {
+    for (int d = 0; d < dim; d += LANES) store(row + d, load(row + d, dim - d) * factor, dim - d);
+}
+
+template <typename T>
+void load_query(const Call& call, const Item& item, const Query* queries, int kv_head, float* to) {
+    const int group = call.group(), dim = call.head_dim;
+    for (int t = 0; t < item.tokens; t++)
+        for (int g = 0; g < group; g++) {
+            const T* from =
+                (const T*)call.query + queries[t].token * call.query_stride + int64_t(kv_head * group + g) * dim;
+            float* row = to + (t * group + g) * dim;
+            for (int d = 0; d < dim; d += LANES) store(row + d, load(from + d, dim - d), dim - d);
+        }
+}
+
+template <typename T>
+void write_result(const Call& call, const Item& item, const Query* queries, const Tile& tile, float* partials) {
+    const int group = call.group(), dim = call.head_dim;
+    for (int h = 0; h < item.kv_heads; h++)
+        for (int row = 0; row < item.tokens * group; row++) {
+            const Query& query = queries[row / group];
+            const int head = (item.kv_head + h) * group + row % group;
+            float* outputs = tile.outputs + int64_t(h * ROWS + row) * dim;
+            const float row_max = tile.row_max[h * ROWS + row], row_sum = tile.row_sum[h * ROWS + row];
+            if (query.partial >= 0) {
+                float* to = partials + (query.partial + head) * (dim + 2);
+                to[0] = row_max;
+                to[1] = row_sum;
+                memcpy(to + 2, outputs, dim * sizeof(float));
+                continue;
+            }
+            T* to = (T*)call.out + query.token * call.out_stride + head * dim;
+            const float factor = row_sum > 0 ? 1.0f / row_sum : 0.0f;
+            for (int d = 0; d < dim; d += LANES) store(to + d, load(outputs + d, dim - d) * factor, dim - d);
+        }
+}
+
+template <typename T>
+void attend_item(const Call& call, const Item& item, const Query* item_queries, Scratch& scratch, float* partials) {
+    const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, heads = item.kv_heads;
+    const int words = dim * int(sizeof(T)) / 4;
+    const int64_t per_head = int64_t(ROWS) * dim;
+    float* memory =
+        scratch.at_least(2 * heads * per_head + ROWS * KEYS + int64_t(words) * KEYS + 2 * heads * ROWS + 256);
+    Tile tile;
+    tile.outputs = memory;
+    float* queries = tile.outputs + heads * per_head;
+    tile.scores = queries + heads * per_head;
+    tile.keys = (uint32_t*)(tile.scores + ROWS * KEYS);
+    tile.row_max = (float*)(tile.keys + int64_t(words) * KEYS);
+    tile.row_sum = tile.row_max + heads * ROWS;
+    for (int h = 0; h < heads; h++) {
+        load_query<T>(call, item, item_queries, item.kv_head + h, queries + h * per_head);
+        memset(tile.outputs + h * per_head, 0, rows * dim * sizeof(float));
+    }
+    std::fill(tile.row_max, tile.row_max + heads * ROWS, -INFINITY);
+    std::fill(tile.row_sum, tile.row_sum + heads * ROWS, 0.0f);
+
+    const uint32_t* key_rows[KEYS];
+    const T* value_rows[KEYS];
+    KeyTile current, next;
+    int tile_start = item.first_key / KEYS * KEYS;
+    find_keys(call, item, tile_start, next);
+    Prefetch(call, next, 0, next.count, item.kv_head, heads, sizeof(T)).fetch_rest();
+    while (next.count > 0) {
+        current = next;
+        tile_start += KEYS;
+        find_keys(call, item, tile_start, next);
+        const int begin = current.begin, count = current.count;
+        for (int h = 0; h < heads; h++) {
+            Prefetch prefetch(call, next, next.count * h / heads, next.count * (h + 1) / heads, item.kv_head, heads,
+                              sizeof(T));
+            const int64_t head_offset = (item.kv_head + h) * call.head_stride;
+            for (int k = 0; k < count; k++) {
+                key_rows[k] = (const uint32_t*)((const T*)call.key_cache + current.offsets[k] + head_offset);
+                value_rows[k] = (const T*)call.value_cache + current.offsets[k] + head_offset;
+            }
+            transpose_keys(key_rows, count, words, tile.keys);
+            tile.query = queries + h * per_head;
+            score<T>(tile, rows, dim, count, prefetch);
+            for (int row = 0; row < rows; row++) {
+                const int position = item_queries[row / group].position, at = h * ROWS + row;
+                const int row_begin = std::max(0, call.first_key_seen(position) - begin);
+                const int row_end = std::min(count, position + 1 - begin);
+                float rescale =
+                    online_softmax(call, tile.scores + row * KEYS, row_begin, row_end, tile.row_max[at],
+                                   tile.row_sum[at]);
+                if (rescale != 1.0f) scale_row(tile.outputs + int64_t(at) * dim, dim, rescale);
+            }
+            accumulate<T>(tile.scores, rows, value_rows, 0, count, tile.outputs + h * per_head, dim, prefetch);
+            prefetch.fetch_rest();
+        }
+    }
+    write_result<T>(call, item, item_queries, tile, partials);
+}
+
+}  // namespace kvasir

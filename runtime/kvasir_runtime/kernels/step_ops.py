@@ -1,0 +1,52 @@
+"""The kernels of a step around the decoder, gathered by device: its inputs from the rows, and what sampling needs."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
+from kvasir_runtime.kernels.native import load_library
+from kvasir_runtime.kernels.ops import Argmax
+from kvasir_runtime.kernels.philox import Uniform, cpu_uniform, uniform_reference
+from kvasir_runtime.kernels.prepare_inputs import PrepareInputs, cpu_prepare_inputs, prepare_inputs_reference
+from kvasir_runtime.kernels.top_k_top_p import (
+    LeastLikelyKept,
+    least_likely_kept_of_candidates,
+    least_likely_kept_reference,
+)
+from kvasir_runtime.kernels.verify_drafts import VerifyDrafts, cpu_verify_drafts, verify_drafts_reference
+
+
+@dataclass(frozen=True)
+class StepOps:
+    """Each reference function's docstring gives shapes and effects."""
+
+    prepare_inputs: PrepareInputs
+    argmax: Argmax
+    uniform: Uniform
+    least_likely_kept: LeastLikelyKept
+    verify_drafts: VerifyDrafts
+
+
+def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
+    """Plain torch, any device, no synchronisation but of `prepare_inputs`."""
+    return StepOps(
+        prepare_inputs=partial(prepare_inputs_reference, drops_missing_drafts=drops_missing_drafts),
+        argmax=argmax_reference,
+        uniform=uniform_reference,
+        least_likely_kept=least_likely_kept_reference,
+        verify_drafts=verify_drafts_reference,
+    )
+
+
+def cpu_step_ops() -> StepOps:
+    """The kernels compiled for this CPU, or plain torch where there is no compiler (the log says so)."""
+    library = load_library()
+    if library is None:
+        return reference_step_ops(drops_missing_drafts=True)
+    return StepOps(
+        prepare_inputs=cpu_prepare_inputs(library),
+        argmax=cpu_argmax(library),
+        uniform=cpu_uniform(library),
+        least_likely_kept=least_likely_kept_of_candidates,
+        verify_drafts=cpu_verify_drafts(library),
+    )

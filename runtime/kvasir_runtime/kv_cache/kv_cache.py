@@ -1,0 +1,202 @@
+"""What the scheduler asks of the KV cache: find a prefix, give a sequence blocks, share them between forks, let go.
+
+One pool serves all KV groups, since their pages are equally large. Only full blocks are findable. A group with a window
+needs only the blocks that its next token sees, so a prefix is found where every full group has all of its blocks and
+every window group the last few.
+"""
+
+from dataclasses import dataclass
+
+from kvasir_runtime.kv_cache.block_pool import Block, BlockPool
+from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks, Tokens
+from kvasir_runtime.kv_cache.spec import KvGroup
+
+TableWrite = tuple[int, int, int]
+"""KV group, index in the sequence's table of that group, block id."""
+BlockCopy = tuple[int, int]
+"""Source and target block id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Cached blocks that hold the beginning of a sequence; no reference is taken yet."""
+
+    num_tokens: int
+    tables: tuple[list[Block | None], ...]
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for table in self.tables for block in table if block is not None]
+
+
+class KvCache:
+    """Counters are in tokens and only grow."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, groups: tuple[KvGroup, ...], *, enable_prefix_caching: bool
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.num_queries = 0
+        self.num_hits = 0
+        self._windows = tuple(group.window for group in groups)
+        self._window_groups = [(index, group.window) for index, group in enumerate(groups) if group.window is not None]
+        self._is_caching = enable_prefix_caching
+
+    def empty(self, extra_keys: tuple[bytes, ...] = ()) -> SequenceBlocks:
+        """Tables of a sequence that holds nothing yet."""
+        return SequenceBlocks(self.block_size, tuple([] for _ in self._windows), [0] * len(self._windows), extra_keys)
+
+    def match(self, token_ids: Tokens, blocks: SequenceBlocks) -> Prefix:
+        """The longest cached beginning.
+
+        At least one token is left to compute, since the next token is sampled from its logits.
+        """
+        num_blocks = (len(token_ids) - 1) // self.block_size if self._is_caching else 0
+        for group, window in enumerate(self._windows):
+            if window is None:
+                num_blocks = self._num_found(token_ids, blocks, group, num_blocks)
+        num_blocks = self._shrink_to_windows(token_ids, blocks, num_blocks)
+        tables = tuple(
+            self._found(token_ids, blocks, group, self._first_seen(window, num_blocks * self.block_size), num_blocks)
+            for group, window in enumerate(self._windows)
+        )
+        return Prefix(num_blocks * self.block_size, tables)
+
+    def no_prefix(self) -> Prefix:
+        return Prefix(0, tuple([] for _ in self._windows))
+
+    def num_pages_to_admit(self, prefix: Prefix, num_tokens: int, most_at_once: int) -> int:
+        """Free pages to have before a sequence of `num_tokens` tokens is begun, computed `most_at_once` at a time.
+
+        Window groups give blocks back while they go on, so they never need more than a window and a step's tokens.
+        """
+        num_new = -(-num_tokens // self.block_size) - prefix.num_tokens // self.block_size
+        total = sum(block.num_references == 0 for block in prefix.blocks)
+        for window in self._windows:
+            bound = num_new if window is None else -(-(window + most_at_once) // self.block_size) + 1
+            total += min(num_new, bound)
+        return total
+
+    def adopt(self, blocks: SequenceBlocks, prefix: Prefix, num_queries: int) -> list[TableWrite]:
+        """Begin an empty sequence with a cached prefix, after `num_queries` tokens were looked up (0: do not count)."""
+        for block in prefix.blocks:
+            self.pool.share(block)
+        for table, found in zip(blocks.tables, prefix.tables, strict=True):
+            table.extend(found)
+        blocks.num_offered = prefix.num_tokens // self.block_size
+        self.num_queries += num_queries
+        self.num_hits += prefix.num_tokens if num_queries else 0
+        return [
+            (group, index, block.block_id)
+            for group, table in enumerate(blocks.tables)
+            for index, block in enumerate(table)
+            if block is not None
+        ]
+
+    def num_pages(self, blocks: SequenceBlocks, num_tokens: int) -> int:
+        """Pages to allocate before `num_tokens` tokens fit."""
+        return blocks.num_missing(num_tokens) * len(self._windows)
+
+    def grow(self, blocks: SequenceBlocks, num_tokens: int) -> list[TableWrite]:
+        """Make `num_tokens` tokens fit. The caller has made sure that the pages are free."""
+        writes: list[TableWrite] = []
+        first = blocks.num_blocks
+        for index in range(first, first + blocks.num_missing(num_tokens)):
+            for group, table in enumerate(blocks.tables):
+                block = self.pool.allocate()
+                table.append(block)
+                writes.append((group, index, block.block_id))
+        return writes
+
+    def offer(self, token_ids: Tokens, blocks: SequenceBlocks, num_tokens: int) -> list[Block]:
+        """Make findable every block that the first `num_tokens` tokens fill; those that became so."""
+        num_full = num_tokens // self.block_size
+        found: list[Block] = []
+        if self._is_caching:
+            for index in range(blocks.num_offered, num_full):
+                content_hash = blocks.hash_of(token_ids, index)
+                for group, table in enumerate(blocks.tables):
+                    block = table[index]
+                    if block is not None and self.pool.remember(block, (group, content_hash)):
+                        found.append(block)
+        blocks.num_offered = max(blocks.num_offered, num_full)
+        return found
+
+    def free_behind(self, blocks: SequenceBlocks, num_tokens: int) -> None:
+        """Let go of blocks that no token from position `num_tokens` on can see."""
+        for group, window in self._window_groups:
+            table, first = blocks.tables[group], blocks.num_passed[group]
+            last = min(self._first_seen(window, num_tokens), len(table))
+            if first < last:
+                self.pool.release([block for block in table[first:last] if block is not None])
+                table[first:last] = [None] * (last - first)
+                blocks.num_passed[group] = last
+
+    def fork(self, parent: SequenceBlocks, num_tokens: int) -> tuple[SequenceBlocks, list[TableWrite], list[BlockCopy]]:
+        """A second holder of the first `num_tokens` tokens: full blocks are shared, a block begun is copied.
+
+        The caller has made sure that `fork_pages` pages are free. The writes are changes to a copy of the parent's
+        tables.
+        """
+        num_full, begun = divmod(num_tokens, self.block_size)
+        child = self.empty(parent.extra_keys)
+        child.hashes = parent.hashes[:num_full]
+        child.num_offered, child.num_passed = min(parent.num_offered, num_full), list(parent.num_passed)
+        writes: list[TableWrite] = []
+        copies: list[BlockCopy] = []
+        for group, (own, theirs) in enumerate(zip(child.tables, parent.tables, strict=True)):
+            for block in theirs[:num_full]:
+                if block is not None:
+                    self.pool.share(block)
+                own.append(block)
+            if begun:
+                source, target = theirs[num_full], self.pool.allocate()
+                assert source is not None, "the block that is written next is never behind a window"
+                own.append(target)
+                writes.append((group, num_full, target.block_id))
+                copies.append((source.block_id, target.block_id))
+        return child, writes, copies
+
+    def fork_pages(self, num_tokens: int) -> int:
+        return len(self._windows) if num_tokens % self.block_size else 0
+
+    def release(self, blocks: SequenceBlocks) -> None:
+        self.pool.release(blocks.take_all())
+
+    def _num_found(self, token_ids: Tokens, blocks: SequenceBlocks, group: int, most: int) -> int:
+        """Length of the group's chain of findable blocks."""
+        for index in range(most):
+            if self.pool.find((group, blocks.hash_of(token_ids, index))) is None:
+                return index
+        return most
+
+    def _shrink_to_windows(self, token_ids: Tokens, blocks: SequenceBlocks, num_blocks: int) -> int:
+        """The most blocks, up to `num_blocks`, for which every window group has what the next token sees."""
+        settled = False
+        while num_blocks and not settled:
+            settled = True
+            for group, window in self._window_groups:
+                first = self._first_seen(window, num_blocks * self.block_size)
+                missing = self._last_missing(token_ids, blocks, group, first, num_blocks)
+                if missing is not None:
+                    num_blocks, settled = missing, False  # any length above needs the missing block
+        return num_blocks
+
+    def _last_missing(self, token_ids: Tokens, blocks: SequenceBlocks, group: int, first: int, last: int) -> int | None:
+        for index in reversed(range(first, last)):
+            if self.pool.find((group, blocks.hash_of(token_ids, index))) is None:
+                return index
+        return None
+
+    def _found(
+        self, token_ids: Tokens, blocks: SequenceBlocks, group: int, first: int, last: int
+    ) -> list[Block | None]:
+        seen: list[Block | None] = [
+            self.pool.find((group, blocks.hash_of(token_ids, index))) for index in range(first, last)
+        ]
+        return [None] * first + seen
+
+    def _first_seen(self, window: int | None, num_tokens: int) -> int:
+        """Index of the first block that the token at position `num_tokens` sees."""
+        return 0 if window is None else max(0, num_tokens - window + 1) // self.block_size

@@ -1,0 +1,121 @@
+"""What each layer keeps in the KV cache, and how layers share pages: KV groups.
+
+Layers that see equally far back form a group with one block table; a page holds one block of all layers of its group.
+All pages have the same number of bytes, so one pool serves every group, and a page is contiguous for copies. A new
+kind of KV (latent, quantised) is a `KvSpec` and nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_PADDING = 0.1
+"""Share of a group's bytes that may lie idle, before groups of fewer layers are preferred."""
+ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvSpec:
+    """One layer's KV."""
+
+    kind: Literal["full", "window", "latent"]
+    """full: keys and values of all tokens; window: of the last `window`; latent: one compressed vector a token."""
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    """Name of the element type, as torch spells it."""
+    itemsize: int
+    window: int | None = None
+    """Keys that a token sees, itself included; None: all before it."""
+    scale_bytes: int = 0
+    """Of a quantised cache: bytes of scales for one token's keys (and as many for its values)."""
+
+    @property
+    def num_tensors(self) -> int:
+        return 1 if self.kind == "latent" else 2
+
+    @property
+    def token_bytes(self) -> int:
+        return self.num_tensors * (self.num_kv_heads * self.head_dim * self.itemsize + self.scale_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that share a block table."""
+
+    layers: tuple[int, ...]
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """Where a layer's KV lies in its group's pages."""
+
+    group: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    block_size: int
+    page_bytes: int
+    groups: tuple[KvGroup, ...]
+    places: tuple[LayerPlace, ...]
+    """One a layer."""
+
+
+def make_layout(specs: Sequence[KvSpec], block_size: int) -> KvLayout:
+    """Pack layers into groups of equal pages.
+
+    With one reach there is one group. With several, the page is as large as the largest run of the smallest reach's
+    layers that leaves at most `MAX_PADDING` of the pages idle (or as little as possible).
+    """
+    reaches: dict[int | None, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        reaches.setdefault(spec.window, []).append(layer)
+    sizes = [_aligned(spec.token_bytes * block_size) for spec in specs]
+    page_bytes = _page_bytes([[sizes[layer] for layer in layers] for layers in reaches.values()])
+    groups: list[KvGroup] = []
+    places: dict[int, LayerPlace] = {}
+    for window, layers in reaches.items():
+        for members in _runs(layers, sizes, page_bytes):
+            offset = 0
+            for layer in members:
+                places[layer] = LayerPlace(len(groups), offset)
+                offset += sizes[layer]
+            groups.append(KvGroup(tuple(members), window))
+    return KvLayout(block_size, page_bytes, tuple(groups), tuple(places[layer] for layer in range(len(specs))))
+
+
+def _page_bytes(reaches: list[list[int]]) -> int:
+    """The page for layers of these sizes, reach by reach."""
+    if len(reaches) == 1:
+        return sum(reaches[0])
+    smallest = min(reaches, key=sum)
+    largest_layer = max(size for sizes in reaches for size in sizes)
+    total = sum(size for sizes in reaches for size in sizes)
+    candidates = sorted({max(largest_layer, sum(smallest[:count])) for count in range(1, len(smallest) + 1)})
+    padding = {page: _num_pages(reaches, page) * page / total - 1 for page in candidates}
+    close = [page for page in candidates if padding[page] <= MAX_PADDING]
+    return max(close) if close else min(candidates, key=lambda page: (padding[page], -page))
+
+
+def _num_pages(reaches: list[list[int]], page_bytes: int) -> int:
+    return sum(len(_runs(list(range(len(sizes))), sizes, page_bytes)) for sizes in reaches)
+
+
+def _runs(layers: list[int], sizes: Sequence[int], page_bytes: int) -> list[list[int]]:
+    """Consecutive layers that fit into a page together."""
+    runs: list[list[int]] = []
+    left = 0
+    for layer in layers:
+        if sizes[layer] > left or not runs:
+            runs.append([])
+            left = page_bytes
+        runs[-1].append(layer)
+        left -= sizes[layer]
+    return runs
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,94 @@
+"""Multi-head attention with shared key and value heads, over the paged KV cache."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import AttentionStep, HeadNorms, LayerCache
+from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.models.checkpoint_names import LayerNames
+from kvasir_runtime.models.layers import Norm
+from kvasir_runtime.models.module_loader import ModuleLoader
+from kvasir_runtime.models.options import GroupedQueryOptions
+
+
+@dataclass(frozen=True, slots=True)
+class FullWidthNorms:
+    """Norms over all heads' numbers at once, before they are cut into heads (OLMo 2)."""
+
+    query: Norm
+    key: Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedQueryAttention:
+    """The projections; norms of heads, rotation, KV cache and softmax are the attention step's."""
+
+    options: GroupedQueryOptions
+    qkv: Linear
+    output: Linear
+    cos: Tensor  # float32 [num_positions, rotary_dim]
+    sin: Tensor
+    norms: FullWidthNorms | HeadNorms | None
+
+    def __call__(self, hidden: Tensor, step: AttentionStep, cache: LayerCache) -> Tensor:
+        """Attention of all heads, before the output projection: [num_tokens, num_heads * head_dim]."""
+        options = self.options
+        query, key, value = self._project(hidden)
+        head_norms = self.norms if isinstance(self.norms, HeadNorms) else None
+        query = step.rotate_and_write(query, key, value, cache, self.cos, self.sin, head_norms)
+        attended = step.attend(query, cache, scale=options.scale, window=options.window, softcap=options.softcap)
+        return attended.view(hidden.shape[0], options.query_size)
+
+    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each [num_tokens, heads, head_dim]; views of one buffer where nothing is normalised."""
+        options = self.options
+        sizes = [options.query_size, options.kv_size, options.kv_size]
+        query, key, value = torch.split_with_sizes(self.qkv(hidden), sizes, -1)
+        if isinstance(self.norms, FullWidthNorms):
+            query, key = self.norms.query(query), self.norms.key(key)
+        num_tokens = hidden.shape[0]
+        return (
+            query.view(num_tokens, options.num_heads, options.head_dim),
+            key.view(num_tokens, options.num_kv_heads, options.head_dim),
+            value.view(num_tokens, options.num_kv_heads, options.head_dim),
+        )
+
+
+def load_grouped_query(
+    modules: ModuleLoader,
+    prefix: str,
+    names: LayerNames,
+    options: GroupedQueryOptions,
+    hidden_size: int,
+    in_features: int,
+) -> GroupedQueryAttention:
+    """The attention of the layer `prefix`, from inputs [num_tokens, in_features] to the hidden size."""
+    cos, sin = modules.ropes.of(options.rope)
+    return GroupedQueryAttention(
+        options=options,
+        qkv=modules.linear(
+            [f"{prefix}.{name}" for name in names.qkv],
+            [options.query_size, options.kv_size, options.kv_size],
+            in_features,
+            has_bias=options.qkv_bias,
+        ),
+        output=modules.linear(
+            [f"{prefix}.{names.attention_output}"], [hidden_size], options.query_size, has_bias=options.output_bias
+        ),
+        cos=cos,
+        sin=sin,
+        norms=_load_norms(modules, f"{prefix}.{names.query_norm}", f"{prefix}.{names.key_norm}", options),
+    )
+
+
+def _load_norms(
+    modules: ModuleLoader, query: str, key: str, options: GroupedQueryOptions
+) -> FullWidthNorms | HeadNorms | None:
+    if options.query_key_norm is None:
+        return None
+    if options.query_key_norm == "full_width":
+        return FullWidthNorms(modules.norm(query, options.query_size), modules.norm(key, options.kv_size))
+    query_norm, key_norm = modules.norm(query, options.head_dim), modules.norm(key, options.head_dim)
+    return HeadNorms(query_norm.weight, key_norm.weight, query_norm.eps)

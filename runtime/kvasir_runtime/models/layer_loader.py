@@ -1,0 +1,57 @@
+"""Loads decoder layers of any kind. A new kind of attention or MLP is one more line in the tables below."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kvasir_runtime.models.checkpoint_names import LayerNames
+from kvasir_runtime.models.gated_mlp import load_gated_mlp
+from kvasir_runtime.models.grouped_query import load_grouped_query
+from kvasir_runtime.models.layers import Attention, DecoderLayer, Norm
+from kvasir_runtime.models.module_loader import ModuleLoader
+from kvasir_runtime.models.options import (
+    AttentionOptions,
+    GatedMlpOptions,
+    GroupedQueryOptions,
+    LayerOptions,
+    MlpOptions,
+    NormPlace,
+)
+
+_ATTENTION: Mapping[type[AttentionOptions], Callable[..., Attention]] = {GroupedQueryOptions: load_grouped_query}
+_MLP: Mapping[type[MlpOptions], Callable[..., Callable[[Tensor], Tensor]]] = {GatedMlpOptions: load_gated_mlp}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoader:
+    """The layers of a decoder, or the one layer of a draft head: prefixes and names are whatever its checkpoint has."""
+
+    modules: ModuleLoader
+    names: LayerNames
+    hidden_size: int
+
+    def layer(self, prefix: str, options: LayerOptions) -> DecoderLayer:
+        """The layer whose modules begin with `prefix`. Raises CheckpointError, ModelLoadError."""
+        return DecoderLayer(
+            attention=self.attention(prefix, options.attention),
+            mlp=self.mlp(prefix, options.mlp),
+            before_attention=self._norm(prefix, "before_attention", options),
+            after_attention=self._norm(prefix, "after_attention", options),
+            before_mlp=self._norm(prefix, "before_mlp", options),
+            after_mlp=self._norm(prefix, "after_mlp", options),
+        )
+
+    def attention(self, prefix: str, options: AttentionOptions, in_features: int | None = None) -> Attention:
+        """`in_features`: size of the inputs where it is not the hidden size (EAGLE-3 joins two streams)."""
+        load = _ATTENTION[type(options)]
+        size = self.hidden_size if in_features is None else in_features
+        return load(self.modules, prefix, self.names, options, self.hidden_size, size)
+
+    def mlp(self, prefix: str, options: MlpOptions) -> Callable[[Tensor], Tensor]:
+        return _MLP[type(options)](self.modules, prefix, self.names, options, self.hidden_size)
+
+    def _norm(self, prefix: str, place: NormPlace, options: LayerOptions) -> Norm | None:
+        if place not in options.norms:
+            return None
+        return self.modules.norm(f"{prefix}.{self.names.norms[place]}", self.hidden_size)

@@ -1,0 +1,40 @@
+"""What bounds a step, and who decides how deep speculation goes."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.int64]
+"""Row numbers, or one number for each of some rows."""
+Counts = NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    max_num_seqs: int
+    """Sequences in one step."""
+    max_num_batched_tokens: int
+    """Token budget of one step."""
+    max_model_len: int
+    """Tokens of prompt and output."""
+    enable_chunked_prefill: bool = True
+    """Whether a prompt may be spread over steps."""
+
+
+class DraftDepth(Protocol):
+    """How many drafts are worth verifying (speculative/depth.py)."""
+
+    @property
+    def max_depth(self) -> int:
+        """The most that it ever says."""
+
+    def depths(self, rows: Counts) -> Counts:
+        """For each row."""
+
+    def observe(self, rows: Counts, num_asked: Counts, num_accepted: Counts) -> None:
+        """How many drafts a step was planned to verify for each row, and how many of them held."""
+
+    def forget(self, row: int) -> None:
+        """The row has another occupant."""

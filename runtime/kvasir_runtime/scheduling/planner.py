@@ -1,0 +1,205 @@
+"""Puts a step together: decodes first, whatever their rank, then prompts under way, then those that wait.
+
+Decodes first, so that no prompt takes a running stream's tokens. When blocks run out, the running sequence of the
+highest rank is preempted; a step that preempted admits nobody.
+"""
+
+from bisect import insort
+from operator import attrgetter
+
+import msgspec
+import numpy as np
+
+from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
+from kvasir_runtime.scheduling.policies import WaitingQueue
+from kvasir_runtime.scheduling.request import Sequence, Status
+from kvasir_runtime.scheduling.requests import Requests
+from kvasir_runtime.scheduling.running_set import RunningSet
+from kvasir_runtime.scheduling.step import NewSequence
+from kvasir_runtime.scheduling.step_draft import StepDraft
+
+
+class Planner:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        waiting: WaitingQueue,
+        running: RunningSet,
+        requests: Requests,
+        depth: DraftDepth | None,
+    ) -> None:
+        self._limits = limits
+        self._waiting = waiting
+        self._running = running
+        self._rows = running.rows
+        self._kv = running.kv
+        self._requests = requests
+        self._depth = depth
+        self._lookahead = 0 if depth is None else depth.max_depth
+        """Tokens beyond a step's own that a proposer may compute after it."""
+
+    def draft(self) -> StepDraft:
+        """The next step; what it computes counts as planned from now on."""
+        draft = self._running.draft = StepDraft.empty(self._limits.max_num_batched_tokens)
+        num_preemptions = self._requests.num_preemptions
+        for parent in list(self._running.parents):
+            self._requests.fork_heirs(parent)
+        self._take_decodes(draft, self._decoding_rows())
+        self._take_prompts(draft)
+        if self._requests.num_preemptions == num_preemptions:
+            self._admit_waiting(draft)
+        self._running.draft = None
+        draft.num_proposals = self._num_proposals(draft)
+        return draft
+
+    def _decoding_rows(self) -> Rows:
+        """Running sequences whose last known token alone is left to compute."""
+        state, rows = self._rows, self._running.rows_by_rank()
+        most_known = state.most_known[rows]
+        can_go_on = (state.most_planned[rows] == most_known - 1) & (most_known < state.max_total[rows])
+        if self._requests.beams:
+            can_go_on &= ~state.is_awaited[rows]
+        decoding: Rows = rows[can_go_on]
+        return decoding
+
+    def _take_decodes(self, draft: StepDraft, rows: Rows) -> None:
+        state = self._rows
+        rows = rows[: draft.budget]
+        most_known, num_drafts = state.most_known[rows], self._num_drafts(rows, draft.budget)
+        wanted = most_known
+        if self._lookahead:
+            wanted = np.minimum(most_known + num_drafts + self._lookahead, state.max_total[rows])
+        short = np.flatnonzero(wanted > state.capacity[rows])
+        if len(short):
+            for index in short.tolist():
+                self._make_room_to_decode(int(rows[index]), int(most_known[index]), int(wanted[index]))
+            kept = state.capacity[rows] >= most_known  # a preempted row has none
+            rows, most_known, num_drafts = rows[kept], most_known[kept], num_drafts[kept]
+            num_drafts = np.minimum(num_drafts, state.capacity[rows] - most_known)
+        draft.set_decodes(rows, num_drafts, most_known - 1)
+        state.most_known[rows] = most_known + num_drafts + 1
+        state.most_planned[rows] = most_known + num_drafts
+        if self._requests.beams:
+            state.is_awaited[rows] = state.waits_for_result[rows]
+
+    def _num_drafts(self, rows: Rows, budget: int) -> Rows:
+        """Drafts to verify for each row: what pays, is there, and can still be sent."""
+        if self._depth is None or not len(rows):
+            return np.zeros(len(rows), dtype=np.int64)
+        state = self._rows
+        left = state.max_total[rows] - state.most_known[rows] - 1
+        spare = budget - len(rows)
+        if len(self._waiting) or self._running.prefilling:
+            spare //= 2  # drafts are a guess, a prompt's tokens are not
+        affordable = spare // len(rows)
+        wanted = np.minimum(self._depth.depths(rows), state.num_ready_drafts[rows])
+        return np.clip(np.minimum(wanted, affordable), 0, left)
+
+    def _num_proposals(self, draft: StepDraft) -> int:
+        """Drafts that the rank should have ready for each sequence that samples in this step."""
+        if self._depth is None:
+            return 0
+        chunk_rows = [row for row, samples in zip(draft.chunk_rows, draft.chunk_samples, strict=True) if samples]
+        rows = np.concatenate((draft.decode_rows, np.array(chunk_rows, dtype=np.int64)))
+        rows = rows[~self._rows.waits_for_result[rows]]
+        num_proposals = int(self._depth.depths(rows).max()) if len(rows) else 0
+        self._rows.num_ready_drafts[rows] = num_proposals
+        return num_proposals
+
+    def _make_room_to_decode(self, row: int, num_tokens: int, num_wanted: int) -> None:
+        """Blocks for the next token, at others' cost if need be, and for drafts where they cost nobody anything."""
+        sequence = self._rows.sequences[row]
+        if sequence is None:
+            return  # preempted for one before it
+        if self._kv.num_pages(sequence.blocks, num_wanted) <= self._kv.pool.num_free:
+            self._running.grow(sequence, num_wanted)
+        else:
+            self._make_room(sequence, num_tokens)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give the sequence blocks for `num_tokens` tokens, preempting those behind it. False: it has to wait."""
+        if not self._requests.free_pages(sequence, self._kv.num_pages(sequence.blocks, num_tokens)):
+            return False
+        self._running.grow(sequence, num_tokens)
+        return True
+
+    def _take_prompts(self, draft: StepDraft) -> None:
+        """Prompts that are partly computed."""
+        for sequence in list(self._running.prefilling):
+            if draft.budget and sequence.status is Status.RUNNING:
+                planned = int(self._rows.most_planned[sequence.row])
+                known = int(self._rows.num_known[sequence.row])
+                length = min(_num_to_compute(sequence, known) - planned, draft.budget)
+                if self._make_room(sequence, planned + length):
+                    self._take_chunk(draft, sequence, length)
+
+    def _admit_waiting(self, draft: StepDraft) -> None:
+        while draft.budget and self._rows.num_free:
+            sequence = self._waiting.peek()
+            if sequence is None or not self._admit(draft, sequence):
+                return
+
+    def _admit(self, draft: StepDraft, sequence: Sequence) -> bool:
+        """Move a waiting sequence into the step, if rows, and blocks for all of its known tokens, are to be had."""
+        request, kv, token_ids = sequence.request, self._kv, sequence.token_ids
+        prefix = kv.no_prefix() if request.lacks_prompt_logprobs else kv.match(token_ids, sequence.blocks)
+        num_new = _num_to_compute(sequence, len(token_ids)) - prefix.num_tokens
+        if num_new > draft.budget and not self._limits.enable_chunked_prefill:
+            return False
+        num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
+        num_rows = 1 if request.beam is None else request.beam.width
+        if num_pages > kv.pool.num_free or num_rows > self._rows.num_free:
+            return False
+        self._waiting.remove(sequence)
+        is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)
+        writes = kv.adopt(sequence.blocks, prefix, len(token_ids) if is_first_lookup else 0)
+        sequence.was_admitted = True
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = prefix.num_tokens
+        self._running.start(sequence, token_ids, prefix.num_tokens, self._rows.take_row())
+        self._tell_of_new(sequence, prefix.num_tokens)
+        self._running.changes.write_tables(sequence.row, writes)
+        if num_new:  # none where its prompt is cached up to where its heirs fork
+            insort(self._running.prefilling, sequence, key=attrgetter("rank"))
+            length = min(num_new, draft.budget)
+            self._running.grow(sequence, prefix.num_tokens + length)
+            self._take_chunk(draft, sequence, length)
+        return True
+
+    def _tell_of_new(self, sequence: Sequence, num_computed: int) -> None:
+        request, sampling = sequence.request, sequence.sampling
+        if not request.lacks_prompt_logprobs:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        group = self._requests.beams.get(request.request_id)
+        if group is not None:
+            group.spare_rows = [self._rows.take_row() for _ in range(group.state.params.width - 1)]
+        self._running.changes.added.append(
+            NewSequence(
+                sequence.row,
+                sequence.token_ids,
+                request.num_prompt_tokens,
+                num_computed,
+                sampling,
+                num_candidates=0 if group is None else group.num_candidates,
+            )
+        )
+
+    def _take_chunk(self, draft: StepDraft, sequence: Sequence, length: int) -> None:
+        """Compute the next `length` tokens of a prompt, for which there are blocks."""
+        state, row = self._rows, sequence.row
+        start = int(state.most_planned[row])
+        end = start + length
+        is_last = bool(end == state.most_known[row])
+        announced = self._kv.offer(state.known(row), sequence.blocks, end)
+        draft.add_chunk(row, start, length, announced, samples=is_last)
+        state.most_planned[row] = end
+        state.most_known[row] += is_last
+        state.is_awaited[row] = is_last and state.waits_for_result[row]
+        state.refresh(sequence)
+        if end >= state.num_known[row] - 1:  # a last token alone is computed like a decode's
+            self._running.prefilling.remove(sequence)
+
+
+def _num_to_compute(sequence: Sequence, num_known: int) -> int:
+    """Tokens to compute before it decodes, or its heirs fork from it."""
+    return sequence.num_fork_tokens if sequence.heirs else num_known

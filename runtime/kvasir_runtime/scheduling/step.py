@@ -1,0 +1,91 @@
+"""The step contract: what the scheduler plans for one step, and what the ranks make of it.
+
+A plan is differences only. Ranks keep a row of device state for every running sequence (tokens, how far they are
+computed, block tables, sampling parameters) and apply a plan in field order: add, fork, write tables and tokens, copy
+blocks, then compute. Planning is no commitment: a rank's row, not the plan, says where a decode starts, because the
+tokens of steps under way are known on the device first. Plain data and numpy; no torch here.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir_runtime.engine.messages import SamplingParams, TokenLogprobs
+
+Int32Array = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence that takes a row: new, or preempted and back. Whatever the row held before is forgotten."""
+
+    row: int
+    token_ids: list[int]
+    """Everything known: the prompt, and the tokens sampled so far."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Found in the prefix cache; the sequence's first chunk starts here."""
+    sampling: SamplingParams
+    num_candidates: int = 0
+    """Of a beam: so many most likely tokens are reported instead of one being drawn; 0 draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """`target_row` becomes a copy of `source_row` (tokens, tables, counts), drawing by `sampling` from now on.
+
+    All forks of a plan happen at once: every source is read before any target is written.
+    """
+
+    source_row: int
+    target_row: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """One step. The decodes come first, then the prefill chunks."""
+
+    number: int
+    added: tuple[NewSequence, ...]
+    forks: tuple[Fork, ...]
+    table_writes: Int32Array  # [m, 4]: row, KV group, index in the row's table of that group, block id
+    token_writes: Int32Array  # [m, 3]: row, position, token id; the row then knows position + 1 tokens
+    block_copies: Int32Array  # [m, 2]: source and target block id, before anything is computed, in order
+    rows: Int32Array  # [num_requests]
+    num_decodes: int
+    """So many of `rows`, the first ones, compute their last known token and the drafts after it."""
+    num_new_tokens: Int32Array  # [num_requests], drafts included
+    starts: Int32Array  # [num_requests], first position computed; of a decode with steps under way the highest possible
+    samples: BoolArray  # [num_requests], whether logits after the last token (and each draft) are wanted
+    num_proposals: int = 0
+    """Drafts to propose after this step for every sequence that sampled."""
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.num_new_tokens.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The most likely next tokens of a beam, the most likely first, with natural-log probabilities."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """Tokens of the plan's requests that sample, in the plan's order; a beam's line is empty (`num_accepted` 0)."""
+
+    token_ids: Int32Array  # [num_sampled, 1 + most drafts]
+    num_accepted: Int32Array  # [num_sampled], how many of a line's tokens hold: the accepted drafts and one more
+    num_drafts: Int32Array  # [num_sampled], drafts that were there to verify
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Row -> one entry for each accepted token, where asked for."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Row -> one entry for each prompt token scored in this step (prompt tokens 1.. in order over the chunks)."""
+    candidates: dict[int, Candidates] = field(default_factory=dict)
+    """Row of a beam -> its candidates."""

@@ -1,0 +1,53 @@
+"""Which requests are the router's: only it may name a tenant, ask for a journal and hand one over.
+
+With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
+is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
+client's; a journal is refused, because what is behind the client's own body cannot be told apart from it.
+"""
+
+import ipaddress
+import secrets
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvasir_runtime.server.errors import NotTheRouterError, error_response
+from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
+from kvasir_runtime.server.serving import TENANT_HEADER
+
+SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
+SECRET_HEADER = "x-kvasir-router-secret"
+_DROPPED = frozenset(name.encode() for name in (TENANT_HEADER, RESUMABLE_HEADER, JOURNAL_HEADER))
+
+
+class RouterTrustMiddleware:
+    def __init__(self, app: ASGIApp, secret: str | None) -> None:
+        """`secret` None: peers on this machine are believed."""
+        self._app = app
+        self._secret = None if secret is None else secret.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_from_router(scope):
+            await self._app(scope, receive, send)
+        elif JOURNAL_HEADER in Headers(scope=scope):
+            error = NotTheRouterError(
+                f"{JOURNAL_HEADER}: only the router may continue a stream; it sends {SECRET_HEADER} with the value of "
+                f"{SECRET_VARIABLE}, which both must be started with"
+            )
+            await error_response(error)(scope, receive, send)
+        else:
+            headers = [header for header in scope["headers"] if header[0] not in _DROPPED]
+            await self._app({**scope, "headers": headers}, receive, send)
+
+    def _is_from_router(self, scope: Scope) -> bool:
+        if self._secret is None:
+            return scope["client"] is not None and is_loopback(scope["client"][0])
+        given = Headers(scope=scope).get(SECRET_HEADER, "")
+        return secrets.compare_digest(given.encode(), self._secret)
+
+
+def is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback  # how a dual-stack socket sees IPv4
+    return address.is_loopback

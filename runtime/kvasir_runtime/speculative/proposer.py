@@ -1,0 +1,52 @@
+"""The seam of speculative decoding: something that guesses the next tokens of each sequence.
+
+Proposers run on the rank, after a step's tokens were verified, and their guesses wait in the rows for the next step.
+They decide nothing: a wrong guess costs time, never a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import LayerCache, StepInputs
+from kvasir_runtime.kv_cache.spec import KvSpec
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedStep:
+    """What a proposer may look at after a step: its inputs, hidden states, and which tokens now hold."""
+
+    inputs: StepInputs
+    hidden: Tensor  # [num_tokens, hidden_size], after the last norm; of all tokens where `wants_hidden`
+    captured: tuple[Tensor, ...]  # each [num_tokens, hidden_size], of the layers in `captured_layers`
+    sampled: Tensor  # int64 [num_sampled], indices of the requests that sampled
+    rows: Tensor  # int64 [num_sampled], their rows
+    last_accepted: Tensor  # int64 [num_sampled], index (into the step's tokens) of each one's last token that holds
+    next_tokens: Tensor  # int64 [num_sampled], the token drawn after it, not yet computed
+    num_known: Tensor  # int64 [num_sampled], tokens known now, the drawn one included
+    num_slots: Tensor  # int64 [num_sampled], positions that each one's row has blocks for
+    token_ids: Tensor  # int32 [max_num_seqs, max_model_len + 1], all rows' known tokens
+    num_proposals: int
+    """Drafts wanted for each; 0: only what the proposer needs to keep up."""
+
+
+class Proposer(Protocol):
+    """One method of guessing."""
+
+    name: str
+    wants_hidden: bool
+    """Whether `hidden` and `captured` must hold every token of the step, not only those that are sampled after."""
+    captured_layers: tuple[int, ...]
+    """Layers of the target before which the residual stream is captured (EAGLE-3); mostly none."""
+
+    @property
+    def kv_specs(self) -> Sequence[KvSpec]:
+        """KV of layers of its own; they join the target's groups in the same pool."""
+
+    def bind(self, caches: Sequence[LayerCache]) -> None:
+        """Take over the caches of `kv_specs`, once, before the first step."""
+
+    def propose(self, step: VerifiedStep) -> Tensor:
+        """Guesses int32 [num_sampled, num_proposals]; -1 from where there is none."""

@@ -1,0 +1,182 @@
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+from kvasir_runtime.heartbeat import SILENT_SECONDS
+
+BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+
+
+def engine_core_of(server) -> int:
+    """The child that has torch mapped."""
+    (core,) = [pid for pid in server.children() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+    return core
+
+
+def test_sigterm_lets_a_stream_end_and_then_exits_with_0(serve):
+    server = serve().wait_ready()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.terminate()
+        rest = [line for line in lines if line.startswith("data: ")]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert server.end()[0] == 0
+
+
+def test_an_engine_core_that_is_killed_fails_its_requests_and_the_program(serve):
+    server = serve().wait_ready()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(engine_core_of(server), signal.SIGKILL)
+        rest = "\n".join(lines)
+    assert "engine core" in rest
+    status, log = server.end()
+    assert status == 1
+    assert "its process ended with status -9" in log
+
+
+def test_an_engine_core_that_is_stopped_makes_the_server_unhealthy_until_it_goes_on(serve):
+    server = serve().wait_ready()
+    core = engine_core_of(server)
+    os.kill(core, signal.SIGSTOP)
+    message = wait_for_status(server, "/health", 503).json()["error"]["message"]
+    assert float(re.findall(r"no sign of life for (\d+) seconds", message)[0]) >= SILENT_SECONDS
+    os.kill(core, signal.SIGCONT)
+    wait_for_status(server, "/ready", 200)
+
+
+def test_an_api_process_that_is_stopped_makes_the_others_unhealthy(serve):
+    server = serve("--api-server-count", "2").wait_ready()
+    core = engine_core_of(server)
+    api_process = next(pid for pid in server.children() if pid != core and "spawn_main" in command_of(pid))
+    wait_for_status(server, "/health", 200)
+    os.kill(api_process, signal.SIGSTOP)
+    wait_for_status(server, "/health", 503)
+    os.kill(api_process, signal.SIGCONT)
+    wait_for_status(server, "/health", 200)
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+
+
+def wait_for_status(server, path: str, status: int) -> httpx.Response:
+    """Each time over a connection of its own, which a stopped process never takes."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if (response := httpx.get(server.url + path, timeout=1)).status_code == status:
+                return response
+        except httpx.TimeoutException:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never answered {status}")
+
+
+def test_two_api_processes_share_the_port_and_the_engine(serve):
+    server = serve("--api-server-count", "2").wait_ready()
+    answers: list[str] = []
+
+    def ask() -> None:
+        body = BODY | {"max_tokens": 8}
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"])
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 16
+    assert len(set(answers)) == 1
+    server.process.terminate()
+    assert server.end()[0] == 0
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(serve):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = serve("--port", str(port))
+        status, log = server.end()
+    assert status == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in log
+    assert "choose another --port" in log
+
+
+def test_an_unknown_flag_is_an_error_that_names_the_nearest(serve):
+    status, log = serve("--max-num-seq", "4").end()
+    assert status == 2
+    assert "unknown argument --max-num-seq; did you mean --max-num-seqs?" in log
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--max-num-batched-tokens", "0"),
+        ("--gpu-memory-utilization", "1.5"),
+        ("--speculative-config", '{"method": "eagle"}'),
+        ("--speculative-config", '{"method": "ngram", "k": 4}'),
+    ],
+)
+def test_a_value_that_cannot_work_is_an_error_of_the_first_second(serve, flags):
+    status, log = serve(*flags).end()
+    assert status == 2
+    assert flags[0] in log
+    assert len(log.splitlines()) == 1
+
+
+def test_a_folder_without_a_checkpoint_is_an_error(serve, tmp_path):
+    status, log = serve(folder=tmp_path).end()
+    assert status == 2
+    assert f"MODEL is {tmp_path}, which has no config.json" in log
+
+
+@pytest.fixture
+def broken(model_folder, tmp_path) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "broken"))
+
+
+def rewrite(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_checkpoint_with_a_missing_tensor_is_an_error_that_names_it(serve, broken):
+    rewrite(broken, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    status, log = serve(folder=broken).end()
+    assert status == 1
+    assert "model.layers.1.mlp.up_proj.weight" in log
+    assert "Traceback" not in log
+
+
+def test_a_tensor_of_the_wrong_shape_is_an_error_with_both_shapes(serve, broken):
+    name = "model.layers.0.self_attn.o_proj.weight"
+    rewrite(broken, lambda tensors: tensors.update({name: tensors[name][:, :16].clone()}))
+    status, log = serve(folder=broken).end()
+    assert status == 1
+    assert name in log
+    assert "32" in log
+    assert "16" in log
+    assert "Traceback" not in log
+
+
+def test_an_unknown_architecture_is_refused_by_name(serve, broken):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"architectures": ["BananaForCausalLM"]}))
+    status, log = serve(folder=broken).end()
+    assert status == 1
+    assert "BananaForCausalLM" in log
+    assert "LlamaForCausalLM" in log

@@ -1,0 +1,351 @@
+"""Whole steps of a tiny model, from plan to result."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import LayerCache
+from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
+from kvasir_runtime.execution.model_runner import ModelRunner
+from kvasir_runtime.execution.worker import Worker, load_worker
+from kvasir_runtime.kernels.step_ops import cpu_step_ops
+from kvasir_runtime.kv_cache.spec import KvSpec
+from kvasir_runtime.models.decoder import DecoderOutput
+from kvasir_runtime.scheduling.step import Fork, StepResult
+from kvasir_runtime.speculative.proposer import VerifiedStep
+
+BLOCK_SIZE = 8
+PROMPT = [5, 6, 7, 8, 9]
+TABLE = [(row, 0, index, 1 + 4 * row + index) for row in range(4) for index in range(4)]
+"""Rows 0 to 3 have four blocks each."""
+SAMPLED = {"temperature": 1.5, "top_p": 0.95, "seed": 2**60 + 5}
+
+
+class ScriptedProposer:
+    """Guesses the tokens that `script` holds after those known; keeps what it was shown."""
+
+    name = "scripted"
+    captured_layers: tuple[int, ...] = ()
+    kv_specs: Sequence[KvSpec] = ()
+
+    def __init__(self, script: list[int], wants_hidden: bool = False) -> None:
+        self.script = script
+        self.wants_hidden = wants_hidden
+        self.seen: list[VerifiedStep] = []
+
+    def bind(self, caches: Sequence[LayerCache]) -> None:
+        assert not caches
+
+    def propose(self, step: VerifiedStep) -> Tensor:
+        self.seen.append(step)
+        drafts = [
+            (self.script[known : known + step.num_proposals] + [-1] * step.num_proposals)[: step.num_proposals]
+            for known in step.num_known.tolist()
+        ]
+        return torch.tensor(drafts, dtype=torch.int32).view(len(drafts), step.num_proposals)
+
+
+class DeviceProposer(ScriptedProposer):
+    """Guesses without asking the device."""
+
+    def propose(self, step: VerifiedStep) -> Tensor:
+        return step.next_tokens.int().unsqueeze(1).expand(-1, step.num_proposals)
+
+
+@pytest.fixture
+def load(folder: Any) -> Callable[..., Worker]:
+    def load_with(proposer: ScriptedProposer | None = None, device: Literal["cpu", "cuda"] = "cpu") -> Worker:
+        speculation = None if proposer is None else SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+        return load_worker(
+            ModelConfig(model=str(folder), device=device),
+            CacheConfig(block_size=BLOCK_SIZE),
+            ExecutionConfig(num_threads=1, speculative_config=speculation),
+            SchedulerConfig(max_num_seqs=4),
+            None if proposer is None else lambda decoder, placement, backend, max_model_len: proposer,
+        )
+
+    return load_with
+
+
+def step(runner: ModelRunner, plan: Any, mask: Any = None) -> StepResult:
+    runner.forward(plan)
+    return runner.sample(mask).result()
+
+
+@pytest.fixture
+def generate(make_plan: Any, new_sequence: Any) -> Callable[..., list[int]]:
+    """Tokens of one sequence, prompt included, computed in chunks and then verified with so many drafts a step."""
+
+    def tokens_of(
+        runner: ModelRunner, number: int, chunk: int = 5, num_drafts: int = 0, row: int = 0, **params: Any
+    ) -> list[int]:
+        known, new = list(PROMPT), new_sequence(row, PROMPT, **params)
+        for first in range(0, len(PROMPT), chunk):
+            length = min(chunk, len(PROMPT) - first)
+            is_last = first + length == len(PROMPT)
+            result = step(
+                runner,
+                make_plan(
+                    chunks=[(row, first, length, is_last)],
+                    added=[new] if first == 0 else [],
+                    tables=TABLE if first == 0 else [],
+                    proposals=num_drafts,
+                ),
+            )
+        known.append(int(result.token_ids[0, 0]))
+        while len(known) < len(PROMPT) + number:
+            plan = make_plan(decodes=[(row, 1 + num_drafts)], starts=[len(known) - 1], proposals=num_drafts)
+            result = step(runner, plan)
+            known.extend(result.token_ids[0, : result.num_accepted[0]].tolist())
+        return known[: len(PROMPT) + number]
+
+    return tokens_of
+
+
+@pytest.mark.parametrize("params", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_tokens_depend_neither_on_chunks_nor_on_the_row(params: Any, load: Any, generate: Any) -> None:
+    runner = load().runner
+    whole = generate(runner, 12, **params)
+    assert generate(runner, 12, chunk=2, row=3, **({"seed": 0} | params)) == whole
+    assert len(set(whole[len(PROMPT) :])) > 2
+
+
+@pytest.mark.parametrize("params", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("guess", ["right", "wrong", "half", "none"])
+def test_drafts_change_no_token(guess: str, params: Any, load: Any, generate: Any) -> None:
+    plain = generate(load().runner, 20, **params)
+    script = {
+        "right": plain,
+        "wrong": [(token + 1) % 64 for token in plain],
+        "half": [token if i % 3 else (token + 1) % 64 for i, token in enumerate(plain)],
+        "none": [-1] * len(plain),
+    }[guess]
+    proposer = ScriptedProposer(script)
+    assert generate(load(proposer).runner, 20, num_drafts=3, **params) == plain
+    # The warm-up's steps, the prompt's, and those of the decodes.
+    num_decodes = sum(len(seen.inputs.rows) == 1 and int(seen.num_known[0]) > 6 for seen in proposer.seen)
+    assert num_decodes == {"right": 5, "wrong": 19, "none": 19}.get(guess, num_decodes)
+
+
+@pytest.mark.parametrize("params", [{"frequency_penalty": 1.5, "repetition_penalty": 1.3}, {"min_tokens": 9}], ids=str)
+def test_drafts_are_history_for_what_comes_after_them(params: Any, load: Any, generate: Any) -> None:
+    params = params | {"stop_token_ids": tuple(range(0, 64, 2))}
+    plain = generate(load().runner, 20, **params)
+    proposer = ScriptedProposer(plain)
+    assert generate(load(proposer).runner, 20, num_drafts=3, **params) == plain
+    assert max(int(seen.num_known[0]) for seen in proposer.seen if len(seen.rows)) > 20
+
+
+def test_missing_drafts_are_not_computed_on_a_cpu(load: Any, generate: Any, make_plan: Any) -> None:
+    proposer = ScriptedProposer([-1] * 40)
+    runner = load(proposer).runner
+    known = generate(runner, 1, num_drafts=3)
+    result = step(runner, make_plan(decodes=[(0, 4)], starts=[len(known) - 1]))
+    assert proposer.seen[-1].inputs.token_ids.tolist() == known[-1:]
+    assert proposer.seen[-1].inputs.lengths.query_lens.tolist() == [1]
+    assert (result.num_accepted.tolist(), result.num_drafts.tolist()) == ([1], [0])
+
+
+def test_drafts_of_an_earlier_step_do_not_linger(load: Any, generate: Any, make_plan: Any) -> None:
+    plain = generate(load().runner, 12)
+    runner = load(ScriptedProposer(plain)).runner
+    generate(runner, 1, num_drafts=3)
+    step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=1))
+    assert step(runner, make_plan(decodes=[(0, 4)], starts=[6])).num_drafts.tolist() == [1]
+    assert step(runner, make_plan(decodes=[(0, 4)], starts=[8])).num_drafts.tolist() == [0]
+
+
+def test_a_proposer_sees_what_holds(load: Any, generate: Any, make_plan: Any) -> None:
+    plain = generate(load().runner, 4)
+    proposer = ScriptedProposer([*plain[:6], (plain[6] + 1) % 64, *plain[7:]], wants_hidden=True)
+    runner = load(proposer).runner
+    generate(runner, 1, num_drafts=2)
+    assert proposer.seen[-1].hidden.shape[0] == len(PROMPT)
+    assert proposer.seen[-1].last_accepted.tolist() == [len(PROMPT) - 1]
+    result = step(runner, make_plan(decodes=[(0, 3)], starts=[5], proposals=2))
+    seen = proposer.seen[-1]
+    assert (result.num_accepted.tolist(), result.num_drafts.tolist()) == ([1], [2])
+    assert (seen.last_accepted.tolist(), seen.next_tokens.tolist(), seen.num_known.tolist()) == ([0], [plain[6]], [7])
+    assert (seen.sampled.tolist(), seen.rows.tolist(), seen.hidden.shape[0]) == ([0], [0], 3)
+    assert seen.token_ids[0, :7].tolist() == plain[:7]
+
+
+def test_decodes_and_chunks_share_a_step(load: Any, generate: Any, make_plan: Any, new_sequence: Any) -> None:
+    runner = load().runner
+    expected = generate(runner, 3)
+    generate(runner, 1)
+    chunks = [(2, 0, 3, False), (1, 0, 5, True)]
+    added = [new_sequence(1, PROMPT), new_sequence(2, PROMPT)]
+    result = step(runner, make_plan(decodes=[(0, 1)], starts=[5], chunks=chunks, added=added))
+    assert result.token_ids[:, 0].tolist() == [expected[6], expected[5]]
+    plan = make_plan(decodes=[(0, 1), (1, 1)], starts=[6, 5], chunks=[(2, 3, 2, True)])
+    assert step(runner, plan).token_ids[:, 0].tolist() == [expected[7], expected[6], expected[5]]
+
+
+def test_steps_run_ahead_of_their_results(load: Any, generate: Any, make_plan: Any) -> None:
+    runner = load().runner
+    expected = generate(runner, 5)
+    generate(runner, 1)
+    pending = []
+    for position in range(5, 9):
+        runner.forward(make_plan(decodes=[(0, 1)], starts=[position]))
+        pending.append(runner.sample())
+    assert [int(one.result().token_ids[0, 0]) for one in pending] == expected[6:]
+
+
+def test_a_chunk_before_the_last_samples_nothing(load: Any, make_plan: Any, new_sequence: Any) -> None:
+    result = step(load().runner, make_plan(chunks=[(0, 0, 2, False)], added=[new_sequence(0, PROMPT)]))
+    assert result.token_ids.shape == (0, 1)
+    assert len(result.num_accepted) == 0
+
+
+def test_a_beam_reports_candidates_and_waits_for_its_token(
+    load: Any, generate: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    runner = load().runner
+    expected = generate(runner, 2)
+    beam, other = new_sequence(0, PROMPT, candidates=3, seed=0), new_sequence(1, PROMPT, logprobs=3)
+    plan = make_plan(chunks=[(0, 0, 5, True), (1, 0, 5, True)], added=[beam, other], tables=TABLE)
+    result = step(runner, plan)
+    assert result.num_accepted.tolist() == [0, 1]
+    assert list(result.candidates) == [0]
+    candidates, raw = result.candidates[0], result.logprobs[1][0]
+    assert candidates.token_ids == raw.token_ids[1:]
+    np.testing.assert_allclose(candidates.logprobs, raw.logprobs[1:], rtol=1e-5)
+    forks = [Fork(0, 2, beam.sampling)]
+    tokens = [(0, 5, expected[5]), (2, 5, candidates.token_ids[1])]
+    plan = make_plan(decodes=[(0, 1), (2, 1)], starts=[5, 5], forks=forks, tokens=tokens, copies=[(1, 9)],
+                     tables=[(2, 0, 0, 9)])  # fmt: skip
+    result = step(runner, plan)
+    assert result.candidates[0].token_ids[0] == expected[6]
+    assert set(result.candidates) == {0, 2}
+
+
+def test_copied_blocks_hold_what_their_sources_held(load: Any, generate: Any, make_plan: Any) -> None:
+    """A later copy reads what an earlier one wrote."""
+    runner = load().runner
+    expected = generate(runner, 3)
+    generate(runner, 1)
+    plan = make_plan(decodes=[(0, 1)], starts=[5], copies=[(1, 20), (20, 21)], tables=[(0, 0, 0, 21)])
+    assert step(runner, plan).token_ids[0, 0] == expected[6]
+    assert step(runner, make_plan(decodes=[(0, 1)], starts=[6])).token_ids[0, 0] == expected[7]
+
+
+def test_logprobs_come_with_every_token_that_holds(load: Any, generate: Any, make_plan: Any) -> None:
+    plain = generate(load().runner, 8)
+    runner = load(ScriptedProposer([*plain[:8], 64 - plain[8], 0])).runner
+    generate(runner, 1, num_drafts=3, logprobs=2)
+    result = step(runner, make_plan(decodes=[(0, 4)], starts=[5]))
+    assert result.num_accepted.tolist() == [3]
+    assert [entry.token_ids[0] for entry in result.logprobs[0]] == plain[6:9]
+    assert [len(entry.token_ids) for entry in result.logprobs[0]] == [3, 3, 3]
+    assert [entry.rank for entry in result.logprobs[0]] == [1, 1, 1]
+
+
+def test_reported_logprobs_are_those_before_adjustments(load: Any, make_plan: Any, new_sequence: Any) -> None:
+    runner = load().runner
+    added = [new_sequence(0, PROMPT, logprobs=1), new_sequence(1, PROMPT, logprobs=1, logit_bias={3: 90.0})]
+    result = step(runner, make_plan(chunks=[(0, 0, 5, True), (1, 0, 5, True)], added=added, tables=TABLE))
+    plain, biased = result.logprobs[0][0], result.logprobs[1][0]
+    assert result.token_ids[1, 0] == biased.token_ids[0] == 3
+    assert biased.logprobs[0] < plain.logprobs[0]
+    assert (biased.token_ids[1], biased.logprobs[1]) == (plain.token_ids[1], plain.logprobs[1])
+
+
+@pytest.mark.parametrize("chunk", [5, 2])
+def test_prompt_logprobs_score_the_prompt_and_leave_the_sampled_token_alone(
+    chunk: int, load: Any, generate: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    runner = load().runner
+    expected = generate(runner, 1)
+    scores, new = [], [new_sequence(0, PROMPT, prompt_logprobs=1)]
+    for first in range(0, 5, chunk):
+        length = min(chunk, 5 - first)
+        chunks = [(0, first, length, first + length == 5), (1, first, length, first + length == 5)]
+        result = step(runner, make_plan(chunks=chunks, added=[*new, new_sequence(1, PROMPT)] if first == 0 else []))
+        scores.extend(result.prompt_logprobs.get(0, []))
+    assert [entry.token_ids[0] for entry in scores] == PROMPT[1:]
+    assert [len(entry.token_ids) for entry in scores] == [2] * 4
+    assert result.token_ids[:, 0].tolist() == [expected[5]] * 2
+    assert 1 not in result.prompt_logprobs
+
+
+def test_prompt_logprobs_are_the_same_for_a_proposer_that_wants_all_hidden_states(
+    load: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    plan = make_plan(chunks=[(0, 0, 5, True)], added=[new_sequence(0, PROMPT, prompt_logprobs=1)])
+    plain = step(load().runner, plan)
+    hidden = step(load(ScriptedProposer([], wants_hidden=True)).runner, plan)
+    assert hidden.prompt_logprobs == plain.prompt_logprobs
+    assert hidden.token_ids.tolist() == plain.token_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0, "top_p": 0.9}, {"frequency_penalty": 0.5, "logprobs": 1}], ids=str
+)
+def test_a_steady_decode_uploads_new_blocks_and_downloads_its_result(
+    params: Any, make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any
+) -> None:
+    rows = make_rows(vocab_size=8, max_drafts=0)
+    runner = ModelRunner(
+        rows=rows,
+        buffer=torch.zeros((4, 8), dtype=torch.uint8),
+        compute=lambda inputs, kept: DecoderOutput(torch.eye(8)[inputs.token_ids], ()),
+        to_logits=lambda hidden: hidden,
+        ops=cpu_step_ops(),
+        proposer=None,
+        max_num_batched_tokens=16,
+        transfers=transfers,
+    )
+    added = [new_sequence(row, [1, 2, 3], computed=2, **params) for row in range(2)]
+    step(runner, make_plan(decodes=[(0, 1), (1, 1)], starts=[2, 2], added=added))
+    transfers.uploads.clear()
+    transfers.downloads.clear()
+    for position in range(3, 6):
+        tables = [(1, 0, 1, 3)] if position == 4 else []
+        step(runner, make_plan(decodes=[(0, 1), (1, 1)], starts=[position] * 2, tables=tables))
+    assert transfers.uploads == [16]
+    # A token, and how many tokens and drafts there are, for each; besides those, two log-probabilities and a rank.
+    assert transfers.downloads == [2 * (3 * 4 + ((2 * 8 + 2 * 4 + 8) if "logprobs" in params else 0))] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01}, {"frequency_penalty": 0.5}, {"logit_bias": {3: 1.0}}],
+    ids=str,
+)
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_steady_decode_on_a_gpu_waits_for_nothing(
+    num_drafts: int, params: Any, load: Any, generate: Any, make_plan: Any
+) -> None:
+    expected = generate(load().runner, 24, **params)
+    runner = load(DeviceProposer([]) if num_drafts else None, device="cuda").runner
+    known = generate(runner, 1, num_drafts=num_drafts, **params)
+    length = 1 + num_drafts
+    plans = [
+        make_plan(decodes=[(0, length)], starts=[len(known) - 1 + i * length], proposals=num_drafts) for i in range(6)
+    ]
+    pending = []
+    for number, plan in enumerate(plans):
+        torch.cuda.set_sync_debug_mode("error" if number else "default")  # the first lays the step out
+        try:
+            runner.forward(plan)
+            pending.append(runner.sample())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for result in (one.result() for one in pending):
+        known.extend(result.token_ids[0, : result.num_accepted[0]].tolist())
+    assert known == expected[: len(known)]
+
+
+def test_a_mask_forbids_tokens_of_this_step(load: Any, generate: Any, make_plan: Any) -> None:
+    runner = load().runner
+    generate(runner, 1)
+    mask = np.zeros((1, 64), dtype=np.bool_)
+    mask[0, 33] = True
+    assert step(runner, make_plan(decodes=[(0, 1)], starts=[5]), mask).token_ids[0, 0] == 33

@@ -1,0 +1,123 @@
+"""Rows take over a plan's differences, in its order."""
+
+from typing import Any
+
+import pytest
+
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.scheduling.step import Fork
+
+GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)
+
+
+def test_a_new_sequence_forgets_what_its_row_held(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(1, [5, 6, 7, 8], candidates=3, temperature=1.0)]))
+    rows.drafts[1] = 9
+    rows.apply(make_plan(added=[new_sequence(1, [30, 31, 32], prompt=2, computed=1)]))
+    assert rows.token_ids[1, :3].tolist() == [30, 31, 32]
+    assert [int(t[1]) for t in (rows.num_known, rows.num_computed, rows.num_prompt_tokens)] == [3, 1, 2]
+    assert rows.drafts[1].tolist() == [-1, -1]
+    assert (rows.num_candidates[1], rows.prompt_lens[1], rows.sampling.traits[1]) == (0, 2, 0)
+
+
+def test_several_sequences_arrive_at_once(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(3, [1, 2, 3]), new_sequence(0, [4]), new_sequence(2, [5, 6])]))
+    assert [rows.token_ids[row, :n].tolist() for row, n in ((3, 3), (0, 1), (2, 2))] == [[1, 2, 3], [4], [5, 6]]
+    assert rows.num_known.tolist() == [1, 0, 2, 3]
+
+
+def test_table_writes_name_row_group_and_index(make_rows: Any, make_plan: Any) -> None:
+    rows = make_rows(num_groups=2)
+    rows.apply(make_plan(tables=[(2, 1, 3, 77), (0, 0, 0, 5)]))
+    assert rows.block_tables[1, 2].tolist() == [0, 0, 0, 77]
+    assert rows.block_tables[0, 0].tolist() == [5, 0, 0, 0]
+    assert int(rows.block_tables.sum()) == 82
+
+
+def test_a_written_token_is_the_last_known(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(0, [1, 2]), new_sequence(1, [3, 4, 5])]))
+    rows.apply(make_plan(tokens=[(1, 3, 50), (0, 2, 60), (0, 3, 61)]))
+    assert rows.token_ids[0, :4].tolist() == [1, 2, 60, 61]
+    assert rows.token_ids[1, :4].tolist() == [3, 4, 5, 50]
+    assert rows.num_known[:2].tolist() == [4, 4]
+
+
+def test_a_fork_is_a_copy_with_its_own_sampling(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    added = new_sequence(0, [1, 2, 3], prompt=2, computed=2, candidates=4)
+    rows.apply(make_plan(added=[added], tables=[(0, 0, 0, 8)]))
+    rows.drafts[0] = 7
+    sampling = SamplingParams(max_tokens=8, seed=2**64 - 1, temperature=0.5)
+    rows.apply(make_plan(forks=[Fork(0, 3, sampling)]))
+    assert rows.token_ids[3, :3].tolist() == [1, 2, 3]
+    assert [int(t[3]) for t in (rows.num_known, rows.num_computed, rows.num_prompt_tokens)] == [3, 2, 2]
+    assert rows.block_tables[0, 3].tolist() == [8, 0, 0, 0]
+    assert rows.drafts[3].tolist() == [7, 7]
+    assert (rows.num_candidates[3], rows.prompt_lens[3]) == (4, 2)
+    assert rows.sampling.seeds[[0, 3]].tolist() == [0, -1]
+    assert float(rows.sampling.temperature[3]) == 0.5
+
+
+def test_forks_happen_at_once(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(row, [10 + row, 20 + row]) for row in range(3)]))
+    rows.apply(make_plan(forks=[Fork(0, 1, GREEDY), Fork(1, 2, GREEDY), Fork(2, 0, GREEDY)]))
+    assert rows.token_ids[:3, :2].tolist() == [[12, 22], [10, 20], [11, 21]]
+
+
+def test_forks_see_the_plans_new_sequences_and_writes_come_after_them(
+    make_rows: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    rows = make_rows()
+    rows.apply(
+        make_plan(
+            added=[new_sequence(0, [1, 2])],
+            forks=[Fork(0, 1, GREEDY)],
+            tables=[(1, 0, 0, 9)],
+            tokens=[(1, 2, 3)],
+        )
+    )
+    assert rows.token_ids[1, :3].tolist() == [1, 2, 3]
+    assert rows.num_known[:2].tolist() == [2, 3]
+    assert rows.block_tables[0, :2, 0].tolist() == [0, 9]
+
+
+@pytest.mark.parametrize("params", [{"frequency_penalty": 0.5}, {"repetition_penalty": 1.1}], ids=str)
+def test_penalised_sequences_are_counted(
+    params: dict[str, Any], make_rows: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(0, [1, 2, 2, 4, 4, 1], prompt=3, **params), new_sequence(1, [1, 2])]))
+    rows.apply(make_plan(forks=[Fork(0, 2, SamplingParams(max_tokens=8, seed=1, **params))], tokens=[(2, 6, 5)]))
+    for row, expected in ((0, {1: 1, 4: 2}), (1, {}), (2, {1: 1, 4: 2, 5: 1})):
+        counts = rows.penalty_counts.in_output[row]
+        assert {token: int(counts[token]) for token in counts.nonzero().flatten().tolist()} == expected
+    assert rows.penalty_counts.in_prompt.nonzero().tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]
+
+
+def test_the_first_output_token_written_counts(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(0, [1, 2], presence_penalty=1.0)], tokens=[(0, 2, 7)]))
+    assert rows.penalty_counts.in_output[0].nonzero().tolist() == [[7]]
+
+
+def test_a_rows_counts_begin_anew(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    for tokens in ([1, 2, 3], [5, 6, 3]):
+        rows.apply(make_plan(added=[new_sequence(0, tokens, prompt=2, presence_penalty=1.0)]))
+    assert rows.penalty_counts.in_prompt[0].nonzero().tolist() == [[5], [6]]
+    assert rows.penalty_counts.in_output[0].nonzero().tolist() == [[3]]
+    assert int(rows.penalty_counts.in_output[0, 3]) == 1
+
+
+def test_only_differences_are_uploaded(make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(0, [1, 2])]))
+    transfers.uploads.clear()
+    rows.apply(make_plan(decodes=[(0, 1)]))
+    assert transfers.uploads == []
+    rows.apply(make_plan(decodes=[(0, 1)], tables=[(0, 0, 1, 3)]))
+    assert transfers.uploads == [16]

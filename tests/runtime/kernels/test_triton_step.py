@@ -1,0 +1,139 @@
+"""The Triton kernels around the decoder, inputs and sampling, against their torch twins."""
+
+import pytest
+import torch
+from tests.runtime.kernels.triton_device import DEVICE, on_device
+from torch import Tensor
+
+from kvasir_runtime.kernels.argmax_triton import triton_argmax
+from kvasir_runtime.kernels.philox import uniform_reference
+from kvasir_runtime.kernels.philox_triton import triton_uniform
+from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors, prepare_inputs_reference
+from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
+from kvasir_runtime.kernels.top_k_top_p import least_likely_kept_reference
+from kvasir_runtime.kernels.top_k_top_p_triton import triton_least_likely_kept
+
+NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, MAX_DRAFTS = 5, 700, 16, 3
+
+
+def rows_of_state(seed: int) -> RowTensors:
+    random = torch.Generator().manual_seed(seed)
+    drafts = torch.randint(0, 99, (NUM_ROWS, MAX_DRAFTS), generator=random, dtype=torch.int32)
+    drafts[1, 1:] = -1
+    return RowTensors(
+        token_ids=torch.randint(100, 999, (NUM_ROWS, MAX_MODEL_LEN + 1), generator=random, dtype=torch.int32),
+        num_computed=torch.tensor([0, 31, 32, 47, 600], dtype=torch.int32),
+        drafts=drafts,
+        block_tables=torch.randint(0, 77, (2, NUM_ROWS, MAX_MODEL_LEN // BLOCK_SIZE + 1), generator=random).int(),
+    )
+
+
+def prepared(kernel: str, state: RowTensors, rows: list[int], lengths: list[int], num_decodes: int) -> list[Tensor]:
+    """The kernel's outputs on the CPU, behind which -7 stands."""
+    device = DEVICE if kernel == "triton" else torch.device("cpu")
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    planned = PlannedTokens(
+        torch.tensor(rows, dtype=torch.int32, device=device), starts.to(device), num_decodes, int(starts[-1]),
+        max(lengths),
+    )  # fmt: skip
+    out = InputBuffers(
+        token_ids=torch.full((600,), -7, device=device),
+        positions=torch.full((600,), -7, device=device),
+        slots=torch.full((2, 600), -7, device=device),
+        query_starts=torch.full((8,), -7, dtype=torch.int32, device=device),
+        seq_lens=torch.full((8,), -7, dtype=torch.int32, device=device),
+    )
+    if kernel == "triton":
+        on_gpu = RowTensors(
+            *(on_device(t) for t in (state.token_ids, state.num_computed, state.drafts, state.block_tables))
+        )
+        triton_prepare_inputs(on_gpu, planned, BLOCK_SIZE, out)
+    else:
+        prepare_inputs_reference(state, planned, BLOCK_SIZE, out, drops_missing_drafts=False)
+    return [t.cpu() for t in (out.token_ids, out.positions, out.slots, out.query_starts, out.seq_lens)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "num_decodes"),
+    [
+        pytest.param([2, 0, 4], [1, 1, 1], 3, id="decodes"),
+        pytest.param([1, 3], [4, 4], 2, id="drafts, some of them missing"),
+        pytest.param([3, 0, 2], [2, 513, 1], 1, id="prefill chunks longer than a program's block"),
+        pytest.param([1, -1, 4, -1], [2, 2, 2, 2], 4, id="requests that fill up a graph"),
+    ],
+)
+def test_inputs_are_the_twins(rows: list[int], lengths: list[int], num_decodes: int) -> None:
+    state = rows_of_state(seed=1)
+    got = prepared("triton", state, rows, lengths, num_decodes)
+    for ours, theirs in zip(got, prepared("torch", state, rows, lengths, num_decodes), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_row_without_drafts_needs_no_room_for_them() -> None:
+    state = rows_of_state(seed=2)
+    bare = RowTensors(state.token_ids, state.num_computed, state.drafts[:, :0], state.block_tables)
+    got = prepared("triton", bare, [3, 1], [1, 5], 1)
+    for ours, theirs in zip(got, prepared("torch", bare, [3, 1], [1, 5], 1), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_uniform_numbers_are_the_twins_bit_for_bit() -> None:
+    random = torch.Generator().manual_seed(0)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (300,), generator=random)
+    positions = torch.randint(0, 2**40, (300,), generator=random)
+    seeds[:3], positions[:3] = torch.tensor([0, -1, 2**32]), torch.tensor([0, 2**32 - 1, 2**32])
+    got = triton_uniform(on_device(seeds), on_device(positions)).cpu()
+    assert torch.equal(got, uniform_reference(seeds, positions))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_argmax_takes_the_first_of_the_largest(dtype: torch.dtype) -> None:
+    logits = torch.randn(7, 9000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[0, [4095, 4096, 8999]] = 50.0
+    logits[1] = float("-inf")
+    logits[2] = -3.0
+    logits[3, 8999] = 50.0
+    logits[4] = -1.0
+    logits[4, [6, 5000]] = torch.tensor([-0.0, 0.0], dtype=dtype)
+    logits[5, [3, 17]] = float("inf")
+    logits[6, [11, 12]] = float("nan")
+    assert triton_argmax(on_device(logits)).tolist() == logits.argmax(dim=-1).tolist()
+
+
+def kept(logits: Tensor, cut: Tensor) -> list[list[int]]:
+    return [row.nonzero().flatten().tolist() for row in logits >= cut.cpu()]
+
+
+def test_top_k_and_top_p_keep_the_same_tokens_as_sorting_does() -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(8, 300, generator=random) * torch.tensor([0.1, 1, 3, 9, 1, 3, 1, 2]).unsqueeze(1)
+    logits[6] = logits[6].round()  # ties
+    logits -= logits.amax(dim=1, keepdim=True)
+    logits[7, 20:] = float("-inf")
+    top_k = torch.tensor([300, 7, 300, 50, 1, 300, 20, 30], dtype=torch.int32)
+    top_p = torch.tensor([0.9, 1.0, 0.5, 0.8, 0.3, 1.0, 0.7, 0.999])
+    got = triton_least_likely_kept(on_device(logits), on_device(top_k), on_device(top_p))
+    assert got.shape == (8, 1)
+    assert kept(logits, got) == kept(logits, least_likely_kept_reference(logits, top_k, top_p))
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "expected"),
+    [
+        (1, 1.0, [0]),
+        (2, 1.0, [0, 1, 2]),  # the second and the third are equally likely
+        (3, 1.0, [0, 1, 2]),
+        (4, 1.0, [0, 1, 2, 3]),
+        (5, 0.499, [0]),  # its probability is a half, which is enough
+        (5, 0.501, [0, 1, 2]),
+        (5, 1e-9, [0]),
+        (4, 0.999, [0, 1, 2, 3]),
+        (5, 1.0, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_where_the_cut_lies(top_k: int, top_p: float, expected: list[int]) -> None:
+    logits = torch.tensor([[1.0, 0.375, 0.375, 0.1875, 0.0625]]).log()
+    cut = triton_least_likely_kept(
+        on_device(logits), torch.tensor([top_k], dtype=torch.int32, device=DEVICE), torch.tensor([top_p], device=DEVICE)
+    )
+    assert kept(logits, cut) == [expected]

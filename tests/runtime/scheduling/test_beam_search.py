@@ -1,0 +1,163 @@
+"""Which beams go on and which hypotheses are complete: bookkeeping over candidates."""
+
+import pytest
+
+from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.scheduling.beam_search import Beam, BeamSearchState, num_candidates
+from kvasir_runtime.scheduling.step import Candidates
+
+STOP = 9
+
+
+def make_state(width: int, *, max_tokens: int = 10, min_tokens: int = 0, **params: object) -> BeamSearchState:
+    return BeamSearchState(BeamSearch(width=width, **params), frozenset({STOP}), min_tokens, max_tokens)
+
+
+def after(**logprobs: float) -> Candidates:
+    """Candidates by token (`t5=-0.1`), best first."""
+    ordered = sorted(logprobs.items(), key=lambda entry: -entry[1])
+    return Candidates([int(token[1:]) for token, _ in ordered], [logprob for _, logprob in ordered])
+
+
+def outputs(state: BeamSearchState) -> list[tuple[tuple[int, ...], float, str]]:
+    return [(h.beam.output_token_ids, round(h.score, 6), h.finish_reason) for h in state.hypotheses]
+
+
+@pytest.mark.parametrize(
+    ("width", "num_stop_ids", "expected"), [(1, 0, 2), (3, 0, 6), (3, 1, 6), (3, 2, 9), (2, 4, 10)]
+)
+def test_enough_candidates_are_looked_at_that_width_are_left_when_all_stop_tokens_are_among_them(
+    width, num_stop_ids, expected
+):
+    assert num_candidates(width, num_stop_ids) == expected
+
+
+def test_one_beam_takes_the_best_token_each_step():
+    state = make_state(1)
+    assert [c.token_id for c in state.advance([after(t1=-0.1, t2=-0.5)])] == [1]
+    assert [c.token_id for c in state.advance([after(t2=-0.2, t1=-0.9)])] == [2]
+    assert state.beams == [Beam((1, 2), pytest.approx(-0.3))]
+
+
+def test_one_beam_ends_at_its_stop_token():
+    state = make_state(1)
+    state.advance([after(t1=-0.5, t2=-0.9)])
+    assert state.advance([after(t9=-0.1, t2=-0.9)]) == []
+    assert outputs(state) == [((1, STOP), -0.3, "stop")]
+
+
+def test_the_best_continuations_of_all_beams_go_on_best_first_with_their_parents():
+    state = make_state(2)
+    state.advance([after(t1=-0.1, t2=-1.0)])
+    open_ones = state.advance([after(t3=-2.0, t4=-3.0), after(t5=-0.2, t6=-0.3)])
+    assert [(c.parent, c.token_id) for c in open_ones] == [(1, 5), (1, 6)]
+    assert [beam.output_token_ids for beam in state.beams] == [(2, 5), (2, 6)]
+    assert state.beams[0].logprob == pytest.approx(-1.2)
+
+
+def test_equal_continuations_keep_the_order_of_beams_and_candidates():
+    state = make_state(2)
+    state.advance([after(t1=-0.5, t2=-0.5)])
+    assert [beam.output_token_ids for beam in state.beams] == [(1,), (2,)]
+    open_ones = state.advance([Candidates([4, 3], [-0.5, -0.5]), Candidates([6, 5], [-0.5, -0.5])])
+    assert [(c.parent, c.token_id) for c in open_ones] == [(0, 4), (0, 3)]
+
+
+def test_an_ended_continuation_among_the_best_becomes_a_hypothesis_and_leaves_its_place_to_the_next():
+    state = make_state(2)
+    open_ones = state.advance([after(t9=-0.1, t1=-0.2, t2=-0.3, t3=-0.4)])
+    assert [c.token_id for c in open_ones] == [1, 2]
+    assert outputs(state) == [((STOP,), -0.1, "stop")]
+
+
+def test_an_ended_continuation_behind_the_best_is_dropped():
+    state = make_state(2)
+    open_ones = state.advance([after(t1=-0.1, t2=-0.2, t9=-0.3, t3=-0.4)])
+    assert [c.token_id for c in open_ones] == [1, 2]
+    assert state.hypotheses == []
+
+
+def test_an_ended_continuation_at_the_last_place_of_the_best_counts():
+    state = make_state(2)
+    state.advance([after(t1=-0.1, t9=-0.2, t2=-0.3, t3=-0.4)])
+    assert outputs(state) == [((STOP,), -0.2, "stop")]
+
+
+@pytest.mark.parametrize(("min_tokens", "ends"), [(0, True), (1, False)])
+def test_a_stop_token_ends_only_beyond_min_tokens(min_tokens, ends):
+    state = make_state(1, min_tokens=min_tokens)
+    assert (state.advance([after(t9=-0.1, t1=-5.0)]) == []) == ends
+    assert bool(state.hypotheses) == ends
+
+
+def test_a_stop_token_within_min_tokens_goes_on_as_any_other():
+    state = make_state(1, min_tokens=1)
+    assert [c.token_id for c in state.advance([after(t9=-0.1, t1=-5.0)])] == [STOP]
+    assert state.advance([after(t9=-0.1, t1=-5.0)]) == []
+    assert outputs(state) == [((STOP, STOP), -0.1, "stop")]
+
+
+def test_all_beams_end_at_max_tokens():
+    state = make_state(2, max_tokens=2)
+    state.advance([after(t1=-0.1, t2=-0.4)])
+    assert state.advance([after(t3=-0.1, t4=-9.0), after(t5=-0.2, t6=-9.0)]) == []
+    assert outputs(state) == [((1, 3), -0.1, "length"), ((2, 5), -0.3, "length")]
+
+
+def test_a_stop_token_as_the_last_token_allowed_is_a_stop():
+    state = make_state(1, max_tokens=1)
+    assert state.advance([after(t9=-0.1, t1=-0.2)]) == []
+    assert outputs(state) == [((STOP,), -0.1, "stop")]
+
+
+@pytest.mark.parametrize(("penalty", "best"), [(0.0, (STOP,)), (1.0, (1, STOP)), (-1.0, (STOP,))])
+def test_the_length_penalty_is_the_exponent_of_the_length(penalty, best):
+    state = make_state(2, length_penalty=penalty)
+    state.advance([after(t9=-0.5, t1=-0.3, t2=-3.0, t3=-4.0)])
+    state.advance([after(t9=-0.5, t4=-5.0), after(t5=-9.0, t6=-9.5)])
+    assert state.hypotheses[0].beam.output_token_ids == best
+    scores = {h.beam.output_token_ids: h.score for h in state.hypotheses}
+    assert scores[1, STOP] == pytest.approx(-0.8 / 2**penalty)
+
+
+def test_a_search_goes_on_while_a_beam_can_better_the_worst_hypothesis():
+    state = make_state(1, length_penalty=1.0)
+    state.advance([after(t1=-2.0, t2=-2.1)])
+    assert state.advance([after(t9=-2.0, t3=-2.1)]) == [], "-4.1 / 2 is worse than -4 / 2"
+    state = make_state(2, length_penalty=1.0)
+    state.advance([after(t9=-1.0, t1=-1.5, t2=-1.6, t3=-9.0)])
+    open_ones = state.advance([after(t9=-3.0, t3=-0.1), after(t4=-8.0, t5=-9.0)])
+    assert open_ones, "-1.6 / 2 is better than -4.5 / 2"
+
+
+def test_a_beam_that_can_only_draw_level_is_given_up():
+    state = make_state(1, length_penalty=1.0)
+    state.advance([after(t1=-1.0, t2=-1.5)])
+    assert state.advance([after(t9=-1.0, t3=-1.0)]) == []
+
+
+def test_early_stopping_ends_as_soon_as_width_hypotheses_are_complete():
+    for early_stopping in (False, True):
+        state = make_state(2, early_stopping=early_stopping)
+        state.advance([after(t9=-1.0, t1=-1.5, t2=-1.6, t3=-9.0)])
+        open_ones = state.advance([after(t9=-3.0, t3=-0.1), after(t4=-8.0, t5=-9.0)])
+        assert (open_ones == []) == early_stopping
+        assert len(state.hypotheses) == 2
+
+
+def test_early_stopping_does_not_end_before_width_hypotheses():
+    state = make_state(2, early_stopping=True)
+    assert state.advance([after(t9=-0.1, t1=-5.0, t2=-6.0, t3=-7.0)])
+
+
+def test_better_hypotheses_push_out_the_worst():
+    state = make_state(2, length_penalty=0.0)
+    state.advance([after(t9=-3.0, t1=-0.1, t2=-3.5, t3=-9.0)])
+    state.advance([after(t9=-2.5, t3=-0.1), after(t4=-8.0, t5=-9.0)])
+    state.advance([after(t9=-0.1, t3=-0.2), after(t4=-8.0, t5=-9.0)])
+    assert [h.beam.output_token_ids for h in state.hypotheses] == [(1, 3, STOP), (1, STOP)]
+
+
+def test_a_stop_token_is_not_looked_for_where_there_are_none():
+    state = BeamSearchState(BeamSearch(width=1), frozenset(), 0, 10)
+    assert state.advance([after(t9=-0.1, t1=-0.2)])

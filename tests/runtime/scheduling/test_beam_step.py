@@ -1,0 +1,102 @@
+"""Beam searches in the scheduler come to what the search alone comes to, whatever else runs."""
+
+import pytest
+from tests.runtime.scheduling.fake_rank import candidates_after, continuation
+
+from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.scheduling.beam_search import BeamSearchState, Hypothesis, num_candidates
+
+PROMPT = [3, 1, 4, 1, 5, 9]
+FULL = (KvGroup((0,), None),)
+WINDOWS = (KvGroup((0,), None), KvGroup((1,), 6))
+
+
+def search(beam: BeamSearch, max_tokens: int, stop: tuple[int, ...] = ()) -> list[Hypothesis]:
+    state = BeamSearchState(beam, frozenset(stop), 0, max_tokens)
+    number = num_candidates(beam.width, len(stop))
+    while state.advance([candidates_after([*PROMPT, *each.output_token_ids], number) for each in state.beams]):
+        pass
+    return state.hypotheses
+
+
+def names(request: str, n: int) -> list[str]:
+    return [request, *(f"{request}.{index}" for index in range(1, n))]
+
+
+@pytest.mark.parametrize("groups", [FULL, WINDOWS], ids=["full", "windows"])
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_hypotheses_are_those_of_the_search_alone_best_first(make_engine, width, ahead, groups):
+    engine = make_engine(ahead=ahead, groups=groups)
+    beam = BeamSearch(width=width)
+    request = engine.add(PROMPT, beam=beam, n=width, max_tokens=11)
+    other = engine.add([8] * 5, max_tokens=14)
+    tokens, expected = engine.run(), search(beam, 11)
+    assert [tokens[name] for name in names(request, width)] == [list(h.beam.output_token_ids) for h in expected]
+    logprobs = [engine.outputs[name][0].cumulative_logprob for name in names(request, width)]
+    assert logprobs == pytest.approx([h.beam.logprob for h in expected])
+    assert tokens[other] == continuation([8] * 5, 14)
+    assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)
+
+
+def test_only_as_many_hypotheses_as_asked_for_are_told(make_engine):
+    engine = make_engine()
+    request = engine.add(PROMPT, beam=BeamSearch(width=4), n=2, max_tokens=6)
+    assert set(engine.run()) == set(names(request, 2))
+
+
+def test_a_hypothesis_tells_how_it_ended(make_engine):
+    beam = BeamSearch(width=2)
+    stop = (search(beam, 5)[0].beam.output_token_ids[2],)
+    engine = make_engine()
+    request = engine.add(PROMPT, beam=beam, n=2, max_tokens=5, stop_token_ids=stop)
+    engine.run()
+    outputs = [engine.outputs[name][0] for name in names(request, 2)]
+    expected = search(beam, 5, stop)
+    assert [output.finish_reason for output in outputs] == [h.finish_reason for h in expected]
+    assert any(output.finish_reason == "stop" for output in outputs)
+    assert [output.stop_token_id for output in outputs] == [
+        stop[0] if h.finish_reason == "stop" else None for h in expected
+    ]
+
+
+@pytest.mark.parametrize("num_blocks", [12, 14, 17])
+def test_a_preempted_search_comes_to_the_same_hypotheses(make_engine, num_blocks):
+    engine = make_engine(num_blocks=num_blocks, cache=False)
+    other = engine.add([8] * 5, max_tokens=30)
+    beam = BeamSearch(width=3)
+    request = engine.add(PROMPT, beam=beam, n=3, max_tokens=12)
+    tokens = engine.run()
+    assert [tokens[name] for name in names(request, 3)] == [list(h.beam.output_token_ids) for h in search(beam, 12)]
+    assert tokens[other] == continuation([8] * 5, 30)
+    assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)
+
+
+def test_a_search_waits_until_there_are_rows_for_all_of_its_beams(make_engine):
+    engine = make_engine(max_num_seqs=3)
+    engine.add([8] * 5, max_tokens=4)
+    engine.add(PROMPT, beam=BeamSearch(width=3), max_tokens=4)
+    plans = [engine.step() for _ in range(5)]
+    assert [len(plan.added) for plan in plans] == [1, 0, 0, 0, 1]
+
+
+def test_beams_keep_rows_for_those_to_come(make_engine):
+    engine = make_engine(max_num_seqs=4)
+    engine.add(PROMPT, beam=BeamSearch(width=3), max_tokens=9)
+    for token in range(2):
+        engine.add([token], max_tokens=9)
+    assert [len(engine.step().added), engine.scheduler._rows.num_free] == [2, 0]
+
+
+def test_an_aborted_search_gives_back_its_rows_and_blocks(make_engine):
+    for num_steps in (1, 2, 5):
+        engine = make_engine()
+        request = engine.add(PROMPT, beam=BeamSearch(width=4), n=4, max_tokens=20)
+        for _ in range(num_steps):
+            engine.step()
+        engine.scheduler.abort(request, 2)
+        assert engine.scheduler.has_work, "one beam cannot be aborted"
+        engine.scheduler.abort(request)
+        assert engine.run() == {}
+        assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)

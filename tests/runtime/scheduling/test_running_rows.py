@@ -1,0 +1,78 @@
+"""Rows of running sequences: taking, occupying, giving back."""
+
+import pytest
+from tests.runtime.scheduling.rows_by_hand import PROMPT, make_rows, occupy
+
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.scheduling.running_rows import NO_TOKEN
+
+
+def test_rows_are_taken_from_the_first_and_the_last_given_back_is_taken_again():
+    rows = make_rows()
+    assert [rows.take_row() for _ in range(3)] == [0, 1, 2]
+    given = [1, 0]
+    rows.give_back(given)
+    assert (given, rows.num_free) == ([], 3)
+    assert [rows.take_row() for _ in range(3)] == [0, 1, 3]
+
+
+def test_a_particular_row_can_be_reserved():
+    rows = make_rows()
+    rows.reserve(2)
+    assert [rows.take_row() for _ in range(3)] == [0, 1, 3]
+
+
+def test_an_occupied_row_begins_with_what_is_known_and_computed():
+    rows = make_rows()
+    row = occupy(rows, stop=(5,), min_tokens=2, max_total=17, api_index=3, index=1)
+    sequence = rows.sequences[row]
+    assert sequence.row == row
+    assert rows.known(row).tolist() == PROMPT
+    assert (rows.num_known[row], rows.most_known[row], rows.num_written[row], rows.most_planned[row]) == (3, 3, 0, 0)
+    assert (rows.max_total[row], rows.first_stop[row]) == (17, len(PROMPT) + 2 + 1)
+    assert (rows.request_ids[row], rows.indices[row], rows.api_index[row]) == ("api-3", 1, 3)
+
+
+def test_a_new_occupant_is_told_from_the_former_and_inherits_nothing():
+    rows = make_rows()
+    row = occupy(rows)
+    rows.is_awaited[row], rows.num_ready_drafts[row] = True, 2
+    rows.capacity[row] = 8
+    before = int(rows.generation[row])
+    rows.vacate(row)
+    assert (rows.sequences[row], rows.capacity[row]) == (None, 0)
+    assert rows.generation[row] > before, "results of steps under way are for nobody"
+    vacated = int(rows.generation[row])
+    assert occupy(rows) == row
+    assert (rows.is_awaited[row], rows.num_ready_drafts[row]) == (False, 0)
+    assert rows.generation[row] > vacated
+
+
+@pytest.mark.parametrize(
+    ("has_sent_output", "logprobs", "is_plain"),
+    [(False, None, False), (True, None, True), (True, 0, False), (False, 0, False)],
+)
+def test_an_output_is_plain_after_the_first_unless_logprobs_are_wanted(has_sent_output, logprobs, is_plain):
+    rows = make_rows()
+    sequence = rows.sequences[occupy(rows)]
+    sequence.has_sent_output = has_sent_output
+    sequence.sampling = SamplingParams(max_tokens=1, seed=0, logprobs=logprobs)
+    rows.refresh(sequence)
+    assert rows.is_plain[sequence.row] == is_plain
+
+
+def test_refreshing_takes_over_the_blocks_capacity_and_boundary():
+    rows = make_rows()
+    sequence = rows.sequences[occupy(rows)]
+    sequence.blocks.tables[0].extend([None, None])
+    sequence.blocks.num_offered = 1
+    rows.refresh(sequence)
+    assert (rows.capacity[sequence.row], rows.next_boundary[sequence.row]) == (8, 8)
+
+
+def test_stop_tokens_take_as_many_columns_as_the_longest_list():
+    rows = make_rows()
+    first, second = occupy(rows, stop=(5,)), occupy(rows, stop=(6, 7, 8))
+    assert rows.stop_ids[first].tolist() == [5, NO_TOKEN, NO_TOKEN]
+    assert rows.stop_ids[second].tolist() == [6, 7, 8]
+    assert (rows.stop_ids[2:] == NO_TOKEN).all()

@@ -1,0 +1,383 @@
+"""The scheduler under a hypothesis state machine: whatever comes, goes, fails or is preempted, in whatever order.
+
+The rank holds the token history of every KV slot (fake_rank.py), so what is shared, copied, freed or found wrongly is
+read as an error. Every sequence that ends has the tokens of a pure function of its prompt and seed.
+
+    pytest tests/runtime/scheduling/test_state_machine.py --hypothesis-profile=long --timeout=0
+
+looks for longer, at random.
+"""
+
+import sys
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, continuation
+
+from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, SequenceOutput, SequenceStart
+from kvasir_runtime.kv_cache.kv_cache import KvCache
+from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.scheduling.beam_search import BeamSearchState, num_candidates
+from kvasir_runtime.scheduling.policies import waiting_queue
+from kvasir_runtime.scheduling.scheduler import Scheduler, SchedulerLimits
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.update import Outcome
+
+MAX_MODEL_LEN = 24
+MOST_AHEAD = 3
+MOST_STEPS = 300
+"""In which, for each sequence that is left, all of them must have ended: a budget of one token is possible."""
+LAYOUTS = (
+    (KvGroup((0,), None),),
+    (KvGroup((0,), None), KvGroup((1,), 5)),
+    (KvGroup((0,), None), KvGroup((1,), 3), KvGroup((2,), 8)),
+    (KvGroup((0,), 6),),
+)
+BEGINNING = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+
+
+@dataclass
+class Expected:
+    """One sequence as its client sees it."""
+
+    output: list[int]
+    """All that it is to have in the end."""
+    reason: str
+    received: list[int]
+    prompt: list[int]
+    is_fresh: bool
+    """Whether its first output brings the prompt's log-probabilities, where asked for."""
+    sampling: SamplingParams
+    is_beam: bool = False
+    is_over: bool = False
+
+
+class VaryingDepth:
+    """Draft depths that change from one question to the next."""
+
+    def __init__(self, depths: list[int]) -> None:
+        self._depths = depths
+        self.max_depth = max(depths)
+        self._num_asked = 0
+
+    def depths(self, rows):
+        self._num_asked += 1
+        return rows * 0 + self._depths[self._num_asked % len(self._depths)]
+
+    def observe(self, rows, num_asked, num_accepted) -> None:
+        assert (num_accepted <= num_asked).all()
+
+    def forget(self, row: int) -> None: ...
+
+
+@dataclass
+class Flight:
+    """A step that was planned; its result is None until the rank has computed it."""
+
+    plan: StepPlan
+    result: StepResult | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    block_size: int
+    groups: tuple[KvGroup, ...]
+    num_spare_blocks: int
+    """Beyond what one sequence of the greatest length needs."""
+    max_num_seqs: int
+    budget: int
+    chunked: bool
+    cache: bool
+    policy: str
+    ahead: int
+    """Steps planned beyond the one that is computed."""
+    depths: list[int] | None
+    wrong_drafts: int
+    missing_drafts: int
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.groups) * -(-MAX_MODEL_LEN // self.block_size) + self.num_spare_blocks
+
+
+setups = st.builds(
+    Setup,
+    block_size=st.sampled_from([4, 2, 1]),
+    groups=st.sampled_from(LAYOUTS),
+    num_spare_blocks=st.integers(0, 12),
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(1, MAX_MODEL_LEN),
+    chunked=st.booleans(),
+    cache=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority", "fair"]),
+    ahead=st.sampled_from([3, 0, 1, 2, 3]),
+    depths=st.none() | st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    wrong_drafts=st.integers(0, 4),
+    missing_drafts=st.integers(0, 3),
+)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Most begin alike, and some are the same."""
+    return BEGINNING[: draw(st.sampled_from([8, 3, 4, 10, 0]))] + draw(st.sampled_from([[1], [2], [1, 2], [2, 1, 1]]))
+
+
+@dataclass
+class Clients:
+    """What was asked for, and what has come back."""
+
+    sequences: dict[tuple[str, int], Expected] = field(default_factory=dict)
+
+    def open_ones(self) -> list[tuple[str, int]]:
+        return [key for key, expected in self.sequences.items() if not expected.is_over]
+
+    def receive(self, outcome: Outcome) -> None:
+        for addressed in outcome.outputs:
+            self._take(addressed.output)
+        for plain in outcome.plain.values():
+            tokens = iter(plain.token_ids)
+            for request_id, index, number in zip(plain.request_ids, plain.indices, plain.num_tokens, strict=True):
+                self._append(self.sequences[request_id, index], [next(tokens) for _ in range(number)])
+            assert next(tokens, None) is None
+
+    def _append(self, expected: Expected, tokens: list[int]) -> None:
+        assert not expected.is_over, "an output after the last"
+        assert tokens, "an output that says nothing"
+        expected.received += tokens
+        assert expected.received == expected.output[: len(expected.received)]
+
+    def _take(self, output: SequenceOutput) -> None:
+        expected = self.sequences[output.request_id, output.index]
+        if output.finish_reason == "error":
+            expected.is_over = True  # perhaps before: an impossible request may be aborted before it is answered
+            return
+        if expected.sampling.prompt_logprobs is not None and expected.is_fresh:
+            assert output.prompt_logprobs is not None
+            scores = [None if entry is None else -entry.logprobs[0] for entry in output.prompt_logprobs]
+            whole = [None, *range(len(expected.prompt) - 1)]
+            assert scores == whole, f"{output.request_id}.{output.index} of {expected.prompt}"
+        expected.is_fresh = False
+        self._append(expected, output.new_token_ids)
+        if expected.sampling.logprobs is not None and not expected.is_beam:
+            assert output.logprobs is not None
+            assert [entry.token_ids for entry in output.logprobs] == [[token] for token in output.new_token_ids]
+        if output.finish_reason is not None:
+            assert (expected.received, output.finish_reason) == (expected.output, expected.reason)
+            expected.is_over = True
+
+
+def expected_output(prompt: list[int], sampling: SamplingParams, seed: int) -> tuple[list[int], str]:
+    """(tokens, reason) of a sequence that draws."""
+    output = continuation(prompt, min(sampling.max_tokens, MAX_MODEL_LEN - len(prompt)), seed)
+    for index, token in enumerate(output):
+        if token in sampling.stop_token_ids and index >= sampling.min_tokens:
+            return output[: index + 1], "stop"
+    return output, "length"
+
+
+def expected_beams(prompt: list[int], sampling: SamplingParams, beam: BeamSearch) -> list[tuple[list[int], str]]:
+    """(tokens, reason) of the hypotheses, best first."""
+    num_tokens = min(sampling.max_tokens, MAX_MODEL_LEN - len(prompt))
+    state = BeamSearchState(beam, frozenset(sampling.stop_token_ids), sampling.min_tokens, num_tokens)
+    number = num_candidates(beam.width, len(sampling.stop_token_ids))
+    while state.advance([candidates_after([*prompt, *each.output_token_ids], number) for each in state.beams]):
+        pass
+    return [(list(each.beam.output_token_ids), each.finish_reason) for each in state.hypotheses]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(setup=setups)
+    def begin(self, setup: Setup) -> None:
+        self.setup = setup
+        self.kv = KvCache(setup.num_blocks, setup.block_size, setup.groups, enable_prefix_caching=setup.cache)
+        limits = SchedulerLimits(
+            max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=setup.budget if setup.chunked else MAX_MODEL_LEN,
+            max_model_len=MAX_MODEL_LEN,
+            enable_chunked_prefill=setup.chunked,
+        )
+        depth = None if setup.depths is None else VaryingDepth(setup.depths)
+        self.scheduler = Scheduler(limits, self.kv, waiting_queue(setup.policy), depth)
+        self.rank = FakeRank(
+            setup.block_size, setup.groups, setup.wrong_drafts, setup.missing_drafts, True, setup.num_blocks
+        )
+        self.flights: deque[Flight] = deque()
+        self.clients = Clients()
+        self.held: list[str] = []
+        self.num_requests = 0
+
+    # --- requests come and go ---
+
+    @rule(
+        prompt=prompts(), seeds=st.lists(st.integers(0, 2), min_size=1, max_size=3), num_given=st.integers(0, 3),
+        max_tokens=st.integers(1, 10), stop_at=st.integers(0, 9), min_tokens=st.integers(0, 3),
+        wants=st.sampled_from([(None, None), (None, None), (0, None), (None, 0), (0, 0)]), is_held=st.booleans(),
+        tenant=st.sampled_from("ab"), priority=st.integers(0, 1),
+    )  # fmt: skip
+    def add(self, prompt, seeds, num_given, max_tokens, stop_at, min_tokens, wants, is_held, tenant, priority) -> None:
+        """`num_given` tokens of the first sequence were made elsewhere."""
+        stops = tuple(continuation(prompt, 10, seeds[0])[stop_at:][:1])
+        sampling = SamplingParams(
+            max_tokens=max_tokens, seed=0, min_tokens=min_tokens, stop_token_ids=stops, logprobs=wants[0],
+            prompt_logprobs=wants[1],
+        )  # fmt: skip
+        starts, expected = [], []
+        for index, seed in enumerate(seeds):
+            output, reason = expected_output(prompt, sampling, seed)
+            given = output[: min(num_given, len(output) - 1)] if index == 0 else []
+            starts.append(SequenceStart(index=index, seed=seed, output_token_ids=given))
+            expected.append(Expected(output, reason, list(given), prompt, not given, sampling))
+        self._send(prompt, sampling, starts, expected, is_held, tenant=tenant, priority=priority)
+
+    @rule(
+        prompt=prompts(), width=st.integers(2, 3), n=st.integers(1, 2), max_tokens=st.integers(1, 8),
+        has_stop=st.booleans(), early=st.booleans(), wants_scores=st.booleans(), is_held=st.booleans(),
+    )  # fmt: skip
+    def add_beams(self, prompt, width, n, max_tokens, has_stop, early, wants_scores, is_held) -> None:
+        beam = BeamSearch(width=width, early_stopping=early)
+        stops = tuple(continuation(prompt, 3)[2:]) if has_stop else ()
+        sampling = SamplingParams(
+            max_tokens=max_tokens, seed=0, stop_token_ids=stops, prompt_logprobs=0 if wants_scores else None
+        )
+        hypotheses = expected_beams(prompt, sampling, beam)[:n]
+        starts = [SequenceStart(index=index, seed=0) for index in range(len(hypotheses))]
+        expected = [Expected(output, reason, [], prompt, True, sampling, True) for output, reason in hypotheses]
+        self._send(prompt, sampling, starts, expected, is_held, beam=beam)
+
+    def _send(self, prompt, sampling, starts, expected, is_held, beam=None, tenant="", priority=0) -> None:
+        request_id = f"r{self.num_requests}"
+        message = AddRequest(
+            request_id=request_id, api_index=self.num_requests % 2, prompt_token_ids=prompt, sampling=sampling,
+            sequences=starts, arrival_time=float(self.num_requests // 2), tenant=tenant, priority=priority, beam=beam,
+        )  # fmt: skip
+        self.num_requests += 1
+        self.clients.sequences |= {(request_id, index): each for index, each in enumerate(expected)}
+        self.scheduler.add(message, is_held=is_held)
+        if is_held:
+            self.held.append(request_id)
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def release(self) -> None:
+        self.scheduler.release(self.held.pop(0))
+
+    @precondition(lambda self: self.clients.open_ones())
+    @rule(which=st.integers(0, 20), is_whole=st.booleans())
+    def abort(self, which: int, is_whole: bool) -> None:
+        open_ones = self.clients.open_ones()
+        request_id, index = open_ones[which % len(open_ones)]
+        expected = self.clients.sequences
+        if is_whole or expected[request_id, index].is_beam:
+            self.scheduler.abort(request_id)
+            for key in open_ones:
+                expected[key].is_over |= key[0] == request_id
+        else:
+            self.scheduler.abort(request_id, index)
+            expected[request_id, index].is_over = True
+
+    # --- steps ---
+
+    @precondition(lambda self: len(self.flights) <= self.setup.ahead)
+    @rule(num_steps=st.integers(1, MOST_AHEAD + 1))
+    def plan_ahead(self, num_steps: int) -> None:
+        for _ in range(min(num_steps, self.setup.ahead + 1 - len(self.flights))):
+            self.plan()
+
+    def plan(self) -> None:
+        plan = self.scheduler.schedule()
+        self.clients.receive(Outcome(outputs=self.scheduler.take_rejected()))
+        if plan is not None:
+            assert plan.num_tokens <= (self.setup.budget if self.setup.chunked else MAX_MODEL_LEN)
+            self.flights.append(Flight(plan))
+
+    @precondition(lambda self: any(flight.result is None for flight in self.flights))
+    @rule()
+    def compute(self) -> None:
+        flight = next(flight for flight in self.flights if flight.result is None)
+        flight.result = self.rank.run(flight.plan)
+
+    @precondition(lambda self: self.flights and self.flights[0].result is not None)
+    @rule()
+    def take_result(self) -> None:
+        flight = self.flights.popleft()
+        assert flight.result is not None
+        outcome = Outcome()
+        self.scheduler.update(flight.plan, flight.result, outcome)
+        self.clients.receive(outcome)
+
+    @precondition(lambda self: self.flights and self.flights[0].result is None)
+    @rule()
+    def fail(self) -> None:
+        """The step in front, and so all behind it."""
+        self.rank.fail(self.flights[0].plan)
+        outcome = Outcome()
+        self.scheduler.fail(self.flights[0].plan, "device fell over", outcome)
+        self.flights.clear()
+        self.clients.receive(outcome)
+
+    @rule(num_steps=st.integers(1, 8))
+    def go_on(self, num_steps: int) -> None:
+        """As the engine's loop does: plan ahead, compute, take the oldest result."""
+        for _ in range(num_steps):
+            self._step()
+
+    def _step(self) -> bool:
+        """Whether anything happened."""
+        num_flights = len(self.flights)
+        if num_flights <= self.setup.ahead:
+            self.plan()
+        has_planned = len(self.flights) > num_flights
+        while any(flight.result is None for flight in self.flights):
+            self.compute()
+        if self.flights and (not has_planned or len(self.flights) > self.setup.ahead):
+            self.take_result()
+            return True
+        return has_planned
+
+    # --- what always holds ---
+
+    @invariant()
+    def a_block_has_as_many_references_as_tables_that_hold_it(self) -> None:
+        sequences = self.scheduler._running.sequences
+        held = Counter(
+            block.block_id for each in sequences for table in each.blocks.tables for block in table if block is not None
+        )
+        pool = self.kv.pool
+        assert {block.block_id: block.num_references for block in pool.blocks if block.num_references} == held
+        assert pool.num_used == len(held)
+
+    @invariant()
+    def a_row_is_occupied_by_one_running_sequence_or_free(self) -> None:
+        occupied = sorted(sequence.row for sequence in self.scheduler._running.sequences)
+        spare = [row for group in self.scheduler._requests.beams.values() for row in group.spare_rows]
+        assert sorted([*occupied, *spare, *self.scheduler._rows._free]) == list(range(self.setup.max_num_seqs))
+
+    @invariant()
+    def the_loop_does_not_sleep_while_somebody_waits(self) -> None:
+        if {request_id for request_id, _ in self.clients.open_ones()} - set(self.held):
+            assert self.scheduler.has_work
+
+    def teardown(self) -> None:
+        """Everything that is left comes to its end, and leaves nothing behind."""
+        if sys.exc_info()[0] is not None or not hasattr(self, "clients"):
+            return  # hypothesis takes the machine down after a failure too
+        while self.held:
+            self.release()
+        num_idle = 0
+        for _ in range(MOST_STEPS * (1 + len(self.clients.open_ones()))):
+            if not self.scheduler.has_work and not self.flights:
+                break
+            num_idle = 0 if self._step() else num_idle + 1
+            assert num_idle < 3, f"nothing moves: {self.clients.open_ones()}"
+        assert self.clients.open_ones() == [], "these never ended"
+        assert self.kv.pool.num_used == 0
+        assert self.scheduler._rows.num_free == self.setup.max_num_seqs
+        assert self.scheduler.stats(0, 0.0).num_waiting == 0
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings()  # of the profile (conftest.py)

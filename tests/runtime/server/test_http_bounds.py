@@ -1,0 +1,145 @@
+"""What a client sends before it is answered, and how long it takes, has bounds; others are served meanwhile."""
+
+import socket
+import time
+from collections.abc import Iterable
+
+import httpx
+import pytest
+
+from kvasir_runtime.config import ServerConfig
+from kvasir_runtime.server import body, http_protocol
+from kvasir_runtime.server.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+
+
+def connect(running) -> socket.socket:
+    url = httpx.URL(running.url)
+    return socket.create_connection((url.host, url.port), timeout=10)
+
+
+def answer_to(connection: socket.socket, parts: Iterable[bytes] = ()) -> bytes:
+    """What comes back until the server closes; sending ends when it does."""
+    received = b""
+    try:
+        for part in parts:
+            connection.sendall(part)
+        while chunk := connection.recv(65536):
+            received += chunk
+    except ConnectionError:
+        pass
+    return received
+
+
+def ask_version(connection: socket.socket) -> None:
+    connection.sendall(b"GET /version HTTP/1.1\r\n\r\n")
+    received = b""
+    while not received.endswith(b'"}'):
+        received += connection.recv(65536)
+    assert b"200 OK" in received
+
+
+def status_of(running, head: bytes) -> int:
+    with connect(running) as connection:
+        return int(
+            answer_to(connection, [b"GET /version HTTP/1.1\r\nConnection: close\r\n" + head + b"\r\n"]).split()[1]
+        )
+
+
+def test_a_head_of_the_greatest_size_is_taken_and_one_byte_more_refused(running) -> None:
+    size = MAX_HEAD_BYTES - len("Connection" + "close" + "X")
+    assert status_of(running, b"X: " + b"a" * size + b"\r\n") == 200
+    assert status_of(running, b"X: " + b"a" * (size + 1) + b"\r\n") == 431
+
+
+def test_as_many_headers_as_allowed_are_taken_and_one_more_refused(running) -> None:
+    assert status_of(running, b"X: a\r\n" * (MAX_HEADERS - 1)) == 200
+    assert status_of(running, b"X: a\r\n" * MAX_HEADERS) == 431
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"GET /version HTTP/1.1\r\nX: ",
+        b"GET /",
+        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX: ",
+        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;x=",
+    ],
+    ids=["header", "url", "trailer", "chunk extension"],
+)
+def test_what_never_ends_is_cut_soon(running, beginning: bytes) -> None:
+    """A server that took all would see the whole of 64 MB sent."""
+    num_sent = 0
+    with connect(running) as connection:
+        try:
+            connection.sendall(beginning)
+            for _ in range(1024):
+                connection.sendall(b"a" * 65536)
+                num_sent += 65536
+        except ConnectionError:
+            pass
+    assert num_sent < 32 * 2**20
+    assert running.http.get("/health").status_code == 200
+
+
+def test_a_request_behind_a_long_body_on_one_connection_is_no_long_head(running) -> None:
+    content = b"{" + b" " * 300_000 + b'"prompt": "a"}'
+    one = b"POST /tokenize HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+    with connect(running) as connection:
+        received = answer_to(connection, [one, one[:20], one[20:], b"GET /version HTTP/1.0\r\n\r\n"])
+    assert received.count(b" 200 OK") == 3
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+    with connect(running) as silent, connect(running) as slow, connect(running) as second:
+        ask_version(second)
+        second.sendall(b"GET")
+        slow.sendall(b"GET /version HTTP/1.1\r\n")
+        for connection in (silent, slow, second):
+            assert b" 408 " in answer_to(connection)
+
+
+def test_a_connection_between_requests_is_kept_longer(running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    with connect(running) as connection:
+        for _ in range(2):
+            ask_version(connection)
+            time.sleep(0.3)  # three times what a head may take
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    with connect(running) as connection:
+        parts = [b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"]
+        received = answer_to(connection, parts)
+    assert b" 408 " in received
+    assert b"body_timeout" in received
+
+
+def test_when_connections_are_full_the_longest_idle_makes_way(start_server) -> None:
+    with start_server(config=ServerConfig(max_connections=3)) as running:
+        running.http.close()
+        idle = [connect(running) for _ in range(3)]
+        for connection in reversed(idle):
+            ask_version(connection)
+        assert status_of(running, b"") == 200
+        assert answer_to(idle[2]) == b""
+        idle[0].sendall(b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert b"200 OK" in answer_to(idle[0])
+        for connection in idle:
+            connection.close()
+
+
+def test_when_all_connections_are_busy_the_next_is_sent_away(start_server) -> None:
+    with start_server(config=ServerConfig(max_connections=2)) as running:
+        running.http.close()
+        busy = [connect(running) for _ in range(2)]
+        for connection in busy:
+            head = b"POST /tokenize HTTP/1.1\r\nContent-Length: 1\r\nConnection: close\r\nExpect: 100-continue\r\n\r\n"
+            connection.sendall(head)
+            assert b"100 Continue" in connection.recv(65536), "so its body is being waited for"
+        assert status_of(running, b"") == 503
+        for connection in busy:
+            assert b"400 Bad Request" in answer_to(connection, [b"{"])
+            connection.close()
+        assert status_of(running, b"") == 200

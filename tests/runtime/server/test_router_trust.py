@@ -1,0 +1,83 @@
+"""Who is taken for the router, and what becomes of its headers when others send them."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from kvasir_runtime.server.router_trust import RouterTrustMiddleware, is_loopback
+
+BODY = {"prompt": "the quick", "max_tokens": 2, "stream": True}
+ROUTERS = {"x-kvasir-tenant": "blue", "x-kvasir-resumable": "1"}
+SECRET = {"x-kvasir-router-secret": "s3cret"}
+
+
+async def tell_headers(scope: Any, receive: Any, send: Any) -> None:
+    await JSONResponse(dict(Request(scope).headers))(scope, receive, send)
+
+
+def ask(secret: str | None, peer: str, headers: dict[str, str]) -> httpx.Response:
+    """What an application behind the middleware sees of a request from this peer."""
+    transport = httpx.ASGITransport(RouterTrustMiddleware(tell_headers, secret), client=(peer, 1234))
+
+    async def get() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+            return await client.get("/", headers=headers)
+
+    return asyncio.run(get())
+
+
+@pytest.mark.parametrize(
+    ("secret", "peer", "headers", "is_trusted"),
+    [
+        (None, "127.0.0.1", {}, True),
+        (None, "10.0.0.7", {}, False),
+        (None, "10.0.0.7", SECRET, False),
+        ("s3cret", "10.0.0.7", SECRET, True),
+        ("s3cret", "127.0.0.1", {}, False),
+        ("s3cret", "127.0.0.1", {"x-kvasir-router-secret": "s3cre"}, False),
+        ("s3cret", "127.0.0.1", {"x-kvasir-router-secret": ""}, False),
+        ("s3cret", "127.0.0.1", {"x-kvasir-router-secret": "S3CRET"}, False),
+    ],
+)
+def test_only_the_routers_word_on_tenants_and_journals_counts(secret, peer, headers, is_trusted: bool) -> None:
+    seen = ask(secret, peer, headers | ROUTERS | {"x-other": "kept"}).json()
+    assert {name: seen[name] for name in ROUTERS if name in seen} == (ROUTERS if is_trusted else {})
+    assert seen["x-other"] == "kept"
+    assert ask(secret, peer, headers | {"x-kvasir-journal-at": "1"}).status_code == (200 if is_trusted else 403)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("128.0.0.1", False),
+    ],
+)
+def test_loopback_is_told_in_all_its_spellings(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_with_a_secret_set_a_server_keeps_journals_for_those_who_know_it(
+    start_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVASIR_ROUTER_SECRET", "s3cret")
+    with start_server() as running:
+        answers = [running.http.post("/v1/completions", json=BODY, headers=ROUTERS | extra) for extra in ({}, SECRET)]
+        tenants = [request.tenant for request in running.core.received]
+        assert ["x-kvasir-resumable" in answer.headers for answer in answers] == [False, True]
+        assert tenants == ["", "blue"]
+        content = json.dumps(BODY).encode()
+        forged = running.http.post(
+            "/v1/completions", content=content, headers={"x-kvasir-journal-at": str(len(content))}
+        )
+        assert (forged.status_code, forged.json()["error"]["code"]) == (403, "not_the_router")

@@ -1,0 +1,249 @@
+"""A toy rank: a tiny random target over real pages, greedy verification, and a proposer that sees its steps."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
+from kvasir_runtime.attention.reference import ReferenceAttention
+from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.ops import reference_ops
+from kvasir_runtime.kv_cache.spec import make_layout
+from kvasir_runtime.models.checkpoint import Checkpoint
+from kvasir_runtime.models.decoder import Decoder, kv_specs
+from kvasir_runtime.models.families import read_options
+from kvasir_runtime.models.hf_config import read_config
+from kvasir_runtime.models.loader import load_decoder
+from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.speculative.proposer import Proposer, VerifiedStep
+
+PLACEMENT = Placement(device=torch.device("cpu"), dtype=torch.float32, ops=reference_ops())
+BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 3, 64
+POISON_PAGE = 0
+"""Belongs to somebody else: every table entry without a block names it."""
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+
+
+class Rank:
+    """Blocks are given as a scheduler without lookahead gives them: for the tokens of a step and no more."""
+
+    def __init__(self, target: Decoder, proposer: Proposer, max_model_len: int = MAX_MODEL_LEN) -> None:
+        self.target, self.proposer = target, proposer
+        self.token_ids = torch.zeros(MAX_NUM_SEQS, max_model_len + 1, dtype=torch.int32)
+        self.known = [0] * MAX_NUM_SEQS
+        self.computed = [0] * MAX_NUM_SEQS
+        self.drafts: list[list[int]] = [[] for _ in range(MAX_NUM_SEQS)]
+        specs = [*kv_specs(target.options, torch.float32), *proposer.kv_specs]
+        layout = make_layout(specs, BLOCK_SIZE)
+        self._pages = iter(range(1, 100))
+        self._tables = [torch.full((MAX_NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), POISON_PAGE, dtype=torch.int32)]
+        self._tables *= len(layout.groups)
+        shapes = [(100, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        self.caches = [
+            LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), place.group)
+            for shape, place in zip(shapes, layout.places, strict=True)
+        ]
+        proposer.bind(self.caches[len(target.layers) :])
+
+    def add(self, row: int, token_ids: list[int]) -> None:
+        self.token_ids[row, : len(token_ids)] = torch.tensor(token_ids)
+        self.known[row], self.computed[row], self.drafts[row] = len(token_ids), 0, []
+        self._tables[0][row] = POISON_PAGE
+
+    def tokens(self, row: int) -> list[int]:
+        tokens: list[int] = self.token_ids[row, : self.known[row]].tolist()
+        return tokens
+
+    def fork(self, source: int, target: int) -> None:
+        """Whole blocks are shared; the one being filled is copied."""
+        self.token_ids[target] = self.token_ids[source]
+        self.known[target], self.computed[target] = self.known[source], self.computed[source]
+        self.drafts[target] = list(self.drafts[source])
+        self._tables[0][target] = self._tables[0][source]
+        filling = self.computed[source] // BLOCK_SIZE
+        if self.computed[source] % BLOCK_SIZE:
+            page, copy = int(self._tables[0][source, filling]), next(self._pages)
+            self._tables[0][target, filling] = copy
+            for cache in self.caches:
+                cache.key[copy], cache.value[copy] = cache.key[page], cache.value[page]
+
+    def step_end(self, row: int) -> int:
+        """Tokens of the row, drafts included, that the last step had blocks for."""
+        return self._ends[row]
+
+    @torch.inference_mode()
+    def step(self, decodes: list[int], chunks: dict[int, int], num_proposals: int) -> list[int]:
+        """Decode rows with all their drafts and compute chunks of so many tokens; the numbers of drafts that held."""
+        rows = [*decodes, *chunks]
+        new = [self._new_tokens(row, None) for row in decodes] + [
+            self._new_tokens(row, length) for row, length in chunks.items()
+        ]
+        inputs = self._inputs(rows, new, len(decodes))
+        attention = ReferenceAttention().prepare(inputs)
+        num_layers, captured = len(self.target.layers), self.proposer.captured_layers
+        output = self.target(inputs.token_ids, attention, self.caches[:num_layers], None, captured)
+        drawn = self.target.logits(output.hidden).argmax(-1).tolist()
+        sampled, last, held = [], [], []
+        first = 0
+        for index, (row, ids) in enumerate(zip(rows, new, strict=True)):
+            if index < len(decodes) or self.computed[row] + len(ids) == self.known[row]:
+                drafts = ids[1:] if index < len(decodes) else []
+                num_held = next((i for i, d in enumerate(drafts) if d != drawn[first + i]), len(drafts))
+                place = first + (num_held if index < len(decodes) else len(ids) - 1)
+                brought = [*drafts[:num_held], drawn[place]]
+                start = self.known[row]
+                self.token_ids[row, start : start + len(brought)] = torch.tensor(brought, dtype=torch.int32)
+                self.known[row] += len(brought)
+                self.computed[row] = self.known[row] - 1
+                sampled.append(index)
+                last.append(place)
+                held.append(num_held)
+            else:
+                self.computed[row] += len(ids)
+            first += len(ids)
+        own = [rows[index] for index in sampled]
+        proposed = self.proposer.propose(
+            VerifiedStep(
+                inputs=inputs,
+                hidden=output.hidden,
+                captured=output.captured,
+                sampled=torch.tensor(sampled, dtype=torch.int64),
+                rows=torch.tensor(own, dtype=torch.int64),
+                last_accepted=torch.tensor(last, dtype=torch.int64),
+                next_tokens=torch.tensor([self.tokens(row)[-1] for row in own], dtype=torch.int64),
+                num_known=torch.tensor([self.known[row] for row in own], dtype=torch.int64),
+                num_slots=torch.tensor([self._num_slots(row) for row in own], dtype=torch.int64),
+                token_ids=self.token_ids,
+                num_proposals=num_proposals,
+            )
+        )
+        assert proposed.shape == (len(own), num_proposals)
+        assert proposed.dtype == torch.int32
+        for row, line in zip(own, proposed.tolist(), strict=True):
+            self.drafts[row] = line[: line.index(-1)] if -1 in line else line
+        assert all(torch.isnan(cache.key[POISON_PAGE]).all() for cache in self.caches), "wrote into another's page"
+        return held
+
+    def _num_slots(self, row: int) -> int:
+        return int((self._tables[0][row] != POISON_PAGE).sum()) * BLOCK_SIZE
+
+    def _new_tokens(self, row: int, length: int | None) -> list[int]:
+        if length is None:
+            return [self.tokens(row)[-1], *self.drafts[row]]
+        start = self.computed[row]
+        return self.tokens(row)[start : start + length]
+
+    def _inputs(self, rows: list[int], new: list[list[int]], num_decodes: int) -> StepInputs:
+        ends = [self.computed[row] + len(ids) for row, ids in zip(rows, new, strict=True)]
+        self._ends = dict(zip(rows, ends, strict=True))
+        positions, slots = [], []
+        for row, ids, end in zip(rows, new, ends, strict=True):
+            for block in range(-(-end // BLOCK_SIZE)):
+                if self._tables[0][row, block] == POISON_PAGE:
+                    self._tables[0][row, block] = next(self._pages)
+            own = range(end - len(ids), end)
+            positions += own
+            slots += [int(self._tables[0][row, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for p in own]
+        lengths = np.array([len(ids) for ids in new], dtype=np.int32)
+        return StepInputs(
+            token_ids=torch.tensor([token for ids in new for token in ids]),
+            positions=torch.tensor(positions),
+            query_starts=torch.tensor([0, *lengths.cumsum().tolist()], dtype=torch.int32),
+            seq_lens=torch.tensor(ends, dtype=torch.int32),
+            rows=torch.tensor(rows, dtype=torch.int32),
+            groups=tuple(GroupInputs(table, torch.tensor(slots)) for table in self._tables),
+            lengths=StepLengths(lengths, num_decodes, max(ends)),
+        )
+
+
+def make_llama(folder: Path, seed: int, **changes: Any) -> transformers.LlamaForCausalLM:
+    """A random checkpoint in `folder`, and Hugging Face's model of it."""
+    torch.manual_seed(seed)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SHAPE | changes))).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def load(folder: Path, max_model_len: int = MAX_MODEL_LEN) -> Decoder:
+    with Checkpoint(folder) as checkpoint:
+        return load_decoder(checkpoint, read_options(read_config(folder)), PLACEMENT, max_model_len)
+
+
+@pytest.fixture(scope="session")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    make_llama(folder, seed=3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target(target_folder: Path) -> Decoder:
+    return load(target_folder)
+
+
+@pytest.fixture(scope="session")
+def hf_target(target_folder: Path) -> transformers.LlamaForCausalLM:
+    return transformers.LlamaForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def greedy(hf_target: transformers.LlamaForCausalLM) -> Callable[[list[int], int], list[int]]:
+    """The target's own continuation."""
+    return lambda token_ids, length: continue_greedily(hf_target, token_ids, length)
+
+
+@torch.inference_mode()
+def continue_greedily(model: transformers.LlamaForCausalLM, token_ids: list[int], length: int) -> list[int]:
+    ids = list(token_ids)
+    for _ in range(length):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(token_ids) :]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(1, SHAPE["vocab_size"], length).tolist()
+
+
+def hidden_states(model: transformers.LlamaForCausalLM, token_ids: list[int]) -> tuple[Tensor, ...]:
+    """Streams entering each layer, then the last norm's output: each [num_tokens, hidden_size]."""
+    with torch.inference_mode():
+        output = model.model(torch.tensor([token_ids]), output_hidden_states=True)
+    return tuple(hidden[0] for hidden in output.hidden_states)
+
+
+def text_step(texts: dict[int, list[int]], num_proposals: int) -> VerifiedStep:
+    """A step after which the rows know these tokens, for proposers that look at nothing else."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    rows = list(texts)
+    token_ids = torch.zeros(MAX_NUM_SEQS, MAX_MODEL_LEN + 1, dtype=torch.int32)
+    for row, tokens in texts.items():
+        token_ids[row, : len(tokens)] = torch.tensor(tokens)
+    return VerifiedStep(
+        inputs=StepInputs(nothing, nothing, nothing, nothing, nothing, (), StepLengths(np.zeros(0, np.int32), 0, 0)),
+        hidden=torch.zeros(0, 1),
+        captured=(),
+        sampled=torch.arange(len(rows)),
+        rows=torch.tensor(rows),
+        last_accepted=torch.arange(len(rows)),
+        next_tokens=torch.tensor([tokens[-1] for tokens in texts.values()]),
+        num_known=torch.tensor([len(tokens) for tokens in texts.values()]),
+        num_slots=torch.zeros(len(rows), dtype=torch.int64),
+        token_ids=token_ids,
+        num_proposals=num_proposals,
+    )

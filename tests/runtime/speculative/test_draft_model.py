@@ -1,0 +1,150 @@
+"""Drafts of a draft model are its own greedy continuation, whatever was accepted, skipped or moved before."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tests.runtime.speculative.conftest import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    Rank,
+    continue_greedily,
+    load,
+    make_llama,
+    prompt,
+)
+
+from kvasir_runtime.attention.reference import ReferenceAttention
+from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.speculative import draft_model
+from kvasir_runtime.speculative.draft_model import DraftModelProposer
+
+Greedy = Callable[[list[int], int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("draft")
+    make_llama(folder, seed=5, num_hidden_layers=1, hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def hf_draft(draft_folder: Path) -> transformers.LlamaForCausalLM:
+    return transformers.LlamaForCausalLM.from_pretrained(draft_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def rank(target: Decoder, draft_folder: Path) -> Rank:
+    return Rank(target, DraftModelProposer(load(draft_folder), ReferenceAttention(), torch.float32))
+
+
+@pytest.fixture
+def twin(target: Decoder) -> Rank:
+    """The draft is the target itself, so that every draft holds."""
+    return Rank(target, DraftModelProposer(target, ReferenceAttention(), torch.float32))
+
+
+def assert_drafts(rank: Rank, row: int, model: transformers.LlamaForCausalLM, most: int) -> None:
+    """As many as there were blocks for, and those the draft's own continuation."""
+    drafts = rank.drafts[row]
+    blocks = -(-(rank.step_end(row)) // BLOCK_SIZE)
+    assert len(drafts) == max(0, min(most, blocks * BLOCK_SIZE - (rank.known[row] - 1)))
+    assert drafts == continue_greedily(model, rank.tokens(row), len(drafts))
+
+
+def test_drafts_are_the_drafts_own_continuation(rank: Rank, hf_draft: transformers.LlamaForCausalLM) -> None:
+    rank.add(0, prompt(9, seed=0))
+    rank.step([], {0: 9}, num_proposals=3)
+    for _ in range(12):
+        assert_drafts(rank, 0, hf_draft, most=3)
+        rank.step([0], {}, num_proposals=3)
+
+
+def test_prompts_in_chunks_and_neighbours_change_nothing(rank: Rank, hf_draft: transformers.LlamaForCausalLM) -> None:
+    rank.add(1, prompt(7, seed=1))
+    rank.step([], {1: 7}, num_proposals=2)
+    rank.add(2, prompt(14, seed=2))
+    rank.step([1], {2: 5}, num_proposals=2)
+    rank.step([1], {2: 6}, num_proposals=2)
+    rank.step([1], {2: 3}, num_proposals=2)
+    assert_drafts(rank, 2, hf_draft, most=2)
+    rank.step([2, 1], {}, num_proposals=2)
+    assert_drafts(rank, 1, hf_draft, most=2)
+    assert_drafts(rank, 2, hf_draft, most=2)
+
+
+def test_a_draft_that_is_the_target_is_always_right(twin: Rank, greedy: Greedy) -> None:
+    start = prompt(6, seed=3)
+    twin.add(0, start)
+    twin.step([], {0: 6}, num_proposals=4)
+    held = []
+    while twin.known[0] < 40:
+        asked = len(twin.drafts[0])
+        held.append(twin.step([0], {}, num_proposals=4)[0] == asked)
+    assert all(held)
+    assert twin.tokens(0) == start + greedy(start, twin.known[0] - 6)
+
+
+def test_drafts_stay_within_a_context_that_ends_in_the_middle_of_a_block(target_folder: Path, greedy: Greedy) -> None:
+    """The rope tables end with the context, the blocks behind it."""
+    short = load(target_folder, max_model_len=11)
+    rank = Rank(short, DraftModelProposer(short, ReferenceAttention(), torch.float32), max_model_len=11)
+    start = prompt(9, seed=3)
+    rank.add(0, start)
+    rank.step([], {0: 9}, num_proposals=6)
+    assert rank.drafts[0][:2] == greedy([*start, rank.tokens(0)[-1]], 2)
+
+
+def test_it_catches_up_after_steps_without_proposals(rank: Rank, hf_draft: transformers.LlamaForCausalLM) -> None:
+    rank.add(0, prompt(6, seed=4))
+    rank.step([], {0: 6}, num_proposals=3)
+    for num_proposals in (0, 0, 0, 0, 3):
+        rank.step([0], {}, num_proposals)
+    assert rank.drafts[0]
+    assert_drafts(rank, 0, hf_draft, most=3)
+
+
+def test_a_sequence_far_behind_catches_up_over_steps(
+    rank: Rank, hf_draft: transformers.LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model, "MAX_CATCH_UP", 4)
+    rank.add(0, prompt(5, seed=5))
+    rank.step([], {0: 5}, num_proposals=0)
+    for _ in range(8):
+        rank.step([0], {}, num_proposals=0)
+    rank.step([0], {}, num_proposals=2)
+    assert rank.drafts[0] == []
+    while not rank.drafts[0]:
+        rank.step([0], {}, num_proposals=2)
+    assert_drafts(rank, 0, hf_draft, most=2)
+
+
+def test_a_row_that_another_sequence_took_starts_anew(rank: Rank, hf_draft: transformers.LlamaForCausalLM) -> None:
+    rank.add(0, prompt(20, seed=6))
+    rank.step([], {0: 20}, num_proposals=2)
+    rank.step([0], {}, num_proposals=2)
+    rank.add(0, prompt(5, seed=7))
+    rank.step([], {0: 5}, num_proposals=2)
+    assert_drafts(rank, 0, hf_draft, most=2)
+    rank.step([0], {}, num_proposals=2)
+    assert_drafts(rank, 0, hf_draft, most=2)
+
+
+def test_a_forked_row_goes_on_from_its_source(rank: Rank, hf_draft: transformers.LlamaForCausalLM) -> None:
+    rank.add(0, prompt(8, seed=8))
+    rank.step([], {0: 8}, num_proposals=0)
+    rank.fork(0, 1)
+    for _ in range(3):
+        rank.step([0, 1], {}, num_proposals=2)
+        assert_drafts(rank, 1, hf_draft, most=2)
+
+
+def test_nothing_is_written_behind_the_longest_sequence(twin: Rank) -> None:
+    twin.add(0, prompt(MAX_MODEL_LEN - 4, seed=9))
+    twin.step([], {0: MAX_MODEL_LEN - 4}, num_proposals=4)
+    while twin.known[0] < MAX_MODEL_LEN:
+        twin.drafts[0] = twin.drafts[0][: MAX_MODEL_LEN - twin.known[0]]
+        twin.step([0], {}, num_proposals=4)

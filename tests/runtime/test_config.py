@@ -1,0 +1,63 @@
+"""Values that cannot work are told before the model is looked at."""
+
+import pytest
+
+from kvasir_runtime.config import check_values
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.flags import Parser, add_flags, config_from
+
+
+def check(*arguments: str) -> None:
+    parser = Parser(prog="kvasir-runtime")
+    add_flags(parser)
+    check_values(config_from(parser.parse_all(["folder", *arguments])))
+
+
+@pytest.mark.parametrize(
+    ("flag", "wrong", "right"),
+    [
+        ("--max-num-batched-tokens", "0", "1"),
+        ("--max-num-seqs", "0", "1"),
+        ("--max-model-len", "-1", "1"),
+        ("--kv-cache-memory-bytes", "-5", "1"),
+        ("--num-gpu-blocks-override", "0", "1"),
+        ("--num-threads", "0", "1"),
+        ("--api-server-count", "0", "1"),
+        ("--max-n", "0", "1"),
+        ("--max-request-sequences", "0", "1"),
+        ("--max-sequences-in-flight", "0", "1"),
+        ("--max-connections", "0", "1"),
+        ("--max-body-bytes", "0", "1"),
+        ("--max-logprobs", "-1", "0"),
+        ("--stall-seconds", "nan", "0"),
+        ("--shutdown-timeout", "-0.5", "0"),
+        ("--port", "65536", "65535"),
+        ("--gpu-memory-utilization", "0", "0.01"),
+        ("--gpu-memory-utilization", "1.01", "1"),
+        ("--gpu-memory-utilization", "nan", "1"),
+    ],
+)
+def test_a_value_beyond_its_bounds_is_refused_by_its_flag_and_the_bound_itself_taken(flag, wrong, right):
+    with pytest.raises(ConfigurationError, match=f"^{flag} is "):
+        check(f"{flag}={wrong}")
+    check(f"{flag}={right}")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens is 0; it must be at least 1"),
+        ('{"method": "ngram", "prompt_lookup_min": 0}', "prompt_lookup_min is 0"),
+        ('{"method": "ngram", "prompt_lookup_min": 5}', "prompt_lookup_max is 4; it must be at least 5"),
+        ('{"method": "eagle"}', "the method eagle needs a model"),
+        ('{"method": "suffix", "model": "folder"}', "the method suffix takes no model"),
+    ],
+)
+def test_a_speculative_config_that_cannot_work_is_refused(config, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check("--speculative-config", config)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "medusa", "eagle", "eagle3"])
+def test_methods_with_a_model_of_their_own_take_it(method):
+    check("--speculative-config", f'{{"method": "{method}", "model": "folder"}}')
