@@ -142,6 +142,7 @@ def check_values(config: RuntimeConfig) -> None:
         ("--num-gpu-blocks-override", cache.num_gpu_blocks_override),
         ("--max-num-seqs", scheduler.max_num_seqs),
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens),
+        ("--steps-ahead", scheduler.steps_ahead),
         ("--num-threads", config.execution.num_threads),
         ("--api-server-count", server.api_server_count),
         ("--max-n", server.max_n),

@@ -21,6 +21,7 @@ def check(*arguments: str) -> None:
         ("--max-model-len", "-1", "1"),
         ("--kv-cache-memory-bytes", "-5", "1"),
         ("--num-gpu-blocks-override", "0", "1"),
+        ("--steps-ahead", "0", "1"),
         ("--num-threads", "0", "1"),
         ("--api-server-count", "0", "1"),
         ("--max-n", "0", "1"),

@@ -21,7 +21,7 @@ from kvasir_runtime.models.decoder import DecoderOutput
 _log = logging.getLogger(__name__)
 
 STEPS_BEFORE_CAPTURE = 8
-"""Steps of one shape that run kernel by kernel before a busy server stops for a capture (about 50 ms)."""
+"""Steps of one shape that run kernel by kernel before a busy server stops for a capture."""
 
 ComputeStep = Callable[[StepInputs, Tensor | None], DecoderOutput]
 """The decoder over a step's inputs, keeping the tokens named (None: all), kernel by kernel or on a graph."""

@@ -122,8 +122,8 @@ class ModelRunner:
         return PendingResult(tensors, step.positions, self._rows, self._transfers)
 
     def use_idle_time(self) -> bool:
-        """Do what makes later steps faster, for some 50 ms at most; to be called between steps while there is no work.
-        False: nothing is left to do."""
+        """Do one piece of what makes later steps faster (capture a graph); to be called between steps while there is no
+        work. False: nothing is left to do."""
         return self._idle_work is not None and self._idle_work()
 
     def _copy_blocks(self, copies: Int32Array) -> None:

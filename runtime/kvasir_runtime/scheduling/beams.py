@@ -54,7 +54,6 @@ class BeamGroup:
                 num_cached_tokens=request.num_cached_tokens or 0,
                 finish_reason=hypothesis.finish_reason,
                 stop_token_id=hypothesis.beam.output_token_ids[-1] if hypothesis.finish_reason == "stop" else None,
-                cumulative_logprob=hypothesis.beam.logprob,
             )
             for index, hypothesis in zip(self.indices, self.state.hypotheses, strict=False)
         ]

@@ -19,19 +19,20 @@ from kvasir_runtime.speculative.ngram import NgramProposer
 from kvasir_runtime.speculative.proposer import Proposer
 from kvasir_runtime.speculative.suffix import SuffixProposer
 
-_WITHOUT_MODEL = ("ngram", "suffix")
-
 
 def make_proposer(
     config: SpeculativeConfig, target: Decoder, placement: Placement, backend: AttentionBackend, max_model_len: int
 ) -> Proposer:
-    """The target's attention backend serves the draft's own layers too. Raises ConfigurationError, ModelLoadError."""
-    check_speculative_config(config)
+    """The target's attention backend serves the draft's own layers too; `config` has passed `config.check_values`.
+
+    Raises ConfigurationError, ModelLoadError.
+    """
     if config.method == "ngram":
         return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     if config.method == "suffix":
         return SuffixProposer()
-    folder = Path(config.model or "")
+    assert config.model is not None, "all other methods need one"
+    folder = Path(config.model)
     if config.method == "medusa":
         return load_medusa(folder, target, placement, config.num_speculative_tokens)
     if config.method == "eagle":
@@ -39,29 +40,6 @@ def make_proposer(
     if config.method == "eagle3":
         return EagleProposer("eagle3", load_eagle3(folder, target, placement, max_model_len), backend)
     return DraftModelProposer(_load_draft(folder, target, placement, max_model_len), backend, placement.dtype)
-
-
-def check_speculative_config(config: SpeculativeConfig) -> None:
-    """Refuse values that no model can make work. Raises ConfigurationError."""
-    if config.num_speculative_tokens < 1:
-        raise ConfigurationError(
-            f"speculative_config: num_speculative_tokens is {config.num_speculative_tokens}, expected at least 1; "
-            "leave --speculative-config out for no speculation"
-        )
-    if not 1 <= config.prompt_lookup_min <= config.prompt_lookup_max:
-        raise ConfigurationError(
-            f"speculative_config: prompt_lookup_min is {config.prompt_lookup_min} and prompt_lookup_max "
-            f"{config.prompt_lookup_max}, expected 1 <= min <= max"
-        )
-    if config.method in _WITHOUT_MODEL and config.model is not None:
-        raise ConfigurationError(
-            f"speculative_config: method {config.method!r} drafts from the text alone, but model is {config.model!r}: "
-            "leave model out, or choose another method"
-        )
-    if config.method not in _WITHOUT_MODEL and config.model is None:
-        raise ConfigurationError(
-            f"speculative_config: method {config.method!r} needs model, the folder of its draft model or heads"
-        )
 
 
 def _load_draft(folder: Path, target: Decoder, placement: Placement, max_model_len: int) -> Decoder:

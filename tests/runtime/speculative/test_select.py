@@ -30,24 +30,6 @@ def test_a_draft_model_is_loaded_from_its_folder(tmp_path: Path, target: Decoder
     assert len(rank.proposer.kv_specs) == 2
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (SpeculativeConfig(method="eagle"), "'eagle' needs model"),
-        (
-            SpeculativeConfig(method="ngram", model="folder"),
-            "'ngram' drafts from the text alone, but model is 'folder'",
-        ),
-        (SpeculativeConfig(method="ngram", num_speculative_tokens=0), "num_speculative_tokens is 0"),
-        (SpeculativeConfig(method="ngram", prompt_lookup_min=0), "prompt_lookup_min is 0"),
-        (SpeculativeConfig(method="ngram", prompt_lookup_min=5), "prompt_lookup_min is 5 and prompt_lookup_max 4"),
-    ],
-)
-def test_what_cannot_work_is_refused(target: Decoder, config: SpeculativeConfig, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make(target, config)
-
-
 def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path, target: Decoder) -> None:
     make_llama(tmp_path, seed=1, vocab_size=77)
     with pytest.raises(ConfigurationError, match="vocabulary of 77 tokens and the target one of 61"):
