@@ -99,7 +99,7 @@ class ExecutionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    host: str = option("address to listen on", default="127.0.0.1")
+    host: str = option("address to listen on; :: is every one, IPv6 and IPv4", default="127.0.0.1")
     port: int = option("port to listen on", default=8000)
     api_server_count: int = option("processes for HTTP, tokenising and detokenising", default=1)
     api_key: str | None = option(

@@ -24,6 +24,7 @@ DELTAS = [
 def test_headers_are_the_same() -> None:
     assert router.RESUMABLE_HEADER == runtime.RESUMABLE_HEADER
     assert router.JOURNAL_HEADER == runtime.JOURNAL_HEADER
+    assert router.MAX_JOURNAL_BYTES == runtime.MAX_JOURNAL_BYTES
 
 
 def test_what_an_engine_writes_another_reads_behind_the_clients_body() -> None:

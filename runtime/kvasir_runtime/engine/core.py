@@ -23,7 +23,7 @@ from kvasir_runtime.engine.messages import (
 )
 from kvasir_runtime.execution.executor import Executor, PendingResult
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
 from kvasir_runtime.scheduling.update import Outcome
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,9 @@ class Channel(Protocol):
 
 
 class StepCosts(Protocol):
-    """Who wants to know how long steps of decodes take (the depth of speculation)."""
+    """Who wants to know how long steps take (the depth of speculation)."""
 
-    def observe_step(self, num_requests: int, num_asked: int, num_proposals: int, seconds: float) -> None:
-        """`num_asked` drafts in all were to be verified, `num_proposals` a sequence to be proposed."""
+    def observe_step(self, step: TimedStep) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +55,18 @@ class RunningStep:
 
     plan: StepPlan
     pending: Future[PendingResult]
-    start: float
-    """Seconds of a monotonic clock."""
 
     def result(self) -> StepResult:
         """Wait for it; raises what the step raised."""
         return self.pending.result().result()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a step ended, or the core woke up: seconds of a monotonic clock, and of the core's own thread."""
+
+    clock: float
+    processor: float
 
 
 class EngineCore:
@@ -83,7 +88,7 @@ class EngineCore:
         self._num_steps = 0
         self._num_failed_in_a_row = 0
         self._last_step_time = time.time()
-        self._last_result_time = time.monotonic()
+        self._last_end = self._now()
         self._last_stats: SchedulerStats | None = None
         self._last_stats_time = 0.0
 
@@ -111,7 +116,10 @@ class EngineCore:
         is_idle = self._is_idle
         if is_idle:
             self._executor.use_idle_time()
-        for message in self._channel.receive(None if is_idle else 0.0):
+        messages = self._channel.receive(None if is_idle else 0.0)
+        if is_idle:
+            self._last_end = self._now()
+        for message in messages:
             match message:
                 case AddRequest():
                     self._scheduler.add(message)
@@ -120,9 +128,8 @@ class EngineCore:
                         self._scheduler.abort(abort.request_id, abort.index)
 
     def _execute(self, plan: StepPlan) -> RunningStep:
-        start = time.monotonic()
         self._executor.forward(plan)
-        return RunningStep(plan, self._executor.sample(), start)
+        return RunningStep(plan, self._executor.sample())
 
     def _finish(self, step: RunningStep, outcome: Outcome) -> None:
         """Wait for a step's results and let the scheduler take them."""
@@ -132,23 +139,42 @@ class EngineCore:
             self._fail(step, error, outcome)
         else:
             self._num_failed_in_a_row = 0
-            self._observe(step)
+            self._observe(step.plan, result)
             self._scheduler.update(step.plan, result, outcome)
         self._num_steps += 1
         self._last_step_time = time.time()
 
-    def _observe(self, step: RunningStep) -> None:
-        """A queued step begins when the one before it has ended."""
-        now = time.monotonic()
-        plan, seconds = step.plan, now - max(step.start, self._last_result_time)
-        self._last_result_time = now
-        if self._step_costs is not None and plan.num_decodes == len(plan.rows):
-            num_asked = plan.num_tokens - plan.num_decodes
-            self._step_costs.observe_step(plan.num_decodes, num_asked, plan.num_proposals, seconds)
+    def _observe(self, plan: StepPlan, result: StepResult) -> None:
+        """A step's time is all that passes from one result to the next, or on a CPU what the threads work in between:
+        what drafts cost the core counts as well."""
+        if self._step_costs is None:
+            return
+        now, before = self._now(), self._last_end
+        self._last_end = now
+        seconds = now.clock - before.clock
+        if result.processor_seconds is not None:
+            seconds = now.processor - before.processor + result.processor_seconds
+        num_decode_tokens = int(plan.num_new_tokens[: plan.num_decodes].sum())
+        self._step_costs.observe_step(
+            TimedStep(
+                num_decodes=plan.num_decodes,
+                num_prompt_tokens=plan.num_tokens - num_decode_tokens,
+                num_asked=num_decode_tokens - plan.num_decodes,
+                num_proposals=plan.num_proposals,
+                seconds=seconds,
+                proposer_seconds=result.proposer_seconds,
+                is_catching_up=result.is_catching_up,
+            )
+        )
+
+    @staticmethod
+    def _now() -> Moment:
+        return Moment(time.monotonic(), time.thread_time())
 
     def _fail(self, step: RunningStep, error: Exception, outcome: Outcome) -> None:
         """A step that raised ends its own requests only; the device is given up when it goes on like this."""
         self._num_failed_in_a_row += 1
+        self._last_end = self._now()
         logger.exception("step %d failed with %d sequences", self._num_steps, len(step.plan.rows), exc_info=error)
         if self._num_failed_in_a_row >= MAX_FAILED_STEPS_IN_A_ROW:
             raise error

@@ -23,8 +23,12 @@ _log = logging.getLogger(__name__)
 STEPS_BEFORE_CAPTURE = 8
 """Steps of one shape that run kernel by kernel before a busy server stops for a capture."""
 
-ComputeStep = Callable[[StepInputs, Tensor | None], DecoderOutput]
-"""The decoder over a step's inputs, keeping the tokens named (None: all), kernel by kernel or on a graph."""
+
+class ComputeStep(Protocol):
+    """The decoder over a step's inputs, kernel by kernel or on a graph."""
+
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
+        """Hidden states of the tokens named (None: of all). Without `captures` nobody reads those of inner layers."""
 
 
 class CaptureError(Exception):
@@ -83,13 +87,13 @@ class DecodeGraphs:
     def captured(self) -> list[GraphShape]:
         return sorted(self._captured)
 
-    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None) -> DecoderOutput:
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
         shape = self._shape_of(inputs.lengths)
         if shape is None or kept_tokens is not None:
-            return self._eager(inputs, kept_tokens)
+            return self._eager(inputs, kept_tokens, captures=captures)
         graph = self._captured.get(shape) or self._missed(shape) or self._larger(shape)
         if graph is None:
-            return self._eager(inputs, kept_tokens)
+            return self._eager(inputs, kept_tokens, captures=captures)
         return _without_padding(graph.replay(inputs), inputs.lengths.num_tokens)
 
     def capture_next(self) -> bool:

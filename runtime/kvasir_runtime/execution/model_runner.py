@@ -4,6 +4,7 @@ Steps run strictly in order on one thread. Tokens that are drawn stay in the row
 before the scheduler has seen them; their results are read whenever the reader comes to it.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.verify_drafts import DrawnTokens, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import Decoder, DecoderOutput
 from kvasir_runtime.scheduling.step import StepPlan
-from kvasir_runtime.speculative.proposer import Proposer, VerifiedStep
+from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
 
 TokenMask = NDArray[np.bool_]
 
@@ -41,9 +42,10 @@ class EagerDecoder:
     caches: Sequence[LayerCache]
     captured_layers: tuple[int, ...]
 
-    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None) -> DecoderOutput:
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
         attention = self.backend.prepare(inputs)
-        return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, self.captured_layers)
+        captured_layers = self.captured_layers if captures else ()
+        return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, captured_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class ForwardedStep:
     output: DecoderOutput
     sampled_hidden: Tensor  # [num_positions, hidden_size]
     prompt_hidden: list[Tensor]  # of each scored prompt [n, hidden_size]
+    seconds: float
+    """Processor time of its thread."""
 
 
 class ModelRunner:
@@ -87,21 +91,25 @@ class ModelRunner:
         self._positions = SampledPositionsBuilder(rows, transfers)
         self._known = KnownTokens(rows.token_ids, rows.num_known, rows.num_computed, rows.drafts)
         self._forwarded: ForwardedStep | None = None
+        self._was_shown = np.zeros(rows.num_blocks.shape, dtype=np.bool_)
+        """Of each row, whether the proposer has seen its last step."""
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         """Take over the plan's differences and compute its tokens. `sample` follows, before the next step."""
-        self._forwarded = None
+        self._forwarded, start = None, time.thread_time()
         self._rows.apply(plan)
         self._copy_blocks(plan.block_copies)
         inputs = self._inputs.build(plan)
         query_lens = inputs.lengths.query_lens
         positions = self._positions.build(plan, query_lens)
         prompts = scored_prompts(plan, self._rows, query_lens)
-        kept = self._kept_tokens(inputs, positions, prompts)
-        output = self._compute(inputs, kept)
+        is_proposing = self._proposer is not None and plan.num_proposals > 0
+        kept = self._kept_tokens(inputs, positions, prompts, is_proposing)
+        output = self._compute(inputs, kept, captures=is_proposing)
         sampled, scored = self._split(output.hidden, kept, positions, prompts)
-        self._forwarded = ForwardedStep(plan, inputs, positions, prompts, output, sampled, scored)
+        seconds = time.thread_time() - start
+        self._forwarded = ForwardedStep(plan, inputs, positions, prompts, output, sampled, scored, seconds)
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None = None) -> PendingResult:
@@ -111,6 +119,7 @@ class ModelRunner:
         """
         step, self._forwarded = self._forwarded, None
         assert step is not None, "sample() follows a forward() that ended well"
+        start = time.thread_time()
         self._advance_unsampled(step)
         tensors = self._draw(step, mask)
         tensors.prompts = [
@@ -118,7 +127,14 @@ class ModelRunner:
             for prompt, hidden in zip(step.prompts, step.prompt_hidden, strict=True)
         ]
         if self._proposer is not None:
-            self._propose(self._proposer, step, tensors.verified)
+            before = time.thread_time()
+            is_resumed = self._note_shown(step.plan)
+            if step.plan.num_proposals:
+                self._propose(self._proposer, step, tensors.verified, is_resumed)
+                tensors.is_catching_up = self._proposer.is_catching_up
+            tensors.proposer_seconds = time.thread_time() - before
+        if self._transfers.device.type == "cpu":
+            tensors.processor_seconds = step.seconds + time.thread_time() - start
         return PendingResult(tensors, step.positions, self._rows, self._transfers)
 
     def use_idle_time(self) -> bool:
@@ -132,13 +148,13 @@ class ModelRunner:
             self._buffer[target].copy_(self._buffer[source])
 
     def _kept_tokens(
-        self, inputs: StepInputs, positions: SampledPositions, prompts: list[ScoredPrompt]
+        self, inputs: StepInputs, positions: SampledPositions, prompts: list[ScoredPrompt], is_proposing: bool
     ) -> Tensor | None:
         """Tokens whose hidden states are wanted: those sampled after, then those that score prompts; None: all.
 
         A step that wants none still keeps its last token, so that no kernel meets an empty input.
         """
-        if self._proposer is not None and self._proposer.wants_hidden:
+        if is_proposing and self._proposer is not None and self._proposer.wants_hidden:
             return None
         num_tokens = inputs.token_ids.shape[0]
         if prompts:
@@ -207,7 +223,16 @@ class ModelRunner:
         holds = column < counted.of(verified.num_accepted).unsqueeze(1)
         self._rows.penalty_counts.add(counted.rows.unsqueeze(1).expand_as(token_ids), token_ids, holds)
 
-    def _propose(self, proposer: Proposer, step: ForwardedStep, verified: VerifiedTokens) -> None:
+    def _note_shown(self, plan: StepPlan) -> TokenMask:
+        """Which of the step's sequences the proposer has not seen the step before of."""
+        self._was_shown[[new.row for new in plan.added] + [fork.target_row for fork in plan.forks]] = False
+        is_resumed: TokenMask = ~self._was_shown[plan.rows]
+        self._was_shown[plan.rows] = plan.num_proposals > 0
+        return is_resumed
+
+    def _propose(
+        self, proposer: Proposer, step: ForwardedStep, verified: VerifiedTokens, is_resumed: TokenMask
+    ) -> None:
         """Let the proposer see the step; its guesses wait in the rows."""
         positions = step.positions
         rows = positions.rows.long()
@@ -215,11 +240,12 @@ class ModelRunner:
         last = verified.num_accepted.long() - 1
         next_tokens = verified.token_ids.gather(1, last.clamp(min=0).unsqueeze(1)).squeeze(1).long()
         accepted = positions.tokens[firsts] + last if len(rows) else rows
+        host_rows = positions.host_rows
         (num_slots,) = self._transfers.upload(self._rows.num_blocks[positions.host_rows] * self._rows.block_size)
         if positions.drawing is not None:
             own = positions.drawing.index
             rows, requests, accepted, next_tokens = rows[own], requests[own], accepted[own], next_tokens[own]
-            num_slots = num_slots[own]
+            num_slots, host_rows = num_slots[own], host_rows[positions.drawing.host_index]
         drafts = proposer.propose(
             VerifiedStep(
                 inputs=step.inputs,
@@ -232,6 +258,8 @@ class ModelRunner:
                 num_known=self._rows.num_known[rows].long(),
                 num_slots=num_slots,
                 token_ids=self._rows.token_ids,
+                shown=ShownRows(step.plan.rows, is_resumed, host_rows),
+                block_copies=step.plan.block_copies,
                 num_proposals=step.plan.num_proposals,
             )
         )

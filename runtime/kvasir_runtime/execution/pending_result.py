@@ -27,6 +27,10 @@ class StepTensors:
     """Token ids and log-probabilities [num_beams, most candidates]."""
     prompts: list[tuple[int, LogprobTensors]] = field(default_factory=list)
     """Row and scores of each scored prompt."""
+    processor_seconds: float | None = None
+    proposer_seconds: float = 0.0
+    is_catching_up: bool = False
+    """The proposer, with steps that it was not shown."""
 
     def flat(self) -> list[Tensor]:
         parts = [self.verified.token_ids, self.verified.num_accepted, self.verified.num_drafts]
@@ -68,6 +72,9 @@ class PendingResult:
             logprobs=logprobs,
             prompt_logprobs=self._prompt_logprobs(rest),
             candidates=candidates,
+            processor_seconds=self._step.processor_seconds,
+            proposer_seconds=self._step.proposer_seconds,
+            is_catching_up=self._step.is_catching_up,
         )
 
     def _logprobs(self, scores: list[NDArray[Any]], num_accepted: NDArray[Any]) -> dict[int, list[TokenLogprobs]]:

@@ -34,7 +34,8 @@ class DraftDepth(Protocol):
         """For each row."""
 
     def observe(self, rows: Counts, num_asked: Counts, num_accepted: Counts) -> None:
-        """How many drafts a step was planned to verify for each row, and how many of them held."""
+        """How many drafts a step was planned to verify for each row, and how many of them held. Not called for a step
+        without any."""
 
     def forget(self, row: int) -> None:
         """The row has another occupant."""

@@ -35,8 +35,6 @@ class Planner:
         self._kv = running.kv
         self._requests = requests
         self._depth = depth
-        self._lookahead = 0 if depth is None else depth.max_depth
-        """Tokens beyond a step's own that a proposer may compute after it."""
 
     def draft(self) -> StepDraft:
         """The next step; what it computes counts as planned from now on."""
@@ -44,12 +42,14 @@ class Planner:
         num_preemptions = self._requests.num_preemptions
         for parent in list(self._running.parents):
             self._requests.fork_heirs(parent)
-        self._take_decodes(draft, self._decoding_rows())
+        rows = self._decoding_rows()[: draft.budget]
+        depths = self._depths(rows)
+        self._take_decodes(draft, rows, depths)
         self._take_prompts(draft)
         if self._requests.num_preemptions == num_preemptions:
             self._admit_waiting(draft)
         self._running.draft = None
-        draft.num_proposals = self._num_proposals(draft)
+        draft.num_proposals = self._num_proposals(draft, depths)
         return draft
 
     def _decoding_rows(self) -> Rows:
@@ -62,13 +62,19 @@ class Planner:
         decoding: Rows = rows[can_go_on]
         return decoding
 
-    def _take_decodes(self, draft: StepDraft, rows: Rows) -> None:
-        state = self._rows
-        rows = rows[: draft.budget]
-        most_known, num_drafts = state.most_known[rows], self._num_drafts(rows, draft.budget)
+    def _depths(self, rows: Rows) -> Rows:
+        """Drafts that pay for each row; none for beams."""
+        if self._depth is None or not len(rows):
+            return np.zeros(len(rows), dtype=np.int64)
+        depths: Rows = self._depth.depths(rows).astype(np.int64, copy=False)
+        return np.where(self._rows.waits_for_result[rows], 0, depths) if self._requests.beams else depths
+
+    def _take_decodes(self, draft: StepDraft, rows: Rows, depths: Rows) -> None:
+        state, lookahead = self._rows, int(depths.max(initial=0))
+        most_known, num_drafts = state.most_known[rows], self._num_drafts(rows, depths, draft.budget)
         wanted = most_known
-        if self._lookahead:
-            wanted = np.minimum(most_known + num_drafts + self._lookahead, state.max_total[rows])
+        if lookahead:  # a proposer may compute so many tokens beyond the step's own after it
+            wanted = np.minimum(most_known + num_drafts + lookahead, state.max_total[rows])
         short = np.flatnonzero(wanted > state.capacity[rows])
         if len(short):
             for index in short.tolist():
@@ -82,9 +88,9 @@ class Planner:
         if self._requests.beams:
             state.is_awaited[rows] = state.waits_for_result[rows]
 
-    def _num_drafts(self, rows: Rows, budget: int) -> Rows:
+    def _num_drafts(self, rows: Rows, depths: Rows, budget: int) -> Rows:
         """Drafts to verify for each row: what pays, is there, and can still be sent."""
-        if self._depth is None or not len(rows):
+        if not depths.any():
             return np.zeros(len(rows), dtype=np.int64)
         state = self._rows
         left = state.max_total[rows] - state.most_known[rows] - 1
@@ -92,17 +98,21 @@ class Planner:
         if len(self._waiting) or self._running.prefilling:
             spare //= 2  # drafts are a guess, a prompt's tokens are not
         affordable = spare // len(rows)
-        wanted = np.minimum(self._depth.depths(rows), state.num_ready_drafts[rows])
+        wanted = np.minimum(depths, state.num_ready_drafts[rows])
         return np.clip(np.minimum(wanted, affordable), 0, left)
 
-    def _num_proposals(self, draft: StepDraft) -> int:
-        """Drafts that the rank should have ready for each sequence that samples in this step."""
+    def _num_proposals(self, draft: StepDraft, depths: Rows) -> int:
+        """Drafts that the rank should have ready for each sequence that samples in this step. Where the decodes want
+        none, the prompts may: their chunks, sampled after or not, must be shown to the proposer."""
         if self._depth is None:
             return 0
-        chunk_rows = [row for row, samples in zip(draft.chunk_rows, draft.chunk_samples, strict=True) if samples]
-        rows = np.concatenate((draft.decode_rows, np.array(chunk_rows, dtype=np.int64)))
-        rows = rows[~self._rows.waits_for_result[rows]]
-        num_proposals = int(self._depth.depths(rows).max()) if len(rows) else 0
+        rows = draft.decode_rows
+        if draft.chunk_rows:
+            rows = np.concatenate((rows, np.array(draft.chunk_rows, dtype=np.int64)))
+            rows = rows[~self._rows.waits_for_result[rows]]
+        num_proposals = int(depths.max(initial=0))
+        if draft.chunk_rows and not num_proposals:
+            num_proposals = int(self._depths(rows).max(initial=0))
         self._rows.num_ready_drafts[rows] = num_proposals
         return num_proposals
 

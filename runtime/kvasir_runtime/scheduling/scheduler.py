@@ -242,8 +242,11 @@ class Scheduler:
     def _count_drafts(self, drawn: DrawnTokens, num_drafts: NDArray[np.int32]) -> None:
         if self._depth is None or not len(num_drafts):
             return
+        num_asked = drawn.most_brought - 1
+        if not num_asked.any():
+            return
         num_accepted = np.maximum(drawn.num_accepted - 1, 0)
-        self._depth.observe(drawn.rows, drawn.most_brought - 1, num_accepted)
+        self._depth.observe(drawn.rows, num_asked, num_accepted)
         counts = self._drafts
         counts.num_drafts += int(np.count_nonzero(num_drafts))
         counts.num_draft_tokens += int(num_drafts.sum())

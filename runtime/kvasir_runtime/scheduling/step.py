@@ -61,7 +61,7 @@ class StepPlan:
     starts: Int32Array  # [num_requests], first position computed; of a decode with steps under way the highest possible
     samples: BoolArray  # [num_requests], whether logits after the last token (and each draft) are wanted
     num_proposals: int = 0
-    """Drafts to propose after this step for every sequence that sampled."""
+    """Drafts to propose after this step for every sequence that sampled; 0: the proposer is not shown the step."""
 
     @property
     def num_tokens(self) -> int:
@@ -89,3 +89,26 @@ class StepResult:
     """Row -> one entry for each prompt token scored in this step (prompt tokens 1.. in order over the chunks)."""
     candidates: dict[int, Candidates] = field(default_factory=dict)
     """Row of a beam -> its candidates."""
+    processor_seconds: float | None = None
+    """That the step took of its thread, on a CPU: unlike the clock it does not count what else the machine does. None
+    on other devices."""
+    proposer_seconds: float = 0.0
+    """Of the same, for proposing drafts; on CUDA until the kernels were launched."""
+    is_catching_up: bool = False
+    """Whether the proposer was busy with what it had missed, and drafted for some sequences only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedStep:
+    """What a step took, and of what."""
+
+    num_decodes: int
+    num_prompt_tokens: int
+    num_asked: int
+    """Drafts to be verified, of all requests."""
+    num_proposals: int
+    """A request, for the next step."""
+    seconds: float
+    """Planning and sending out included."""
+    proposer_seconds: float
+    is_catching_up: bool

@@ -12,7 +12,7 @@ from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.exchange import ChunkUsage, Exchange
-from kvasir_runtime.server.journal import event_writer, split_body
+from kvasir_runtime.server.journal import body_limit, event_writer, split_body
 from kvasir_runtime.server.logprobs import LogprobsFormatter
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.protocol import ChatCompletionRequest, StreamOptions
@@ -37,7 +37,8 @@ def chat_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra={"requestBody": _request_schema()})
     async def create_chat_completion(request: Request) -> Response:
-        body, journal = split_body(await read_body(request, serving.max_body_bytes), request.headers)
+        max_bytes = body_limit(serving.max_body_bytes, request.headers)
+        body, journal = split_body(await read_body(request, max_bytes), request.headers)
         chat = parse(ChatCompletionRequest, body)
         model = serving.check_model(chat.model)
         resolved = await _resolve(serving, chat, tenant_of(request))

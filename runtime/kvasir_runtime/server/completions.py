@@ -14,7 +14,7 @@ from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import TokenLogprobs
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.exchange import ChunkUsage, Exchange
-from kvasir_runtime.server.journal import Journal, event_writer, split_body
+from kvasir_runtime.server.journal import Journal, body_limit, event_writer, split_body
 from kvasir_runtime.server.logprobs import LogprobsFormatter
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import Prompt
@@ -33,7 +33,8 @@ def completion_routes(serving: Serving) -> APIRouter:
 
     @router.post("/v1/completions", openapi_extra={"requestBody": _request_schema()})
     async def create_completion(request: Request) -> Response:
-        body, journal = split_body(await read_body(request, serving.max_body_bytes), request.headers)
+        max_bytes = body_limit(serving.max_body_bytes, request.headers)
+        body, journal = split_body(await read_body(request, max_bytes), request.headers)
         wishes = parse(CompletionRequest, body)
         model = serving.check_model(wishes.model)
         limits = serving.limits()

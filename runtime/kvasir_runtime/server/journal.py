@@ -22,6 +22,8 @@ RESUMABLE_HEADER = "x-kvasir-resumable"
 """In a request: keep a journal. In an answer: here it is."""
 JOURNAL_HEADER = "x-kvasir-journal-at"
 """How many bytes of the body are the client's; the journal follows them."""
+MAX_JOURNAL_BYTES = 4 * 2**20
+"""The router keeps no longer one."""
 COMMENT = b": kvasir "
 END_OF_BLOCK = b"\n"
 
@@ -112,6 +114,11 @@ class Journal:
 
 
 BEGINS_HERE = Journal()
+
+
+def body_limit(max_body_bytes: int, headers: Mapping[str, str]) -> int:
+    """Bytes to read at most: what a client may send, and the journal behind it."""
+    return max_body_bytes + (MAX_JOURNAL_BYTES if JOURNAL_HEADER in headers else 0)
 
 
 def split_body(body: bytes, headers: Mapping[str, str]) -> tuple[bytes, Journal]:

@@ -5,6 +5,7 @@ one socket. The process ends with 0 after a drain that it was asked for and with
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -43,6 +44,7 @@ from kvasir_runtime.shared_rows import SharedRows
 logger = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "KVASIR_API_KEY"
+ANY_ADDRESS, ANY_IPV4_ADDRESS = "::", "0.0.0.0"
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of usual clients and proxies keep a connection, so that they close it and never we."""
@@ -53,14 +55,32 @@ LAST_ANSWERS_SECONDS = 2.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The listening socket, to be handed to every API process. Raises ConfigurationError when it cannot be had."""
+    """The listening socket, to be handed to every API process; `::` is every address of the machine, IPv6 and IPv4.
+
+    Raises ConfigurationError when it cannot be had.
+    """
     try:
+        if host == ANY_ADDRESS:
+            return _listen_everywhere(port)
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return _listening_socket(socket.socket(family, kind, protocol), address)
     except OSError as error:
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ConfigurationError(
-            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or choose another --port or --host"
+            f"cannot listen on {where}: {error.strerror}; stop what uses it or choose another --port or --host"
         ) from error
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    """One socket for both families; of IPv4 alone where the kernel has no IPv6, or none switched on."""
+    try:
+        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # the system's default may be 1
+        return _listening_socket(listener, (ANY_ADDRESS, port))
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        return _listening_socket(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (ANY_IPV4_ADDRESS, port))
 
 
 def _listening_socket(listener: socket.socket, address: Any) -> socket.socket:

@@ -1,15 +1,13 @@
 """A smaller model with the target's vocabulary that guesses by going on alone (Leviathan et al. 2023).
 
-Its layers keep their KV in the target's blocks. Prompts run through it chunk by chunk as they run through the target.
-Steps that propose nothing cost it nothing: it catches up with a sequence when drafts are next wanted, a bounded number
-of tokens a step. Its most likely tokens are drafted, for sampled requests too
-(docs/decisions/0010-drafts-are-coupled.md).
-
-Blocks that filled while nothing was proposed may be matched by another request before the draft has caught up, and its
-drafts are then worse for it; the target's tokens never are.
+Its layers keep their KV in the target's blocks. While it drafts, prompts run through it chunk by chunk as they run
+through the target; steps that propose nothing cost it nothing. When drafts are wanted (again) it computes what it lacks
+of a sequence, a bounded number of tokens a step, also where others filled the sequence's blocks without it. Its most
+likely tokens are drafted, for sampled requests too (docs/decisions/0010-drafts-are-coupled.md).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,8 +18,8 @@ from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepI
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.decoder import Decoder, kv_specs
 from kvasir_runtime.speculative.draft_inputs import DraftRows, draft_rows, prefill_chunks
-from kvasir_runtime.speculative.draft_progress import DraftProgress
 from kvasir_runtime.speculative.proposer import VerifiedStep
+from kvasir_runtime.speculative.slot_contents import SlotContents
 
 MAX_CATCH_UP = 512
 """Tokens a step that the draft may compute beyond the newest of each sequence; sequences behind get no drafts yet."""
@@ -36,36 +34,69 @@ class DraftModelProposer:
         self._decoder = decoder
         self._backend = backend
         self._caches: Sequence[LayerCache] = ()
-        self._progress = DraftProgress()
+        self._group = 0
+        self.is_catching_up = False
+        self._unchecked_rows: set[int] = set()
+        """Rows that may lack more than what is new since the last step."""
         self.kv_specs: Sequence[KvSpec] = kv_specs(decoder.options, dtype)
 
     def bind(self, caches: Sequence[LayerCache]) -> None:
         self._caches = caches
+        self._group = caches[0].group
+        self._contents = SlotContents(caches[0])
 
     def propose(self, step: VerifiedStep) -> Tensor:
         """Where lengths lie on CUDA, reading them waits for the device, once a step."""
+        self._unchecked_rows.update(step.shown.resumed_rows.tolist())
+        self._contents.copy_blocks(step.block_copies)
         chunks = prefill_chunks(step.inputs)
         if chunks is not None:
-            self._forward(chunks, kept_tokens=chunks.query_starts[1:2].long() - 1)  # only the KV is wanted
-        behind = self._progress.observe(step)
-        if not step.num_proposals or not len(step.rows):
-            return step.token_ids.new_full((len(step.rows), step.num_proposals), -1)
-        return self._draft(step, behind)
+            self._follow(step, chunks)
+        if not len(step.rows):
+            return step.token_ids.new_empty((0, step.num_proposals))
+        return self._draft(step, self._num_lacking(step))
 
-    def _draft(self, step: VerifiedStep, behind: NDArray[np.int64]) -> Tensor:
-        """Guesses after the newest token of each sequence, whose last `behind` tokens the draft has not computed."""
+    def _follow(self, step: VerifiedStep, chunks: StepInputs) -> None:
+        """Compute chunks of prompts. What is made behind a gap is no good, and must not look as if it were."""
+        group, rows = chunks.groups[self._group], chunks.rows.long()
+        before = chunks.positions[chunks.query_starts[:-1].long()].unsqueeze(1) - 1
+        place = before.clamp(min=0)
+        is_own, _ = self._contents.held(group, rows, place, step.token_ids[rows.unsqueeze(1), place].long())
+        is_behind_gap = ~(is_own | (before < 0)).squeeze(1)
+        self._forward(chunks, kept_tokens=chunks.query_starts[1:2].long() - 1)  # only the KV is wanted
+        lengths = chunks.query_starts.diff().long()
+        of_token = torch.repeat_interleave(is_behind_gap, lengths, output_size=chunks.token_ids.shape[0])
+        self._contents.forget(torch.where(of_token, group.slots, -1))
+
+    def _num_lacking(self, step: VerifiedStep) -> NDArray[np.int64]:
+        """Known tokens [num_sampled], the newest and those before it, whose KV the draft does not have: looked for
+        among those since the last step where it keeps up, else among all."""
+        known, lengths = step.num_known, step.inputs.lengths
+        keeps_up = self._unchecked_rows.isdisjoint(step.shown.sampled_rows.tolist())
+        longest = lengths.max_query_len + 1 if keeps_up else lengths.max_seq_len
+        positions = (known - 1).unsqueeze(1) - torch.arange(longest, 0, -1, device=known.device)
+        group, places = step.inputs.groups[self._group], positions.clamp(min=0)
+        is_own, _ = self._contents.held(group, step.rows, places, step.token_ids[step.rows.unsqueeze(1), places].long())
+        num_lacking = 1 + longest - (is_own | (positions < 0)).long().cumprod(1).sum(1)
+        return num_lacking.cpu().numpy()
+
+    def _draft(self, step: VerifiedStep, lacking: NDArray[np.int64]) -> Tensor:
+        """Guesses after the newest token of each sequence, whose last `lacking` tokens the draft has not computed."""
         sequences = draft_rows(step, self._caches[0].key.shape[1], step.num_proposals + 1)
-        query_lens = _caught_up(behind)
-        first = step.num_known - torch.from_numpy(behind).to(step.num_known.device)
+        query_lens = _caught_up(lacking)
+        first = step.num_known - torch.from_numpy(lacking).to(step.num_known.device)
         tokens = self._catch_up(step, sequences, first, query_lens)
         position, drafts = step.num_known - 1, [tokens]
-        ones = np.ones(len(behind), dtype=np.int32)
+        ones = np.ones(len(lacking), dtype=np.int32)
         for _ in range(step.num_proposals - 1):
             position = position + 1
             tokens = self._most_likely(sequences.window(tokens, position, ones), kept_tokens=None)
             drafts.append(tokens)
-        self._progress.computed(step.rows.tolist(), query_lens, step.num_proposals - 1, sequences.num_slots.tolist())
-        return self._usable(torch.stack(drafts, 1), step, sequences, torch.from_numpy(query_lens == behind))
+        is_caught_up = query_lens == lacking
+        self.is_catching_up = int(lacking.sum()) > 2 * len(lacking)  # two each where a whole step's drafts held
+        self._unchecked_rows.difference_update(step.shown.sampled_rows.tolist())
+        self._unchecked_rows.update(step.shown.sampled_rows[~is_caught_up].tolist())
+        return self._usable(torch.stack(drafts, 1), step, sequences, torch.from_numpy(is_caught_up))
 
     def _catch_up(
         self, step: VerifiedStep, sequences: DraftRows, first: Tensor, query_lens: NDArray[np.int32]
@@ -73,15 +104,7 @@ class DraftModelProposer:
         """Compute known tokens from `first` on; the most likely token after the last of each sequence."""
         inputs = sequences.window(step.next_tokens, first, query_lens)
         rows = torch.repeat_interleave(step.rows, torch.from_numpy(query_lens).to(step.rows.device))
-        inputs = StepInputs(
-            token_ids=step.token_ids[rows, inputs.positions].long(),
-            positions=inputs.positions,
-            query_starts=inputs.query_starts,
-            seq_lens=inputs.seq_lens,
-            rows=inputs.rows,
-            groups=inputs.groups,
-            lengths=inputs.lengths,
-        )
+        inputs = replace(inputs, token_ids=step.token_ids[rows, inputs.positions].long())
         return self._most_likely(inputs, kept_tokens=inputs.query_starts[1:].long() - 1)
 
     def _most_likely(self, inputs: StepInputs, kept_tokens: Tensor | None) -> Tensor:
@@ -89,6 +112,7 @@ class DraftModelProposer:
 
     def _forward(self, inputs: StepInputs, kept_tokens: Tensor | None) -> Tensor:
         attention = self._backend.prepare(inputs)
+        self._contents.note(inputs.groups[self._group].slots, inputs.positions, inputs.token_ids)
         return self._decoder(inputs.token_ids, attention, self._caches, kept_tokens).hidden
 
     def _usable(self, drafts: Tensor, step: VerifiedStep, sequences: DraftRows, is_caught_up: Tensor) -> Tensor:
@@ -99,8 +123,8 @@ class DraftModelProposer:
         return torch.where(usable, drafts, -1).int()
 
 
-def _caught_up(behind: NDArray[np.int64]) -> NDArray[np.int32]:
+def _caught_up(lacking: NDArray[np.int64]) -> NDArray[np.int32]:
     """Tokens to compute now, at least one a sequence: everything, as far as MAX_CATCH_UP goes round."""
-    spare = np.clip(MAX_CATCH_UP - np.concatenate(([0], (behind - 1).cumsum()[:-1])), 0, None)
-    query_lens: NDArray[np.int32] = np.minimum(behind, 1 + spare).astype(np.int32)
+    spare = np.clip(MAX_CATCH_UP - np.concatenate(([0], (lacking - 1).cumsum()[:-1])), 0, None)
+    query_lens: NDArray[np.int32] = np.minimum(lacking, 1 + spare).astype(np.int32)
     return query_lens

@@ -1,9 +1,10 @@
 """EAGLE drafts: one layer that goes on from the target's own hidden states (Li et al. 2024 and 2025).
 
 The entry at position p joins the target's hidden state of p with the embedding of the token at p + 1, and guesses the
-token at p + 2; the next entry takes the layer's own output as its hidden state. Every step's tokens run through the
-layer, prompts too, so that its KV, which lies in the target's blocks, is complete. An entry depends on the token after
-it: of a block from the prefix cache the last may be another request's, which costs a little acceptance and no token.
+token at p + 2; the next entry takes the layer's own output as its hidden state. Its KV lies in the target's blocks.
+While drafts are wanted every step's tokens run through the layer, prompts too; what was computed without it cannot be
+made up for, since those hidden states are gone. The layer then attends from where it is shown the sequence again
+(`eagle_context`), which costs a little acceptance and no token.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend, AttentionStep, LayerCache
+from kvasir_runtime.attention.backend import AttentionBackend, AttentionStep, LayerCache, StepInputs
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.speculative.draft_inputs import draft_rows
+from kvasir_runtime.speculative.eagle_context import EagleContext
 from kvasir_runtime.speculative.proposer import VerifiedStep
 
 
@@ -46,6 +48,7 @@ class EagleProposer:
         self.name = name
         self.captured_layers = head.captured_layers
         self.wants_hidden = not head.captured_layers
+        self.is_catching_up = False
         self.kv_specs: Sequence[KvSpec] = (head.kv_spec,)
         self._head = head
         self._backend = backend
@@ -53,11 +56,12 @@ class EagleProposer:
 
     def bind(self, caches: Sequence[LayerCache]) -> None:
         self._caches = caches
+        self._context = EagleContext(caches[0])
 
     def propose(self, step: VerifiedStep) -> Tensor:
         states = self._follow(step)
-        if not step.num_proposals or not len(step.rows):
-            return step.token_ids.new_full((len(step.rows), step.num_proposals), -1)
+        if not len(step.rows):
+            return step.token_ids.new_empty((0, step.num_proposals))
         return self._draft(step, states[step.last_accepted])
 
     def _follow(self, step: VerifiedStep) -> Tensor:
@@ -66,20 +70,25 @@ class EagleProposer:
         num_tokens = inputs.token_ids.shape[0]
         rows = torch.repeat_interleave(inputs.rows.long(), inputs.query_starts.diff().long(), output_size=num_tokens)
         next_ids = step.token_ids[rows, inputs.positions + 1].long()
-        attention = self._backend.prepare(replace(inputs, token_ids=next_ids))
+        self._context.begin_step(step)
         states = head.target_states(step.hidden, step.captured)
-        return head.forward(states, next_ids, attention, self._caches[0])
+        return self._forward(states, replace(inputs, token_ids=next_ids))
+
+    def _forward(self, states: Tensor, inputs: StepInputs) -> Tensor:
+        self._context.note(inputs)
+        attention = self._backend.prepare(self._context.cut(inputs))
+        return self._head.forward(states, inputs.token_ids, attention, self._caches[0])
 
     def _draft(self, step: VerifiedStep, states: Tensor) -> Tensor:
         """Guesses int32 [num_sampled, num_proposals] after the last entries' own states [num_sampled, hidden_size]."""
-        head, cache = self._head, self._caches[0]
-        sequences = draft_rows(step, cache.key.shape[1], step.num_proposals)
+        head = self._head
+        sequences = draft_rows(step, self._caches[0].key.shape[1], step.num_proposals)
         ones = np.ones(len(step.rows), dtype=np.int32)
         last = step.num_known - 2  # position of the last entry
         drafts = [head.most_likely(states)]
         for place in range(1, step.num_proposals):
             inputs = sequences.window(drafts[-1], last + place, ones)
-            states = head.forward(states, drafts[-1], self._backend.prepare(inputs), cache)
+            states = self._forward(states, inputs)
             drafts.append(head.most_likely(states))
         places = torch.arange(step.num_proposals, device=last.device)
         was_written = last.unsqueeze(1) + places < sequences.num_slots.unsqueeze(1)

@@ -40,6 +40,7 @@ class MedusaProposer:
     name = "medusa"
     wants_hidden = True
     captured_layers: tuple[int, ...] = ()
+    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self, heads: Sequence[MedusaHead]) -> None:
@@ -49,8 +50,6 @@ class MedusaProposer:
         """There are none."""
 
     def propose(self, step: VerifiedStep) -> Tensor:
-        if not step.num_proposals or not len(step.rows):
-            return step.token_ids.new_full((len(step.rows), step.num_proposals), -1)
         hidden = step.hidden[step.last_accepted]
         return torch.stack([head(hidden).argmax(-1) for head in self._heads[: step.num_proposals]], 1).int()
 

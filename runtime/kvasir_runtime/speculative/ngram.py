@@ -22,6 +22,7 @@ class NgramProposer:
     name = "ngram"
     wants_hidden = False
     captured_layers: tuple[int, ...] = ()
+    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self, min_tokens: int, max_tokens: int) -> None:
@@ -34,7 +35,7 @@ class NgramProposer:
     def propose(self, step: VerifiedStep) -> Tensor:
         """On CUDA the rows are copied to the host, which waits for the device."""
         drafts = np.full((len(step.rows), step.num_proposals), -1, dtype=np.int32)
-        if step.num_proposals and len(drafts):
+        if len(drafts):
             rows = known_tokens(step)
             for own, token_ids in zip(drafts, rows, strict=True):
                 found = find_continuation(token_ids, self._min_tokens, self._max_tokens)

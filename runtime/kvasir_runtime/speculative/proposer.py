@@ -1,17 +1,36 @@
 """The seam of speculative decoding: something that guesses the next tokens of each sequence.
 
 Proposers run on the rank, after a step's tokens were verified, and their guesses wait in the rows for the next step.
-They decide nothing: a wrong guess costs time, never a token.
+They decide nothing: a wrong guess costs time, never a token. While drafts do not pay they are not shown the steps at
+all, so each must find out by itself what it has missed of a row, and make up for it or do without.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import LayerCache, StepInputs
 from kvasir_runtime.kv_cache.spec import KvSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownRows:
+    """What the host knows of a step's sequences."""
+
+    rows: NDArray[np.int32]  # [num_requests]
+    is_resumed: NDArray[np.bool_]  # [num_requests]
+    """Whether the proposer was not shown the step before of a sequence: new and forked ones, and those that went on
+    without drafts."""
+    sampled_rows: NDArray[np.int32]  # [num_sampled]
+
+    @property
+    def resumed_rows(self) -> NDArray[np.int32]:
+        rows: NDArray[np.int32] = self.rows[self.is_resumed]
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +47,10 @@ class VerifiedStep:
     num_known: Tensor  # int64 [num_sampled], tokens known now, the drawn one included
     num_slots: Tensor  # int64 [num_sampled], positions that each one's row has blocks for
     token_ids: Tensor  # int32 [max_num_seqs, max_model_len + 1], all rows' known tokens
+    shown: ShownRows
+    block_copies: NDArray[np.int32]  # [m, 2]: source and target block id, made before the step was computed
     num_proposals: int
-    """Drafts wanted for each; 0: only what the proposer needs to keep up."""
+    """Drafts wanted for each, one at least."""
 
 
 class Proposer(Protocol):
@@ -40,6 +61,8 @@ class Proposer(Protocol):
     """Whether `hidden` and `captured` must hold every token of the step, not only those that are sampled after."""
     captured_layers: tuple[int, ...]
     """Layers of the target before which the residual stream is captured (EAGLE-3); mostly none."""
+    is_catching_up: bool
+    """Whether the last step also had to make up for steps that were not shown."""
 
     @property
     def kv_specs(self) -> Sequence[KvSpec]:

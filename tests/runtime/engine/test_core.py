@@ -25,7 +25,7 @@ from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
 
 LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64)
 
@@ -63,8 +63,9 @@ class DoneResult:
 class CountingRunner:
     """The n-th step samples token n for everyone; steps named in `fails` raise."""
 
-    def __init__(self, fails: tuple[int, ...] = ()) -> None:
+    def __init__(self, fails: tuple[int, ...] = (), processor_seconds: float | None = None) -> None:
         self.num_steps = 0
+        self.processor_seconds = processor_seconds
         self.fails = fails
         self.threads: set[str] = set()
         self.may_go_on = threading.Event()
@@ -80,7 +81,8 @@ class CountingRunner:
 
     def sample(self, mask: None) -> DoneResult:
         ones = np.ones(self._num_sampled, dtype=np.int32)
-        return DoneResult(StepResult(ones[:, None] * self.num_steps, ones, ones * 0))
+        tokens = ones[:, None] * self.num_steps
+        return DoneResult(StepResult(tokens, ones, ones * 0, processor_seconds=self.processor_seconds))
 
     def use_idle_time(self) -> bool:
         return False
@@ -88,10 +90,10 @@ class CountingRunner:
 
 class StepTimes:
     def __init__(self) -> None:
-        self.observed: list[tuple[int, int, int, float]] = []
+        self.observed: list[TimedStep] = []
 
-    def observe_step(self, num_requests: int, num_asked: int, num_proposals: int, seconds: float) -> None:
-        self.observed.append((num_requests, num_asked, num_proposals, seconds))
+    def observe_step(self, step: TimedStep) -> None:
+        self.observed.append(step)
 
 
 class Clock:
@@ -107,6 +109,9 @@ class Clock:
     def monotonic(self) -> float:
         self._num_reads += 1
         return float(self._num_reads)
+
+    def thread_time(self) -> float:
+        return 0.25 * self._num_reads
 
 
 @pytest.fixture
@@ -295,16 +300,35 @@ def test_the_device_is_driven_by_one_thread_of_its_own(make_core, channel):
     assert threading.current_thread().name not in runner.threads
 
 
-@pytest.mark.parametrize(("ahead", "seconds"), [(0, 1.0), (1, 2.0)])
-def test_steps_of_decodes_alone_are_timed_from_the_end_of_the_step_before(make_core, channel, clock, ahead, seconds):
-    """A step ahead, the clock is read for the next step's start between two results."""
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_steps_are_timed_from_the_end_of_the_step_before(make_core, channel, clock, ahead):
     costs = StepTimes()
     core = make_core(CountingRunner(), ahead=ahead, step_costs=costs)
     channel.inbox.extend([add("a", max_tokens=4), add("b", max_tokens=4)])
     for _ in range(3 + ahead):
         core.step()
-    assert costs.observed[:2] == [(2, 0, 0, seconds)] * 2
-    assert len(costs.observed) == 2, "the prompts' step is not one of decodes"
+    prompts, *decodes = costs.observed
+    assert (prompts.num_decodes, prompts.num_prompt_tokens) == (0, 6)
+    assert [(step.num_decodes, step.num_prompt_tokens, step.seconds) for step in decodes] == [(2, 0, 1.0)] * 2
+
+
+def test_on_a_cpu_the_work_of_the_threads_counts_and_not_the_clock(make_core, channel, clock):
+    costs = StepTimes()
+    core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, step_costs=costs)
+    channel.inbox.append(add("a", max_tokens=4))
+    for _ in range(3):
+        core.step()
+    assert [step.seconds for step in costs.observed[1:]] == [4.25] * 2
+
+
+def test_the_time_that_an_idle_core_sleeps_is_no_steps(make_core, channel, clock):
+    costs = StepTimes()
+    core = make_core(CountingRunner(), ahead=0, step_costs=costs)
+    for _ in range(5):
+        clock.monotonic()
+    channel.inbox.append(add("a", max_tokens=1))
+    core.step()
+    assert [step.seconds for step in costs.observed] == [1.0]
 
 
 def test_a_failed_step_is_not_timed(make_core, channel, clock):
@@ -313,7 +337,7 @@ def test_a_failed_step_is_not_timed(make_core, channel, clock):
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(2):
         core.step()
-    assert costs.observed == []
+    assert [step.num_decodes for step in costs.observed] == [0], "the prompt's step alone"
 
 
 def test_a_busy_core_tells_everybody_how_things_stand_each_quarter_of_a_second(make_core, channel, clock):

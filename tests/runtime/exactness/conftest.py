@@ -30,6 +30,7 @@ from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import make_scheduler
+from kvasir_runtime.speculative.depth import FixedDepth
 
 NUM_NEW_TOKENS = 64
 BLOCK_SIZE = 8
@@ -237,7 +238,7 @@ def features(request: pytest.FixtureRequest) -> Features:
 def start_engine() -> Iterator[EngineFactory]:
     executors: list[Executor] = []
 
-    def start(folder: Path, features: Features = PLAIN, **execution: Any) -> Engine:
+    def start(folder: Path, features: Features = PLAIN, depth: FixedDepth | None = None, **execution: Any) -> Engine:
         speculative = execution.get("speculative_config")
         scheduling = SchedulerConfig(
             max_num_seqs=8,
@@ -253,7 +254,7 @@ def start_engine() -> Iterator[EngineFactory]:
         )
         executors.append(Executor(worker.runner))
         channel = MemoryChannel()
-        depth = draft_depth(speculative, scheduling.max_num_seqs)
+        depth = depth or draft_depth(speculative, scheduling.max_num_seqs)
         scheduler = make_scheduler(
             SchedulerLimits(
                 max_num_seqs=8,

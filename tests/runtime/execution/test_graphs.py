@@ -33,7 +33,7 @@ class Attending:
         self.angles = torch.randn(MAX_SEQ_LEN, HEAD_DIM, generator=random).to(device)
         self.num_calls = 0
 
-    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None) -> DecoderOutput:
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
         self.num_calls += 1
         step = self.backend.prepare(inputs)
         query, key, value = self.vectors[inputs.token_ids].unbind(1)

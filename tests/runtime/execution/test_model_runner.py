@@ -11,6 +11,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.execution.model_runner import ModelRunner
+from kvasir_runtime.execution.synthetic_steps import GREEDY
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.kernels.step_ops import cpu_step_ops
 from kvasir_runtime.kv_cache.spec import KvSpec
@@ -30,6 +31,7 @@ class ScriptedProposer:
 
     name = "scripted"
     captured_layers: tuple[int, ...] = ()
+    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self, script: list[int], wants_hidden: bool = False) -> None:
@@ -144,7 +146,7 @@ def test_missing_drafts_are_not_computed_on_a_cpu(load: Any, generate: Any, make
     proposer = ScriptedProposer([-1] * 40)
     runner = load(proposer).runner
     known = generate(runner, 1, num_drafts=3)
-    result = step(runner, make_plan(decodes=[(0, 4)], starts=[len(known) - 1]))
+    result = step(runner, make_plan(decodes=[(0, 4)], starts=[len(known) - 1], proposals=1))
     assert proposer.seen[-1].inputs.token_ids.tolist() == known[-1:]
     assert proposer.seen[-1].inputs.lengths.query_lens.tolist() == [1]
     assert (result.num_accepted.tolist(), result.num_drafts.tolist()) == ([1], [0])
@@ -156,7 +158,6 @@ def test_drafts_of_an_earlier_step_do_not_linger(load: Any, generate: Any, make_
     generate(runner, 1, num_drafts=3)
     step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=1))
     assert step(runner, make_plan(decodes=[(0, 4)], starts=[6])).num_drafts.tolist() == [1]
-    assert step(runner, make_plan(decodes=[(0, 4)], starts=[8])).num_drafts.tolist() == [0]
 
 
 def test_a_proposer_sees_what_holds(load: Any, generate: Any, make_plan: Any) -> None:
@@ -172,6 +173,56 @@ def test_a_proposer_sees_what_holds(load: Any, generate: Any, make_plan: Any) ->
     assert (seen.last_accepted.tolist(), seen.next_tokens.tolist(), seen.num_known.tolist()) == ([0], [plain[6]], [7])
     assert (seen.sampled.tolist(), seen.rows.tolist(), seen.hidden.shape[0]) == ([0], [0], 3)
     assert seen.token_ids[0, :7].tolist() == plain[:7]
+
+
+def test_a_proposer_is_not_shown_a_step_that_wants_no_drafts(load: Any, generate: Any, make_plan: Any) -> None:
+    proposer = ScriptedProposer([-1] * 40, wants_hidden=True)
+    runner = load(proposer).runner
+    proposer.seen.clear()  # of steps that warm up
+    generate(runner, 1)
+    assert proposer.seen == []
+    step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=2))
+    assert len(proposer.seen) == 1
+
+
+def test_a_step_says_what_it_took_and_what_of_it_drafting_took(load: Any, generate: Any, make_plan: Any) -> None:
+    runner = load(ScriptedProposer([-1] * 40)).runner
+    generate(runner, 1)
+    result = step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=2))
+    assert 0 < result.proposer_seconds < result.processor_seconds
+    assert not result.is_catching_up
+
+
+def test_a_proposer_knows_which_sequences_it_was_not_shown_before(load: Any, make_plan: Any, new_sequence: Any) -> None:
+    proposer = ScriptedProposer([-1] * 40)
+    runner = load(proposer).runner
+    proposer.seen.clear()  # of steps that warm up
+    step(runner, make_plan(chunks=[(0, 0, 5, True)], added=[new_sequence(0, PROMPT)], proposals=1))
+    for start, proposals in ((5, 1), (6, 0), (7, 1)):
+        step(runner, make_plan(decodes=[(0, 1)], starts=[start], proposals=proposals))
+    added = [new_sequence(1, PROMPT)]
+    step(runner, make_plan(decodes=[(0, 1)], chunks=[(1, 0, 5, True)], starts=[8], added=added, proposals=1))
+    step(runner, make_plan(decodes=[(0, 1), (1, 1)], starts=[9, 9], forks=[Fork(0, 1, GREEDY)], proposals=1))
+    assert [seen.shown.is_resumed.tolist() for seen in proposer.seen] == [
+        [True], [False], [True], [False, True], [False, True],
+    ]  # fmt: skip
+    assert [seen.shown.rows.tolist() for seen in proposer.seen] == [[0], [0], [0], [0, 1], [0, 1]]
+    assert [seen.shown.sampled_rows.tolist() for seen in proposer.seen] == [[0], [0], [0], [0, 1], [0, 1]]
+
+
+def test_states_for_the_proposer_are_kept_only_in_steps_that_want_drafts(
+    load: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    proposer = ScriptedProposer([-1] * 40, wants_hidden=True)
+    proposer.captured_layers = (0,)
+    runner = load(proposer).runner
+    seen = []
+    compute = runner._compute
+    runner._compute = lambda *args, **options: seen.append(compute(*args, **options)) or seen[-1]
+    step(runner, make_plan(chunks=[(0, 0, 5, True)], added=[new_sequence(0, PROMPT)]))
+    step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=1))
+    assert [len(output.captured) for output in seen] == [0, 1]
+    assert len(seen[0].hidden) == 1, "of the prompt's tokens the last is sampled after"
 
 
 def test_decodes_and_chunks_share_a_step(load: Any, generate: Any, make_plan: Any, new_sequence: Any) -> None:
@@ -294,7 +345,7 @@ def test_a_steady_decode_uploads_new_blocks_and_downloads_its_result(
     runner = ModelRunner(
         rows=rows,
         buffer=torch.zeros((4, 8), dtype=torch.uint8),
-        compute=lambda inputs, kept: DecoderOutput(torch.eye(8)[inputs.token_ids], ()),
+        compute=lambda inputs, kept, captures: DecoderOutput(torch.eye(8)[inputs.token_ids], ()),
         to_logits=lambda hidden: hidden,
         ops=cpu_step_ops(),
         proposer=None,

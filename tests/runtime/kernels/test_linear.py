@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.kernels import linear_choice
 from kvasir_runtime.kernels.linear import Linear, make_weight
 from kvasir_runtime.kernels.linear_choice import Choice, decide
 from kvasir_runtime.kernels.linear_weight import VARIANTS, row_class
@@ -114,3 +115,9 @@ def test_numbers_of_rows_fall_into_the_nearest_measured_class() -> None:
 def test_an_unknown_path_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="'mkl' is not known; expected one of auto, torch"):
         make(torch.zeros(4, 4, dtype=torch.bfloat16), path="mkl")
+
+
+def test_a_timing_in_which_the_clock_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([0.0, 0.0, 0.0, 0.002])
+    monkeypatch.setattr(linear_choice.time, "thread_time", lambda: next(readings))
+    assert linear_choice._time(lambda x: x, torch.zeros(1)) == 0.002

@@ -64,10 +64,10 @@ def test_a_budget_used_up_by_decodes_admits_nobody(make_engine):
     assert (plan.num_new_tokens.tolist(), plan.added) == ([1, 1, 1], ())
 
 
-def test_drafts_are_asked_for_only_with_someone_that_samples(make_engine):
+def test_a_proposer_is_shown_the_chunks_of_a_prompt_before_anything_is_sampled(make_engine):
     engine = make_engine(budget=4, drafts=3)
     engine.add([1] * 6)
-    assert [engine.step().num_proposals for _ in range(2)] == [0, 3]
+    assert [engine.step().num_proposals for _ in range(2)] == [3, 3]
 
 
 def test_the_first_decode_has_the_drafts_that_its_prompts_last_step_proposed(make_engine):

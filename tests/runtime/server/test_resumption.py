@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.engine.messages import AddRequest
-from kvasir_runtime.server.journal import COMMENT
+from kvasir_runtime.server.journal import COMMENT, MAX_JOURNAL_BYTES
 
 PROMPT = "the quick brown fox größer 日本語 😀 jumps over the lazy dog"
 COMPLETION: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "stream": True, "ignore_eos": True}
@@ -243,3 +244,12 @@ def test_whole_answers_that_outlast_the_drain_are_sent_to_another_replica(start_
             running.stop()
             response = waiting.result(10)
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize(("num_too_many", "status"), [(0, 400), (1, 413)])
+def test_a_body_at_the_limit_has_room_for_its_journal(start_server, num_too_many: int, status: int) -> None:
+    with start_server(config=ServerConfig(max_body_bytes=1000)) as running:
+        journal = b"x" * (MAX_JOURNAL_BYTES + num_too_many)  # what is read, and then is no journal
+        headers = {"x-kvasir-journal-at": "1000"}
+        response = running.http.post("/v1/completions", content=b" " * 1000 + journal, headers=headers)
+        assert response.status_code == status

@@ -21,7 +21,7 @@ from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.speculative.proposer import Proposer, VerifiedStep
+from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
 
 PLACEMENT = Placement(device=torch.device("cpu"), dtype=torch.float32, ops=reference_ops())
 BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 3, 64
@@ -49,6 +49,8 @@ class Rank:
         self.known = [0] * MAX_NUM_SEQS
         self.computed = [0] * MAX_NUM_SEQS
         self.drafts: list[list[int]] = [[] for _ in range(MAX_NUM_SEQS)]
+        self._was_shown = np.zeros(MAX_NUM_SEQS, dtype=np.bool_)
+        self._copies: list[tuple[int, int]] = []
         specs = [*kv_specs(target.options, torch.float32), *proposer.kv_specs]
         layout = make_layout(specs, BLOCK_SIZE)
         self._pages = iter(range(1, 100))
@@ -65,6 +67,12 @@ class Rank:
         self.token_ids[row, : len(token_ids)] = torch.tensor(token_ids)
         self.known[row], self.computed[row], self.drafts[row] = len(token_ids), 0, []
         self._tables[0][row] = POISON_PAGE
+        self._was_shown[row] = False
+
+    def share(self, source: int, target: int, num_blocks: int) -> None:
+        """As if the prefix cache held the first blocks of both."""
+        self._tables[0][target, :num_blocks] = self._tables[0][source, :num_blocks]
+        self.computed[target] = num_blocks * BLOCK_SIZE
 
     def tokens(self, row: int) -> list[int]:
         tokens: list[int] = self.token_ids[row, : self.known[row]].tolist()
@@ -76,10 +84,12 @@ class Rank:
         self.known[target], self.computed[target] = self.known[source], self.computed[source]
         self.drafts[target] = list(self.drafts[source])
         self._tables[0][target] = self._tables[0][source]
+        self._was_shown[target] = False
         filling = self.computed[source] // BLOCK_SIZE
         if self.computed[source] % BLOCK_SIZE:
             page, copy = int(self._tables[0][source, filling]), next(self._pages)
             self._tables[0][target, filling] = copy
+            self._copies.append((page, copy))
             for cache in self.caches:
                 cache.key[copy], cache.value[copy] = cache.key[page], cache.value[page]
 
@@ -89,7 +99,8 @@ class Rank:
 
     @torch.inference_mode()
     def step(self, decodes: list[int], chunks: dict[int, int], num_proposals: int) -> list[int]:
-        """Decode rows with all their drafts and compute chunks of so many tokens; the numbers of drafts that held."""
+        """Decode rows with all their drafts and compute chunks of so many tokens; the numbers of drafts that held. The
+        proposer is not shown a step without proposals."""
         rows = [*decodes, *chunks]
         new = [self._new_tokens(row, None) for row in decodes] + [
             self._new_tokens(row, length) for row, length in chunks.items()
@@ -118,6 +129,13 @@ class Rank:
                 self.computed[row] += len(ids)
             first += len(ids)
         own = [rows[index] for index in sampled]
+        shown = ShownRows(np.array(rows), ~self._was_shown[rows], np.array(own))
+        copies, self._copies = self._copies, []
+        self._was_shown[rows] = num_proposals > 0
+        for row in own:
+            self.drafts[row] = []
+        if not num_proposals:
+            return held
         proposed = self.proposer.propose(
             VerifiedStep(
                 inputs=inputs,
@@ -130,6 +148,8 @@ class Rank:
                 num_known=torch.tensor([self.known[row] for row in own], dtype=torch.int64),
                 num_slots=torch.tensor([self._num_slots(row) for row in own], dtype=torch.int64),
                 token_ids=self.token_ids,
+                shown=shown,
+                block_copies=np.array(copies, dtype=np.int32).reshape(-1, 2),
                 num_proposals=num_proposals,
             )
         )
@@ -245,5 +265,7 @@ def text_step(texts: dict[int, list[int]], num_proposals: int) -> VerifiedStep:
         num_known=torch.tensor([len(tokens) for tokens in texts.values()]),
         num_slots=torch.zeros(len(rows), dtype=torch.int64),
         token_ids=token_ids,
+        shown=ShownRows(np.array(rows), np.zeros(len(rows), dtype=np.bool_), np.array(rows)),
+        block_copies=np.empty((0, 2), dtype=np.int32),
         num_proposals=num_proposals,
     )

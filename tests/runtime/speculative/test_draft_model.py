@@ -122,6 +122,65 @@ def test_a_sequence_far_behind_catches_up_over_steps(
     assert_drafts(rank, 0, hf_draft, most=2)
 
 
+def test_a_prompt_that_it_was_not_shown_is_made_up_for(rank: Rank, hf_draft: transformers.LlamaForCausalLM) -> None:
+    rank.add(0, prompt(14, seed=10))
+    for length, num_proposals in ((8, 0), (3, 2), (3, 2)):
+        rank.step([], {0: length}, num_proposals)
+    assert_drafts(rank, 0, hf_draft, most=2)
+
+
+def test_entries_made_behind_a_gap_are_made_again_once_another_has_filled_the_gap(twin: Rank, greedy: Greedy) -> None:
+    start = prompt(14, seed=14)
+    twin.add(0, start)
+    twin.step([], {0: 8}, num_proposals=0)
+    twin.step([], {0: 5}, num_proposals=2)
+    twin.add(1, start[:9])
+    twin.share(0, 1, num_blocks=2)
+    twin.step([], {1: 1}, num_proposals=2)
+    twin.step([], {0: 1}, num_proposals=2)
+    assert twin.drafts[0]
+    assert twin.drafts[0] == greedy(twin.tokens(0), len(twin.drafts[0]))
+
+
+def test_cached_blocks_that_it_was_not_shown_are_made_up_for(
+    rank: Rank, hf_draft: transformers.LlamaForCausalLM
+) -> None:
+    start = prompt(9, seed=11)
+    rank.add(0, start)
+    rank.step([], {0: 9}, num_proposals=0)
+    rank.add(1, start)
+    rank.share(0, 1, num_blocks=2)
+    rank.step([], {1: 1}, num_proposals=2)
+    assert_drafts(rank, 1, hf_draft, most=2)
+
+
+def test_it_says_when_it_is_catching_up(rank: Rank) -> None:
+    rank.add(0, prompt(6, seed=12))
+    is_catching_up = []
+    for decodes, chunks, num_proposals in (
+        ([], {0: 6}, 2), ([0], {}, 2), ([0], {}, 0), ([0], {}, 0), ([0], {}, 2), ([0], {}, 2),
+    ):  # fmt: skip
+        rank.step(decodes, chunks, num_proposals)
+        is_catching_up.append(rank.proposer.is_catching_up)
+    assert is_catching_up == [False, False, False, False, True, False]
+
+
+def test_a_sequence_in_step_computes_no_token_twice(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank.add(0, prompt(9, seed=13))
+    rank.step([], {0: 9}, num_proposals=2)
+    num_tokens = []
+    forward = rank.proposer._forward
+    monkeypatch.setattr(
+        rank.proposer,
+        "_forward",
+        lambda inputs, kept: num_tokens.append(len(inputs.positions)) or forward(inputs, kept),
+    )
+    for _ in range(4):
+        rank.drafts[0] = [(draft + 1) % 61 for draft in rank.drafts[0]]  # wrong, so that none holds
+        rank.step([0], {}, num_proposals=2)
+    assert num_tokens == [1, 1] * 4
+
+
 def test_a_row_that_another_sequence_took_starts_anew(rank: Rank, hf_draft: transformers.LlamaForCausalLM) -> None:
     rank.add(0, prompt(20, seed=6))
     rank.step([], {0: 20}, num_proposals=2)

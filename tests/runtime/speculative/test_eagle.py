@@ -84,11 +84,12 @@ class PlainEagle:
     model: transformers.LlamaForCausalLM
 
     @torch.inference_mode()
-    def drafts(self, token_ids: list[int], num_drafts: int) -> list[int]:
+    def drafts(self, token_ids: list[int], num_drafts: int, begin: int = 0, num_zeros: int = 0) -> list[int]:
+        """The layer attends to nothing before `begin`, and to zeros in the first entries from there on."""
         states = self._target_states(token_ids[:-1])
         tokens = list(token_ids)
         for _ in range(num_drafts):
-            state = self._layer(states, torch.tensor(tokens[1:]))[-1]
+            state = self._layer(states, torch.tensor(tokens[1:]), begin, num_zeros)[-1]
             tokens.append(self._most_likely(state))
             states = torch.cat([states, state[None]])
         return tokens[len(token_ids) :]
@@ -99,7 +100,7 @@ class PlainEagle:
             return states[-1]
         return torch.cat([states[layer] for layer in CAPTURED], -1) @ self.tensors["fc.weight"].T
 
-    def _layer(self, states: Tensor, token_ids: Tensor) -> Tensor:
+    def _layer(self, states: Tensor, token_ids: Tensor, begin: int, num_zeros: int) -> Tensor:
         t, embedded = self.tensors, self.model.model.embed_tokens.weight[token_ids]
         if self.method == "eagle":
             prefix, residual = "layers.0", torch.cat([embedded, states], -1) @ t["fc.weight"].T
@@ -114,8 +115,12 @@ class PlainEagle:
         )
         cos, sin = LlamaRotaryEmbedding(self.model.config)(entered, torch.arange(len(entered))[None])
         query, key = apply_rotary_pos_emb(query[None], key[None], cos, sin)
+        place, value = torch.arange(len(entered)), value[None]
+        is_zero = ((place >= begin) & (place < begin + num_zeros))[:, None]
+        key, value = key.masked_fill(is_zero, 0), value.masked_fill(is_zero, 0)
+        is_seen = (place <= place[:, None]) & ((place >= begin) | (place[:, None] < begin))
         attended = functional.scaled_dot_product_attention(
-            query, key.repeat_interleave(2, 1), value[None].repeat_interleave(2, 1), is_causal=True
+            query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), attn_mask=is_seen
         )
         hidden = residual + attended[0].transpose(0, 1).flatten(1) @ t[f"{prefix}.self_attn.o_proj.weight"].T
         x = norm(hidden, t[f"{prefix}.post_attention_layernorm.weight"])
@@ -187,15 +192,87 @@ def test_drafts_that_held_leave_the_right_kv(rank: Rank, plain: PlainEagle) -> N
     assert held == [2, 0, 1, 3]
 
 
-def test_prompts_in_chunks_and_steps_without_proposals_are_followed(rank: Rank, plain: PlainEagle) -> None:
+def test_prompts_in_chunks_are_followed(rank: Rank, plain: PlainEagle) -> None:
     rank.add(1, prompt(7, seed=2))
     rank.step([], {1: 7}, num_proposals=2)
     rank.add(2, prompt(13, seed=3))
-    rank.step([1], {2: 5}, num_proposals=0)
-    rank.step([1], {2: 6}, num_proposals=0)
-    rank.step([1], {2: 2}, num_proposals=2)
+    for length in (5, 6, 2):
+        rank.step([1], {2: length}, num_proposals=2)
     assert_drafts(rank, 1, plain, most=2)
     assert_drafts(rank, 2, plain, most=2)
+
+
+def test_a_forked_row_goes_on_from_its_source(rank: Rank, plain: PlainEagle) -> None:
+    rank.add(0, prompt(11, seed=8))
+    rank.step([], {0: 11}, num_proposals=2)
+    rank.fork(0, 1)
+    copied = rank.caches[-1].key[int(rank._tables[0][1, 2]), 0].clone()
+    rank.step([0, 1], {}, num_proposals=2)
+    assert torch.equal(rank.caches[-1].key[int(rank._tables[0][1, 2]), 0], copied), "the copied block is its own"
+    for _ in range(3):
+        rank.step([0, 1], {}, num_proposals=2)
+        assert_drafts(rank, 1, plain, most=2)
+
+
+@pytest.mark.parametrize("num_missed", [5, 6, 7, 8, 12])
+def test_after_steps_that_it_was_not_shown_a_head_attends_from_where_it_sees_the_sequence_again(
+    rank: Rank, plain: PlainEagle, num_missed: int
+) -> None:
+    """Where it comes back in the middle of a block, the block's missing entries are attended to as zeros."""
+    rank.add(0, prompt(6, seed=4))
+    rank.step([], {0: 6}, num_proposals=3)
+    for _ in range(num_missed):
+        rank.step([0], {}, num_proposals=0)
+        assert rank.drafts[0] == []
+    first = rank.known[0] - 1  # the next entry
+    for _ in range(6):
+        rank.step([0], {}, num_proposals=3)
+        begin = first // BLOCK_SIZE * BLOCK_SIZE
+        drafts = plain.drafts(rank.tokens(0), len(rank.drafts[0]), begin=begin, num_zeros=first - begin)
+        assert rank.drafts[0] == drafts
+
+
+def test_a_prompt_that_it_was_not_shown_is_not_attended_to(rank: Rank, plain: PlainEagle) -> None:
+    rank.add(0, prompt(8, seed=5))
+    rank.step([], {0: 8}, num_proposals=0)
+    for _ in range(3):
+        rank.step([0], {}, num_proposals=2)
+        assert rank.drafts[0] == plain.drafts(rank.tokens(0), len(rank.drafts[0]), begin=8)
+
+
+def test_a_prompt_shown_from_its_second_chunk_on_is_attended_to_from_there(rank: Rank, plain: PlainEagle) -> None:
+    rank.add(0, prompt(14, seed=6))
+    for length, num_proposals in ((8, 0), (3, 2), (3, 2)):
+        rank.step([], {0: length}, num_proposals)
+    assert rank.drafts[0] == plain.drafts(rank.tokens(0), len(rank.drafts[0]), begin=8)
+
+
+def test_a_small_hole_leaves_the_context_as_it_is(rank: Rank) -> None:
+    rank.add(0, prompt(40, seed=7))
+    rank.step([], {0: 40}, num_proposals=2)
+    for num_proposals in (0, 0, 2):
+        rank.step([0], {}, num_proposals)
+    assert not rank.proposer._context._is_cut
+    assert rank.drafts[0]
+
+
+def test_cached_blocks_that_a_head_was_not_shown_are_not_attended_to(rank: Rank, plain: PlainEagle) -> None:
+    start = prompt(9, seed=9)
+    rank.add(0, start)
+    rank.step([], {0: 9}, num_proposals=0)
+    rank.add(1, start)
+    rank.share(0, 1, num_blocks=2)
+    rank.step([], {1: 1}, num_proposals=2)
+    assert rank.drafts[1] == plain.drafts(rank.tokens(1), len(rank.drafts[1]), begin=8)
+
+
+def test_neighbours_keep_their_whole_context(rank: Rank, plain: PlainEagle) -> None:
+    rank.add(0, prompt(8, seed=5))
+    rank.step([], {0: 8}, num_proposals=0)
+    rank.add(1, prompt(9, seed=6))
+    rank.step([0], {1: 9}, num_proposals=2)
+    rank.step([0, 1], {}, num_proposals=2)
+    assert_drafts(rank, 1, plain, most=2)
 
 
 @dataclass(frozen=True)

@@ -52,5 +52,5 @@ def test_tokens_behind_the_known_ones_are_not_looked_at() -> None:
     assert NgramProposer(2, 4).propose(step).tolist() == [[3]]
 
 
-def test_no_drafts_are_made_where_none_are_wanted() -> None:
-    assert NgramProposer(1, 2).propose(text_step({0: [1, 1, 1]}, num_proposals=0)).shape == (1, 0)
+def test_a_step_in_which_nobody_samples_brings_no_drafts() -> None:
+    assert NgramProposer(1, 2).propose(text_step({}, num_proposals=2)).shape == (0, 2)

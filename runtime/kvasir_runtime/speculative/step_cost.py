@@ -1,0 +1,178 @@
+"""What steps cost with drafts and without, by batch size, and when it is time to find out again.
+
+A step without drafts does no drafting work at all, so the difference is the whole cost of drafting: verifying,
+guessing, and following the target. What prompts cost the proposer is counted apart (`PromptCost`), since steps with
+prompts differ too much from each other to be compared.
+"""
+
+from dataclasses import dataclass, field
+
+from kvasir_runtime.scheduling.step import TimedStep
+
+PROBE_STEPS = 3
+"""Steps of one kind that are timed before their time is believed."""
+MOST_PROBE_PLANS = 32
+"""Steps after which a probe is given up, timed or not."""
+PLAIN_INTERVAL = 128
+"""Steps of a batch size after which one without drafts is timed again, where drafts pay."""
+PROBE_SHARE = 0.01
+"""Of the time without drafts, what trying them again may add to it in the long run."""
+FEWEST_STEPS_BETWEEN_PROBES = 256
+"""Doubled at each probe that fails, up to what PROBE_SHARE allows: the first may have met a busy machine."""
+SMOOTHING = 0.1
+FASTER, SLOWER = 0.25, 0.06
+"""Weights of a step that took less, or more, than the running mean: what else the machine does only makes steps slower,
+and a plain step believed too slow would make drafts look free."""
+RECENT = 0.2
+"""Weight of the last plain step in what such steps take just now."""
+KEPT_OF_LOAD = 0.99
+"""Of what is known of the load, at each step."""
+
+
+@dataclass(slots=True)
+class StepSeconds:
+    """A running mean that leans on the faster steps, and that one slow step does not carry away."""
+
+    mean: float = 0.0
+    num_samples: int = 0
+    steps_since: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self.num_samples >= PROBE_STEPS
+
+    def add(self, seconds: float) -> float:
+        """The weight that the step got."""
+        self.num_samples += 1
+        self.steps_since = 0
+        is_faster = self.num_samples == 1 or seconds < self.mean
+        if self.num_samples <= PROBE_STEPS:  # the first steps of a kind may warm up: the fastest counts
+            weight = float(is_faster)
+        else:
+            weight = FASTER if is_faster else SLOWER
+        self.mean += weight * ((seconds if weight == 1.0 else min(seconds, 2 * self.mean)) - self.mean)
+        return weight
+
+
+@dataclass(slots=True)
+class BatchCost:
+    """Of one batch size: what its steps of decodes take, and whether drafts are being tried."""
+
+    believed_ratio: float | None = None
+    """Of the cost of a draft to that of a plain step, until it is measured: another batch size's; None: unknown."""
+    plain: StepSeconds = field(default_factory=StepSeconds)
+    drafted: StepSeconds = field(default_factory=StepSeconds)
+    _probe_steps_left: int = 0
+    """To be timed."""
+    _probe_plans_left: int = 0
+    """Steps that may be planned for it: those with prompts cannot be timed."""
+    _mean_depth: float = 1.0
+    _num_probes: int = 0
+    """Since drafts paid."""
+    _steps_since_probe: int = 0
+    _probe_seconds: float = 0.0
+    """What the probe under way, or the last one, took beyond as many plain steps."""
+    _recent_plain: float = 0.0
+
+    @property
+    def draft_seconds(self) -> float | None:
+        """Of one more draft a request, and of drafting at all (looking up, following the target), which is supposed to
+        take as long; None: nothing is known."""
+        if self.drafted.num_samples:
+            return max(self.drafted.mean - self.plain.mean, 0.0) / (1 + self._mean_depth)
+        return None if self.believed_ratio is None else self.believed_ratio * self.plain.mean
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the cost of a draft to that of a plain step; None: not measured here."""
+        measured = self.draft_seconds if self.drafted.num_samples and self.plain.num_samples else None
+        return None if measured is None else measured / self.plain.mean
+
+    @property
+    def is_probe_due(self) -> bool:
+        """Whether trying drafts again keeps within PROBE_SHARE."""
+        if self.draft_seconds is None and not self._num_probes:
+            return True
+        affordable = self._probe_seconds / (PROBE_SHARE * self.plain.mean)
+        least = FEWEST_STEPS_BETWEEN_PROBES
+        return self._steps_since_probe >= max(least, min(affordable, least << max(0, self._num_probes - 1)))
+
+    @property
+    def is_probing(self) -> bool:
+        return self._probe_steps_left > 0 and self._probe_plans_left > 0
+
+    def needs_plain(self, *, drafts_pay: bool) -> bool:
+        """Whether steps without drafts are to be timed (again)."""
+        if drafts_pay and self.plain.steps_since >= PLAIN_INTERVAL:
+            self.plain = StepSeconds(self.plain.mean)
+        return not self.plain.is_known
+
+    def begin_probe(self) -> None:
+        self.believed_ratio = self.believed_ratio if self.ratio is None else self.ratio
+        self.drafted = StepSeconds()
+        self._probe_steps_left, self._probe_plans_left = PROBE_STEPS, MOST_PROBE_PLANS
+        self._num_probes += 1
+        self._steps_since_probe = 0
+        self._probe_seconds = 0.0
+
+    def note_probe_planned(self) -> None:
+        self._probe_plans_left -= 1
+
+    def note_choice(self, *, drafts_paid: bool, drafts_pay: bool) -> None:
+        if drafts_pay:
+            self._num_probes = 0
+        elif drafts_paid:
+            self._steps_since_probe = 0
+
+    def observe(self, step: TimedStep) -> None:
+        """A step of decodes alone. One that only begins or ends drafting is like no other, and a part of the probe."""
+        if self.is_probing:
+            self._probe_seconds += max(step.seconds - self.plain.mean, 0.0)
+        else:
+            self._steps_since_probe += 1
+        self.plain.steps_since += 1
+        if step.num_asked and step.num_proposals and not step.is_catching_up:
+            self._time_drafted(step.num_asked / step.num_decodes, step.seconds)
+        elif not step.num_asked and not step.num_proposals:
+            self.plain.add(step.seconds)
+            recent = min(step.seconds, 4 * self.plain.mean)
+            self._recent_plain += RECENT * (recent - self._recent_plain) if self._recent_plain else recent
+
+    def _time_drafted(self, depth: float, seconds: float) -> None:
+        """`depth` drafts a request on average. A probe is compared with the steps just before it, which whatever else
+        keeps the machine busy has slowed down alike."""
+        if self.is_probing:
+            seconds *= self.plain.mean / max(self.plain.mean, self._recent_plain)
+            self._probe_steps_left -= 1
+        weight = self.drafted.add(seconds)
+        self._mean_depth += weight * (depth - self._mean_depth)
+
+
+@dataclass(slots=True)
+class PromptCost:
+    """What a proposer spends on prompts, spread over the steps that decode: drafts have to bring that in as well."""
+
+    _seconds: float = 0.0
+    _tokens: float = 0.0
+    """Of prompts that the proposer ran through in `_seconds`."""
+    _load_tokens: float = 0.0
+    _load_steps: float = 1 / (1 - KEPT_OF_LOAD)
+    """Prompt tokens and steps that decode, the older fading."""
+    _decode_seconds: float = 0.0
+    """That the proposer takes after a step without prompts."""
+
+    @property
+    def seconds_a_step(self) -> float:
+        return self._seconds / self._tokens * self._load_tokens / self._load_steps if self._tokens else 0.0
+
+    def observe(self, step: TimedStep) -> None:
+        self._load_tokens = KEPT_OF_LOAD * self._load_tokens + step.num_prompt_tokens
+        self._load_steps = KEPT_OF_LOAD * self._load_steps + (step.num_decodes > 0)
+        if not step.num_proposals:
+            return
+        if not step.num_prompt_tokens:
+            weight = SMOOTHING if self._decode_seconds else 1.0
+            self._decode_seconds += weight * (step.proposer_seconds - self._decode_seconds)
+        else:
+            self._seconds = KEPT_OF_LOAD * self._seconds + max(step.proposer_seconds - self._decode_seconds, 0.0)
+            self._tokens = KEPT_OF_LOAD * self._tokens + step.num_prompt_tokens
