@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: run test lint e2e bench setup
+CRD := serving.kvasir.dev_inferenceservices.yaml
+
+.PHONY: run test lint e2e bench setup generate
 
 run: $(INSTALLED)
 	$(BIN)/python examples/quickstart.py
@@ -26,6 +28,12 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/engine_cpu.py
 
 setup: $(INSTALLED)
+
+# What is made from operator/kvasir_operator/api; tests/operator/api/test_crd.py compares.
+generate: $(INSTALLED)
+	$(BIN)/kvasir-operator crd > crds/$(CRD)
+	cp crds/$(CRD) charts/kvasir/files/crds/$(CRD)
+	$(BIN)/kvasir-operator crd --reference > docs/reference/inferenceservice.md
 
 $(INSTALLED): pyproject.toml
 	@echo "--- installing Python packages into .venv (the first time: about 5 GB, torch's CUDA build included)"

@@ -31,8 +31,8 @@ from tests.controlplane.programs import program_directory
 from tests.controlplane.reconciling import manifest, path_of
 from tests.controlplane.test_operator_process import NUM_CHILDREN, metric
 
-from kvasir_operator.api.labels import engine_name
-from kvasir_operator.kinds import CHILD_KINDS, DEPLOYMENT, INFERENCE_SERVICE, LEASE, ServiceKey
+from kvasir_operator.api.labels import ROLE_SERVE
+from kvasir_operator.kube.kinds import CHILD_KINDS, DEPLOYMENT, INFERENCE_SERVICE, LEASE, ServiceKey
 
 RESULTS = Path(__file__).parent / "results"
 FLAGS = ("--leader-election", "--lease-namespace=default")
@@ -199,14 +199,15 @@ def writes_since(control_plane: ControlPlane, begin: float, name: str) -> Iterat
 
 
 def change_to_applied(control_plane: ControlPlane, begin: float, keys: list[ServiceKey]) -> Iterator[float]:
-    """Seconds from the answer to each change to the answer to the first write of the engines' Deployment after it."""
+    """Seconds from the answer to each change to the answer to the first write of an engines' Deployment after it."""
     changed = {(write.namespace, write.name): at for at, write in written(control_plane, ADMIN) if at >= begin}
     applied: dict[tuple[str | None, str | None], float] = {}
     for at, write in written(control_plane, OPERATOR):
-        if write.resource == DEPLOYMENT.plural and at >= begin:
-            applied.setdefault((write.namespace, write.name), at)
+        service, _, revision = (write.name or "").rpartition(f"-{ROLE_SERVE}-")
+        if write.resource == DEPLOYMENT.plural and revision and at >= begin:
+            applied.setdefault((write.namespace, service), at)
     for key in keys:
-        yield applied[key.namespace, engine_name(key.name)] - changed[key.namespace, key.name]
+        yield applied[key.namespace, key.name] - changed[key.namespace, key.name]
 
 
 def written(control_plane: ControlPlane, user: str) -> list[tuple[float, Write]]:

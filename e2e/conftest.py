@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,7 @@ from tests.controlplane.programs import program_directory
 
 HERE = Path(__file__).parent
 RIG = HERE / "cluster"
+STARTS_ITS_OWN_CLUSTER = (RIG, HERE / "ipv6_only")
 RIG_KUBECONFIG = Path(os.environ.get("KVASIR_E2E_HOME", "/var/lib/kvasir-e2e")) / "kubeconfig"
 REGISTRY = os.environ.get("KVASIR_E2E_REGISTRY", "kvasir.dev")
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
@@ -50,11 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The rig's own tests come first: they start and end a cluster, and there can be only one.
+    """What starts and ends a cluster of its own comes first: there can be only one.
 
     A scenario's limit does not count its fixtures, the first of which builds for minutes.
     """
-    items.sort(key=lambda item: item.path.parent != RIG)
+    items.sort(key=lambda item: item.path.parent not in STARTS_ITS_OWN_CLUSTER)
     for item in items:
         if "live_cluster" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_SECONDS, func_only=True))
@@ -98,19 +99,27 @@ def verdicts(pytestconfig: pytest.Config) -> Verdicts:
 
 
 @pytest.fixture(scope="session")
-def live_cluster(pytestconfig: pytest.Config, verdicts: Verdicts) -> Iterator[LiveCluster]:
+def live_cluster(pytestconfig: pytest.Config) -> Iterator[LiveCluster]:
     """KUBECONFIG's, untouched at the end; or the rig's, started here and ended."""
     given = os.environ.get("KUBECONFIG")
-    if given is None:
-        capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled():  # images take minutes: in sight
-            timed(verdicts, "images", partial(subprocess.run, [RIG / "images"], check=True))
-            timed(verdicts, "cluster up", partial(subprocess.run, [RIG / "up", "--prometheus"], check=True))
+    if given is not None:
+        yield LiveCluster(Path(given), program_directory() / "kubectl")
+        return
+    with rig_cluster(pytestconfig, "--prometheus") as cluster:
+        yield cluster
+
+
+@contextmanager
+def rig_cluster(config: pytest.Config, *options: str) -> Iterator[LiveCluster]:
+    """This machine's own, with Kvasir's images, started with these options of `up`, and ended."""
+    verdicts, capture = config.stash[VERDICTS], config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # images take minutes: in sight
+        timed(verdicts, "images", partial(subprocess.run, [RIG / "images"], check=True))
+        timed(verdicts, f"cluster up {' '.join(options)}", partial(subprocess.run, [RIG / "up", *options], check=True))
     try:
-        yield LiveCluster(RIG_KUBECONFIG if given is None else Path(given), program_directory() / "kubectl")
+        yield LiveCluster(RIG_KUBECONFIG, program_directory() / "kubectl")
     finally:
-        if given is None:
-            subprocess.run([RIG / "down"], check=True)
+        subprocess.run([RIG / "down"], check=True)
 
 
 def timed(verdicts: Verdicts, name: str, work: Callable[[], Result]) -> Result:

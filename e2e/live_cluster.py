@@ -59,8 +59,10 @@ class LiveCluster:
         found: KubeObject | None = json.loads(text) if text else None
         return found
 
-    def list(self, kind: str, namespace: str, selector: str = "") -> list[KubeObject]:
-        text = self.kubectl("get", kind, f"--namespace={namespace}", f"--selector={selector}", "-o", "json")
+    def list(self, kind: str, namespace: str | None, selector: str = "") -> list[KubeObject]:
+        """`namespace` None: of all."""
+        where = "--all-namespaces" if namespace is None else f"--namespace={namespace}"
+        text = self.kubectl("get", kind, where, f"--selector={selector}", "-o", "json")
         items: list[KubeObject] = json.loads(text)["items"]
         return items
 
@@ -136,11 +138,19 @@ class LiveService:
         namespace = f"--namespace={self.namespace}"
         self.cluster.kubectl("patch", "inferenceservice", self.name, namespace, "--type=merge", f"--patch={patch}")
 
-    def pods(self, role: str) -> list[KubeObject]:
-        """Of role `serve` or `router`, those on their way out included, oldest first."""
+    def children(self, kind: str, role: str) -> list[KubeObject]:
+        """Of role `serve` or `router`, of every revision, those on their way out included, oldest first."""
         selector = f"serving.kvasir.dev/service={self.name},serving.kvasir.dev/role={role}"
-        found = self.cluster.list("pods", self.namespace, selector)
-        return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        found = self.cluster.list(kind, self.namespace, selector)
+        return sorted(found, key=lambda obj: str(obj["metadata"]["creationTimestamp"]))
+
+    def pods(self, role: str) -> list[KubeObject]:
+        """As `children`."""
+        return self.children("pods", role)
+
+    def revisions(self) -> dict[str, KubeObject]:
+        """The engines' Deployments by their revision, those kept at zero for a rollback included."""
+        return {revision_of(workload): workload for workload in self.children("deployments", "serve")}
 
     def staying_uids(self, *roles: str) -> set[str]:
         """Of the pods that are not told to go."""
@@ -188,6 +198,11 @@ def uid_of(obj: KubeObject) -> str:
 def role_of(pod: KubeObject) -> str:
     """Empty for a pod of no service, such as that of the clients."""
     return str(pod["metadata"].get("labels", {}).get("serving.kvasir.dev/role", ""))
+
+
+def revision_of(obj: KubeObject) -> str:
+    """Of an engine's pod, Deployment or Service."""
+    return str(obj["metadata"]["labels"]["serving.kvasir.dev/revision"])
 
 
 def is_terminating(obj: KubeObject) -> bool:

@@ -37,7 +37,7 @@ def quota(memory: str) -> KubeObject:
 
 
 def secret(name: str) -> KubeObject:
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"a-key": "a-tenant"}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"a-tenant": "a-key"}}
 
 
 BROKEN = [
@@ -51,11 +51,21 @@ BROKEN = [
     Broken(
         "no capacity",
         ("InsufficientCapacity",),
-        ("Insufficient nvidia.com/gpu",),
+        ("Insufficient example.com/absent",),
         spec={
             "engine": SPEC["engine"] | {"device": "auto"},
-            "resources": SPEC["resources"] | {"accelerator": "nvidia.com/gpu"},
-            "parallelism": {"tensor": 64},
+            "resources": SPEC["resources"] | {"accelerator": "example.com/absent"},
+        },
+        cure={"resources": {"accelerator": "none"}},
+    ),
+    Broken(
+        "feature not there yet",
+        ("UnsupportedFeature",),
+        ("spec.parallelism.tensor",),
+        spec={
+            "engine": SPEC["engine"] | {"device": "auto"},
+            "resources": SPEC["resources"] | {"accelerator": "example.com/absent"},
+            "parallelism": {"tensor": 4},
         },
         cure={"resources": {"accelerator": "none"}, "parallelism": None},
     ),

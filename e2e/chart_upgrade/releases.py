@@ -1,6 +1,6 @@
-"""The chart of an earlier release, made from the present one: an older CRD and an operator with other flags.
+"""The chart of an earlier release, made from the present one: an older CRD, another runtime image.
 
-Its images are the present ones, because a machine that builds from this checkout has no others.
+Its runtime image has the present one's layers and another label, because a checkout has the code of one release only.
 """
 
 import shutil
@@ -10,8 +10,13 @@ from typing import Any
 import yaml
 from e2e.helm.helm import CHART
 
-NEW_FIELD = "maxSurge"
+NEW_FIELD = "historyLimit"
 """A field of `spec.rollout` that the earlier CRD does not know. It shapes no pod."""
+
+
+def earlier_engine(version: str) -> str:
+    """The value of the chart for its runtime image, as `e2e/cluster/images` names it."""
+    return f"--set=images.runtime.tag={version}-earlier"
 
 
 def previous_chart(directory: Path) -> Path:
@@ -28,5 +33,4 @@ def _without_new_field(crd: dict[str, Any]) -> dict[str, Any]:
     [version] = crd["spec"]["versions"]
     rollout = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["rollout"]
     del rollout["properties"][NEW_FIELD]
-    del rollout["x-kubernetes-validations"]  # it speaks of the field
     return crd

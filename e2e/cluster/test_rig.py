@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from e2e.cluster.rig.cgroups import enable_controllers
 from e2e.cluster.rig.discovery import target_groups
 from e2e.cluster.rig.dns import IMAGE
 from e2e.cluster.rig.image import write_image
-from e2e.cluster.rig.layout import DNS_ADDRESS
+from e2e.cluster.rig.layout import Node
+from e2e.cluster.rig.network import IPV4, IPV6, NETWORKS, Network
+from e2e.cluster.rig.oci_archive import pack, write_blob
 from e2e.cluster.rig.scraping import UntranslatedError, prometheus_config, rule_files, scrape_configs
 from e2e.helm.helm import Helm, built_directory
 
@@ -54,6 +57,34 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(SystemExit, match=r"a\.tar is no OCI image archive"):
         read_archive(tmp_path / "a.tar")
+
+
+def test_a_relabelled_image_is_another_of_the_same_layers(tmp_path: Path) -> None:
+    layout, layer = tmp_path / "layout", {"digest": "sha256:" + "0" * 64, "size": 1}
+    (layout / "blobs" / "sha256").mkdir(parents=True)
+    (layout / "oci-layout").write_text("{}")
+    (layout / "blobs" / "sha256" / ("0" * 64)).write_text("x")
+    config = write_blob(layout, {"config": {"Labels": {"a": "1"}}})
+    manifest = {"mediaType": "manifest", **write_blob(layout, {"config": config, "layers": [layer]})}
+    described = manifest | {"annotations": {"org.opencontainers.image.ref.name": "1"}}
+    (layout / "index.json").write_text(json.dumps({"manifests": [described]}))
+    pack(layout, "1", "kvasir.dev/some:1", tmp_path / "some.tar", {"kvasir.dev/some:2": {"a": "2"}})
+    images = read_archive(tmp_path / "some.tar").images
+    assert set(images) == {"kvasir.dev/some:1", "kvasir.dev/some:2"}
+    with tarfile.open(tmp_path / "some.tar") as tar:
+        first, second = (blob_of(tar, images[f"kvasir.dev/some:{number}"]) for number in (1, 2))
+        assert first["layers"] == second["layers"] == [layer]
+        assert [blob_of(tar, each["config"]["digest"])["config"]["Labels"] for each in (first, second)] == [
+            {"a": "1"},
+            {"a": "2"},
+        ]
+
+
+def blob_of(tar: tarfile.TarFile, digest: str) -> dict[str, Any]:
+    """Of JSON."""
+    content = tar.extractfile(f"blobs/sha256/{digest.removeprefix('sha256:')}")
+    assert content is not None
+    return dict(json.load(content))
 
 
 def test_a_nodes_root_links_to_what_is_large_and_copies_the_rest(tmp_path: Path) -> None:
@@ -171,9 +202,30 @@ def test_every_monitor_of_the_chart_is_translated(tmp_path: Path) -> None:
     assert sorted(ports) == ["admin", "http", "metrics"]
 
 
-def test_coredns_has_the_address_that_kubelets_tell_their_pods() -> None:
-    objects = list(yaml.safe_load_all((Path(__file__).parent / "manifests" / "coredns.yaml").read_text()))
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_coredns_has_the_address_that_kubelets_tell_their_pods(network: Network) -> None:
+    manifest = (Path(__file__).parent / "manifests" / "coredns.yaml").read_text()
+    objects = list(yaml.safe_load_all(network.fill_in(manifest)))
     [service] = [each for each in objects if each["kind"] == "Service"]
     [deployment] = [each for each in objects if each["kind"] == "Deployment"]
-    assert service["spec"]["clusterIP"] == DNS_ADDRESS
+    assert service["spec"]["clusterIP"] == network.dns
+    assert ip_address(network.dns) in ip_network(network.services)
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
+
+
+def test_a_node_has_an_address_and_a_part_of_the_pods_network_in_either_family() -> None:
+    assert (IPV4.node(Node(2)), IPV4.pods_of(Node(2))) == ("10.199.0.12", "10.244.2.0/24")
+    assert (IPV6.node(Node(2)), IPV6.pods_of(Node(2))) == ("fd00:199::c", "fd00:244:0:2::/64")
+    assert (IPV4.api_server, IPV6.api_server) == ("https://10.199.0.1:6443", "https://[fd00:199::1]:6443")
+
+
+def test_a_target_with_an_ipv6_address_has_brackets() -> None:
+    container = {"name": "engine", "ports": [{"containerPort": 8000}]}
+    metadata = {"namespace": "n", "name": "pod", "uid": "1"}
+    pod = {
+        "metadata": metadata,
+        "spec": {"containers": [container]},
+        "status": {"podIP": "fd00::1", "phase": "Running"},
+    }
+    [group] = target_groups([pod])
+    assert group["targets"] == ["[fd00::1]:8000"]

@@ -15,6 +15,8 @@ BUILD = Path(__file__).parent / "build"
 CHART = ROOT / "charts" / "kvasir"
 CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
 RELEASE = "kvasir"
+REGISTRY_NAMED = ("--values", CHART / "ci" / "default-values.yaml")
+"""What every install must give; values that a test gives after it win."""
 
 
 class HelmError(Exception):
@@ -46,14 +48,14 @@ class Helm:
 
     def template(self, *arguments: str | Path, namespace: str = "kvasir-system") -> list[dict[str, Any]]:
         """The objects of the chart, without a cluster."""
-        text = self.run("template", RELEASE, CHART, "--namespace", namespace, *arguments)
+        text = self.run("template", RELEASE, CHART, "--namespace", namespace, *REGISTRY_NAMED, *arguments)
         return [obj for obj in yaml.safe_load_all(text) if obj]
 
     def install(self, namespace: str, *arguments: str | Path, chart: Path = CHART) -> str:
-        return self.run("install", RELEASE, chart, "--namespace", namespace, *arguments)
+        return self.run("install", RELEASE, chart, "--namespace", namespace, *REGISTRY_NAMED, *arguments)
 
     def upgrade(self, namespace: str, *arguments: str | Path, chart: Path = CHART) -> str:
-        return self.run("upgrade", RELEASE, chart, "--namespace", namespace, *arguments)
+        return self.run("upgrade", RELEASE, chart, "--namespace", namespace, *REGISTRY_NAMED, *arguments)
 
     def uninstall(self, namespace: str) -> None:
         self.run("uninstall", RELEASE, "--namespace", namespace)

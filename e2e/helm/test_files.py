@@ -17,10 +17,22 @@ REFUSED = [
     ("operator.extraArgs={workers}", "extraArgs"),
     ("images.pullPolicy=Sometimes", "pullPolicy"),
     ("images.operator.digest=latest", "digest"),
-    ("watch.namespace=Models", "namespace"),
-    ("watch.namespaces={models}", "namespaces"),
+    ("watch.namespace=models", "namespace"),
+    ("watch.namespaces={Models}", "namespaces"),
+    ("watch.namespaces={models,models}", "namespaces"),
+    ("watch.clusterLeaseNamespace=", "clusterLeaseNamespace"),
+    ("podDefaults.engine.pod.nodeselector.a=b", "nodeselector"),
+    ("podDefaults.router.resources.sharedMemory=1Gi", "sharedMemory"),
+    ("profiles.H100.pod.image=a", "H100"),
+    ("profiles.h100.resources.profile=h200", "profile"),
+    ("proxy.httpProxy=proxy.example.com:3128", "httpProxy"),
+    ("monitoring.prometheusRule.alerts.KvasirDown.enabled=false", "KvasirDown"),
+    ("monitoring.prometheusRule.alerts.KvasirOperatorDown.for=soon", "for"),
+    ("monitoring.prometheusRule.alerts.KvasirOperatorDown.threshold=1", "threshold"),
     ("monitoring.podMonitor.enabled=yes", "enabled"),
-    ("networkPolicy.apiServerPorts={0}", "apiServerPorts"),
+    ("networkPolicies.apiServerPorts={0}", "apiServerPorts"),
+    ("networkPolicies.metricsFrom[0].podSelector.a=b", "podSelector"),
+    ("images.architectures=", "architectures"),
     ("operater.replicas=2", "operater"),
 ]
 
@@ -40,6 +52,11 @@ def test_a_wrong_value_is_refused_by_name(offline_helm: Helm, given: str, name: 
         offline_helm.template("--set", given)
     assert "schema" in str(refusal.value)
     assert f"'{name}'" in str(refusal.value) or f"/{name}" in str(refusal.value)
+
+
+def test_a_registry_must_be_named(offline_helm: Helm) -> None:
+    with pytest.raises(HelmError, match=r"images\.registry is empty: name the registry .* --set images\.registry="):
+        offline_helm.template("--set", "images.registry=")
 
 
 def test_a_cluster_that_is_too_old_is_refused(offline_helm: Helm) -> None:
@@ -73,22 +90,150 @@ def test_crds_can_be_left_out_or_let_go(offline_helm: Helm) -> None:
 
 def test_a_namespaced_release_has_no_object_outside_its_namespaces(offline_helm: Helm) -> None:
     objects = offline_helm.template("--values", CI / "namespaced-values.yaml")
-    assert {obj["metadata"].get("namespace") for obj in objects} == {"kvasir-system", "models"}
+    assert {obj["metadata"].get("namespace") for obj in objects} == {"kvasir-system", "models", "more-models"}
+    args = operator_container(objects)["args"]
+    assert [arg for arg in args if "namespace" in arg] == ["--namespace=models", "--namespace=more-models"]
+
+
+def test_a_cluster_wide_release_has_a_lease_of_its_own_and_one_that_all_such_releases_share(offline_helm: Helm) -> None:
+    objects = offline_helm.template("--set", "watch.clusterLeaseNamespace=kvasir-leases")
+    assert {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in of_kind(objects, "Lease")} == {
+        ("kvasir-system", "kvasir-operator"),
+        ("kvasir-leases", "kvasir-operator-cluster-wide"),
+    }
+    args = operator_container(objects)["args"]
+    assert {"--lease-namespace=kvasir-system", "--cluster-lease-namespace=kvasir-leases"} <= set(args)
+
+
+def operator_container(objects: list[dict[str, Any]]) -> dict[str, Any]:
     [deployment] = of_kind(objects, "Deployment")
-    assert "--namespace=models" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
+def pod_defaults(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    [config] = of_kind(objects, "ConfigMap")
+    defaults: dict[str, Any] = yaml.safe_load(config["data"]["pod-defaults.yaml"])
+    return defaults
+
+
+def test_pod_defaults_and_profiles_reach_the_operator_as_a_file(offline_helm: Helm) -> None:
+    objects = offline_helm.template("--values", CI / "platform-values.yaml")
+    given = yaml.safe_load((CI / "platform-values.yaml").read_text())
+    defaults = pod_defaults(objects)
+    assert defaults["profiles"] == given["profiles"]
+    assert defaults["router"] == given["podDefaults"]["router"]
+    # A null of a values file stays one: it leaves the field to the platform.
+    assert defaults["engine"]["pod"]["securityContext"] == {"fsGroup": 2000, "seccompProfile": None}
+    assert "--pod-defaults=/etc/kvasir/pod-defaults.yaml" in operator_container(objects)["args"]
+
+
+def test_a_change_of_the_defaults_restarts_the_operator_and_nothing_else_does(offline_helm: Helm) -> None:
+    def checksum(*arguments: str) -> str:
+        [deployment] = of_kind(offline_helm.template(*arguments), "Deployment")
+        return str(deployment["spec"]["template"]["metadata"]["annotations"]["checksum/pod-defaults"])
+
+    assert checksum("--set", "monitoring.podMonitor.enabled=true") == checksum()
+    assert checksum("--set", "profiles.h100.resources.cpu=8") != checksum()
+
+
+def test_routers_get_a_role_that_the_operator_may_bind_and_not_write(offline_helm: Helm) -> None:
+    objects = offline_helm.template()
+    [router] = [role for role in of_kind(objects, "ClusterRole") if role["metadata"]["name"] == "kvasir-router"]
+    assert router["rules"] == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    ]
+    [operator] = [role for role in of_kind(objects, "ClusterRole") if role["metadata"]["name"] == "kvasir-operator"]
+    [bind] = [rule for rule in operator["rules"] if "bind" in rule["verbs"]]
+    assert (bind["resources"], bind["resourceNames"], bind["verbs"]) == (["clusterroles"], ["kvasir-router"], ["bind"])
+    assert "--router-cluster-role=kvasir-router" in operator_container(objects)["args"]
+
+
+def test_a_proxy_is_for_everything_but_the_api_server(offline_helm: Helm) -> None:
+    environment = {
+        each["name"]: each.get("value")
+        for each in operator_container(offline_helm.template("--values", CI / "platform-values.yaml"))["env"]
+    }
+    assert environment["HTTPS_PROXY"] == environment["HTTP_PROXY"] == "http://proxy.example.com:3128"
+    assert environment["NO_PROXY"] == "$(KUBERNETES_SERVICE_HOST),.example.com"
+    assert environment["SSL_CERT_FILE"] == "/etc/kvasir-ca/ca-bundle.crt"
+    without = {each["name"] for each in operator_container(offline_helm.template())["env"]}
+    assert without == {"POD_NAME", "HOME"}
+
+
+def test_certificates_of_the_platform_are_mounted(offline_helm: Helm) -> None:
+    [deployment] = of_kind(offline_helm.template("--values", CI / "platform-values.yaml"), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "ca-bundle"]
+    assert volume["configMap"] == {"name": "ca", "items": [{"key": "ca-bundle.crt", "path": "ca-bundle.crt"}]}
+    assert {"name": "ca-bundle", "mountPath": "/etc/kvasir-ca", "readOnly": True} in pod["containers"][0][
+        "volumeMounts"
+    ]
+
+
+def test_network_policies_can_be_switched_off_for_the_operator_and_its_services(offline_helm: Helm) -> None:
+    assert len(of_kind(offline_helm.template(), "NetworkPolicy")) == 1
+    assert "--no-network-policies" not in operator_container(offline_helm.template())["args"]
+    without = offline_helm.template("--set", "networkPolicies.enabled=false")
+    assert of_kind(without, "NetworkPolicy") == []
+    assert "--no-network-policies" in operator_container(without)["args"]
+
+
+def test_the_operator_may_reach_prometheus_and_be_tested_by_helm(offline_helm: Helm) -> None:
+    [policy] = of_kind(offline_helm.template("--values", CI / "restricted-values.yaml"), "NetworkPolicy")
+    [open_policy] = of_kind(offline_helm.template(), "NetworkPolicy")
+    prometheus = {"ports": [{"port": 9090, "protocol": "TCP"}]}
+    assert prometheus in open_policy["spec"]["egress"]
+    assert prometheus not in policy["spec"]["egress"]
+    [test_pod] = of_kind(offline_helm.template(), "Pod")
+    [ingress] = policy["spec"]["ingress"]
+    assert ingress["from"] == [
+        {"podSelector": {"matchLabels": test_pod["metadata"]["labels"]}},
+        {"podSelector": {}, "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+    ]
+
+
+def test_policies_of_services_let_in_the_operator_and_who_reads_metrics(offline_helm: Helm) -> None:
+    objects = offline_helm.template()
+    [deployment] = of_kind(objects, "Deployment")
+    assert pod_defaults(objects)["networkPeers"] == {
+        "operator": {
+            "namespaceLabels": {"kubernetes.io/metadata.name": "kvasir-system"},
+            "podLabels": deployment["spec"]["selector"]["matchLabels"],
+        },
+        "metrics": [{"podLabels": {"app.kubernetes.io/name": "prometheus"}}],
+    }
+
+
+def test_monitors_of_services_have_the_labels_and_the_interval_of_the_charts_own(offline_helm: Helm) -> None:
+    objects = offline_helm.template("--values", CI / "monitoring-values.yaml")
+    assert pod_defaults(objects)["podMonitors"] == {"labels": {"release": "prometheus"}, "interval": "15s"}
+    assert pod_defaults(offline_helm.template())["podMonitors"] == {"labels": {}}
 
 
 def test_values_reach_the_pod(offline_helm: Helm) -> None:
-    [deployment] = of_kind(offline_helm.template("--values", CI / "restricted-values.yaml"), "Deployment")
+    objects = offline_helm.template("--values", CI / "restricted-values.yaml")
+    [deployment] = of_kind(objects, "Deployment")
     pod = deployment["spec"]["template"]["spec"]
-    [container] = pod["containers"]
+    container = operator_container(objects)
     registry = "registry.example.com/kvasir"
     assert container["image"] == f"{registry}/kvasir-operator@sha256:{1:064d}"
     assert f"--runtime-image={registry}/runtime-cuda:nightly" in container["args"]
     assert f"--router-image={registry}/kvasir-router@sha256:{2:064d}" in container["args"]
     assert "--image-pull-secret=mirror" in container["args"]
     assert "--retry-max-seconds=60" in container["args"]
-    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    ids = {"runAsUser": 20001, "runAsGroup": 20001}
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **ids}
+
+
+def test_no_pod_names_the_ids_that_a_platform_may_choose(offline_helm: Helm) -> None:
+    objects = offline_helm.template()
+    [deployment] = of_kind(objects, "Deployment")
+    [test_pod] = of_kind(objects, "Pod")
+    for spec in (deployment["spec"]["template"]["spec"], test_pod["spec"]):
+        assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert not {"runAsUser", "runAsGroup"} & spec["containers"][0]["securityContext"].keys()
 
 
 def test_pods_are_spread_by_their_own_labels(offline_helm: Helm) -> None:
@@ -102,7 +247,8 @@ def test_pods_are_spread_by_their_own_labels(offline_helm: Helm) -> None:
 def test_monitoring_objects_are_made_where_their_kinds_are_known(offline_helm: Helm) -> None:
     versions = [f"monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "ServiceMonitor", "PrometheusRule")]
     known = offline_helm.template(*(f"--api-versions={version}" for version in versions))
-    assert len(of_kind(known, "PodMonitor")) == 3
+    [monitor] = of_kind(known, "PodMonitor")
+    assert monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
     assert len(of_kind(known, "PrometheusRule")) == 1
     assert of_kind(known, "ServiceMonitor") == []
     unknown = offline_helm.template()
@@ -113,3 +259,33 @@ def test_a_service_monitor_without_its_service_is_refused(offline_helm: Helm) ->
     given = "monitoring.serviceMonitor.enabled=true,metrics.service.enabled=false"
     with pytest.raises(HelmError, match=r"metrics\.service\.enabled is false: set it to true"):
         offline_helm.template("--set", given)
+
+
+def alerts(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    [rule] = of_kind(objects, "PrometheusRule")
+    return {alert["alert"]: alert for group in rule["spec"]["groups"] for alert in group["rules"]}
+
+
+def test_alerts_are_tuned_and_switched_off_one_by_one(offline_helm: Helm) -> None:
+    untuned = alerts(offline_helm.template("--set", "monitoring.prometheusRule.enabled=true"))
+    tuned = alerts(offline_helm.template("--values", CI / "monitoring-values.yaml"))
+    assert set(untuned) - set(tuned) == {"KvasirKvCacheFull"}
+    errors = tuned["KvasirRouterErrors"]
+    assert (errors["for"], errors["labels"]) == ("1m", {"severity": "page", "team": "serving"})
+    assert errors["expr"].endswith("> 0.01")
+    assert untuned["KvasirRouterErrors"]["expr"].endswith("> 0.05")
+    assert errors["annotations"]["runbook_url"] == "https://example.com/RUNBOOKS.md#kvasirroutererrors"
+    assert "runbook_url" not in untuned["KvasirRouterErrors"]["annotations"]
+
+
+def test_all_alerts_can_be_switched_off(offline_helm: Helm) -> None:
+    names = yaml.safe_load((CHART / "values.yaml").read_text())["monitoring"]["prometheusRule"]["alerts"]
+    off = [("--set", f"monitoring.prometheusRule.alerts.{name}.enabled=false") for name in names]
+    given = ("--set", "monitoring.prometheusRule.enabled=true", *(part for pair in off for part in pair))
+    assert alerts(offline_helm.template(*given)) == {}
+
+
+def test_alerts_of_a_namespaced_release_speak_of_its_namespaces(offline_helm: Helm) -> None:
+    given = ("--values", CI / "namespaced-values.yaml", "--set", "monitoring.prometheusRule.enabled=true")
+    expressions = [alert["expr"] for alert in alerts(offline_helm.template(*given)).values()]
+    assert sum('namespace=~"models|more-models"' in expression for expression in expressions) == 4

@@ -1,29 +1,42 @@
 """Install, upgrade and uninstall on a real API server. There is no kubelet: the operator itself runs as a process."""
 
 import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from e2e.helm.conftest import KVASIR_CRDS
-from e2e.helm.helm import CHART, CI_FILES, Helm, HelmError
+from e2e.helm.helm import CHART, CI_FILES, REGISTRY_NAMED, Helm, HelmError
+from e2e.helm.installed import (
+    OPERATOR,
+    certificate,
+    deployment_path,
+    installed_flags,
+    running_installed,
+    service_account_kubeconfig,
+    service_account_token,
+)
 from tests.controlplane.control_plane import CRDS, ControlPlane
-from tests.controlplane.credentials import write_kubeconfig
-from tests.controlplane.operator_process import running_operator
 from tests.controlplane.processes import wait_until
-from tests.controlplane.reconciling import NAME, get_children, get_service, manifest
-from tests.controlplane.test_operator_process import metric, wait_for_children
+from tests.controlplane.reconciling import NAME, get_service, manifest
+from tests.controlplane.test_operator_process import MERGE_PATCH, metric
 
-OPERATOR = "kvasir-operator"
+from kvasir_operator.api import labels
+from kvasir_operator.kube.leadership import CLUSTER_LEASE, OWN_LEASE
+
+ANY_CHILD = labels.SERVICE_LABEL
 PODS = "app.kubernetes.io/component=operator"
 WITHOUT_MONITORING = [file for file in CI_FILES if not file.stem.startswith("monitoring")]
 NAMESPACED = ("--set", "crds.install=false,rbac.aggregateRoles=false")
-
-
-def deployment_path(namespace: str) -> str:
-    return f"/apis/apps/v1/namespaces/{namespace}/deployments/{OPERATOR}"
 
 
 def columns(cluster: ControlPlane) -> set[str]:
@@ -66,53 +79,56 @@ def make_owner(cluster: ControlPlane, namespace: str, name: str) -> None:
     )
 
 
-def service_account_kubeconfig(cluster: ControlPlane, namespace: str, name: str, directory: Path) -> Path:
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = cluster.request("post", path, request)["status"]["token"]
-    kubeconfig = directory / "service-account.kubeconfig"
-    write_kubeconfig(kubeconfig, cluster.url, cluster.directory / "tls" / "apiserver.crt", name, token)
-    return kubeconfig
-
-
-def installed_command(cluster: ControlPlane, namespace: str) -> list[str]:
-    """Flags of the operator's container. Outside of a pod it cannot know its own namespace, where its Lease lies."""
-    pod = cluster.request("get", deployment_path(namespace))["spec"]["template"]["spec"]
-    args: list[str] = pod["containers"][0]["args"]
-    is_namespaced = any(arg.startswith("--namespace=") for arg in args)
-    return args if is_namespaced else [*args, f"--lease-namespace={namespace}"]
-
-
 def assert_serves(cluster: ControlPlane, release_namespace: str, served: str, directory: Path) -> None:
-    """The installed command, with the installed ServiceAccount's rights, makes a service's children."""
-    kubeconfig = service_account_kubeconfig(cluster, release_namespace, OPERATOR, directory)
-    log = directory / "log"
-    with running_operator(kubeconfig, log, *installed_command(cluster, release_namespace)) as operator:
+    """The installed operator, with the installed ServiceAccount's rights, brings up a service's pods."""
+    with running_installed(cluster, release_namespace, directory) as operator:
         operator.wait_until_ready()
         cluster.apply(manifest(served))
-        wait_for_children(cluster, served)
+        for role in (labels.ROLE_SERVE, labels.ROLE_ROUTER):
+            cluster.wait_for_pods(served, labels.selector_text(labels.role_selector(NAME, role)), 2)
         assert metric(operator, "kvasir_operator_reconcile_errors_total") == 0.0
-    assert "forbidden" not in log.read_text().lower()
+    assert "forbidden" not in operator.log.read_text().lower()
+
+
+def named(namespaces: str) -> tuple[str, str]:
+    return ("--set", f"watch.namespaces={{{namespaces}}}")
+
+
+def values_of(file: Path, watched: str) -> tuple[str | Path, ...]:
+    """A ci file with the namespaces that it names replaced by one that is there."""
+    return ("--values", file, "--set", f"watch.clusterLeaseNamespace={watched}") + (
+        named(watched) if file.stem.startswith("namespaced") else ()
+    )
+
+
+def lease_path(namespace: str, name: str = OWN_LEASE) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
 
 
 def test_every_object_of_every_ci_file_is_accepted(
     helm: Helm, cluster: ControlPlane, monitoring_crds: None, namespace: str, other_namespace: str
 ) -> None:
     for file in CI_FILES:
-        watch = ("--set", f"watch.namespace={other_namespace}") if file.stem.startswith("namespaced") else ()
-        for obj in helm.template("--values", file, *watch, namespace=namespace):
-            cluster.apply(obj, dryRun="All")
+        for obj in helm.template(*values_of(file, other_namespace), namespace=namespace):
+            if obj["kind"] != "Pod":  # which is only admitted where its ServiceAccount is: the next test
+                cluster.apply(obj, dryRun="All")
 
 
-@pytest.mark.parametrize("file", WITHOUT_MONITORING, ids=lambda file: file.stem)
+# Seccomp left to the platform is what the standard does not take.
+@pytest.mark.parametrize(
+    "file", [file for file in WITHOUT_MONITORING if file.stem != "platform-values"], ids=lambda file: file.stem
+)
 def test_an_install_brings_pods_that_the_strictest_standard_admits(
     helm: Helm, cluster: ControlPlane, namespace: str, other_namespace: str, file: Path
 ) -> None:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "operator", "namespace": namespace}}
     cluster.apply(account)  # as the minimal values expect
-    watch = ("--set", f"watch.namespace={other_namespace}") if file.stem.startswith("namespaced") else ()
-    helm.install(namespace, "--values", file, *watch)
+    values = values_of(file, other_namespace)
+    helm.install(namespace, *values)
     cluster.mark_pods_ready(namespace, PODS)
+    for obj in helm.template(*values, namespace=namespace):
+        if obj["kind"] == "Pod":  # that of `helm test`
+            cluster.apply(obj, dryRun="All")
 
 
 def test_monitoring_objects_appear_where_the_prometheus_operator_is(
@@ -121,7 +137,7 @@ def test_monitoring_objects_appear_where_the_prometheus_operator_is(
     helm.install(namespace)
     group = f"/apis/monitoring.coreos.com/v1/namespaces/{namespace}"
     monitors = cluster.request("get", f"{group}/podmonitors")["items"]
-    assert {each["metadata"]["name"] for each in monitors} == {OPERATOR, "kvasir-engine", "kvasir-router"}
+    assert {each["metadata"]["name"] for each in monitors} == {OPERATOR}
     assert len(cluster.request("get", f"{group}/prometheusrules")["items"]) == 1
 
 
@@ -142,7 +158,7 @@ def test_an_upgrade_brings_the_new_crd_and_keeps_services(
     uid = get_service(cluster, namespace)["metadata"]["uid"]
     helm.upgrade(namespace, "--set", "operator.workers=9", chart=next_chart(tmp_path))
     assert "Model" in columns(cluster)
-    assert "--workers=9" in installed_command(cluster, namespace)
+    assert "--workers=9" in installed_flags(cluster, namespace)
     assert get_service(cluster, namespace)["metadata"]["uid"] == uid
 
 
@@ -182,22 +198,90 @@ def test_crds_of_somebody_else_are_taken_over_only_when_told(helm: Helm, cluster
     helm.install(namespace, "--take-ownership")
 
 
+HOLDER = {"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 3600}}
+
+
+def test_an_upgrade_leaves_the_leases_to_their_holder_and_an_uninstall_releases_them(
+    helm: Helm, cluster: ControlPlane, namespace: str
+) -> None:
+    leases = [lease_path(namespace), lease_path("default", CLUSTER_LEASE)]
+    helm.install(namespace)
+    for path in leases:
+        cluster.request("patch", path, HOLDER, MERGE_PATCH)
+    helm.upgrade(namespace, "--set", "operator.workers=9")
+    assert [cluster.request("get", path)["spec"] for path in leases] == [HOLDER["spec"]] * 2
+    helm.uninstall(namespace)
+    assert not any(cluster.exists(path) for path in leases)
+
+
+def test_two_releases_for_the_whole_cluster_refuse_each_other(
+    helm: Helm, cluster: ControlPlane, namespace: str, other_namespace: str
+) -> None:
+    helm.install(namespace)
+    second = ("install", "second", CHART, "--namespace", other_namespace, *REGISTRY_NAMED, *NAMESPACED)
+    with pytest.raises(HelmError, match=f'Lease "{CLUSTER_LEASE}" in namespace "default" exists'):
+        helm.run(*second)
+    helm.run(*second, *named(other_namespace))  # in a namespace of its own it may
+    assert cluster.exists(lease_path(other_namespace))
+    helm.run("uninstall", "second", "--namespace", other_namespace)
+
+
+def test_the_test_of_a_release_asks_the_operator_and_lists_services(
+    helm: Helm, cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    helm.install(namespace)
+    (tmp_path / "token").write_text(service_account_token(cluster, namespace, OPERATOR))
+    shutil.copy(certificate(cluster), tmp_path / "ca.crt")
+    address = urlsplit(cluster.url)
+    environment = {
+        "KUBERNETES_SERVICE_HOST": str(address.hostname),
+        "KUBERNETES_SERVICE_PORT": str(address.port),
+        "SERVICE_ACCOUNT_FOLDER": str(tmp_path),
+    }
+    with serving_readyz() as readyz_url:
+        command = [sys.executable, CHART / "files" / "helm_test.py", readyz_url]
+        cluster_wide = subprocess.run(command, env=environment, capture_output=True, text=True)
+        one = subprocess.run([*command, namespace], env=environment, capture_output=True, text=True)
+    assert cluster_wide.stdout == "the operator is ready: ok\nthe API server lists InferenceServiceList\n"
+    assert one.stdout.endswith(f"lists InferenceServiceList/namespaces/{namespace}\n")
+
+
+@contextmanager
+def serving_readyz() -> Iterator[str]:
+    """Stands for the operator, which has tests of its own."""
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/readyz" else 404)
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/readyz"
+        server.shutdown()
+
+
 def test_a_cluster_wide_operator_serves_any_namespace(
     helm: Helm, cluster: ControlPlane, namespace: str, other_namespace: str, tmp_path: Path
 ) -> None:
     helm.install(namespace)
     assert_serves(cluster, namespace, other_namespace, tmp_path)
-    assert cluster.exists(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{OPERATOR}")
 
 
 def test_a_namespaced_operator_serves_its_namespace(
     helm: Helm, cluster: ControlPlane, namespace: str, other_namespace: str, tmp_path: Path
 ) -> None:
     apply_crds(cluster)
-    helm.install(namespace, *NAMESPACED, "--set", f"watch.namespace={other_namespace}")
+    helm.install(namespace, *NAMESPACED, *named(other_namespace))
     assert_serves(cluster, namespace, other_namespace, tmp_path)
-    assert get_children(cluster, namespace) == {}
-    assert cluster.exists(f"/apis/coordination.k8s.io/v1/namespaces/{other_namespace}/leases/{OPERATOR}")
+    assert (
+        cluster.request("get", f"/apis/apps/v1/namespaces/{namespace}/deployments", labelSelector=ANY_CHILD)["items"]
+        == []
+    )
 
 
 def test_a_namespaced_release_needs_no_right_outside_its_namespace(
@@ -206,6 +290,6 @@ def test_a_namespaced_release_needs_no_right_outside_its_namespace(
     apply_crds(cluster)
     make_owner(cluster, namespace, "owner")
     owners = replace(helm, kubeconfig=service_account_kubeconfig(cluster, namespace, "owner", tmp_path))
-    owners.install(namespace, *NAMESPACED, "--set", f"watch.namespace={namespace}")
+    owners.install(namespace, *NAMESPACED, *named(namespace))
     assert cluster.exists(deployment_path(namespace))
     owners.uninstall(namespace)

@@ -81,15 +81,19 @@ def kill_the_leader_during(update: KubeObject, service: LiveService, moments: ra
     leader = leader_of(service.cluster)
     service.patch(update)
     time.sleep(moments.uniform(0, 1))  # the scenario itself
-    moments.choice((kill, delete))(service.cluster, leader.partition("_")[0])
+    moments.choice((kill, delete))(service.cluster, pod_of(leader))
     wait_until(lambda: leader_of(service.cluster) not in ("", leader), 60, "another operator to lead", POLL_SECONDS)
 
 
 def leader_of(cluster: LiveCluster) -> str:
-    """POD_RANDOM, new with each start of an operator; empty while none leads."""
+    """NAMESPACE/POD_RANDOM, new with each start of an operator; empty while none leads."""
     lease = cluster.get("lease", "kvasir-operator", SYSTEM)
     assert lease is not None, f"no Lease kvasir-operator in {SYSTEM}"
     return str(lease["spec"]["holderIdentity"])
+
+
+def pod_of(leader: str) -> str:
+    return leader.partition("/")[2].partition("_")[0]
 
 
 def kill(cluster: LiveCluster, pod: str) -> None:

@@ -6,11 +6,14 @@ import time
 from e2e.conftest import StartLoad
 from e2e.engines import num_resumed
 from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveService, is_pod_ready, is_terminating, name_of, role_of
-from e2e.traffic.answers import answers
+from e2e.traffic.answers import LONGEST, answers
+from e2e.traffic.traffic import Verdict
 from e2e.verdicts import Verdicts
 from e2e.watch import State, watching
 from tests.controlplane.processes import wait_until
 
+NUM_LONG, NUM_SHORT, MARGIN = 9, 4, 2
+"""Clients of long streams, all on the first engine; of short ones, which go to the others; requests between the two."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 ANSWERED = "kvasir_e2e_request_latency_seconds_count"
 
@@ -18,31 +21,39 @@ ANSWERED = "kvasir_e2e_request_latency_seconds_count"
 def test_the_replicas_with_the_least_work_drain_and_go(
     own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    before = own_service.staying_uids("serve")
+    [first] = own_service.pods("serve")
     with (
-        start_load(own_service, answers(600), num_clients=5) as load,
+        start_load(own_service, answers(LONGEST), num_clients=NUM_LONG, name="long") as long,
         watching(own_service.cluster, "pods", own_service.namespace) as pods,
     ):
-        loads = {name_of(pod): num_requests(own_service, pod) for pod in own_service.pods("serve")}
-        scaled_at = time.time()
-        scale(own_service, 1)
-        told_at = pods.first(lambda state: len(going(state, before)) == 2, 60, "two pods to be told to go")
-        one_left_at = pods.first(lambda state: len(before & state.keys()) == 1, 120, "two pods to go", after=told_at)
-        load.wait_streams(5)
-        verdict = load.stop()
+        scale(own_service, 3)  # its streams have just begun, and stay where they are
+        own_service.wait_ready()
+        before = own_service.staying_uids("serve")
+        with start_load(own_service, answers(400), num_clients=NUM_SHORT, name="short") as short:
+            loads = {name_of(pod): num_requests(own_service, pod) for pod in own_service.pods("serve")}
+            scaled_at = time.time()
+            scale(own_service, 1)
+            told_at = pods.first(
+                lambda state: len(going(state, before)) == 2, 60, "two pods to be told to go", scaled_at
+            )
+            gone_at = pods.first(lambda state: len(before & state.keys()) == 1, 120, "two pods to go", after=told_at)
+            short.wait_streams(NUM_SHORT)
+            verdict = Verdict((*short.stop().outcomes, *long.stop().outcomes))
     marked = {name_of(pod) for pod in pods.at(told_at).values() if is_marked(pod)}
     gone = {name_of(pod) for pod in going(pods.at(told_at), before)}
-    busy, gone_busy = sorted(loads.values()), sorted(loads[name] for name in gone)
-    note = f"engines with {gone_busy} of {busy} requests went"
     verdicts.add(
         "scale down from 3 to 1",
         verdict,
-        f"{note}, {num_resumed(own_service):.0f} streams resumed",
+        f"engines with {sorted(loads[name] for name in gone)} of {sorted(loads.values())} requests went, "
+        f"{num_resumed(own_service):.0f} streams resumed",
         told_to_go=told_at - scaled_at,
-        gone=one_left_at - scaled_at,
+        gone=gone_at - scaled_at,
     )
     assert not verdict.failures, verdict
-    assert gone == marked, "the operator names the replicas with the least work"
+    others = loads.keys() - {name_of(first)}
+    assert loads[name_of(first)] > MARGIN + max(loads[name] for name in others), f"{loads}: no engine is the busiest"
+    assert gone == others, "the replicas with the least work go"
+    assert gone == marked, "the operator names them"
     assert any(each.started < told_at < each.ended for each in verdict.outcomes), "no stream was under way"
 
 

@@ -15,7 +15,7 @@ from tests.controlplane.processes import wait_until
 HERE = Path(__file__).parent
 LARGE, SMALL = HERE / "large.yaml", HERE / "small.yaml"
 NUM_TOKENS = 200
-NAMESPACED = "crds.install=false,rbac.aggregateRoles=false,watch.namespace="
+NAMESPACED = "crds.install=false,rbac.aggregateRoles=false"
 OPERATORS = "app.kubernetes.io/component=operator"
 
 
@@ -25,7 +25,7 @@ def namespaced_release(live_cluster: LiveCluster, kvasir: Helm, own_namespace: s
     kvasir.uninstall(SYSTEM)
     try:
         wait_until(lambda: not live_cluster.list("pods", SYSTEM, OPERATORS), 60, "the cluster's operators to be gone")
-        install_operator(kvasir, f"--set={NAMESPACED}{own_namespace}", namespace=own_namespace)
+        install_operator(kvasir, f"--set={NAMESPACED},watch.namespaces={{{own_namespace}}}", namespace=own_namespace)
         yield kvasir
     finally:
         if own_namespace in {release["namespace"] for release in kvasir.releases()}:

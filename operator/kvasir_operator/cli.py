@@ -1,4 +1,4 @@
-"""`kvasir-operator run | render FILE... | local FILE...`: flags in, exit status out.
+"""`kvasir-operator run | render FILE... | local FILE... | crd`: flags in, exit status out.
 
 Flags of `run` and `render` are derived from OperatorSettings. Exit status 2 means that what was asked for is wrong
 (a flag, a file, a manifest), 1 that it could not be done.
@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from kvasir_operator.api.crd import crd_text
+from kvasir_operator.api.defaults import InstallationDefaults, read_defaults
 from kvasir_operator.api.fields import without_none
+from kvasir_operator.api.reference import reference_text
 from kvasir_operator.errors import (
     InvalidManifestError,
     InvalidSettingsError,
@@ -48,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvasir-operator", description="Serve InferenceService manifests.", allow_abbrev=False
     )
-    commands = parser.add_subparsers(required=True, metavar="run | render | local")
+    commands = parser.add_subparsers(required=True, metavar="run | render | local | crd")
 
     run = commands.add_parser("run", help="reconcile the InferenceServices of a cluster", allow_abbrev=False)
     _add_settings(run)
@@ -69,6 +72,10 @@ def _parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     local.set_defaults(command=_local)
+
+    crd = commands.add_parser("crd", help="print the custom resource definition", allow_abbrev=False)
+    crd.add_argument("--reference", action="store_true", help="print the manifest's reference as Markdown instead")
+    crd.set_defaults(command=_crd)
     return parser
 
 
@@ -93,34 +100,47 @@ def _local(arguments: argparse.Namespace) -> int:
     return run_local(arguments.files, LocalOptions.parse(arguments.listen))
 
 
+def _crd(arguments: argparse.Namespace) -> int:
+    sys.stdout.write(reference_text() if arguments.reference else crd_text())
+    return 0
+
+
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """One flag a field of OperatorSettings."""
+    """One flag a field of OperatorSettings; a file holds the one that is no single value."""
     hints = get_type_hints(OperatorSettings)
-    for field in dataclasses.fields(OperatorSettings):
+    parser.add_argument(
+        "--pod-defaults", type=Path, metavar="FILE", help="YAML of defaults and profiles for engine and router pods"
+    )
+    for field in _flag_fields():
         hint, _ = without_none(hints[field.name])
         parser.add_argument(f"--{field.name.replace('_', '-')}", **_flag_options(field, hint))
 
 
+def _flag_fields() -> list["dataclasses.Field[Any]"]:
+    return [field for field in dataclasses.fields(OperatorSettings) if "help" in field.metadata]
+
+
 def _flag_options(field: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
-    told = field.metadata["help"]
+    text = field.metadata["help"]
     if hint is bool:
-        return {"action": argparse.BooleanOptionalAction, "default": field.default, "help": told}
+        return {"action": argparse.BooleanOptionalAction, "default": field.default, "help": text}
     if get_origin(hint) is tuple:
-        return {"action": "append", "default": [], "metavar": "NAME", "help": told}
+        return {"action": "append", "default": [], "metavar": "NAME", "help": text}
     choices = get_args(hint) if get_origin(hint) is Literal else None
     return {
         "type": str if choices else hint,
         "choices": choices,
         "default": field.default,
         "metavar": None if choices else field.name.rpartition("_")[2].upper(),
-        "help": told if field.default is None else f"{told} (default: %(default)s)",
+        "help": text if field.default is None else f"{text} (default: %(default)s)",
     }
 
 
 def _settings(arguments: argparse.Namespace) -> OperatorSettings:
-    return OperatorSettings(
-        **{field.name: _frozen(getattr(arguments, field.name)) for field in dataclasses.fields(OperatorSettings)}
-    )
+    path = arguments.pod_defaults
+    defaults = InstallationDefaults() if path is None else read_defaults(path)
+    flags = {field.name: _frozen(getattr(arguments, field.name)) for field in _flag_fields()}
+    return OperatorSettings(**flags, defaults=defaults)
 
 
 def _frozen(value: Any) -> Any:

@@ -4,6 +4,7 @@ Messages name the thing, what was seen, what was expected and what to do; the ca
 
     KvasirOperatorError
       InvalidManifestError      a manifest that the CRD would refuse
+        UnknownProfileError     a profile that the installation lacks
       UnreadableManifestError   a file that is missing, not text, or not YAML
       InvalidSettingsError      a flag of `kvasir-operator` with a value that cannot hold
       LocalRunError             `local` cannot start or keep what was asked for
@@ -11,8 +12,10 @@ Messages name the thing, what was seen, what was expected and what to do; the ca
         PodNeverReadyError      a local pod kept ending before it was ready once
       KubeApiError              the API server refused or did not answer a request
         ObjectNotFoundError     404
+          KindNotServedError    404: the API server does not know the kind at all
         ObjectConflictError     409: it exists already, or changed since it was read
-        KubeForbiddenError      403: a missing permission, an exceeded quota, an admission policy
+        KubeForbiddenError      403: a missing permission, an exceeded quota
+          AdmissionFailedError  an admission webhook or policy denied the object, or did not answer
         ObjectRefusedError      400, 413 or 422: the object does not hold
         WatchExpiredError       410: the resource version is too old, list again
         KubeUnavailableError    no answer, or one that says to try again later
@@ -20,6 +23,9 @@ Messages name the thing, what was seen, what was expected and what to do; the ca
       CrdNotInstalledError      the cluster does not know InferenceServices
       LeadershipLostError       another operator may be leading now
 """
+
+from collections.abc import Sequence
+from typing import Final
 
 
 class KvasirOperatorError(Exception):
@@ -36,6 +42,17 @@ class InvalidManifestError(KvasirOperatorError):
         super().__init__(f"{field_path}: {message}" if field_path else message)
         self.field_path = field_path
         self.reason = message
+
+
+class UnknownProfileError(InvalidManifestError):
+    """A manifest that names a profile which the installation does not have."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        has = f"has {', '.join(known)}" if known else "has none"
+        super().__init__(
+            "spec.resources.profile",
+            f"{name!r}: this installation {has} (chart value profiles): name one, or leave it out",
+        )
 
 
 class UnreadableManifestError(KvasirOperatorError):
@@ -73,12 +90,20 @@ class ObjectNotFoundError(KubeApiError):
     """The object, or its kind, is not there."""
 
 
+class KindNotServedError(ObjectNotFoundError):
+    """The kind is not served: its CRD is not installed, or no longer."""
+
+
 class ObjectConflictError(KubeApiError):
     """The object exists already, or changed since it was read."""
 
 
 class KubeForbiddenError(KubeApiError):
-    """The operator's Role, a quota or an admission policy forbids the request."""
+    """The operator's Role or a quota forbids the request."""
+
+
+class AdmissionFailedError(KubeForbiddenError):
+    """An admission webhook or policy, which the message names, denied the object or failed: the API server is well."""
 
 
 class ObjectRefusedError(KubeApiError):
@@ -91,6 +116,10 @@ class WatchExpiredError(KubeApiError):
 
 class KubeUnavailableError(KubeApiError):
     """The API server did not answer, or asked to be left alone for a while."""
+
+
+# What the API server says of one object: others may be read and written all the same.
+OBJECT_ERRORS: Final = (KubeForbiddenError, ObjectConflictError, ObjectNotFoundError, ObjectRefusedError)
 
 
 class ChildrenRefusedError(KvasirOperatorError):

@@ -1,52 +1,60 @@
-"""One pass over one service: observe, desired, plan, apply (the least busy pods go first), status.
+"""One pass over one service: desired, observe, plan, apply (the least busy pods go first), report.
 
 Level-triggered: a pass reads everything it needs and knows nothing of what woke it, so creation, update, resumption
 after a crash, a child's event and the periodic resync are the same pass. Over an unchanged service it writes nothing.
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from kvasir_operator.api.conditions import Reason
-from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER, ROUTER_HTTP_PORT
-from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.labels import REVISION_LABEL
 from kvasir_operator.api.parse import parse_service
-from kvasir_operator.apply import Applied, Refusal, apply_plan
-from kvasir_operator.desired import desired_objects, unsupported_features
-from kvasir_operator.engine_work import read_work
-from kvasir_operator.errors import (
-    ChildrenRefusedError,
-    InvalidManifestError,
-    KubeForbiddenError,
-    ObjectNotFoundError,
-    ObjectRefusedError,
-)
-from kvasir_operator.events import notable_changes, post_event
-from kvasir_operator.kinds import (
+from kvasir_operator.apply.apply import Applied, apply_plan
+from kvasir_operator.apply.foreign_writes import ForeignWrites
+from kvasir_operator.apply.plan import Cause, Plan, controller_uid, make_plan, stamped
+from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_service
+from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.features import ClusterFeatures
+from kvasir_operator.kube.kinds import (
     DEPLOYMENT,
     INFERENCE_SERVICE,
-    SERVICE,
+    POD_MONITOR,
     KubeObject,
+    ObjectKey,
     ServiceKey,
     is_terminating,
     object_key,
 )
-from kvasir_operator.kube import KubeClient
-from kvasir_operator.observe import Observed, observe
-from kvasir_operator.plan import Cause, Plan, controller_uid, make_plan, stamped
-from kvasir_operator.pod_events import look_again_seconds
-from kvasir_operator.scale_down import ReadWork, find_shrinks, mark_least_work
+from kvasir_operator.observe.engine_work import read_work
+from kvasir_operator.observe.observe import Observed, observe
+from kvasir_operator.observe.pod_events import look_again_seconds
+from kvasir_operator.observe.waiting import Waiting
+from kvasir_operator.resources.router_service import service_url
+from kvasir_operator.rollout.children import kept_children, scales, unweighs
+from kvasir_operator.rollout.observed import observe_workloads, revision_number
+from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
+from kvasir_operator.rollout.scale_down import ReadWork, Shrink, find_shrinks, mark_least_work
+from kvasir_operator.rollout.workload import WorkloadKey
 from kvasir_operator.settings import OperatorSettings
-from kvasir_operator.status import RoleState, derive_status, role_state, status_patch
-from kvasir_operator.waiting import Waiting
+from kvasir_operator.status.events import notable_changes, post_event
+from kvasir_operator.status.problems import find_problems
+from kvasir_operator.status.report import report_status
+from kvasir_operator.status.roles import RoleState, role_of, role_state
+from kvasir_operator.status.situation import Situation
+from kvasir_operator.status.status import derive_status
 
 logger = logging.getLogger(__name__)
 
 TERMINATING_RETRY_SECONDS = 2.0
 NAME_TAKEN_RETRY_SECONDS = 30.0
+STALE_RETRY_SECONDS = 1.0
+"""After a workload had changed before it was scaled, or the service before its status was stored."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +70,13 @@ def utc_now() -> str:
 
 
 class Reconciler:
-    """Brings services to what their specs say. Holds no state between passes."""
+    """Brings services to what their specs say. Between passes it remembers only what others do to our children."""
 
     def __init__(
         self,
         client: KubeClient,
         settings: OperatorSettings,
+        features: Callable[[], ClusterFeatures],
         now: Callable[[], str] = utc_now,
         read_work: ReadWork = read_work,
         do_changes_wait: Callable[[], bool] = lambda: False,
@@ -75,110 +84,158 @@ class Reconciler:
         """`do_changes_wait` says whether other services' specs wait to be applied."""
         self._client = client
         self._settings = settings
+        self._features = features
         self._now = now
         self._read_work = read_work
         self._do_changes_wait = do_changes_wait
+        self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
         """Raises KubeApiError when the API server does not answer, ChildrenRefusedError when it refused a child."""
         obj = await self._client.get(INFERENCE_SERVICE, key.namespace, key.name)
         if obj is None or is_terminating(obj):
+            self._foreign_writes.pop(key, None)
             return Outcome(is_gone=True)  # the garbage collector takes the children
         try:
-            service = parse_service(obj)
+            wanted = self._desired(obj)
         except InvalidManifestError as error:
             return await self._report_invalid(key, obj, error)
-        desired = [stamped(child) for child in desired_objects(service, self._settings)]
-        observed = await observe(self._client, key, [object_key(child) for child in desired])
-        plan = make_plan(desired, observed.children, obj)
-        await mark_least_work(self._client, find_shrinks(plan, observed), self._read_work)
-        applied = await apply_plan(self._client, key.namespace, plan)
-        if _can_be_told_later(plan, applied) and self._do_changes_wait():
+        observed = await self._observe(key, wanted.keys)
+        decision = _decide(wanted, observed, obj, self._now())
+        foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, time.monotonic))
+        settled = await foreign.settle(decision.plan, observed.children)
+        decision = replace(decision, plan=settled.plan)
+        await mark_least_work(self._client, decision.shrinks, self._read_work)
+        applied = await apply_plan(self._client, key.namespace, decision.plan)
+        foreign.remember(decision.plan, applied.written)
+        if _can_be_reported_later(decision, applied) and self._do_changes_wait():
             return Outcome(retry_seconds=0.0)
-        status = derive_status(
-            obj,
-            _roles(desired, observed.with_children(applied.written), plan),
-            _problems(service, plan, applied),
-            service.model_names[0],
-            _url(key, desired),
-            self._now(),
-        )
-        await self._report(key, obj, status, plan.without([refusal.key for refusal in applied.refusals]))
-        return _outcome(plan, applied, look_again_seconds(observed.pods, self._now()))
+        roles = _roles(_after(observed, decision.plan, applied), obj, wanted.replicas, decision.plan.blocked)
+        problems = find_problems(wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested)
+        situation = _situation(wanted, decision.rollout, problems)
+        status = derive_status(obj, roles, situation, service_url(wanted.service), self._now())
+        done = decision.news.without([refusal.key for refusal in applied.refusals])
+        is_reported = await self._report(key, obj, status, done)
+        looks = [look_again_seconds(observed.pods, self._now()), settled.retry_seconds]
+        again_seconds = min((each for each in looks if each is not None), default=None)
+        return _outcome(decision.plan, applied, is_reported, again_seconds)
+
+    def _desired(self, obj: KubeObject) -> DesiredService:
+        features = self._features()
+        has_pod_monitors = features.serves(POD_MONITOR)
+        return desired_service(parse_service(obj), self._settings, features.server_version, has_pod_monitors)
+
+    async def _observe(self, key: ServiceKey, wanted: Collection[ObjectKey]) -> Observed:
+        return await observe(self._client, key, wanted, self._features().listed_child_kinds)
 
     async def _report_invalid(self, key: ServiceKey, obj: KubeObject, error: InvalidManifestError) -> Outcome:
         """Children stay as they are: what runs keeps serving until the spec holds again."""
-        observed = await observe(self._client, key, [])
-        own = [child for child in observed.children if controller_uid(child) == obj["metadata"]["uid"]]
-        deployments = [child for child in own if object_key(child).kind == DEPLOYMENT]
-        roles = [role_state(child, observed.pods, observed.pod_events) for child in deployments]
-        problem = Waiting(Reason.INVALID_SPEC, str(error))
-        status = derive_status(obj, roles, [problem], key.name, obj.get("status", {}).get("url"), self._now())
-        await self._report(key, obj, status, Plan())
-        return Outcome(retry_seconds=look_again_seconds(observed.pods, self._now()))
+        observed = await self._observe(key, [])
+        roles = _roles(observed, obj, {}, ())
+        situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))])
+        status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
+        is_reported = await self._report(key, obj, status, Plan())
+        return _outcome(Plan(), Applied(), is_reported, look_again_seconds(observed.pods, self._now()))
 
-    async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> None:
-        """Tells what is news: `done` is what of the plan the API server accepted."""
+    async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> bool:
+        """Reports what is news: `done` is what of the plan the API server accepted. False: no status was stored."""
         previous = obj.get("status", {})
         for event in notable_changes(previous, status, done):
             logger.info("%s: %s: %s", key, event.reason, event.message)
             try:
                 await post_event(self._client, obj, event, self._now())
-            except (KubeForbiddenError, ObjectRefusedError) as error:
+            except OBJECT_ERRORS as error:
                 logger.warning("%s: event %s not posted: %s", key, event.reason, error)
-        patch = status_patch(previous, status)
-        if not patch:
-            return
-        try:
-            await self._client.merge_status(INFERENCE_SERVICE, key.namespace, key.name, patch)
-        except ObjectNotFoundError:
-            logger.info("%s: deleted during its pass", key)
+        return await report_status(self._client, obj, status)
 
 
-def _can_be_told_later(plan: Plan, applied: Applied) -> bool:
-    """Whether the next pass will see all that there is to tell: children were changed, and nothing else was to do.
+@dataclass(frozen=True)
+class _Decision:
+    """What a pass has decided. `is_rolling`: there are workloads of former revisions."""
+
+    plan: Plan
+    shrinks: list[Shrink]
+    rollout: RolloutPlan
+    is_rolling: bool
+
+    @property
+    def news(self) -> Plan:
+        """What is worth an event of its own; that a rollout makes its revision's workloads is not."""
+        actions = self.plan.applies if self.is_rolling else ()
+        made = [action for action in actions if action.cause is Cause.CREATED]
+        return self.plan.without([each.key for each in made if REVISION_LABEL in each.obj["metadata"]["labels"]])
+
+
+def _decide(wanted: DesiredService, observed: Observed, obj: KubeObject, now: str) -> _Decision:
+    workloads = observe_workloads(observed, obj["metadata"]["uid"], now)
+    rollout = plan_rollout(
+        wanted.revision,
+        wanted.replicas,
+        wanted.service.spec.rollout,
+        [each.workload for each in workloads],
+        wanted.blocked,
+    )
+    replicas = {role: rollout.replicas[WorkloadKey(role, rollout.revision)] for role in wanted.replicas}
+    current = CurrentRevision(rollout.revision, rollout.number, replicas, rollout.traffic_weight)
+    plan = make_plan(
+        [stamped(child) for child in wanted.objects(current)],
+        observed.children,
+        obj,
+        scales(rollout, workloads),
+        unweighs(rollout, workloads, observed.children),
+        kept_children(rollout, workloads, observed.children),
+    )
+    is_rolling = any(each.workload.key.revision != wanted.revision for each in workloads)
+    return _Decision(plan, find_shrinks(rollout, workloads), rollout, is_rolling)
+
+
+def _can_be_reported_later(decision: _Decision, applied: Applied) -> bool:
+    """Whether the next pass will see all that there is to report: children were changed, and nothing else was to do.
 
     What was created, restored, deleted or refused is known to this pass only.
     """
+    plan, news = decision.plan, decision.news
     is_plain = not (applied.refusals or plan.deletes or plan.blocked or plan.terminating)
-    return is_plain and bool(plan.applies) and all(action.cause is Cause.CHANGED for action in plan.applies)
+    has_changed = bool(plan.applies or plan.scales or plan.unweighs)
+    return is_plain and has_changed and all(action.cause is Cause.CHANGED for action in news.applies)
 
 
-def _outcome(plan: Plan, applied: Applied, again_seconds: float | None) -> Outcome:
+def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: float | None) -> Outcome:
     if applied.refusals:
         raise ChildrenRefusedError("; ".join(f"{refusal.key}: {refusal.error}" for refusal in applied.refusals))
+    if applied.stale or not is_reported:
+        return Outcome(retry_seconds=STALE_RETRY_SECONDS)
     if plan.terminating:
         return Outcome(retry_seconds=TERMINATING_RETRY_SECONDS)
     return Outcome(retry_seconds=again_seconds or (NAME_TAKEN_RETRY_SECONDS if plan.blocked else None))
 
 
-def _roles(desired: Iterable[KubeObject], observed: Observed, plan: Plan) -> list[RoleState]:
-    """By the live Deployment; by the desired one where the API server refused to make it."""
-    live = {object_key(child): child for child in observed.children}
-    wanted = {object_key(child): child for child in desired}
+def _after(observed: Observed, plan: Plan, applied: Applied) -> Observed:
+    """What there is after the plan; what the API server refused to make, as it was desired."""
+    made = [action.obj for action in plan.applies if action.cause is Cause.CREATED]
+    return observed.with_children(made).with_children(applied.written)
+
+
+def _roles(
+    observed: Observed, obj: KubeObject, desired: Mapping[str, int], blocked: Collection[ObjectKey]
+) -> list[RoleState]:
+    """Of every role that has a Deployment. `desired`: pods wanted by role; the Deployments' own number where absent."""
+    by_role: dict[str, list[KubeObject]] = {}
+    for child in observed.children:
+        is_own = controller_uid(child) in (None, obj["metadata"]["uid"]) and object_key(child) not in blocked
+        if is_own and object_key(child).kind == DEPLOYMENT and (role := role_of(child)) is not None:
+            by_role.setdefault(role, []).append(child)
     return [
-        role_state(live.get(key, child), observed.pods, observed.pod_events)
-        for key, child in wanted.items()
-        if key.kind == DEPLOYMENT and key not in plan.blocked
+        role_state(
+            sorted(deployments, key=revision_number, reverse=True),
+            desired.get(role, sum(each["spec"].get("replicas", 1) for each in deployments)),
+            observed.pods,
+            observed.pod_events,
+        )
+        for role, deployments in by_role.items()
     ]
 
 
-def _problems(service: InferenceService, plan: Plan, applied: Applied) -> list[Waiting]:
-    taken = "exists and belongs to somebody else: delete or rename it, or rename the service"
-    return [
-        *(Waiting(Reason.UNSUPPORTED_FEATURE, str(feature)) for feature in unsupported_features(service)),
-        *map(_refused, applied.refusals),
-        *(Waiting(Reason.NAME_TAKEN, f"{key} {taken}") for key in plan.blocked),
-    ]
-
-
-def _refused(refusal: Refusal) -> Waiting:
-    reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in str(refusal.error) else Reason.APPLY_FAILED
-    return Waiting(reason, f"{refusal.key}: {refusal.error}")
-
-
-def _url(key: ServiceKey, desired: Iterable[KubeObject]) -> str | None:
-    for child in desired:
-        if object_key(child).kind == SERVICE and child["metadata"]["labels"].get(ROLE_LABEL) == ROLE_ROUTER:
-            return f"http://{child['metadata']['name']}.{key.namespace}.svc:{ROUTER_HTTP_PORT}/v1"
-    return None
+def _situation(wanted: DesiredService, rollout: RolloutPlan, problems: list[Waiting]) -> Situation:
+    service = wanted.service
+    return Situation(service.model_names[0], problems, rollout.state, wanted.blocked, service.spec.suspend)

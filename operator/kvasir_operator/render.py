@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import yaml
 
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired import desired_objects, unsupported_features
+from kvasir_operator.desired.objects import desired_objects
+from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.settings import OperatorSettings
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.defaults import InstallationDefaults
 from kvasir_operator.errors import InvalidSettingsError
 
 _VERSION = version("kvasir")
@@ -29,7 +30,13 @@ class OperatorSettings:
     image_pull_secret: tuple[str, ...] = _setting(
         (), "Secret for pulling the images of engine and router pods, in each service's namespace; may be repeated"
     )
-    namespace: str | None = _setting(None, "watch this namespace only; default: the whole cluster")
+    image_architecture: tuple[str, ...] = _setting(
+        (), "kubernetes.io/arch that these images run on, amd64 by default; with several given, no node is ruled out"
+    )
+    router_cluster_role: str = _setting(
+        "kvasir-router", "ClusterRole, or Role where single namespaces are watched, that routers' accounts are bound to"
+    )
+    namespace: tuple[str, ...] = _setting((), "watch this namespace only; may be repeated; default: the whole cluster")
     kubeconfig: str | None = _setting(
         None, "file with the cluster's address and credentials; default: the pod's own, then ~/.kube/config"
     )
@@ -39,10 +46,17 @@ class OperatorSettings:
     retry_max_seconds: float = _setting(30.0, "longest wait after failed passes")
     leader_election: bool = _setting(False, "hold a Lease while reconciling; needed where two operators run")
     lease_namespace: str | None = _setting(
-        None, "namespace of that Lease; default: the watched namespace, then the pod's own"
+        None, "namespace of that Lease; default: one in each watched namespace, else the pod's own"
     )
-    host: str = _setting("0.0.0.0", "address of the operator's metrics and probes")
+    cluster_lease_namespace: str = _setting(
+        "default",
+        "namespace of the Lease that lets one operator at a time serve the whole cluster; equal in all releases",
+    )
+    host: str = _setting("::", "address of the operator's metrics and probes; :: is every address, IPv6 and IPv4")
     port: int = _setting(labels.OPERATOR_PORT, "port of the operator's metrics and probes")
+    defaults: InstallationDefaults = field(default_factory=InstallationDefaults)
+    """Pod defaults and profiles, read from the file that `--pod-defaults` names."""
+    network_policies: bool = _setting(True, "let only routers, the operator and Prometheus reach engines")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from kvasir_router import proxy, request
 from kvasir_router.admission import Admission
 from kvasir_router.api_keys import ApiKeys
+from kvasir_router.body import Body, BodyBudget
 from kvasir_router.disconnect import cancelled_on_disconnect
 from kvasir_router.endpoints.endpoint import EndpointView
 from kvasir_router.errors import (
@@ -27,7 +28,7 @@ from kvasir_router.errors import (
     UpstreamConnectError,
     UpstreamError,
 )
-from kvasir_router.exchange import Exchange, read_body
+from kvasir_router.exchange import Exchange
 from kvasir_router.fleet import Fleet, Ticket
 from kvasir_router.hang import interrupted_when_hung
 from kvasir_router.health import Prober
@@ -59,6 +60,7 @@ class Parts:
     api_keys: ApiKeys | None  # None: open to everybody
     router_secret: str | None  # None: engines are not told who asks
     prompt_settings: PromptSettings
+    bodies: BodyBudget
     admission: Admission
     picker: Picker
     fleet: Fleet
@@ -80,11 +82,12 @@ class Handler:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Every request gets an answer here, and is counted once."""
         exchange = Exchange(scope, send, time.perf_counter())
+        body = Body(self._parts.bodies)
         job: Job | None = None
         status = 500
         self._parts.metrics.in_flight.inc()
         try:
-            job = await self._receive(scope, receive, exchange)
+            job = await self._receive(scope, receive, exchange, body)
             async with cancelled_on_disconnect(receive):
                 status = await self._answer(job)
             await exchange.end()
@@ -104,26 +107,29 @@ class Handler:
             logger.exception("request_id=%s failed", exchange.request_id)
             await exchange.fail(RequestError("the router failed to handle this request; its log says why"))
         finally:
+            body.drop()
             self._count(exchange, job, status)
 
-    async def _receive(self, scope: Scope, receive: Receive, exchange: Exchange) -> Job:
+    async def _receive(self, scope: Scope, receive: Receive, exchange: Exchange, body: Body) -> Job:
         """The request as far as it concerns routing. Raises RequestError for whoever may not ask or asks nonsense."""
         headers, api_keys = scope["headers"], self._parts.api_keys
         tenant = None if api_keys is None else api_keys.tenant_of(headers)
-        body = await read_body(scope, receive, self._limits.max_body_bytes)
+        await body.read(receive, self._limits.max_body_bytes, exchange.announced_bytes)
         body_received = time.perf_counter()
-        inference = request.parse(exchange.path, body, self._parts.prompt_settings)
+        inference = request.parse(exchange.path, body.content, self._parts.prompt_settings, self._parts.models.resolve)
         self._parts.models.check(inference.model)
+        body.content = request.engine_body(inference, body.content)
         forwarded = proxy.forwarded_headers(
             headers, exchange.request_id, tenant, self._parts.router_secret, is_stream=inference.is_stream
         )
-        return Job(exchange, inference, forwarded, body_received, self._limits.num_retries)
+        return Job(exchange, inference, body, forwarded, body_received, self._limits.num_retries)
 
     async def _answer(self, job: Job) -> int:
         """Tries endpoints until one gives the answer, or the rest of a stream that others have begun."""
         while True:
             endpoint = await self._choose(job)
             job.tried.add(endpoint.url)
+            job.revision = endpoint.revision
             try:
                 return await self._forward(job, endpoint)
             except UpstreamError as error:
@@ -171,7 +177,7 @@ class Handler:
         exchange, journal = job.exchange, job.exchange.journal
         if exchange.has_started and journal is not None:
             return await self._parts.proxy.resume(
-                job.request,
+                job.body,
                 job.headers,
                 endpoint.url,
                 exchange,
@@ -180,7 +186,7 @@ class Handler:
             )
         has_other = job.can_fail_again and self._parts.fleet.can_place(job.request.model, job.tried)
         return await self._parts.proxy.forward(
-            job.request,
+            job.body,
             job.headers,
             endpoint.url,
             exchange,
@@ -229,6 +235,7 @@ class Handler:
     def _note_failure(self, job: Job, endpoint: EndpointView, error: UpstreamError, *, is_last: bool) -> None:
         logger.warning("request_id=%s endpoint=%s %s", job.exchange.request_id, endpoint.url, error)
         self._parts.metrics.upstream_errors(error.reason).inc()
+        self._parts.metrics.revision_errors(endpoint.revision, error.reason).inc()
         if not is_last:
             self._parts.metrics.retries(error.reason).inc()
         if isinstance(error, UpstreamConnectError):
@@ -239,4 +246,6 @@ class Handler:
         asked = job.request.model if job is not None else None
         model = asked if asked is not None and self._parts.models.is_known(asked) else ""
         queue_wait_seconds = job.queue_wait_seconds if job is not None else 0.0
+        if job is not None and job.revision is not None:
+            self._parts.metrics.revision_requests(job.revision, str(status)).inc()
         self._parts.metrics.count_end(model, status, time.perf_counter() - exchange.arrived, queue_wait_seconds)

@@ -20,6 +20,21 @@ class _OneLineParser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
+class _StoreOnce(argparse.Action):
+    """argparse lets the last of several win, and the others vanish without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if hasattr(namespace, self.dest):
+            parser.error(f"{option_string} is given twice, but takes one value")
+        setattr(namespace, self.dest, values)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs until SIGTERM or SIGINT. Returns 0, 1 (cannot start) or 2 (wrong flags)."""
     try:
@@ -50,7 +65,7 @@ def _add_flag(parser: argparse.ArgumentParser, config_field: "dataclasses.Field[
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else None
     parser.add_argument(
         "--" + config_field.name.replace("_", "-"),
-        action="append" if is_repeatable else "store",
+        action="append" if is_repeatable else _StoreOnce,
         type=_reader(config_field, kind),
         choices=choices,
         metavar=config_field.metadata["metavar"],

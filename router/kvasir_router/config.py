@@ -58,24 +58,33 @@ def router_secret_of(environment: Mapping[str, str]) -> str | None:
 class RouterConfig:
     """Exactly one of `endpoint` and `endpoints_service` must be given."""
 
-    host: str = field(default="127.0.0.1", metadata=_flag("address to listen on"))
+    host: str = field(default="127.0.0.1", metadata=_flag("address to listen on; :: takes IPv6 and IPv4"))
     port: int = field(default=8080, metadata=_flag("port of the OpenAI API; 0 takes a free one"))
     admin_host: str | None = field(default=None, metadata=_flag("address of probes and metrics (default: --host)"))
     admin_port: int = field(
         default=9090, metadata=_flag("port of /health, /ready, /metrics, /endpoints; 0: a free one")
     )
     policy: PolicyName = field(default="finishTime", metadata=_flag("how an endpoint is chosen"))
-    model: tuple[str, ...] = field(
+    model: str | None = field(
+        default=None,
+        metadata=_flag(
+            "the engines' model, listed even where none is ready (default: only what their /v1/models tell)",
+            metavar="NAME",
+        ),
+    )
+    model_alias: tuple[str, ...] = field(
         default=(),
         metadata=_flag(
-            "model name clients use; repeat for aliases (default: what the endpoints' /v1/models tell)", metavar="NAME"
+            "further name of --model, which takes its place in a request before an engine sees it; repeat for more",
+            metavar="ALIAS",
         ),
     )
     endpoint: tuple[str, ...] = field(default=(), metadata=_flag("engine base URL; repeat for more", metavar="URL"))
     endpoints_service: str | None = field(
         default=None,
         metadata=_flag(
-            "follow this Service's EndpointSlices through the Kubernetes API; PORT is the engine's, by number or name",
+            "follow the EndpointSlices labelled serving.kvasir.dev/service=NAME through the Kubernetes API; "
+            "PORT is the engines', by number or name",
             metavar="NAMESPACE/NAME:PORT",
         ),
     )
@@ -87,11 +96,23 @@ class RouterConfig:
     api_keys_file: Path | None = field(
         default=None,
         metadata=_flag(
-            "JSON object key -> tenant, or a folder with one file per key holding its tenant (default: open)", read=Path
+            "a mounted Secret: one file a tenant, named by it, with its keys one a line; or a JSON file, key -> tenant "
+            "(default: open)",
+            read=Path,
         ),
     )
     max_body_size: int = field(
         default=64 * 2**20, metadata=_flag("largest request body, then 413", read=parse_size, metavar="SIZE")
+    )
+    max_held_body_size: int = field(
+        default=256 * 2**20,
+        metadata=_flag("request bodies held at once, all together, then 503", read=parse_size, metavar="SIZE"),
+    )
+    max_connections: int = field(
+        default=8192, metadata=_flag("client connections held; then the longest idle is closed, or 503")
+    )
+    max_connections_per_peer: int = field(
+        default=4096, metadata=_flag("the same for one IPv4 address or IPv6 /64; as many as all behind one proxy need")
     )
     request_timeout: float = field(default=3600.0, metadata=_duration("longest time from dispatch to the answer's end"))
     connect_timeout: float = field(default=2.0, metadata=_duration("longest time to connect to an engine"))
@@ -112,12 +133,27 @@ class RouterConfig:
         if bool(self.endpoint) == (self.endpoints_service is not None):
             seen = "both" if self.endpoint else "neither"
             raise ConfigError(f"need exactly one of --endpoint and --endpoints-service, got {seen}")
+        if self.model_alias and self.model is None:
+            raise ConfigError(f"--model-alias {self.model_alias[0]!r} stands for no model; name it with --model")
         for url in self.endpoint:
             if re.fullmatch(r"https?://[^/\s]+/?", url) is None:
                 raise ConfigError(f"--endpoint {url!r} is not a base URL; write for example http://127.0.0.1:8000")
-        for name in ("max_in_flight", "prefix_block_size", "prefix_index_size", "bytes_per_token", "probe_interval"):
+        for name in (
+            "max_in_flight",
+            "prefix_block_size",
+            "prefix_index_size",
+            "bytes_per_token",
+            "probe_interval",
+            "max_connections",
+            "max_connections_per_peer",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
+        if self.max_body_size > self.max_held_body_size:
+            raise ConfigError(
+                f"--max-body-size {self.max_body_size} is more than --max-held-body-size {self.max_held_body_size}, "
+                "which is for all bodies together"
+            )
         for name in ("port", "admin_port", "max_queue_size", "retries"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")

@@ -58,6 +58,10 @@ class MalformedRequestError(RequestError):
     status, type, code = 400, "invalid_request_error", "malformed_json"
 
 
+class MalformedHttpError(RequestError):
+    status, type, code = 400, "invalid_request_error", "malformed_http"
+
+
 class InvalidApiKeyError(RequestError):
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
 
@@ -74,12 +78,32 @@ class MethodNotAllowedError(RequestError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class HeadTimeoutError(RequestError):
+    status, type, code = 408, "invalid_request_error", "head_timeout"
+
+
+class BodyTimeoutError(RequestError):
+    status, type, code = 408, "invalid_request_error", "body_timeout"
+
+
 class BodyTooLargeError(RequestError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class HeadTooLargeError(RequestError):
+    status, type, code = 431, "invalid_request_error", "head_too_large"
+
+
+class TooManyConnectionsError(RequestError):
+    status, type, code = 503, "server_error", "too_many_connections"
+
+
 class QueueFullError(RequestError):
     status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class BodyBudgetExceededError(RequestError):
+    status, type, code = 503, "server_error", "body_budget_exceeded"
 
 
 class QueueWaitExceededError(RequestError):
@@ -125,6 +149,10 @@ class UpstreamLostError(UpstreamError):
 
 class UpstreamUnavailableError(UpstreamError):
     """The endpoint answered 502, 503 or 504; where a stream is to go on, any 5xx."""
+
+
+class UpstreamRedirectedError(UpstreamError):
+    """The endpoint sends the client elsewhere: to an address that is nobody's business, or that only it can reach."""
 
 
 class UpstreamRefusedError(UpstreamError):

@@ -2,11 +2,10 @@
 
 import uuid
 from collections.abc import Iterable
-from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
-from kvasir_router.errors import BodyTooLargeError, ClientDisconnectedError, RequestError
+from kvasir_router.errors import RequestError
 from kvasir_router.journal import RESUMABLE_HEADER, Journal
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -29,10 +28,11 @@ class Exchange:
     """
 
     def __init__(self, scope: Scope, send: Send, arrived: float) -> None:
-        path, query = scope["raw_path"], scope["query_string"]
+        path, query = scope["path"], scope["query_string"].decode("latin-1")
         self.send = send
         self.arrived = arrived
-        self.path: str = (path + b"?" + query if query else path).decode("latin-1")
+        self.path: str = f"{path}?{query}" if query else path  # as an engine knows it, however the client wrote it
+        self.announced_bytes = int(_header(scope, b"content-length") or 0)  # of the request's body
         self.request_id = _header(scope, b"x-request-id") or uuid.uuid4().hex
         self.has_started = False
         self.is_event_stream = False
@@ -84,23 +84,6 @@ class Exchange:
             headers.append((b"www-authenticate", b"Bearer"))
         await self.start(error.status, headers)
         await self.send({"type": "http.response.body", "body": body})
-
-
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises BodyTooLargeError (413), before reading anything where the length is announced."""
-    is_too_large = int(_header(scope, b"content-length") or 0) > max_bytes
-    chunks: list[bytes] = []
-    num_bytes = 0
-    while not is_too_large:
-        message: Any = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError("the client closed the connection while sending its request")
-        chunks.append(message["body"])
-        num_bytes += len(message["body"])
-        is_too_large = num_bytes > max_bytes
-        if not is_too_large and not message["more_body"]:
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    raise BodyTooLargeError(f"the request body is larger than {max_bytes} bytes, the most this router takes")
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

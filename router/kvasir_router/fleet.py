@@ -96,7 +96,11 @@ def _do_nothing() -> None:
 
 
 class Fleet:
-    """`on_room` is called whenever an endpoint may take one more request; `learn_models`: wait for /v1/models."""
+    """`on_room` is called whenever an endpoint may take one more request.
+
+    `own_models` are served by every endpoint, whatever else it lists; where there is none, an endpoint is used once it
+    has said what it serves.
+    """
 
     def __init__(
         self,
@@ -106,14 +110,14 @@ class Fleet:
         *,
         max_in_flight: int,
         block_tokens: int,
-        learn_models: bool,
+        own_models: Set[str] = frozenset(),
     ) -> None:
         self._index = index
         self._clock = clock
         self._on_room = on_room
         self._max_in_flight = max_in_flight
         self._block_tokens = block_tokens
-        self._learn_models = learn_models
+        self._own_models = frozenset(own_models)
         self._endpoints: dict[str, _Endpoint] = {}
         self._tickets: set[Ticket] = set()
         self._num_dispatches = 0
@@ -124,7 +128,8 @@ class Fleet:
             del self._endpoints[url]
             self._index.forget(url)
         for address in addresses:
-            self._endpoints.setdefault(address.url, _Endpoint(address, initial_state))
+            known = self._endpoints.setdefault(address.url, _Endpoint(address, initial_state))
+            known.address = address  # with the labels of now
         self._on_room()
 
     def set_state(self, url: str, state: EndpointState) -> None:
@@ -134,6 +139,7 @@ class Fleet:
             self._on_room()
 
     def set_models(self, url: str, models: frozenset[str]) -> None:
+        """What the endpoint lists: its model under its own name, and adapters."""
         endpoint = self._endpoints.get(url)
         if endpoint is not None and endpoint.models != models:
             endpoint.models = models
@@ -159,6 +165,9 @@ class Fleet:
     def urls(self) -> frozenset[str]:
         return frozenset(self._endpoints)
 
+    def revisions(self) -> frozenset[str]:
+        return frozenset(endpoint.address.revision for endpoint in self._endpoints.values())
+
     def state_of(self, url: str) -> EndpointState | None:
         endpoint = self._endpoints.get(url)
         return None if endpoint is None else endpoint.state
@@ -175,7 +184,7 @@ class Fleet:
         return any(
             endpoint.num_in_flight < self._max_in_flight
             and url not in avoid
-            and (endpoint.models is None or model is None or model in endpoint.models)
+            and (model is None or model in self._models_of(endpoint))
             for url, endpoint in self._endpoints.items()
             if self._is_usable(endpoint)
         )
@@ -210,12 +219,21 @@ class Fleet:
         self._on_room()
 
     def _is_usable(self, endpoint: _Endpoint) -> bool:
-        return endpoint.state is EndpointState.READY and (endpoint.models is not None or not self._learn_models)
+        return (
+            endpoint.state is EndpointState.READY
+            and endpoint.address.role.takes_requests
+            and (endpoint.models is not None or bool(self._own_models))
+        )
+
+    def _models_of(self, endpoint: _Endpoint) -> frozenset[str]:
+        return self._own_models | endpoint.models if endpoint.models else self._own_models
 
     def _view(self, endpoint: _Endpoint, request: InferenceRequest, now: float) -> EndpointView:
         url = endpoint.address.url
         return EndpointView(
             url=url,
+            revision=endpoint.address.revision,
+            traffic_weight=endpoint.address.traffic_weight,
             prefill_rate=endpoint.rate.tokens_per_second,
             num_in_flight=endpoint.num_in_flight,
             max_in_flight=self._max_in_flight,
@@ -225,13 +243,16 @@ class Fleet:
             kv_capacity_tokens=endpoint.kv_capacity_tokens,
             kv_usage=endpoint.kv_usage,
             last_dispatch=endpoint.last_dispatch,
-            models=endpoint.models,
+            models=self._models_of(endpoint),
         )
 
     def _describe(self, url: str, endpoint: _Endpoint) -> dict[str, Any]:
         return {
             "url": url,
             "state": endpoint.state,
+            "role": endpoint.address.role,
+            "revision": endpoint.address.revision,
+            "traffic_weight": endpoint.address.traffic_weight,
             "models": sorted(endpoint.models) if endpoint.models is not None else None,
             "num_in_flight": endpoint.num_in_flight,
             "prefill_tokens": endpoint.prefill_tokens,

@@ -66,13 +66,10 @@ class Prober:
         fleet: Fleet,
         session: aiohttp.ClientSession,
         interval_seconds: float,
-        *,
-        learn_models: bool,
     ) -> None:
         self._fleet = fleet
         self._session = session
         self._interval_seconds = interval_seconds
-        self._learn_models = learn_models
         self._watches: dict[Address, _Watch] = {}
 
     def follow(self, addresses: Set[Address]) -> None:
@@ -123,8 +120,9 @@ class Prober:
         if finding is _Finding.UNHEALTHY or watch.num_silent >= _SILENT_PROBES_TO_EJECT:
             self._fleet.interrupt(watch.url)
         if finding is _Finding.READY and not watch.is_gone:
-            with contextlib.suppress(aiohttp.ClientError, OSError, msgspec.DecodeError):
-                await self._learn(watch.url)
+            for learn in (self._learn_models, self._learn_kv):
+                with contextlib.suppress(aiohttp.ClientError, OSError, msgspec.DecodeError):
+                    await learn(watch.url)
 
     async def _find(self, url: str) -> _Finding:
         try:
@@ -158,10 +156,11 @@ class Prober:
             logger.info("endpoint %s is %s (was %s)", watch.url, state, before)
             self._fleet.set_state(watch.url, state)
 
-    async def _learn(self, url: str) -> None:
-        if self._learn_models:
-            listing = msgspec.json.decode(await self._get(f"{url}/v1/models"), type=_Listing)
-            self._fleet.set_models(url, frozenset(card.id for card in listing.data))
+    async def _learn_models(self, url: str) -> None:
+        listing = msgspec.json.decode(await self._get(f"{url}/v1/models"), type=_Listing)
+        self._fleet.set_models(url, frozenset(card.id for card in listing.data))
+
+    async def _learn_kv(self, url: str) -> None:
         metrics = parse_kv_metrics((await self._get(f"{url}/metrics")).decode())
         self._fleet.set_kv(url, metrics.usage, metrics.capacity_tokens)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from multidict import CIMultiDict
 
+from kvasir_router.body import Body
 from kvasir_router.errors import (
     UpstreamBrokenError,
     UpstreamConnectError,
@@ -25,12 +26,14 @@ class Job:
 
     exchange: Exchange
     request: InferenceRequest
+    body: Body
     headers: CIMultiDict[str]  # to be forwarded
     body_received: float
     max_failures: int
     queue_wait_seconds: float = 0.0  # altogether
     waited_seconds: float = 0.0  # since the stream last got further
     tried: set[str] = field(default_factory=set)  # endpoints that have failed
+    revision: str | None = None  # of the endpoint tried last; None: it got to none
     lost_reason: str = ""  # why the stream had to go elsewhere
     _refused_by: set[str] = field(default_factory=set)  # since the stream last got further
     _num_failures: int = 0

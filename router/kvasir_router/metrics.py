@@ -23,6 +23,15 @@ class Metrics:
         self._duration = self._histogram("request_duration_seconds", "Arrival to end.", _SECONDS, "model")
         self._first_byte = self._histogram("time_to_first_byte_seconds", "Of streams.", _SECONDS, "model")
         self._picks = self._counter("picks", "Requests sent to an endpoint.", "endpoint", "policy")
+        self._revision_requests = self._counter(
+            "revision_requests",
+            "Requests sent to an engine, by the revision that answered or was tried last.",
+            "revision",
+            "code",
+        )
+        self._revision_errors = self._counter(
+            "revision_upstream_errors", "Attempts that failed, by revision.", "revision", "reason"
+        )
         self._retries = self._counter("retries", "Attempts repeated elsewhere.", "reason")
         self._upstream_errors = self._counter("upstream_errors", "Attempts that failed.", "reason")
         self._streams_resumed = self._counter("streams_resumed", "Broken streams continued elsewhere.", "reason")
@@ -37,6 +46,8 @@ class Metrics:
         self.time_to_first_byte = cache(self._first_byte.labels)
         self._request_count = cache(self._requests.labels)
         self._pick_count = cache(self._picks.labels)
+        self.revision_requests = cache(self._revision_requests.labels)
+        self.revision_errors = cache(self._revision_errors.labels)
         self.retries = cache(self._retries.labels)
         self.upstream_errors = cache(self._upstream_errors.labels)
         self.streams_resumed = cache(self._streams_resumed.labels)
@@ -62,6 +73,14 @@ class Metrics:
         gauge = Gauge("kvasir_router_queue_depth", "Requests held in the queue.", registry=self._registry)
         gauge.set_function(num_waiting)
 
+    def observe_bodies(self, num_bytes: Callable[[], int]) -> None:
+        gauge = Gauge("kvasir_router_held_body_bytes", "Request bodies held.", registry=self._registry)
+        gauge.set_function(num_bytes)
+
+    def observe_connections(self, num_open: Callable[[], int]) -> None:
+        gauge = Gauge("kvasir_router_connections", "Clients' connections held.", registry=self._registry)
+        gauge.set_function(num_open)
+
     def observe_endpoints(self, num_in_state: Callable[[EndpointState], int]) -> None:
         gauge = Gauge("kvasir_router_endpoints", "Known endpoints by state.", ["state"], registry=self._registry)
         for state in EndpointState:
@@ -71,6 +90,15 @@ class Metrics:
         """Pods come and go: the series of one that is gone must not stay for ever."""
         self._picks.remove_by_labels({"endpoint": url})
         self._pick_count.cache_clear()
+
+    def forget_revision(self, revision: str) -> None:
+        """After a rollout nothing is left of it but its series."""
+        for series, children in (
+            (self._revision_requests, self.revision_requests),
+            (self._revision_errors, self.revision_errors),
+        ):
+            series.remove_by_labels({"revision": revision})
+            children.cache_clear()
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

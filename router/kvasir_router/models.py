@@ -1,4 +1,4 @@
-"""Which models the router answers for: those named by flags, else those the endpoints report."""
+"""Which models the router answers for: its own by flag, with its aliases, and what the endpoints list besides."""
 
 from collections.abc import Callable, Set
 from typing import Any
@@ -7,18 +7,27 @@ from kvasir_router.errors import UnknownModelError
 
 
 class ModelCatalog:
-    """`names`: served name, then aliases; empty means that `learned()` tells. Named models stay listed at zero pods."""
+    """The own model and its aliases stay listed at zero pods; `listed()`, adapters say, as long as an endpoint has it.
 
-    def __init__(self, names: tuple[str, ...], learned: Callable[[], Set[str]], created: int) -> None:
-        self._names = names
-        self._learned = learned
+    Aliases are the router's alone: `resolve` gives the name that engines know.
+    """
+
+    def __init__(self, own: str | None, aliases: tuple[str, ...], listed: Callable[[], Set[str]], created: int) -> None:
+        self._own = own
+        self._aliases = dict.fromkeys(aliases, own)
+        self._listed = listed
         self._created = created
 
     def names(self) -> tuple[str, ...]:
-        return self._names or tuple(sorted(self._learned()))
+        """The own model, its aliases, then all others."""
+        named = dict.fromkeys(() if self._own is None else (self._own, *self._aliases))
+        return (*named, *sorted(self._listed() - named.keys()))
+
+    def resolve(self, model: str) -> str:
+        return self._aliases.get(model) or model
 
     def is_known(self, model: str) -> bool:
-        return model in self._names or (not self._names and model in self._learned())
+        return model == self._own or model in self._aliases or model in self._listed()
 
     def check(self, model: str | None) -> None:
         """Raises UnknownModelError (404). A missing name is the engine's to judge; nothing known refuses nothing."""
@@ -35,5 +44,5 @@ class ModelCatalog:
 
     def card(self, name: str) -> dict[str, Any]:
         """One entry of /v1/models; an alias names the model it stands for as its root."""
-        root = self._names[0] if self._names else name
+        root = self.resolve(name)
         return {"id": name, "object": "model", "created": self._created, "owned_by": "kvasir", "root": root}

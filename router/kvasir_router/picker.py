@@ -1,10 +1,14 @@
-"""Filter, then the policy's pick. A function of the request and a snapshot: no clock, no network."""
+"""Filter, then the revision whose turn it is, then the policy's pick. No clock, no network.
+
+A request is split by weight once: where it has failed before, it may go wherever it can be served.
+"""
 
 from dataclasses import replace
 
 from kvasir_router.endpoints.endpoint import EndpointView, Snapshot
 from kvasir_router.policies import Policy
 from kvasir_router.request import InferenceRequest
+from kvasir_router.traffic_split import TrafficSplit
 
 
 def candidates(request: InferenceRequest, snapshot: Snapshot) -> tuple[EndpointView, ...]:
@@ -22,10 +26,13 @@ def candidates(request: InferenceRequest, snapshot: Snapshot) -> tuple[EndpointV
 class Picker:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self._split = TrafficSplit()
 
     def pick(self, request: InferenceRequest, snapshot: Snapshot) -> EndpointView | None:
         """None when no endpoint can take the request now."""
         endpoints = candidates(request, snapshot)
         if not endpoints:
             return None
+        if not snapshot.avoid:
+            endpoints = self._split.choose(endpoints)
         return self._policy.pick(request, replace(snapshot, endpoints=endpoints))

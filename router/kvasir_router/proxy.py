@@ -12,16 +12,17 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from kvasir_router.body import Body
 from kvasir_router.errors import (
     UpstreamBrokenError,
     UpstreamConnectError,
     UpstreamLostError,
+    UpstreamRedirectedError,
     UpstreamRefusedError,
     UpstreamUnavailableError,
 )
 from kvasir_router.exchange import HOP_BY_HOP, Exchange, RawHeaders
 from kvasir_router.journal import JOURNAL_HEADER, RESUMABLE_HEADER, Journal
-from kvasir_router.request import InferenceRequest
 
 _RETRYABLE_STATUS = frozenset({502, 503, 504})
 ROUTER_SECRET_HEADER = "x-kvasir-router-secret"
@@ -77,7 +78,7 @@ class Proxy:
 
     async def forward(
         self,
-        request: InferenceRequest,
+        body: Body,
         headers: CIMultiDict[str],
         endpoint_url: str,
         exchange: Exchange,
@@ -87,27 +88,32 @@ class Proxy:
     ) -> int:
         """Returns the answer's status once its body has been relayed; `Exchange.end` is the caller's.
 
+        The body is dropped as soon as no other attempt can follow.
         `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. Raises UpstreamError.
         """
-        response = await self._open(request.path, request.body, headers, endpoint_url)
+        response = await self._open(exchange.path, body.content, headers, endpoint_url)
         try:
             if response.status in _RETRYABLE_STATUS and not relay_unavailable:
                 raise UpstreamUnavailableError(f"{endpoint_url} answered {response.status}", str(response.status))
+            if 300 <= response.status < 400:
+                reason = str(response.status)
+                raise UpstreamRedirectedError(f"{endpoint_url} answered {reason}, and no redirect is relayed", reason)
             chunk = await self._first_chunk(response, endpoint_url)
             on_first_byte(response.status)
             await exchange.start(response.status, response.raw_headers)
             if RESUMABLE_HEADER not in response.headers:
+                body.drop()
                 await self._relay(response, chunk, exchange, endpoint_url)
             else:
                 exchange.journal = Journal()
-                await self._relay_events(response, chunk, exchange, exchange.journal, endpoint_url)
+                await self._relay_events(response, chunk, exchange, exchange.journal, body, endpoint_url)
             return response.status
         finally:
             response.close()  # gives a connection that has been read to its end back, closes any other
 
     async def resume(
         self,
-        request: InferenceRequest,
+        body: Body,
         headers: CIMultiDict[str],
         endpoint_url: str,
         exchange: Exchange,
@@ -119,8 +125,8 @@ class Proxy:
         journal.drop_unfinished_block()
         if journal.num_bytes:
             headers = headers.copy()
-            headers[JOURNAL_HEADER] = str(len(request.body))
-        response = await self._open(request.path, request.body + journal.lines, headers, endpoint_url)
+            headers[JOURNAL_HEADER] = str(len(body.content))
+        response = await self._open(exchange.path, body.content + journal.lines, headers, endpoint_url)
         try:
             if response.status >= 500:
                 raise UpstreamUnavailableError(f"{endpoint_url} answered {response.status}", str(response.status))
@@ -129,7 +135,7 @@ class Proxy:
                 raise UpstreamRefusedError(f"{endpoint_url} does not continue the stream: {reason}", reason)
             chunk = await self._first_chunk(response, endpoint_url)
             on_first_byte(response.status)
-            await self._relay_events(response, chunk, exchange, journal, endpoint_url)
+            await self._relay_events(response, chunk, exchange, journal, body, endpoint_url)
             return response.status
         finally:
             response.close()
@@ -137,10 +143,10 @@ class Proxy:
     async def _open(
         self, path: str, content: bytes, headers: CIMultiDict[str], endpoint_url: str
     ) -> aiohttp.ClientResponse:
-        body = content if len(content) <= _MAX_BYTES_BODY else io.BytesIO(content)
+        data = content if len(content) <= _MAX_BYTES_BODY else io.BytesIO(content)
         url = URL(endpoint_url + path, encoded=True)
         try:
-            return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+            return await self._session.post(url, data=data, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamConnectError(f"cannot connect to {endpoint_url}: {error}", "connect") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -166,7 +172,13 @@ class Proxy:
             raise _broken(endpoint_url) from error
 
     async def _relay_events(
-        self, response: aiohttp.ClientResponse, chunk: bytes, exchange: Exchange, journal: Journal, endpoint_url: str
+        self,
+        response: aiohttp.ClientResponse,
+        chunk: bytes,
+        exchange: Exchange,
+        journal: Journal,
+        body: Body,
+        endpoint_url: str,
     ) -> None:
         """The same for a stream with a journal: whole events, whose lines are kept once they are on their way.
 
@@ -180,6 +192,8 @@ class Proxy:
                     await send({"type": "http.response.body", "body": events, "more_body": True})
                     exchange.last_chunk = events
                 journal.keep(lines)
+                if journal.is_too_long:
+                    body.drop()
                 chunk = await readany()
         except (aiohttp.ClientError, OSError) as error:
             raise _broken(endpoint_url) from error

@@ -1,10 +1,11 @@
 """Reads the few fields of a request that routing needs: model, stream, and the prompt's length and prefix hashes.
 
-The engine validates everything else; the original bytes travel on untouched, so a wrong type here is not an error.
+The engine validates everything else; the original bytes travel on untouched, so a wrong type here is not an error. Only
+a model's alias, which no engine knows, is replaced by the model's own name.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +28,11 @@ class PromptSettings:
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     path: str  # with the query string, as the client sent it
-    body: bytes
-    model: str | None  # None when absent or not a string: the engine says what is wrong
+    model: str | None  # as engines know it; None when absent or not a string: the engine says what is wrong
     is_stream: bool
     num_prompt_tokens: int  # estimated for text, exact for token ids
     block_hashes: tuple[int, ...]  # chained: one for every full block of the prompt
+    has_alias: bool = False  # the client has called the model otherwise
 
     @property
     def num_resident_tokens(self) -> int:
@@ -53,24 +54,40 @@ class _Body(msgspec.Struct, gc=False):
 
 
 _decoder = msgspec.json.Decoder(_Body)
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def parse(path: str, body: bytes, settings: PromptSettings) -> InferenceRequest:
-    """Raises MalformedRequestError (400) when the body is not a JSON object in UTF-8."""
+def parse(
+    path: str, body: bytes, settings: PromptSettings, resolve: Callable[[str], str] = lambda model: model
+) -> InferenceRequest:
+    """Raises MalformedRequestError (400) when the body is not a JSON object in UTF-8.
+
+    `resolve` gives the name by which engines know the model that the client has named.
+    """
     try:
         fields = _decoder.decode(body)
         prompt, bytes_per_token = _canonical_prompt(fields, settings.bytes_per_token)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequestError(f"the request body is not a JSON object: {error}") from error
-    model = fields.model if isinstance(fields.model, str) else None
+    asked = fields.model if isinstance(fields.model, str) else None
+    model = None if asked is None else resolve(asked)
     return InferenceRequest(
         path=path,
-        body=body,
         model=model,
         is_stream=fields.stream is True,
         num_prompt_tokens=int(len(prompt) / bytes_per_token),
         block_hashes=hash_blocks(prompt, int(settings.block_tokens * bytes_per_token), _seed(path, model, fields)),
+        has_alias=model != asked,
     )
+
+
+def engine_body(request: InferenceRequest, body: bytes) -> bytes:
+    """The client's own bytes; where it has used an alias, with the model's name, and every other value's own bytes."""
+    if not request.has_alias:
+        return body
+    members = _members_decoder.decode(body)
+    members["model"] = msgspec.Raw(msgspec.json.encode(request.model))
+    return msgspec.json.encode(members)
 
 
 def _seed(path: str, model: str | None, fields: _Body) -> int:

@@ -1,4 +1,6 @@
-"""The OpenAI surface as a FastAPI application: POST is forwarded, models are listed, errors take OpenAI's shape."""
+"""The OpenAI surface as a FastAPI application: what is named here is forwarded, models are listed, errors take OpenAI's
+shape. An engine's other paths, those that load adapters or change its state, are not reachable from outside.
+"""
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
@@ -12,13 +14,36 @@ from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPat
 from kvasir_router.models import ModelCatalog
 
 _HOT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+FORWARDED_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+    # Of engines of other makes:
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v1/score",
+    "/classify",
+    "/pooling",
+    "/rerank",
+    "/score",
+)
+"""POST with a JSON object that names a model; each is answered by one engine."""
 
 
 def create_app(handler: Handler, models: ModelCatalog, api_keys: ApiKeys | None) -> ASGIApp:
-    """The two paths that carry the load go straight to the handler; FastAPI serves and refuses everything else."""
+    """The two paths that carry the load go straight to the handler; FastAPI serves and refuses everything else.
+
+    A slash at the end of a path means nothing, and no engine sees it: some would answer with a redirect to themselves.
+    """
     app = _create_fastapi(handler, models, api_keys)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         is_hot = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _HOT_PATHS
         await (handler if is_hot else app)(scope, receive, send)
 
@@ -26,15 +51,13 @@ def create_app(handler: Handler, models: ModelCatalog, api_keys: ApiKeys | None)
 
 
 def _create_fastapi(handler: Handler, models: ModelCatalog, api_keys: ApiKeys | None) -> FastAPI:
-    app = FastAPI(title="Kvasir router", openapi_url=None)
+    app = FastAPI(title="Kvasir router", openapi_url=None, redirect_slashes=False)
     listing = _ModelRoutes(models, api_keys)
     app.router.routes.extend(
         [
             Route("/v1/models", listing.list, methods=["GET"]),
             Route("/v1/models/{name:path}", listing.show, methods=["GET"]),
-            Route("/v1/{path:path}", handler, methods=["POST"]),
-            Route("/tokenize", handler, methods=["POST"]),
-            Route("/detokenize", handler, methods=["POST"]),
+            *(Route(path, handler, methods=["POST"]) for path in FORWARDED_PATHS),
         ]
     )
     app.add_exception_handler(RequestError, _answer_error)

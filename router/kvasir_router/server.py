@@ -6,7 +6,6 @@ end, then the rest.
 
 import asyncio
 import contextlib
-import errno
 import logging
 import math
 import os
@@ -16,7 +15,8 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -27,14 +27,17 @@ from kvasir_router.admin import create_admin_app
 from kvasir_router.admission import Admission
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.app import Handler, Limits, Parts
+from kvasir_router.body import BodyBudget
 from kvasir_router.config import PolicyName, RouterConfig, router_secret_of
+from kvasir_router.connections import ConnectionLimits, Connections, possible_connections
 from kvasir_router.endpoints.endpoint import Address
 from kvasir_router.endpoints.kubernetes import KubernetesSource, ServiceReference, SliceApi
 from kvasir_router.endpoints.static import StaticSource
-from kvasir_router.errors import PortInUseError, StartupError
 from kvasir_router.fleet import EndpointState, Fleet
 from kvasir_router.health import Prober
+from kvasir_router.http_protocol import BoundedHttpProtocol
 from kvasir_router.last_answers import LastAnswers
+from kvasir_router.listener import listening, url_of
 from kvasir_router.metrics import Metrics
 from kvasir_router.models import ModelCatalog
 from kvasir_router.picker import Picker
@@ -50,6 +53,8 @@ logger = logging.getLogger(__name__)
 _POLICIES: dict[PolicyName, type[Policy]] = {"finishTime": FinishTime, "roundRobin": RoundRobin}
 _HOUSEKEEPING_SECONDS = 10.0
 _CLIENT_KEEPALIVE_SECONDS = 75
+# Probes, scrapes, and somebody who looks.
+_ADMIN_CONNECTIONS = ConnectionLimits(total=256, per_peer=64)
 
 Source = StaticSource | KubernetesSource
 
@@ -95,11 +100,11 @@ async def running(
     """A router that serves while the block runs and drains at its end. `slice_api` replaces the Kubernetes API."""
     async with AsyncExitStack() as stack:
         admin_host = config.admin_host or config.host
-        api_socket = stack.enter_context(_listening(config.host, config.port, "--port"))
-        admin_socket = stack.enter_context(_listening(admin_host, config.admin_port, "--admin-port"))
+        api_socket = stack.enter_context(listening(config.host, config.port, "--port"))
+        admin_socket = stack.enter_context(listening(admin_host, config.admin_port, "--admin-port"))
         source = await stack.enter_async_context(_endpoint_source(config, slice_api))
         parts = await stack.enter_async_context(_parts(config, router_secret))
-        router = RunningRouter(_url(api_socket), _url(admin_socket), parts.fleet, parts.admission, parts.metrics)
+        router = RunningRouter(url_of(api_socket), url_of(admin_socket), parts.fleet, parts.admission, parts.metrics)
 
         def is_ready() -> bool:
             return source.synced.is_set() and not router.is_stopping
@@ -111,10 +116,18 @@ async def running(
         admin_app = create_admin_app(parts.fleet, parts.metrics, is_ready)
         await stack.enter_async_context(_task(source.run(publish), "endpoint source"))
         await stack.enter_async_context(_task(_housekeeping(parts.fleet, parts.api_keys), "housekeeping"))
-        await stack.enter_async_context(_http_server(admin_app, admin_socket, shutdown_timeout_seconds=1.0))
+        await stack.enter_async_context(
+            _http_server(admin_app, admin_socket, Connections(_ADMIN_CONNECTIONS), shutdown_timeout_seconds=1.0)
+        )
         limits = Limits(config.max_body_size, config.request_timeout, config.retries)
         app = create_app(Handler(parts, limits), parts.models, parts.api_keys)
-        await stack.enter_async_context(_http_server(app, api_socket, shutdown_timeout_seconds=config.shutdown_timeout))
+        connections = Connections(
+            ConnectionLimits(possible_connections(config.max_connections), config.max_connections_per_peer)
+        )
+        parts.metrics.observe_connections(lambda: len(connections))
+        await stack.enter_async_context(
+            _http_server(app, api_socket, connections, shutdown_timeout_seconds=config.shutdown_timeout)
+        )
         try:
             yield router
         finally:
@@ -124,7 +137,6 @@ async def running(
 @contextlib.asynccontextmanager
 async def _parts(config: RouterConfig, router_secret: str | None) -> AsyncIterator[Parts]:
     """The object graph; everything that holds connections is closed at the end."""
-    learn_models = not config.model
     index = ApproximatePrefixIndex(config.prefix_index_size, config.prefix_ttl)
     admission = Admission(config.max_queue_size, config.max_queue_wait)
     fleet = Fleet(
@@ -133,24 +145,22 @@ async def _parts(config: RouterConfig, router_secret: str | None) -> AsyncIterat
         admission.wake,
         max_in_flight=config.max_in_flight,
         block_tokens=config.prefix_block_size,
-        learn_models=learn_models,
+        own_models=frozenset() if config.model is None else {config.model},
     )
     metrics = Metrics(config.policy)
+    bodies = BodyBudget(config.max_held_body_size)
+    metrics.observe_bodies(lambda: bodies.num_bytes)
     metrics.observe_queue(lambda: admission.num_waiting)
     metrics.observe_endpoints(fleet.num_in_state)
     async with proxy.open_session(config.connect_timeout) as session:
-        prober = Prober(
-            fleet,
-            session,
-            config.probe_interval,
-            learn_models=learn_models,
-        )
+        prober = Prober(fleet, session, config.probe_interval)
         try:
             yield Parts(
-                models=ModelCatalog(config.model, fleet.known_models, int(time.time())),
+                models=ModelCatalog(config.model, config.model_alias, fleet.known_models, int(time.time())),
                 api_keys=None if config.api_keys_file is None else ApiKeys.load(config.api_keys_file),
                 router_secret=router_secret,
                 prompt_settings=PromptSettings(config.prefix_block_size, config.bytes_per_token),
+                bodies=bodies,
                 admission=admission,
                 picker=Picker(_POLICIES[config.policy]()),
                 fleet=fleet,
@@ -163,11 +173,13 @@ async def _parts(config: RouterConfig, router_secret: str | None) -> AsyncIterat
 
 
 def _publish(parts: Parts, addresses: Set[Address], initial_state: EndpointState) -> None:
-    gone = parts.fleet.urls() - {address.url for address in addresses}
+    urls, revisions = parts.fleet.urls(), parts.fleet.revisions()
     parts.fleet.set_addresses(addresses, initial_state)
     parts.prober.follow(addresses)
-    for url in gone:
+    for url in urls - parts.fleet.urls():
         parts.metrics.forget_endpoint(url)
+    for revision in revisions - parts.fleet.revisions():
+        parts.metrics.forget_revision(revision)
     logger.info("endpoints: %s", ", ".join(sorted(address.url for address in addresses)) or "none")
 
 
@@ -239,14 +251,14 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def _http_server(
-    app: ASGIApp, listener: socket.socket, *, shutdown_timeout_seconds: float
+    app: ASGIApp, listener: socket.socket, connections: Connections, *, shutdown_timeout_seconds: float
 ) -> AsyncIterator[None]:
     """Serves on a bound socket; at the end takes no more connections and waits for the requests of those it has."""
     last_answers = LastAnswers(app)
     config = uvicorn.Config(
         last_answers,
         loop="none",
-        http="httptools",
+        http=cast(Any, partial(BoundedHttpProtocol, counted_in=connections)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -263,24 +275,3 @@ async def _http_server(
             yield
         finally:
             server.stop()
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int, flag: str) -> Iterator[socket.socket]:
-    """Bound and listening before anything else starts, so that a port in use is the first thing said."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(2048)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUseError(f"{host}:{port} is in use; choose another port with {flag}") from error
-            raise StartupError(f"cannot listen on {host}:{port} ({flag}): {error}") from error
-        yield listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -2,41 +2,23 @@
 
 import re
 import tomllib
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import yaml
-from tests.controlplane.test_operator_process import ROLE_RULES
+from tests.charts.chart_rules import TEMPLATES, operator_rules, permissions, rules_of
 
 from kvasir_operator.api import labels
+from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS
+from kvasir_operator.kube.leadership import CLUSTER_LEASE, OWN_LEASE
 from kvasir_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "kvasir"
-TEMPLATES = CHART / "templates"
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def rules_of(block: str) -> list[dict[str, Any]]:
-    """The plain YAML between `define` and `end`."""
-    text = (TEMPLATES / "_rules.tpl").read_text()
-    found = re.search(rf'{{{{- define "{block}" -}}}}\n(.*?){{{{- end }}}}', text, re.DOTALL)
-    assert found, f"_rules.tpl defines no {block}"
-    rules: list[dict[str, Any]] = yaml.safe_load(found[1])
-    return rules
-
-
-def permissions(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
-    return {
-        (group, resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
 
 
 def test_the_crds_are_copied_byte_for_byte() -> None:
@@ -49,30 +31,45 @@ def test_chart_and_package_have_one_version() -> None:
     assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
-def test_the_operators_rights_are_those_that_its_own_tests_find_to_be_enough() -> None:
-    chart = rules_of("kvasir.serviceRules") + rules_of("kvasir.leaseRules")
-    assert permissions(chart) == permissions(ROLE_RULES)
+def test_the_operator_may_watch_and_write_every_kind_of_child_and_no_other() -> None:
+    rules = permissions(rules_of("kvasir.serviceRules"))
+    written = {(group, resource) for group, resource, verb in rules if verb == "delete"}
+    assert written == {(kind.group, kind.plural) for kind in LISTED_CHILD_KINDS}
+    assert {(group, resource) for group, resource, verb in rules if verb == "create"} == written | {
+        ("", "secrets"),
+        ("", "events"),
+    }
+
+
+def test_no_role_is_made_and_no_secret_listed_by_the_operator() -> None:
+    verbs = defaultdict[str, set[str]](set)
+    for _, resource, verb in permissions(operator_rules("routers")):
+        verbs[resource].add(verb)
+    assert verbs["roles"] == {"bind"}
+    assert verbs["secrets"] == {"get", "create"}
+    assert "configmaps" not in verbs
+    assert "endpointslices" not in verbs
 
 
 def test_the_operator_has_every_flag_of_the_deployment() -> None:
     args = (TEMPLATES / "deployment.yaml").read_text().partition("args:")[2].partition("env:")[0]
-    flags = {flag.replace("-", "_") for flag in re.findall(r"- --([a-z-]+)", args)}
+    flags = {flag.removeprefix("no-").replace("-", "_") for flag in re.findall(r"- --([a-z-]+)", args)}
     assert flags
-    assert flags <= set(OperatorSettings.__dataclass_fields__)
+    assert flags - {"pod_defaults"} <= set(OperatorSettings.__dataclass_fields__)
 
 
-def test_ports_and_labels_are_the_operators_own() -> None:
-    deployment = (TEMPLATES / "deployment.yaml").read_text()
-    monitors = (TEMPLATES / "monitors.yaml").read_text()
-    assert f"{{name: metrics, containerPort: {labels.OPERATOR_PORT}" in deployment
-    assert f"{{key: {labels.ROLE_LABEL}," in monitors
-    [(left_out, value)] = labels.monitoring_labels("none").items()
-    assert f"{{key: {left_out}, operator: NotIn, values: [{value}]}}" in monitors
-    roles = (labels.ROLE_SERVE, labels.ROLE_PREFILL, labels.ROLE_DECODE, labels.ROLE_ROUTER)
-    assert set(re.findall(r'"roles" \(list (.*?)\)', monitors)) == {
-        " ".join(f'"{role}"' for role in roles[:3]),
-        f'"{roles[3]}"',
-    }
+def test_leases_have_the_names_that_the_operator_asks_for() -> None:
+    [named] = [rule["resourceNames"] for rule in rules_of("kvasir.leaseRules") if "resourceNames" in rule]
+    assert named == [OWN_LEASE, CLUSTER_LEASE]
+    helpers = (TEMPLATES / "_helpers.tpl").read_text()
+    assert re.findall(r'"name" "([^"]*)"\) }}', helpers) == named
+
+
+def test_the_metrics_port_is_the_operators_own() -> None:
+    port = labels.OPERATOR_PORT
+    assert f"{{name: metrics, containerPort: {port}" in (TEMPLATES / "deployment.yaml").read_text()
+    assert f"{{name: metrics, port: {port}, targetPort: metrics" in (TEMPLATES / "service.yaml").read_text()
+    assert f".svc:{port}/readyz" in (TEMPLATES / "helm-test.yaml").read_text()
 
 
 def test_the_operator_may_reach_the_port_on_which_engines_tell_their_load() -> None:

@@ -1,48 +1,100 @@
 """The operator tells the other two programs everything by flags; they must understand every flag that it writes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvasir_operator.desired import desired_objects
+from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.desired.roles import engine_roles, router_role
 from kvasir_operator.manifests import load_services
+from kvasir_operator.resources.engine_deployment import engine_pod_template
+from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.settings import OperatorSettings
 from kvasir_router.cli import parse_arguments
+from kvasir_router.config import RouterConfig
+from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.flags import Parser, add_flags, config_from
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+SETTINGS = OperatorSettings()
+# Every field that becomes a flag, set to something else than its default.
+EVERY_FLAG: dict[str, Any] = {
+    "model": {"source": "pvc://models/big", "name": "big", "aliases": ["b", "c"]},
+    "engine": {
+        "dtype": "bfloat16",
+        "maxModelLen": 4096,
+        "maxNumSeqs": 8,
+        "maxNumBatchedTokens": 512,
+        "memoryUtilization": 0.8,
+        "scheduling": "priority",
+        "kvCache": {"blockSize": 32, "prefixCaching": False},
+        "speculative": {"method": "draftModel", "model": "pvc://drafts", "numTokens": 2},
+    },
+    "router": {
+        "apiKeysSecretRef": {"name": "keys"},
+        "maxQueueSize": 7,
+        "maxQueueWait": "500ms",
+        "policy": "roundRobin",
+    },
+    "rollout": {"drainTimeout": "2m"},
+}
 
 
-def commands(example: Path, program: str) -> list[list[str]]:
-    """Arguments, without the program's name, of every container that runs the program."""
-    return [
-        [*container["command"], *container.get("args", [])][1:]
-        for service in load_services(example)
-        for manifest in desired_objects(service, OperatorSettings())
-        if manifest["kind"] == "Deployment"
-        for container in manifest["spec"]["template"]["spec"]["containers"]
-        if container["command"][0] == program
-    ]
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_runtime_understands_the_engine_pods_flags(example):
+def runtime_configs(service: InferenceService) -> list[RuntimeConfig]:
     parser = Parser(prog="kvasir-runtime")
     add_flags(parser)
-    found = commands(example, "kvasir-runtime")
-    assert found
-    for command, *arguments in found:
-        assert command == "serve"
-        config = config_from(parser.parse_all(arguments))
-        assert config.server.host == "0.0.0.0"
-        assert config.server.port == 8000
+    templates = [engine_pod_template(service, role, SETTINGS) for role in engine_roles(service, SETTINGS.defaults)]
+    return [config_from(parser.parse_all(arguments(template, "kvasir-runtime")[1:])) for template in templates]
+
+
+def router_config(service: InferenceService) -> RouterConfig:
+    deployment = router_deployment(service, router_role(service, SETTINGS.defaults), SETTINGS)
+    return parse_arguments(arguments(deployment["spec"]["template"], "kvasir-router"))
+
+
+def arguments(template: dict[str, Any], program: str) -> list[str]:
+    """Without the program's name."""
+    [container] = template["spec"]["containers"]
+    name, *rest = container["command"]
+    assert (name, rest[0]) == (program, "serve")
+    return rest
+
+
+@pytest.fixture
+def every_flag() -> InferenceService:
+    metadata = {"name": "llama", "namespace": "models"}
+    kind = {"apiVersion": "serving.kvasir.dev/v1alpha1", "kind": "InferenceService"}
+    return parse_service({**kind, "metadata": metadata, "spec": EVERY_FLAG})
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_router_understands_the_router_pods_flags(example):
-    found = commands(example, "kvasir-router")
-    assert found
-    for arguments in found:
-        config = parse_arguments(arguments)
-        assert (config.port, config.admin_port) == (8080, 9090)
-        assert config.endpoints_service is not None
+def test_the_runtime_understands_the_engine_pods_flags(example: Path) -> None:
+    configs = [config for service in load_services(example) for config in runtime_configs(service)]
+
+    assert configs
+    assert {(config.server.host, config.server.port) for config in configs} == {("::", 8000)}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_router_understands_the_router_pods_flags(example: Path) -> None:
+    for service in load_services(example):
+        config = router_config(service)
+        assert (config.host, config.port, config.admin_port) == ("::", 8080, 9090)
+        assert config.endpoints_service == f"{service.namespace}/{service.name}:8000"
+
+
+def test_the_runtime_reads_what_the_manifest_says(every_flag: InferenceService) -> None:
+    [config] = runtime_configs(every_flag)
+
+    assert config.model.served_model_name == ("big",)
+    assert config.server.shutdown_timeout == 120
+
+
+def test_the_router_reads_what_the_manifest_says(every_flag: InferenceService) -> None:
+    config = router_config(every_flag)
+
+    assert (config.model, config.model_alias) == ("big", ("b", "c"))
+    assert (config.policy, config.max_queue_size, config.max_queue_wait) == ("roundRobin", 7, 0.5)
+    assert (config.api_keys_file, config.shutdown_timeout) == (Path("/etc/kvasir/api-keys"), 120)

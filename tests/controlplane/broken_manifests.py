@@ -1,8 +1,9 @@
-"""Specs that contradict themselves, each with the field and the advice that the refusal must give.
+"""Specs that contradict themselves, each with the field and the advice that the refusal must give; and some that don't.
 
 One row for every CEL rule of the CRD at every place where it stands; test_crd.py checks that none is missing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,15 @@ ONE_OR_THE_OTHER = "write replicas or autoscaling, not both: an autoscaled role 
 SOURCE_FORMS = "write hf://ORG/NAME[@REVISION], s3://BUCKET[/PREFIX], pvc://CLAIM[/PATH], oci://IMAGE or file:///PATH"
 NO_PARENT = "write the path without .. in it"
 FEWEST_ABOVE_MOST = "minReplicas is above maxReplicas: lower it or raise maxReplicas"
-BOTH = {"replicas": 1, "autoscaling": {"maxReplicas": 2}}
+BOTH = {"replicas": 2, "autoscaling": {"maxReplicas": 2}}
 UPSIDE_DOWN = {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}
+
+
+RESERVED_ARG = (
+    "args holds a flag that the manifest's own fields set: write the field of engine, parallelism, model or rollout, "
+    "and leave --host and --port out"
+)
+Place = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,77 @@ def drafted_by(source: str) -> dict[str, Any]:
     return {"engine": {"speculative": {"method": "draftModel", "model": source}}}
 
 
+# Where the groups stand that a manifest may hold several times, each with what puts one there.
+ROLES: dict[str, Place] = {
+    "prefill": lambda group: disaggregated(group, {}),
+    "decode": lambda group: disaggregated({}, group),
+}
+POD_PLACES: dict[str, Place] = {
+    "spec.pod": lambda pod: {"pod": pod},
+    "spec.router.pod": lambda pod: {"router": {"pod": pod}},
+    "spec.disaggregation.prefill.pod": lambda pod: disaggregated({"pod": pod}, {}),
+    "spec.disaggregation.decode.pod": lambda pod: disaggregated({}, {"pod": pod}),
+}
+RESOURCES_PLACES: dict[str, Place] = {
+    "spec.resources": lambda resources: {"resources": resources},
+    "spec.disaggregation.prefill.resources": lambda resources: disaggregated({"resources": resources}, {}),
+    "spec.disaggregation.decode.resources": lambda resources: disaggregated({}, {"resources": resources}),
+}
+
+
+def broken_pods(path: str, at: Place) -> list[Broken]:
+    pod_ip = {"fieldRef": {"fieldPath": "status.podIP"}}
+    return [
+        Broken(
+            path,
+            "labels under serving.kvasir.dev/ are the operator's: choose other keys",
+            at({"labels": {"serving.kvasir.dev/role": "decode"}}),
+        ),
+        Broken(
+            f"{path}.env[]",
+            "write value or valueFrom, not both",
+            at({"env": [{"name": "A", "value": "1", "valueFrom": pod_ip}]}),
+        ),
+        Broken(
+            f"{path}.env[]",
+            "KVASIR_ROUTER_SECRET is the operator's, and the router has the same: leave it out",
+            at({"env": [{"name": "KVASIR_ROUTER_SECRET", "value": "mine"}]}),
+        ),
+        Broken(
+            f"{path}.env[].valueFrom",
+            "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+            at({"env": [{"name": "A", "valueFrom": {}}]}),
+        ),
+        Broken(
+            f"{path}.volumes[]",
+            "write exactly one of configMap, secret and claim",
+            at({"volumes": [{"mountPath": "/a", "secret": {"name": "a"}, "claim": {"name": "a"}}]}),
+        ),
+    ]
+
+
+def broken_resources(path: str, at: Place) -> list[Broken]:
+    return [
+        Broken(
+            path,
+            "extra names a resource that no node has: write VENDOR/NAME, hugepages-SIZE or ephemeral-storage, and cpu, "
+            "memory and the accelerator in their own fields",
+            at({"extra": {"memory": "1Gi"}}),
+        ),
+        Broken(
+            f"{path}.claims[]",
+            "write exactly one of resourceClaimName and resourceClaimTemplateName",
+            at({"claims": [{"name": "gpu"}]}),
+        ),
+    ]
+
+
 CONTRADICTIONS = [
     Broken(
         "",
-        "metadata.name becomes part of Service names: write at most 52 of a-z, 0-9 and -, first a letter, last no -",
+        "metadata.name becomes part of Service names: write at most 63 of a-z, 0-9 and -, first a letter, last no -",
         {},
-        name="m" * 53,
+        name="m" * 64,
     ),
     Broken(
         "",
@@ -70,9 +143,9 @@ CONTRADICTIONS = [
     ),
     Broken(
         "spec",
-        "engine.device is cuda: name the accelerator's resource in resources.accelerator, or leave it out for "
-        "nvidia.com/gpu",
-        {"engine": {"device": "cuda"}, **disaggregated({}, {"resources": {"accelerator": "none"}})},
+        "engine.device is cuda: name the accelerator's resource in resources.accelerator, leave it out for "
+        "nvidia.com/gpu, or write resources.claims for devices",
+        {"engine": {"device": "cuda"}, **disaggregated({}, {"resources": {"accelerator": "none", "claims": []}})},
     ),
     Broken("spec.model.source", SOURCE_FORMS, {"model": {"source": "meta-llama/Llama-3.1-8B"}}),
     Broken("spec.model.source", NO_PARENT, {"model": {"source": "file:///models/../etc"}}),
@@ -89,9 +162,8 @@ CONTRADICTIONS = [
     ),
     Broken(
         "spec.engine",
-        "args holds a flag that the operator sets: use router and rollout fields, model.name and model.aliases instead "
-        "of --host, --port, --served-model-name and --shutdown-timeout",
-        {"engine": {"args": ["--port=9000"]}},
+        RESERVED_ARG,
+        {"engine": {"args": ["--max-logprobs", "5", "--port=9000"]}},
     ),
     Broken(
         "spec.engine.speculative",
@@ -107,26 +179,6 @@ CONTRADICTIONS = [
     Broken("spec.engine.speculative.model", NO_PARENT, drafted_by("s3://models/../draft")),
     Broken("spec.engine.adapters.list[].source", SOURCE_FORMS, adapter("sql-lora")),
     Broken("spec.engine.adapters.list[].source", NO_PARENT, adapter("pvc://adapters/../sql")),
-    Broken(
-        "spec.pod",
-        "labels under serving.kvasir.dev/ are the operator's: choose other keys",
-        {"pod": {"labels": {"serving.kvasir.dev/role": "decode"}}},
-    ),
-    Broken(
-        "spec.pod.env[]",
-        "write value or valueFrom, not both",
-        {"pod": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}},
-    ),
-    Broken(
-        "spec.pod.env[]",
-        "KVASIR_ROUTER_SECRET is the operator's, and the router has the same: leave it out",
-        {"pod": {"env": [{"name": "KVASIR_ROUTER_SECRET", "value": "mine"}]}},
-    ),
-    Broken(
-        "spec.pod.env[].valueFrom",
-        "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",
-        {"pod": {"env": [{"name": "A", "valueFrom": {}}]}},
-    ),
     Broken("spec.autoscaling", FEWEST_ABOVE_MOST, UPSIDE_DOWN),
     Broken("spec.disaggregation.prefill", ONE_OR_THE_OTHER, disaggregated(BOTH, {})),
     Broken("spec.disaggregation.decode", ONE_OR_THE_OTHER, disaggregated({}, BOTH)),
@@ -134,7 +186,7 @@ CONTRADICTIONS = [
     Broken("spec.disaggregation.decode.autoscaling", FEWEST_ABOVE_MOST, disaggregated({}, UPSIDE_DOWN)),
     Broken(
         "spec.router",
-        "mode gateway is served by the chart's shared router: leave router.replicas out",
+        "mode gateway is served by the chart's shared router: leave router.replicas, router.pod and router.service out",
         {"router": {"mode": "gateway", "replicas": 2}},
     ),
     Broken(
@@ -142,9 +194,97 @@ CONTRADICTIONS = [
         "maxSurge and maxUnavailable are both 0, so no pod could ever be replaced: raise one of them",
         {"rollout": {"maxSurge": "0%", "maxUnavailable": 0}},
     ),
+    Broken(
+        "spec",
+        "of a role's engine over spec.engine, maxNumBatchedTokens is below maxNumSeqs: each running request needs one "
+        "token of a step, so raise it or lower maxNumSeqs",
+        {"engine": {"maxNumBatchedTokens": 256}, **disaggregated({"engine": {"maxNumSeqs": 257}}, {})},
+    ),
+    *(
+        Broken(f"spec.disaggregation.{role}.engine", RESERVED_ARG, split({"engine": {"args": ["--dtype", "float32"]}}))
+        for role, split in ROLES.items()
+    ),
+    *(broken for path, at in POD_PLACES.items() for broken in broken_pods(path, at)),
+    *(broken for path, at in RESOURCES_PLACES.items() for broken in broken_resources(path, at)),
 ]
 
+# Manifests at the edge of a rule, on its good side.
+JUST_RIGHT = {
+    "the longest name": ({}, "m" * 63),
+    "the shortest name": ({}, "m"),
+    "one replica beside autoscaling, which is the default": (
+        {"replicas": 1, "autoscaling": {"maxReplicas": 2}},
+        "llama",
+    ),
+    "as many replicas at least as at most": ({"autoscaling": {"minReplicas": 2, "maxReplicas": 2}}, "llama"),
+    "a token for each request": ({"engine": {"maxNumSeqs": 64, "maxNumBatchedTokens": 64}}, "llama"),
+    "a token for each request of a role": (
+        {"engine": {"maxNumBatchedTokens": 512}, **disaggregated({}, {"engine": {"maxNumSeqs": 512}})},
+        "llama",
+    ),
+    "a role with more tokens than the service": (
+        {
+            "engine": {"maxNumBatchedTokens": 256},
+            **disaggregated({"engine": {"maxNumSeqs": 512, "maxNumBatchedTokens": 512}}, {}),
+        },
+        "llama",
+    ),
+    "flags that begin like reserved ones": ({"engine": {"args": ["--port-range=1", "--hosts", "x--host"]}}, "llama"),
+    "a gateway's router with nothing to say": (
+        {"router": {"mode": "gateway", "pod": {}, "service": {"type": "ClusterIP", "annotations": {}}}},
+        "llama",
+    ),
+    "a dedicated router with all there is": (
+        {"router": {"replicas": 0, "pod": {"image": "x"}, "service": {"type": "NodePort"}}},
+        "llama",
+    ),
+    "surge alone": ({"rollout": {"maxSurge": "1%", "maxUnavailable": "00%"}}, "llama"),
+    "unavailability alone": ({"rollout": {"maxSurge": 0, "maxUnavailable": "10%"}}, "llama"),
+    "the smallest canary": ({"rollout": {"canary": {"weight": 1}}}, "llama"),
+    "the largest canary": ({"rollout": {"canary": {"weight": 99, "pause": False}}}, "llama"),
+    "labels of a neighbour's domain": (
+        {"pod": {"labels": {"serving.kvasir.dev": "x", "kvasir.dev/role": "x"}}},
+        "llama",
+    ),
+    "as many aliases as may be": ({"model": MODEL | {"aliases": [f"a{number}" for number in range(32)]}}, "llama"),
+    "a name as long as may be": ({"model": MODEL | {"name": "x" * 128}}, "llama"),
+    "nulls, which are dropped": (
+        {"pod": None, "replicas": None, "engine": {"maxModelLen": None, "dtype": None, "args": None}},
+        "llama",
+    ),
+    "a null in a map": ({"pod": {"labels": {"a": None}}}, "llama"),
+    "a suspended service": ({"suspend": True}, "llama"),
+    "devices by claims alone": (
+        {
+            "engine": {"device": "cuda"},
+            **disaggregated(
+                {"resources": {"accelerator": "none", "claims": [{"name": "gpu", "resourceClaimName": "gpus"}]}}, {}
+            ),
+        },
+        "llama",
+    ),
+    "a device of the processor without an accelerator": (
+        {"engine": {"device": "cpu"}, "resources": {"accelerator": "none", "extra": {"hugepages-2Mi": "1Gi"}}},
+        "llama",
+    ),
+}
+
 WRONG_VALUES = [
+    Broken("spec.rollout.canary.weight", "greater than or equal to 1", {"rollout": {"canary": {"weight": 0}}}),
+    Broken("spec.rollout.canary.weight", "less than or equal to 99", {"rollout": {"canary": {"weight": 100}}}),
+    Broken("spec.rollout.canary.weight", "Required value", {"rollout": {"canary": {"pause": True}}}),
+    Broken("spec.rollout.historyLimit", "less than or equal to 20", {"rollout": {"historyLimit": 21}}),
+    Broken("spec.suspend", "must be of type boolean", {"suspend": "yes"}),
+    Broken("spec.pod.volumes[]", "Duplicate value", {"pod": {"volumes": [
+        {"mountPath": "/a", "claim": {"name": "a"}}, {"mountPath": "/a", "claim": {"name": "b"}}]}}),
+    Broken("spec.resources.claims[]", "Duplicate value", {"resources": {"claims": [
+        {"name": "a", "resourceClaimName": "a"}, {"name": "a", "resourceClaimName": "b"}]}}),
+    Broken("spec.router.service.type", "supported values", {"router": {"service": {"type": "ExternalName"}}}),
+    Broken("spec.autoscaling.behavior.scaleUp.selectPolicy", "supported values",
+           {"autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"selectPolicy": "Sum"}}}}),
+    Broken("spec.autoscaling.behavior.scaleDown.policies[].periodSeconds", "less than or equal to 1800",
+           {"autoscaling": {"maxReplicas": 2, "behavior": {"scaleDown": {"policies": [
+               {"type": "Pods", "value": 1, "periodSeconds": 1801}]}}}}),
     Broken("spec.model.source", "Required value", {"model": {}}),
     Broken("spec.model.secretRef.name", "Required value", {"model": MODEL | {"secretRef": {}}}),
     Broken("spec.model.aliases[]", "Duplicate value", {"model": MODEL | {"aliases": ["a", "a"]}}),
@@ -172,4 +312,9 @@ UNKNOWN_FIELDS = [
     ("spec.engine.kvCache.blocksize", {"engine": {"kvCache": {"blocksize": 16}}}),
     ("spec.pod.containers", {"pod": {"containers": []}}),
     ("spec.disaggregation.prefill.router", disaggregated({"router": {}}, {})),
+    ("spec.disaggregation.prefill.engine.dtype", disaggregated({"engine": {"dtype": "float32"}}, {})),
+    (
+        "spec.autoscaling.behavior.scaleUp.stabilization",
+        {"autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"stabilization": "0s"}}}},
+    ),
 ]

@@ -100,8 +100,8 @@ def ready_status(containers: list[dict[str, Any]], address: str, now: str) -> di
 
 
 def container_status(container: dict[str, Any], ready: bool) -> dict[str, Any]:
-    told = {"name": container["name"], "image": container["image"], "imageID": ""}
-    return told | {"ready": ready, "started": ready, "restartCount": 0}
+    status = {"name": container["name"], "image": container["image"], "imageID": ""}
+    return status | {"ready": ready, "started": ready, "restartCount": 0}
 
 
 def end_terminating(api: Api, pods: list[dict[str, Any]]) -> None:

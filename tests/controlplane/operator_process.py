@@ -37,7 +37,15 @@ class OperatorProcess:
             assert self.process.poll() is None or text in content, content
             return content.partition(text)[2].partition("\n")[0]
 
-        return wait_until(found, START_SECONDS, f"the operator to log {text!r}")
+        try:
+            return wait_until(found, START_SECONDS, f"the operator to log {text!r}")
+        except TimeoutError as error:
+            raise AssertionError(f"{error}:\n{self.log.read_text()}") from error
+
+    def word_before(self, text: str) -> str:
+        """The last word of what precedes `text` in the log, once it is there."""
+        self.word_after(text)
+        return self.log.read_text().partition(text)[0].rsplit(maxsplit=1)[-1]
 
     def get(self, path: str) -> tuple[int, str]:
         try:
@@ -45,6 +53,18 @@ class OperatorProcess:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
+
+    def passes(self) -> float:
+        """How many passes have ended, well or not."""
+        return self._sum("kvasir_operator_reconcile_total{")
+
+    def writes(self, verb: str, kind: str) -> float:
+        """How many writes the API server accepted, dry runs not among them."""
+        return self._sum(f'kvasir_operator_api_writes_total{{kind="{kind}",verb="{verb}"')
+
+    def _sum(self, start: str) -> float:
+        lines = self.get("/metrics")[1].splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(start))
 
     def wait_until_ready(self) -> None:
         wait_until(lambda: self.get("/readyz") == (200, "ok"), START_SECONDS, "the operator to be ready")

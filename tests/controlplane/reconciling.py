@@ -3,25 +3,47 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kubernetes.dynamic.exceptions import NotFoundError
 
-from kvasir_operator.api.labels import SERVICE_LABEL, selector_text
-from kvasir_operator.kinds import CHILD_KINDS, INFERENCE_SERVICE, Kind, KubeObject, ObjectKey, ServiceKey, object_key
-from kvasir_operator.kube import KubeClient, load_configuration
-from kvasir_operator.plan import APPLIED_HASH
+from kvasir_operator.api.labels import (
+    REVISION_LABEL,
+    REVISION_NUMBER,
+    SERVICE_LABEL,
+    role_selector,
+    selector_text,
+    workload_name,
+)
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.apply.plan import APPLIED_HASH
+from kvasir_operator.desired.objects import desired_service
+from kvasir_operator.kube.client import ClientHooks, KubeClient
+from kvasir_operator.kube.configuration import load_configuration
+from kvasir_operator.kube.features import ClusterFeatures
+from kvasir_operator.kube.kinds import (
+    CHILD_KINDS,
+    INFERENCE_SERVICE,
+    OPTIONAL_KINDS,
+    Kind,
+    KubeObject,
+    ObjectKey,
+    ServiceKey,
+    object_key,
+)
+from kvasir_operator.observe.waiting import is_ready
 from kvasir_operator.reconcile import Outcome, Reconciler
-from kvasir_operator.scale_down import ReadWork
+from kvasir_operator.rollout.scale_down import ReadWork
 from kvasir_operator.settings import OperatorSettings
-from kvasir_operator.waiting import is_ready
 
 from .control_plane import ControlPlane
-from .fake_node import list_pods
+from .fake_node import NODE, bind_pod, list_pods, report_ready
 from .processes import wait_until
 
 SETTINGS = OperatorSettings()
+FEATURES = ClusterFeatures((1, 36))
 NAME = "llama"
 
 
@@ -52,7 +74,7 @@ class CrashingKube(KubeClient):
 
 
 async def no_work(pods: Iterable[KubeObject]) -> dict[str, int]:
-    """What engines that do not run tell of their work."""
+    """What engines that do not run report of their work."""
     return {}
 
 
@@ -62,6 +84,7 @@ def run_pass(
     name: str = NAME,
     crash_after: int | None = None,
     read_work: ReadWork = no_work,
+    settings: OperatorSettings = SETTINGS,
 ) -> Pass:
     """One pass of a new operator, which knows nothing of earlier ones."""
 
@@ -69,10 +92,10 @@ def run_pass(
         writes: list[tuple[str, str]] = []
         configuration = await load_configuration(str(control_plane.operator_kubeconfig))
         configuration.connection_pool_maxsize = 2  # each new connection costs a TLS handshake
-        client = CrashingKube(configuration, lambda verb, kind: writes.append((verb, kind)))
+        client = CrashingKube(configuration, ClientHooks(on_write=lambda verb, kind: writes.append((verb, kind))))
         client.crash_after = crash_after
         try:
-            reconciler = Reconciler(client, SETTINGS, read_work=read_work)
+            reconciler = Reconciler(client, settings, lambda: FEATURES, read_work=read_work)
             return Pass(writes, await reconciler.reconcile(ServiceKey(namespace, name)))
         except Crashed:
             return Pass(writes, None)
@@ -111,22 +134,47 @@ def is_caught_up(control_plane: ControlPlane, deployment: KubeObject) -> bool:
     )
 
 
-def roll_out(control_plane: ControlPlane, namespace: str, selector: str) -> None:
-    """Report pods ready until none of an earlier revision is left."""
+def roll_out(control_plane: ControlPlane, namespace: str, name: str = NAME) -> None:
+    """Report engine pods ready, and run passes, until all are of the current revision and none is left to be made."""
 
     def is_rolled_out() -> bool:
-        try:
-            control_plane.mark_pods_ready(namespace, selector)
-        except NotFoundError:
-            return False  # an old pod went between being listed and being reported
-        path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
-        return all(
-            each["status"].get("updatedReplicas") == each["status"].get("replicas") == each["spec"]["replicas"]
-            and each["status"]["observedGeneration"] == each["metadata"]["generation"]
-            for each in control_plane.request("get", path, labelSelector=selector)["items"]
-        )
+        mark_engines_ready(control_plane, namespace, name)
+        writes = run_pass(control_plane, namespace, name).writes
+        wanted = get_service(control_plane, namespace, name)["spec"]["replicas"]
+        revisions = [revision_of_pod(pod) for pod in engine_pods(control_plane, namespace, name)]
+        return not writes and revisions == wanted * [current_revision(control_plane, namespace, name)]
 
-    wait_until(is_rolled_out, 30, f"pods with {selector} to be replaced")
+    wait_until(is_rolled_out, 60, f"engines of {name} to be replaced")
+
+
+def mark_engines_ready(control_plane: ControlPlane, namespace: str, name: str = NAME) -> None:
+    """Those that there are by now."""
+    for pod in engine_pods(control_plane, namespace, name):
+        if not is_ready(pod):
+            with suppress(NotFoundError):  # it went after it was listed
+                bind_pod(control_plane, pod, NODE)
+                report_ready(control_plane, pod)
+
+
+def engine_pods(control_plane: ControlPlane, namespace: str, name: str = NAME) -> list[KubeObject]:
+    """Those that are not being deleted."""
+    pods = list_pods(control_plane, namespace, selector_text(role_selector(name, "serve")))
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+def revision_of_pod(pod: KubeObject) -> str:
+    return str(pod["metadata"]["labels"][REVISION_LABEL])
+
+
+def current_revision(control_plane: ControlPlane, namespace: str, name: str = NAME) -> str:
+    """As a pass would have it."""
+    service = parse_service(get_service(control_plane, namespace, name))
+    return desired_service(service, SETTINGS, FEATURES.server_version).revision
+
+
+def current_engine(control_plane: ControlPlane, namespace: str, name: str = NAME) -> str:
+    """Name of the current revision's Deployment and Service."""
+    return workload_name(name, "serve", current_revision(control_plane, namespace, name))
 
 
 def manifest(namespace: str, name: str = NAME, **spec: Any) -> KubeObject:
@@ -157,7 +205,7 @@ def get_service(control_plane: ControlPlane, namespace: str, name: str = NAME) -
 def get_children(control_plane: ControlPlane, namespace: str, name: str = NAME) -> dict[ObjectKey, KubeObject]:
     """Every child by its key, as the API server stores it."""
     children: dict[ObjectKey, KubeObject] = {}
-    for kind in CHILD_KINDS:
+    for kind in [kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS]:
         selector = f"{SERVICE_LABEL}={name}"
         for item in control_plane.request("get", path_of(kind, namespace), labelSelector=selector)["items"]:
             obj = {"apiVersion": kind.api_version, "kind": kind.kind, **item}
@@ -179,13 +227,27 @@ def conditions(service: KubeObject) -> dict[str, tuple[str, str]]:
 
 def portrait(control_plane: ControlPlane, namespace: str, name: str) -> str:
     """All that a service's children and status say, without what differs between equal services (names, ids, times)."""
-    children = get_children(control_plane, namespace, name)
-    parts = [_child_portrait(child) for _, child in sorted(children.items(), key=lambda pair: str(pair[0]))]
+    children = get_children(control_plane, namespace, name).values()
+    alike = _without_names(name, children)
+    parts = sorted(alike(json.dumps(_child_portrait(child), sort_keys=True)) for child in children)
     status = get_service(control_plane, namespace, name)["status"]
-    told = {key: value for key, value in status.items() if key not in ("conditions", "roles")}
+    counts = {key: value for key, value in status.items() if key not in ("conditions", "roles")}
     roles = [{**role, "message": ""} for role in status["roles"]]
-    text = json.dumps([parts, told, roles, conditions({"status": status})], sort_keys=True, indent=1)
-    return text.replace(name, "NAME")
+    reported = json.dumps([counts, roles, conditions({"status": status})], sort_keys=True, indent=1)
+    return "\n".join([*parts, alike(reported)])
+
+
+def _without_names(name: str, children: Iterable[KubeObject]) -> Callable[[str], str]:
+    """Revisions by their order of use: names are in their templates, and so in their hashes."""
+    metadata = [child["metadata"] for child in children if REVISION_NUMBER in child["metadata"].get("annotations", {})]
+    numbers = {each["labels"][REVISION_LABEL]: each["annotations"][REVISION_NUMBER] for each in metadata}
+
+    def alike(text: str) -> str:
+        for revision, number in numbers.items():
+            text = text.replace(revision, f"REVISION-{number}")
+        return text.replace(name, "NAME")
+
+    return alike
 
 
 def _child_portrait(child: KubeObject) -> KubeObject:

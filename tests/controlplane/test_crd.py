@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.dynamic.exceptions import BadRequestError, UnprocessibleEntityError
-from tests.controlplane.broken_manifests import CONTRADICTIONS, MODEL, UNKNOWN_FIELDS, WRONG_VALUES, Broken
+from tests.controlplane.broken_manifests import CONTRADICTIONS, JUST_RIGHT, MODEL, UNKNOWN_FIELDS, WRONG_VALUES, Broken
 from tests.controlplane.control_plane import ControlPlane
 
 from kvasir_operator.api.parse import parse_service
@@ -25,34 +25,26 @@ MERGE_PATCH = "application/merge-patch+json"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 DEFAULT_SPEC = {
-    "model": {"source": "hf://org/name", "aliases": []},
+    "model": {"source": "hf://org/name"},
     "engine": {
         "device": "auto",
         "dtype": "auto",
-        "quantization": "none",
+        "quantization": "auto",
         "maxNumSeqs": 256,
         "scheduling": "fair",
         "kvCache": {"blockSize": 16, "dtype": "auto", "prefixCaching": True, "hostMemory": "0"},
-        "args": [],
     },
     "parallelism": {"tensor": 1, "pipeline": 1, "data": 1, "expert": False},
-    "pod": {
-        "nodeSelector": {},
-        "tolerations": [],
-        "affinity": {},
-        "topologySpread": "auto",
-        "labels": {},
-        "annotations": {},
-        "env": [],
-    },
+    "replicas": 1,
     "router": {
         "mode": "dedicated",
         "policy": "finishTime",
+        "service": {"type": "ClusterIP"},
         "maxQueueSize": 1000,
         "maxQueueWait": "60s",
-        "resources": {"cpu": "1", "memory": "512Mi"},
     },
-    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainTimeout": "300s"},
+    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainTimeout": "300s", "historyLimit": 2},
+    "suspend": False,
     "monitoring": {"podMonitor": "auto"},
 }
 DEFAULT_AUTOSCALING = {
@@ -60,8 +52,7 @@ DEFAULT_AUTOSCALING = {
     "maxReplicas": 4,
     "targetKVCacheUsage": 0.75,
     "scaleToZeroAfter": "10m",
-    "scaleUp": {"stabilization": "0s", "maxPercent": 100},
-    "scaleDown": {"stabilization": "300s", "maxPercent": 50},
+    "behavior": {"scaleUp": {"selectPolicy": "Max"}, "scaleDown": {"selectPolicy": "Max"}},
 }
 
 
@@ -177,9 +168,12 @@ def test_the_full_manifests_use_every_field_of_the_schema() -> None:
         for document in documents(file, "default")
         for field in written_fields(document["spec"], "spec")
     }
-    roles = re.compile(r"spec\.disaggregation\.(prefill|decode)\.")  # the same schemas as above them
+    # The same schemas as spec.pod and the roles' own fields above them.
+    copies = re.compile(
+        r"spec\.disaggregation\.(prefill|decode)\.(?!engine)|spec\.disaggregation\.decode|spec\.router\.pod\."
+    )
     missing = set(schema_fields(SCHEMA["properties"]["spec"], "spec")) - written
-    assert not {field for field in missing if not roles.match(field)}
+    assert not {field for field in missing if not copies.match(field)}
 
 
 def test_every_default_is_filled_in(control_plane: ControlPlane, namespace: str) -> None:
@@ -210,6 +204,12 @@ def test_the_operator_refuses_the_same_contradiction(broken: Broken) -> None:
         parse_service(manifest("default", broken.spec, broken.name))
 
 
+@pytest.mark.parametrize(("spec", "name"), JUST_RIGHT.values(), ids=JUST_RIGHT)
+def test_both_accept_what_just_holds(control_plane: ControlPlane, spec: dict[str, Any], name: str) -> None:
+    stored = create(control_plane, manifest("default", spec, name), dryRun="All")
+    assert parse_service(stored).spec == parse_service(manifest("default", spec, name)).spec
+
+
 def test_every_rule_of_the_crd_is_broken_by_some_row() -> None:
     assert {(broken.field, broken.message) for broken in CONTRADICTIONS} == set(rules(SCHEMA))
 
@@ -233,9 +233,37 @@ def test_scale_changes_the_replicas_and_names_the_pods(control_plane: ControlPla
     assert control_plane.request("get", path)["spec"]["replicas"] == 3
 
 
+def test_scale_of_a_service_that_does_not_say_how_many_replicas_is_one(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    path = f"{collection(namespace)}/llama"
+    create(control_plane, manifest(namespace, {}))
+    assert control_plane.request("get", f"{path}/scale")["spec"] == {"replicas": 1}
+    control_plane.request("patch", f"{path}/scale", {"spec": {"replicas": 0}}, MERGE_PATCH)
+    assert control_plane.request("get", path)["spec"]["replicas"] == 0
+
+
+def test_scale_of_an_autoscaled_service_is_read_and_refused_to_be_set(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    path = f"{collection(namespace)}/llama"
+    create(control_plane, manifest(namespace, {"autoscaling": {"maxReplicas": 4}}))
+    assert control_plane.request("get", f"{path}/scale")["spec"] == {"replicas": 1}
+    with pytest.raises(UnprocessibleEntityError, match="an autoscaled role owns its own replica count"):
+        control_plane.request("patch", f"{path}/scale", {"spec": {"replicas": 3}}, MERGE_PATCH)
+
+
+def test_nulls_of_a_security_context_are_stored_and_parsed(control_plane: ControlPlane, namespace: str) -> None:
+    written = {"runAsUser": None, "seccompProfile": {"type": None}}
+    created = create(control_plane, manifest(namespace, {"pod": {"securityContext": written}}))
+    applied = control_plane.apply(manifest(namespace, {"router": {"pod": {"securityContext": written}}}, "other"))
+    assert parse_service(created).spec.pod.security_context == written
+    assert parse_service(applied).spec.router.pod.security_context == written
+
+
 def test_printer_columns_show_the_status(control_plane: ControlPlane, namespace: str) -> None:
     create(control_plane, manifest(namespace, {}))
-    status = {"phase": "Ready", "replicas": 2, "url": "http://llama-router:8080/v1"}
+    status = {"phase": "Ready", "ready": "2/2", "replicas": 2, "url": "http://llama-router:8080/v1"}
     status |= {"conditions": [condition("Ready", "True")]}
     control_plane.request("patch", f"{collection(namespace)}/llama/status", {"status": status}, MERGE_PATCH)
     answer = control_plane.dynamic.request(
@@ -243,13 +271,17 @@ def test_printer_columns_show_the_status(control_plane: ControlPlane, namespace:
     )
     table = json.loads(answer.data)
     columns = [column["name"] for column in table["columnDefinitions"]]
-    assert columns == ["Name", "Phase", "Ready", "Replicas", "Source", "URL", "Age"]
-    assert table["rows"][0]["cells"][:-1] == ["llama", "Ready", "True", 2, "hf://org/name", status["url"]]
+    assert columns == ["Name", "Ready", "Phase", "Reason", "URL", "Age", "Source", "Message"]
+    cells = dict(zip(columns, table["rows"][0]["cells"], strict=True))
+    assert [cells[column] for column in columns if column != "Age"] == [
+        *("llama", "2/2", "Ready", "Serving", status["url"], "hf://org/name"),
+        "2 of 2",
+    ]
 
 
 def condition(kind: str, status: str) -> dict[str, str]:
-    told = {"reason": "AllRolesReady", "message": "2 of 2", "lastTransitionTime": "2026-11-20T10:00:00Z"}
-    return {"type": kind, "status": status, **told}
+    fields = {"reason": "Serving", "message": "2 of 2", "lastTransitionTime": "2026-11-20T10:00:00Z"}
+    return {"type": kind, "status": status, **fields}
 
 
 def test_status_is_written_apart_from_the_spec(control_plane: ControlPlane, namespace: str) -> None:

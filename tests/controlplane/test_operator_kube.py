@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvasir_operator import kube
 from kvasir_operator.errors import (
     KubeForbiddenError,
     KubeUnavailableError,
@@ -14,8 +13,10 @@ from kvasir_operator.errors import (
     ObjectNotFoundError,
     ObjectRefusedError,
 )
-from kvasir_operator.kinds import CONFIG_MAP, INFERENCE_SERVICE, POD, Kind, KubeObject
-from kvasir_operator.kube import KubeClient, load_configuration
+from kvasir_operator.kube import client as client_module
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.configuration import load_configuration
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, SERVICE_ACCOUNT, Kind, KubeObject
 
 from .control_plane import ControlPlane
 
@@ -33,48 +34,48 @@ def using(control_plane: ControlPlane, body: Callable[[KubeClient], Awaitable[Re
     return asyncio.run(run())
 
 
-def config_map(namespace: str, name: str = "a", **metadata: Any) -> KubeObject:
+def account(namespace: str, name: str = "a", **metadata: Any) -> KubeObject:
     metadata = {"name": name, "namespace": namespace, "labels": {"x": "y"}, **metadata}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"k": "v"}}
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
 
 
 def test_a_list_of_several_pages_is_read_to_its_end(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube, "PAGE_SIZE", 2)
+    monkeypatch.setattr(client_module, "PAGE_SIZE", 2)
 
     async def body(client: KubeClient) -> list[KubeObject]:
         for number in range(5):
-            await client.apply(config_map(namespace, f"m{number}"))
-        return await client.list(CONFIG_MAP, namespace, "x=y")
+            await client.apply(account(namespace, f"m{number}"))
+        return await client.list(SERVICE_ACCOUNT, namespace, {"x": "y"})
 
     found = using(control_plane, body)
-    assert [(obj["kind"], obj["metadata"]["name"]) for obj in found] == [("ConfigMap", f"m{n}") for n in range(5)]
+    assert [(obj["kind"], obj["metadata"]["name"]) for obj in found] == [("ServiceAccount", f"m{n}") for n in range(5)]
 
 
 def test_what_is_not_there_is_none_or_nothing_to_delete(control_plane: ControlPlane, namespace: str) -> None:
     async def body(client: KubeClient) -> KubeObject | None:
-        await client.delete(CONFIG_MAP, namespace, "nobody", "uid")
-        return await client.get(CONFIG_MAP, namespace, "nobody")
+        await client.delete(SERVICE_ACCOUNT, namespace, "nobody", "uid")
+        return await client.get(SERVICE_ACCOUNT, namespace, "nobody")
 
     assert using(control_plane, body) is None
 
 
 def test_another_object_of_the_same_name_is_not_deleted(control_plane: ControlPlane, namespace: str) -> None:
     async def body(client: KubeClient) -> KubeObject | None:
-        await client.apply(config_map(namespace))
-        await client.delete(CONFIG_MAP, namespace, "a", "another-uid")
-        return await client.get(CONFIG_MAP, namespace, "a")
+        await client.apply(account(namespace))
+        await client.delete(SERVICE_ACCOUNT, namespace, "a", "another-uid")
+        return await client.get(SERVICE_ACCOUNT, namespace, "a")
 
     assert using(control_plane, body) is not None
 
 
 REFUSALS: list[tuple[Callable[[KubeClient, str], Awaitable[Any]], type[Exception]]] = [
-    (lambda client, ns: client.create(config_map(ns, "kube-root-ca.crt")), ObjectConflictError),
-    (lambda client, ns: client.create(config_map(ns, "No_Name")), ObjectRefusedError),
-    (lambda client, ns: client.create(config_map("no-such-namespace")), ObjectNotFoundError),
+    (lambda client, ns: client.create(account(ns, "default")), ObjectConflictError),
+    (lambda client, ns: client.create(account(ns, "No_Name")), ObjectRefusedError),
+    (lambda client, ns: client.create(account("no-such-namespace")), ObjectNotFoundError),
     (lambda client, ns: client.list(Kind("none.example.com/v1", "None", "nones"), ns), ObjectNotFoundError),
-    (lambda client, ns: client.replace(config_map(ns, "kube-root-ca.crt", resourceVersion="1")), ObjectConflictError),
+    (lambda client, ns: client.replace(account(ns, "default", resourceVersion="1")), ObjectConflictError),
 ]
 
 
@@ -85,7 +86,7 @@ def test_refusals_become_our_own_errors(
     call: Callable[[KubeClient, str], Awaitable[Any]],
     expected: type[Exception],
 ) -> None:
-    control_plane.apply(config_map(namespace, "kube-root-ca.crt"))
+    control_plane.apply(account(namespace, "default"))
     with pytest.raises(expected):
         using(control_plane, lambda client: call(client, namespace))
 
@@ -99,23 +100,80 @@ def test_a_user_without_rights_is_told_which(control_plane: ControlPlane, namesp
         using(control_plane, body)
 
 
-def test_a_status_write_leaves_the_spec_alone(control_plane: ControlPlane, namespace: str) -> None:
-    manifest = {"apiVersion": INFERENCE_SERVICE.api_version, "kind": INFERENCE_SERVICE.kind}
-    metadata = {"name": "a", "namespace": namespace}
+def applied_service(control_plane: ControlPlane, namespace: str) -> KubeObject:
     spec = {"model": {"source": "pvc://claim/model"}, "engine": {"device": "cpu"}}
-    before = control_plane.apply({**manifest, "metadata": metadata, "spec": spec})
+    return control_plane.apply(
+        {
+            "apiVersion": INFERENCE_SERVICE.api_version,
+            "kind": INFERENCE_SERVICE.kind,
+            "metadata": {"name": "a", "namespace": namespace},
+            "spec": spec,
+        }
+    )
+
+
+def with_status(service: KubeObject, status: KubeObject, **metadata: str) -> KubeObject:
+    names = {key: service["metadata"][key] for key in ("name", "namespace", "resourceVersion")}
+    described = {key: service[key] for key in ("apiVersion", "kind")}
+    return {**described, "metadata": {**names, **metadata}, "status": status}
+
+
+def condition(kind: str, reason: str) -> KubeObject:
+    fields = {"message": "", "lastTransitionTime": "2026-11-20T10:00:00Z"}
+    return {"type": kind, "status": "True", "reason": reason, **fields}
+
+
+def test_an_applied_status_leaves_the_spec_alone_and_what_it_leaves_out_goes(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    before = applied_service(control_plane, namespace)
 
     async def body(client: KubeClient) -> KubeObject:
-        await client.merge_status(INFERENCE_SERVICE, namespace, "a", {"phase": "Ready", "url": "http://x"})
-        return await client.merge_status(INFERENCE_SERVICE, namespace, "a", {"url": None})
+        first = await client.apply_status(with_status(before, {"phase": "Ready", "url": "http://x"}))
+        return await client.apply_status(with_status(first, {"phase": "Idle"}))
 
     after = using(control_plane, body)
-    assert after["status"] == {"phase": "Ready"}
+    assert after["status"] == {"phase": "Idle"}
     assert (after["spec"], after["metadata"]["generation"]) == (before["spec"], 1)
 
 
+def test_conditions_of_others_stay_where_ours_are_applied(control_plane: ControlPlane, namespace: str) -> None:
+    service = applied_service(control_plane, namespace)
+    others = {"conditions": [condition("Audited", "Yes")]}
+    path = f"/apis/{INFERENCE_SERVICE.api_version}/namespaces/{namespace}/inferenceservices/a/status"
+    service = control_plane.request("patch", path, {"status": others}, "application/merge-patch+json")
+
+    async def body(client: KubeClient) -> KubeObject:
+        both = [condition("Ready", "Serving"), condition("Degraded", "CrashLooping")]
+        first = await client.apply_status(with_status(service, {"conditions": both}))
+        return await client.apply_status(with_status(first, {"conditions": both[:1]}))
+
+    after = using(control_plane, body)
+    assert {each["type"]: each["reason"] for each in after["status"]["conditions"]} == {
+        "Audited": "Yes",
+        "Ready": "Serving",
+    }
+
+
+def test_a_namesake_does_not_get_its_predecessors_status(control_plane: ControlPlane, namespace: str) -> None:
+    before = applied_service(control_plane, namespace)
+    path = f"/apis/{INFERENCE_SERVICE.api_version}/namespaces/{namespace}/inferenceservices/a"
+    control_plane.request("delete", path)
+    applied_service(control_plane, namespace)
+    with pytest.raises(ObjectConflictError):
+        using(control_plane, lambda client: client.apply_status(with_status(before, {"phase": "Ready"})))
+    assert "status" not in control_plane.request("get", path)
+
+
+def test_a_service_that_is_gone_gets_no_status(control_plane: ControlPlane, namespace: str) -> None:
+    service = applied_service(control_plane, namespace)
+    gone = with_status(service, {"phase": "Ready"}, name="gone")
+    with pytest.raises((ObjectNotFoundError, ObjectConflictError)):
+        using(control_plane, lambda client: client.apply_status(gone))
+
+
 async def watched(client: KubeClient, namespace: str, version: str, seconds: float) -> list[tuple[str, str]]:
-    events = client.watch(CONFIG_MAP, namespace, "x=y", version, seconds)
+    events = client.watch(SERVICE_ACCOUNT, namespace, {"x": "y"}, version, seconds)
     return [(event["type"], event["object"]["metadata"].get("name", "")) async for event in events]
 
 
@@ -123,9 +181,9 @@ def test_a_watch_tells_changes_of_labelled_objects_until_its_time_is_up(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     async def body(client: KubeClient) -> list[tuple[str, str]]:
-        version = (await client.apply(config_map(namespace)))["metadata"]["resourceVersion"]
-        await client.apply(config_map(namespace, "unlabelled", labels={}))
-        await client.apply({**config_map(namespace), "data": {"k": "w"}})
+        version = (await client.apply(account(namespace)))["metadata"]["resourceVersion"]
+        await client.apply(account(namespace, "unlabelled", labels={}))
+        await client.apply(account(namespace, annotations={"k": "w"}))
         return await watched(client, namespace, version, 1)
 
     assert ("MODIFIED", "a") in (events := using(control_plane, body))

@@ -5,9 +5,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.charts.chart_rules import operator_rules
 
-from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.kinds import DEPLOYMENT, INFERENCE_SERVICE, LEASE, SERVICE, ObjectKey
+from kvasir_operator.api.labels import ROLE_LABEL, ROLE_SERVE, SERVICE_LABEL
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.desired.objects import desired_objects
+from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, LEASE, SERVICE, KubeObject, object_key
+from kvasir_operator.kube.leadership import CLUSTER_LEASE, OWN_LEASE
+from kvasir_operator.settings import OperatorSettings
 
 from .control_plane import ControlPlane
 from .credentials import OPERATOR, write_kubeconfig
@@ -27,33 +32,11 @@ from .reconciling import (
 
 MERGE_PATCH = "application/merge-patch+json"
 PODS = f"{SERVICE_LABEL}={NAME}"
-ENGINE = ObjectKey(DEPLOYMENT, f"{NAME}-engine")
-NUM_CHILDREN = 11
-# What an operator that serves one namespace needs, and nothing else: the chart's Role.
-ROLE_RULES = [
-    {"apiGroups": ["serving.kvasir.dev"], "resources": ["inferenceservices"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": ["serving.kvasir.dev"], "resources": ["inferenceservices/status"], "verbs": ["get", "patch"]},
-    {"apiGroups": ["serving.kvasir.dev"], "resources": ["inferenceservices/finalizers"], "verbs": ["update"]},
-    *(
-        {"apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch", "create", "patch", "delete"]}
-        for group, resources in (
-            ("", ["services", "serviceaccounts", "configmaps"]),
-            ("apps", ["deployments"]),
-            ("policy", ["poddisruptionbudgets"]),
-            ("rbac.authorization.k8s.io", ["roles", "rolebindings"]),
-        )
-    ),
-    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "list", "create", "patch"]},
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
-    # Held by the operator only so that it may hand it to routers.
-    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]},
-]
 
 
 def wait_for_children(control_plane: ControlPlane, namespace: str) -> None:
-    wait_until(lambda: len(get_children(control_plane, namespace)) == NUM_CHILDREN, 30, "all children")
+    wanted = {object_key(obj) for obj in desired_objects(parse_service(manifest(namespace)), OperatorSettings())}
+    wait_until(lambda: set(get_children(control_plane, namespace)) == wanted, 30, "all children, and no others")
 
 
 def wait_for_phase(control_plane: ControlPlane, namespace: str, phase: str) -> None:
@@ -69,16 +52,24 @@ def metric(operator: OperatorProcess, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
-def engine_replicas(control_plane: ControlPlane, namespace: str) -> int:
-    return int(get_children(control_plane, namespace)[ENGINE]["spec"]["replicas"])
+def engine(control_plane: ControlPlane, namespace: str) -> KubeObject:
+    """The engines' Deployment."""
+    children = get_children(control_plane, namespace)
+    [found] = [
+        child
+        for key, child in children.items()
+        if key.kind == DEPLOYMENT and child["metadata"]["labels"][ROLE_LABEL] == ROLE_SERVE
+    ]
+    return found
 
 
 def role_kubeconfig(control_plane: ControlPlane, namespace: str, directory: Path) -> Path:
-    """Credentials of a ServiceAccount that has the Role above in one namespace, and no other right."""
+    """Credentials of a ServiceAccount that has the chart's Role in one namespace, and no other right."""
+    rules = operator_rules(OperatorSettings().router_cluster_role)
     rbac, name = "rbac.authorization.k8s.io", "kvasir-operator"
     metadata = {"name": name, "namespace": namespace}
     control_plane.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
-    control_plane.apply({"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": ROLE_RULES})
+    control_plane.apply({"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules})
     control_plane.apply(
         {
             "apiVersion": f"{rbac}/v1",
@@ -105,12 +96,14 @@ def test_events_alone_drive_a_service_from_creation_to_deletion(
         wait_for_children(control_plane, namespace)
         control_plane.mark_pods_ready(namespace, PODS, 4)
         wait_for_phase(control_plane, namespace, "Ready")
+        wait_until(lambda: metric(operator, "kvasir_operator_service_ready") == 1.0, 10, "the series of its readiness")
 
         control_plane.request("delete", path_of(SERVICE, namespace, f"{NAME}-router"))
         wait_for_children(control_plane, namespace)
         edit = {"spec": {"replicas": 9}}
-        control_plane.request("patch", path_of(DEPLOYMENT, namespace, ENGINE.name), edit, MERGE_PATCH)
-        wait_until(lambda: engine_replicas(control_plane, namespace) == 2, 30, "the edit to be undone")
+        path = path_of(DEPLOYMENT, namespace, engine(control_plane, namespace)["metadata"]["name"])
+        control_plane.request("patch", path, edit, MERGE_PATCH)
+        wait_until(lambda: engine(control_plane, namespace)["spec"]["replicas"] == 2, 30, "the edit to be undone")
 
         control_plane.request("delete", path_of(INFERENCE_SERVICE, namespace, NAME))
         wait_until(lambda: not get_children(control_plane, namespace), 30, "the children to go")
@@ -135,7 +128,7 @@ def test_a_killed_operator_is_continued_by_the_next_one_which_ends_cleanly(
         status, seconds = second.stop()
     assert (status, seconds < 10.0) == (0, True), (tmp_path / "second").read_text()
     # Nothing is left to do for a third operator, so all is as if there had only been one.
-    assert run_pass(control_plane, namespace).writes == []
+    assert run_pass(control_plane, namespace, settings=OperatorSettings(namespace=(namespace,))).writes == []
 
 
 def test_a_role_in_one_namespace_is_enough(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
@@ -148,7 +141,7 @@ def test_a_role_in_one_namespace_is_enough(control_plane: ControlPlane, namespac
         wait_for_phase(control_plane, namespace, "Ready")
         assert conditions(get_service(control_plane, namespace))["Degraded"] == ("False", "AsExpected")
         assert metric(operator, "kvasir_operator_reconcile_errors_total") == 0.0
-        assert metric(operator, "kvasir_operator_api_writes_total") > NUM_CHILDREN
+        assert metric(operator, "kvasir_operator_api_writes_total") > len(get_children(control_plane, namespace))
     assert "forbidden" not in (tmp_path / "log").read_text().lower()
 
 
@@ -167,6 +160,43 @@ def test_the_second_of_two_operators_stands_by_until_the_first_one_stops(
             wait_for_children(control_plane, namespace)
 
 
+def test_a_second_cluster_wide_release_stands_by_and_says_who_leads_until_the_first_is_uninstalled(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    def flags(release: str) -> tuple[str, ...]:
+        control_plane.create_namespace(release)
+        return (f"--lease-namespace={release}", "--leader-election")
+
+    kubeconfig = control_plane.operator_kubeconfig
+    with running_operator(kubeconfig, tmp_path / "first", *flags(f"{namespace}-first")) as first:
+        wait_until(lambda: metric(first, "kvasir_operator_leader") == 1.0, 40, "the first one to lead")
+        with running_operator(kubeconfig, tmp_path / "second", *flags(f"{namespace}-second")) as second:
+            holder = second.word_before(f" serves the whole cluster (it holds Lease default/{CLUSTER_LEASE})")
+            lease = control_plane.request("get", path_of(LEASE, "default", CLUSTER_LEASE))
+            assert holder == lease["spec"]["holderIdentity"]
+            second.wait_until_ready()
+            assert metric(second, "kvasir_operator_leader") == 0.0
+            assert first.stop()[0] == 0
+            wait_until(lambda: metric(second, "kvasir_operator_leader") == 1.0, 20, "the second one to lead")
+            assert second.stop()[0] == 0
+    for name, place in ((CLUSTER_LEASE, "default"), (OWN_LEASE, f"{namespace}-second")):
+        assert not control_plane.request("get", path_of(LEASE, place, name))["spec"]["holderIdentity"]
+
+
+def test_operators_of_several_namespaces_serve_these_and_no_others(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    other = f"{namespace}-other"
+    control_plane.create_namespace(other)
+    flags = (f"--namespace={namespace}", f"--namespace={other}", "--leader-election")
+    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
+        operator.wait_until_ready()
+        for each in (namespace, other):
+            control_plane.apply(manifest(each))
+            wait_for_children(control_plane, each)
+    control_plane.delete_namespace(other)
+
+
 def test_a_leader_whose_lease_is_taken_ends_at_once(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -174,7 +204,7 @@ def test_a_leader_whose_lease_is_taken_ends_at_once(
     with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
         wait_until(lambda: metric(operator, "kvasir_operator_leader") == 1.0, 40, "it to lead")
         theft = {"spec": {"holderIdentity": "usurper", "leaseDurationSeconds": 60}}
-        control_plane.request("patch", path_of(LEASE, namespace, "kvasir-operator"), theft, MERGE_PATCH)
+        control_plane.request("patch", path_of(LEASE, namespace, OWN_LEASE), theft, MERGE_PATCH)
         assert operator.process.wait(20) == 1
         assert "usurper took Lease" in (tmp_path / "log").read_text()
 

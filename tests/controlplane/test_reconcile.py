@@ -1,6 +1,7 @@
 """Passes over a real API server: what they create, put back, roll and delete, and that they write nothing twice."""
 
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,14 @@ import pytest
 import yaml
 from kubernetes.dynamic.exceptions import UnprocessibleEntityError
 
-from kvasir_operator.api.labels import REVISION_LABEL, role_selector, selector_text
 from kvasir_operator.api.parse import parse_service
-from kvasir_operator.desired import desired_objects
-from kvasir_operator.drift import find_drift
-from kvasir_operator.kinds import (
+from kvasir_operator.apply.drift import find_drift
+from kvasir_operator.desired.objects import desired_objects
+from kvasir_operator.kube.kinds import (
     DEPLOYMENT,
     INFERENCE_SERVICE,
     POD_DISRUPTION_BUDGET,
-    ROLE,
+    ROLE_BINDING,
     SECRET,
     SERVICE,
     Kind,
@@ -30,20 +30,19 @@ from .processes import wait_until
 from .reconciling import (
     NAME,
     SETTINGS,
+    current_engine,
     get_children,
     get_events,
     get_service,
     manifest,
     path_of,
-    roll_out,
     run_pass,
     settle,
 )
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 MERGE_PATCH = "application/merge-patch+json"
-ENGINE = f"{NAME}-engine"
-ENGINE_PODS = selector_text(role_selector(NAME, "serve"))
+BUDGET = f"{NAME}-serve"
 
 
 def versions(control_plane: ControlPlane, namespace: str) -> dict[str, str]:
@@ -105,7 +104,7 @@ def test_nobody_can_change_a_services_secret(control_plane: ControlPlane, namesp
 
 
 @pytest.mark.parametrize(
-    "kind", [DEPLOYMENT, SERVICE, ROLE, SECRET, POD_DISRUPTION_BUDGET], ids=lambda kind: str(kind.kind)
+    "kind", [DEPLOYMENT, SERVICE, ROLE_BINDING, SECRET, POD_DISRUPTION_BUDGET], ids=lambda kind: str(kind.kind)
 )
 def test_a_deleted_child_is_put_back(control_plane: ControlPlane, namespace: str, kind: Kind) -> None:
     deploy(control_plane, namespace)
@@ -118,7 +117,7 @@ def test_a_deleted_child_is_put_back(control_plane: ControlPlane, namespace: str
 
 EDITS: list[tuple[Kind, KubeObject, str]] = [
     (DEPLOYMENT, {"spec": {"replicas": 7}}, "spec.replicas"),
-    (DEPLOYMENT, {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 5}}}}, "spec.strategy.rollingUpdate.maxSurge"),
+    (DEPLOYMENT, {"spec": {"progressDeadlineSeconds": 5}}, "spec.progressDeadlineSeconds"),
     (DEPLOYMENT, {"metadata": {"labels": {"serving.kvasir.dev/service": None}}}, "metadata.labels"),
     (SERVICE, {"spec": {"selector": {"app": "evil", "serving.kvasir.dev/role": "x"}}}, "spec.selector"),
     (POD_DISRUPTION_BUDGET, {"spec": {"maxUnavailable": None, "minAvailable": 0}}, "spec.maxUnavailable"),
@@ -130,10 +129,11 @@ def test_an_edited_child_is_put_back(
     control_plane: ControlPlane, namespace: str, kind: Kind, edit: KubeObject, path: str
 ) -> None:
     deploy(control_plane, namespace)
-    before = get_children(control_plane, namespace)[ObjectKey(kind, ENGINE)]
-    control_plane.request("patch", path_of(kind, namespace, ENGINE), edit, MERGE_PATCH, fieldManager="hand")
+    name = BUDGET if kind == POD_DISRUPTION_BUDGET else current_engine(control_plane, namespace)
+    before = get_children(control_plane, namespace)[ObjectKey(kind, name)]
+    control_plane.request("patch", path_of(kind, namespace, name), edit, MERGE_PATCH, fieldManager="hand")
     assert (("apply", kind.kind)) in run_pass(control_plane, namespace).writes
-    after = get_children(control_plane, namespace)[ObjectKey(kind, ENGINE)]
+    after = get_children(control_plane, namespace)[ObjectKey(kind, name)]
     assert find_drift({"labels": before["metadata"]["labels"], "spec": before["spec"]},
                       {"labels": after["metadata"]["labels"], "spec": after["spec"]}) == []  # fmt: skip
     ((reason, message),) = [event for event in get_events(control_plane, namespace) if event[0] != "Created"]
@@ -144,41 +144,39 @@ def test_an_edited_child_is_put_back(
 def test_what_others_add_to_a_child_is_left_alone(control_plane: ControlPlane, namespace: str) -> None:
     deploy(control_plane, namespace)
     theirs = {"metadata": {"annotations": {"example.com/note": "x"}, "labels": {"team": "search"}}}
-    control_plane.request("patch", path_of(SERVICE, namespace, ENGINE), theirs, MERGE_PATCH)
+    name = current_engine(control_plane, namespace)
+    control_plane.request("patch", path_of(SERVICE, namespace, name), theirs, MERGE_PATCH)
     assert run_pass(control_plane, namespace).writes == []
-    metadata = get_children(control_plane, namespace)[ObjectKey(SERVICE, ENGINE)]["metadata"]
+    metadata = get_children(control_plane, namespace)[ObjectKey(SERVICE, name)]["metadata"]
     assert metadata["annotations"]["example.com/note"] == "x"
 
 
 def test_a_field_that_is_no_longer_wanted_is_taken_away(control_plane: ControlPlane, namespace: str) -> None:
-    deploy(control_plane, namespace, pod={"nodeSelector": {"disk": "fast"}, "env": [{"name": "A", "value": "1"}]})
-    deploy(control_plane, namespace)
-    template = get_children(control_plane, namespace)[ObjectKey(DEPLOYMENT, ENGINE)]["spec"]["template"]["spec"]
-    assert "nodeSelector" not in template
-    assert "A" not in [each["name"] for each in template["containers"][0].get("env", [])]
+    router, key = {"replicas": 2}, ObjectKey(DEPLOYMENT, f"{NAME}-router")
+    deploy(control_plane, namespace, router={**router, "pod": {"nodeSelector": {"disk": "fast"}}})
+    assert "nodeSelector" in get_children(control_plane, namespace)[key]["spec"]["template"]["spec"]
+    deploy(control_plane, namespace, router=router)
+    assert "disk" not in get_children(control_plane, namespace)[key]["spec"]["template"]["spec"].get("nodeSelector", {})
 
 
 def test_a_child_that_is_no_longer_wanted_is_deleted(control_plane: ControlPlane, namespace: str) -> None:
     deploy(control_plane, namespace)
-    assert ObjectKey(POD_DISRUPTION_BUDGET, ENGINE) in get_children(control_plane, namespace)
+    assert ObjectKey(POD_DISRUPTION_BUDGET, BUDGET) in get_children(control_plane, namespace)
     control_plane.apply(manifest(namespace, replicas=1))
     assert ("delete", "PodDisruptionBudget") in run_pass(control_plane, namespace).writes
-    assert ObjectKey(POD_DISRUPTION_BUDGET, ENGINE) not in get_children(control_plane, namespace)
+    assert ObjectKey(POD_DISRUPTION_BUDGET, BUDGET) not in get_children(control_plane, namespace)
 
 
-def test_a_new_spec_rolls_the_pods(control_plane: ControlPlane, namespace: str) -> None:
+def test_routers_keep_their_rights_when_the_operator_is_given_namespaces_of_its_own(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    """Where it serves single namespaces the rights are a Role's, and nobody can change what a RoleBinding binds to."""
     deploy(control_plane, namespace)
-    old = {pod["metadata"]["name"] for pod in control_plane.mark_pods_ready(namespace, ENGINE_PODS, 2)}
-    settle(control_plane, namespace)
-    before = get_service(control_plane, namespace)["status"]["roles"][0]["revision"]
-    deploy(control_plane, namespace, engine={"device": "cpu", "maxNumSeqs": 8})
-    after = get_service(control_plane, namespace)["status"]
-    assert after["phase"] == "Updating"
-    roll_out(control_plane, namespace, ENGINE_PODS)
-    pods = control_plane.wait_for_pods(namespace, ENGINE_PODS, 2)
-    assert old.isdisjoint(pod["metadata"]["name"] for pod in pods)
-    assert {pod["metadata"]["labels"][REVISION_LABEL] for pod in pods} == {after["roles"][0]["revision"]} != {before}
-    assert "RevisionRolled" in [reason for reason, _ in get_events(control_plane, namespace)]
+    binding, moved = ObjectKey(ROLE_BINDING, f"{NAME}-router"), replace(SETTINGS, namespace=(namespace,))
+    assert get_children(control_plane, namespace)[binding]["roleRef"]["kind"] == "ClusterRole"
+    run_pass(control_plane, namespace, settings=moved)
+    assert get_children(control_plane, namespace)[binding]["roleRef"]["kind"] == "Role"
+    assert run_pass(control_plane, namespace, settings=moved).writes == []
 
 
 def test_deleting_a_service_takes_all_its_children_along(control_plane: ControlPlane, namespace: str) -> None:

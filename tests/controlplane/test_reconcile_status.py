@@ -41,7 +41,7 @@ def test_a_service_becomes_ready_when_its_pods_are(control_plane: ControlPlane, 
         "observedGeneration": 1,
     }
     assert conditions({"status": status}) == {
-        "Ready": ("True", "AllRolesReady"),
+        "Ready": ("True", "Serving"),
         "ModelLoaded": ("True", "ModelLoaded"),
         "Routable": ("True", "RouterReady"),
         "Progressing": ("False", "RolloutComplete"),
@@ -98,17 +98,17 @@ def test_a_failing_image_pull_degrades_and_its_end_is_told_as_recovery(
     assert sorted(reasons) == ["Created", "ImagePullFailed", "Ready", "Recovered"]
 
 
-def test_a_quota_that_forbids_pods_is_told(control_plane: ControlPlane, namespace: str) -> None:
+def test_a_quota_that_forbids_pods_is_reported(control_plane: ControlPlane, namespace: str) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": namespace}}
     control_plane.apply({**quota, "spec": {"hard": {"pods": "0"}}})
     wait_until(lambda: _quota(control_plane, namespace).get("hard"), 10, "the quota to be counted")
     control_plane.apply(manifest(namespace))
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         run_pass(control_plane, namespace)
         return conditions(get_service(control_plane, namespace))["Degraded"] == ("True", "QuotaExceeded")
 
-    wait_until(is_told, 30, "the quota to be told")
+    wait_until(is_reported, 30, "the quota to be reported")
 
 
 def test_a_quota_that_is_raised_lets_the_pods_come_and_the_status_clears(
@@ -118,7 +118,7 @@ def test_a_quota_that_is_raised_lets_the_pods_come_and_the_status_clears(
     control_plane.apply({**quota, "spec": {"hard": {"pods": "0"}}})
     wait_until(lambda: _quota(control_plane, namespace).get("hard"), 10, "the quota to be counted")
     control_plane.apply(manifest(namespace))
-    wait_until(lambda: _degraded(control_plane, namespace) == ("True", "QuotaExceeded"), 30, "the quota to be told")
+    wait_until(lambda: _degraded(control_plane, namespace) == ("True", "QuotaExceeded"), 30, "the quota to be reported")
     control_plane.apply({**quota, "spec": {"hard": {"pods": "9"}}})
     wait_until(lambda: _degraded(control_plane, namespace) == ("False", "AsExpected"), 30, "the status to clear")
     assert "Recovered" in [reason for reason, _ in get_events(control_plane, namespace)]
@@ -182,7 +182,7 @@ def test_a_quota_that_forbids_children_is_told_and_the_pass_is_tried_again(
     control_plane.apply({**quota, "spec": {"hard": {"services": "0"}}})
     wait_until(lambda: _quota(control_plane, namespace).get("hard"), 10, "the quota to be counted")
     control_plane.apply(manifest(namespace))
-    with pytest.raises(ChildrenRefusedError, match=r"Service llama-engine: .*exceeded quota"):
+    with pytest.raises(ChildrenRefusedError, match=r"Service llama-router: .*exceeded quota"):
         run_pass(control_plane, namespace)
     with pytest.raises(ChildrenRefusedError):
         run_pass(control_plane, namespace)
@@ -191,7 +191,7 @@ def test_a_quota_that_forbids_children_is_told_and_the_pass_is_tried_again(
     service = get_service(control_plane, namespace)
     assert conditions(service)["Degraded"] == ("True", "QuotaExceeded")
     kinds = {key.kind.kind for key in get_children(control_plane, namespace)}
-    assert kinds == {"Secret", "ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget", "Deployment"}
+    assert kinds == {"Secret", "ServiceAccount", "RoleBinding", "NetworkPolicy", "PodDisruptionBudget", "Deployment"}
 
 
 def test_an_object_of_somebody_else_is_left_alone_and_told(control_plane: ControlPlane, namespace: str) -> None:

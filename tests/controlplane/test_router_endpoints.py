@@ -1,4 +1,4 @@
-"""The router follows a Service's EndpointSlices on the real API server."""
+"""The router follows an InferenceService's EndpointSlices on the real API server."""
 
 import asyncio
 import queue
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, ROLE_SERVE, SERVICE_LABEL
 from kvasir_router.endpoints.endpoint import Address
 from kvasir_router.endpoints.kubernetes import KubernetesSource, ServiceReference
 from kvasir_router.endpoints.kubernetes_api import connect
@@ -51,10 +52,11 @@ class Follower:
 
 
 def endpoint_slice(namespace: str, name: str, *endpoints: tuple[str, bool]) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: "llama", ROLE_LABEL: ROLE_SERVE, REVISION_LABEL: "5f0c1e2d3a"}
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": {"name": name, "namespace": namespace, "labels": {"kubernetes.io/service-name": "engine"}},
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
         "addressType": "IPv4",
         "ports": [{"name": "http", "port": 8000, "protocol": "TCP"}],
         "endpoints": [{"addresses": [ip], "conditions": {"ready": is_ready}} for ip, is_ready in endpoints],
@@ -66,18 +68,18 @@ def follower(control_plane, namespace, monkeypatch) -> Iterator[Follower]:
     monkeypatch.setattr(
         "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(control_plane.operator_kubeconfig)
     )
-    control_plane.apply(endpoint_slice(namespace, "engine-a", ("10.244.9.1", True), ("10.244.9.2", False)))
-    follower = Follower(ServiceReference(namespace, "engine", "http"))
+    control_plane.apply(endpoint_slice(namespace, "llama-a", ("10.244.9.1", True), ("10.244.9.2", False)))
+    follower = Follower(ServiceReference(namespace, "llama", "http"))
     yield follower
     follower.stop()
 
 
 def test_ready_addresses_are_published_as_slices_come_change_and_go(control_plane, namespace, follower):
     follower.wait_for({"http://10.244.9.1:8000"})
-    control_plane.apply(endpoint_slice(namespace, "engine-a", ("10.244.9.1", True), ("10.244.9.2", True)))
+    control_plane.apply(endpoint_slice(namespace, "llama-a", ("10.244.9.1", True), ("10.244.9.2", True)))
     follower.wait_for({"http://10.244.9.1:8000", "http://10.244.9.2:8000"})
-    control_plane.apply(endpoint_slice(namespace, "engine-b", ("10.244.9.3", True)))
+    control_plane.apply(endpoint_slice(namespace, "llama-b", ("10.244.9.3", True)))
     follower.wait_for({f"http://10.244.9.{number}:8000" for number in (1, 2, 3)})
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/engine-a"
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/llama-a"
     control_plane.request("delete", path)
     follower.wait_for({"http://10.244.9.3:8000"})

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kvasir_operator.api.labels import role_selector, selector_text
-from kvasir_operator.kinds import KubeObject
+from kvasir_operator.kube.kinds import KubeObject
 
 from .control_plane import ControlPlane
 from .processes import wait_until

@@ -32,10 +32,10 @@ def test_the_base_is_an_argument(lines: list[str]) -> None:
     assert sum(line.startswith("ARG BASE=") for line in lines) == 1
 
 
-def test_it_runs_as_the_user_that_pods_run_as(lines: list[str]) -> None:
-    sandbox = (ROOT / "operator" / "kvasir_operator" / "resources" / "sandbox.py").read_text()
-    [user] = re.findall(r"USER_ID = (\d+)", sandbox)
-    assert [line for line in last_stage(lines) if line.startswith("USER")] == [f"USER {user}:{user}"]
+def test_its_user_is_a_number_as_pods_that_must_not_run_as_root_name_none(lines: list[str]) -> None:
+    """Of a user by name a kubelet cannot tell that it is not root."""
+    [user] = [line for line in last_stage(lines) if line.startswith("USER")]
+    assert re.fullmatch(r"USER [1-9]\d{3,}:[1-9]\d{3,}", user)
 
 
 def test_the_code_is_the_last_layer_and_nothing_runs_in_the_last_stage(lines: list[str]) -> None:
@@ -49,6 +49,24 @@ def test_it_names_its_program_and_release(lines: list[str], program: str) -> Non
     assert f"org.opencontainers.image.title=kvasir-{program}" in stage
     assert f'ENTRYPOINT ["kvasir-{program}"]' in stage
     assert f"ARG VERSION={VERSION}\n" in stage
+
+
+def cuda_environment(images: Path) -> dict[str, str]:
+    """What the runtime's image sets with VARIANT=cuda and not with VARIANT=cpu."""
+    text = (images / "runtime" / "Containerfile").read_text()
+    stage = text.partition(" AS base-cuda\n")[2].partition("\nFROM ")[0]
+    settings = [line.split()[1:] for line in stage.splitlines() if line.startswith("ENV ")]
+    return dict(setting.split("=", 1) for line in settings for setting in line)
+
+
+def test_the_driver_is_found_where_gke_mounts_it(images: Path) -> None:
+    assert "/usr/local/nvidia/lib64" in cuda_environment(images)["LD_LIBRARY_PATH"].split(":")
+
+
+def test_no_device_is_asked_for_by_the_image(images: Path) -> None:
+    environment = cuda_environment(images)
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment
 
 
 def test_no_address_is_in_the_folder(images: Path) -> None:

@@ -9,7 +9,7 @@ NOW = "2026-11-20T10:00:00Z"
 
 
 def service(name: str = "llama", uid: str = "uid-1", status: KubeObject | None = None) -> KubeObject:
-    metadata = {"name": name, "namespace": "models", "uid": uid, "generation": 3}
+    metadata = {"name": name, "namespace": "models", "uid": uid, "generation": 3, "resourceVersion": "9"}
     return {
         "apiVersion": "serving.kvasir.dev/v1alpha1",
         "kind": "InferenceService",
@@ -28,7 +28,7 @@ def owner(name: str = "llama", uid: str = "uid-1") -> KubeObject:
     }
 
 
-def child(kind: str = "ConfigMap", name: str = "llama-a", **fields: Any) -> KubeObject:
+def child(kind: str = "ServiceAccount", name: str = "llama-a", **fields: Any) -> KubeObject:
     """A desired child of `service()`; `fields` are its further top-level fields."""
     api_version = {"Deployment": "apps/v1", "PodDisruptionBudget": "policy/v1"}.get(kind, "v1")
     metadata = {

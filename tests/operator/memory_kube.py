@@ -1,30 +1,42 @@
 """A Kubernetes API in memory, with the behaviour that the operator's edges rely on: conflicts and versions."""
 
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from kubernetes.aio.client import Configuration
 
 from kvasir_operator.api.labels import FIELD_MANAGER
-from kvasir_operator.errors import KubeApiError, ObjectConflictError, ObjectNotFoundError
-from kvasir_operator.kinds import Kind, KubeObject, kind_of
-from kvasir_operator.kube import KubeClient
+from kvasir_operator.errors import KindNotServedError, KubeApiError, ObjectConflictError, ObjectNotFoundError
+from kvasir_operator.kube.client import KubeClient, LabelSelector
+from kvasir_operator.kube.kinds import Kind, KubeObject, kind_of
 
 
 class MemoryKube(KubeClient):
-    """`failures` are raised by the next calls, first to last; None lets one call through."""
+    """`failures` are raised by the next calls, first to last; None lets one call through.
+
+    `admission` changes what is applied, as a mutating webhook does.
+    """
 
     def __init__(self) -> None:
         super().__init__(Configuration())
         self.objects: dict[tuple[str, str, str], KubeObject] = {}
         self.writes: list[tuple[str, str]] = []
         self.failures: list[KubeApiError | None] = []
+        self.admission: Callable[[KubeObject], KubeObject] = lambda obj: obj
+        self.num_dry_runs = 0
         self._version = 0
 
     async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
         self._fail()
         return copy.deepcopy(self.objects.get((kind.kind, namespace, name)))
+
+    async def read_path(self, path: str) -> dict[str, Any]:
+        """A cluster of version 1.34 without optional kinds."""
+        self._fail()
+        if path == "/version":
+            return {"major": "1", "minor": "34"}
+        raise KindNotServedError("404 page not found", 404)
 
     async def create(self, obj: KubeObject) -> KubeObject:
         self._fail()
@@ -41,30 +53,44 @@ class MemoryKube(KubeClient):
 
     async def apply(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:
         self._fail()
-        return self._store(f"apply by {field_manager}", obj)
+        return self._store(f"apply by {field_manager}", self.admission(copy.deepcopy(obj)))
+
+    async def dry_run(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:
+        self._fail()
+        self.num_dry_runs += 1
+        return self.admission(copy.deepcopy(obj))
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: dict[str, Any]) -> KubeObject:
         self._fail()
         if (kind.kind, namespace, name) not in self.objects:
             raise ObjectNotFoundError("not found", 404)
+        live, wanted = self.objects[(kind.kind, namespace, name)]["metadata"], patch.get("metadata", {})
+        if any(key in wanted and wanted[key] != live.get(key) for key in ("uid", "resourceVersion")):
+            raise ObjectConflictError("changed", 409)
         return self._store("patch", _merged(self.objects[(kind.kind, namespace, name)], patch))
 
-    async def merge_status(self, kind: Kind, namespace: str, name: str, status: dict[str, Any]) -> KubeObject:
+    async def apply_status(self, obj: KubeObject) -> KubeObject:
+        """Nobody else writes statuses here, so that what is left out is gone."""
         self._fail()
-        stored = self.objects[(kind.kind, namespace, name)]
-        return self._store("patch status", {**stored, "status": {**stored.get("status", {}), **status}})
+        stored = self.objects.get(self._key(obj))
+        if stored is None:
+            raise ObjectNotFoundError("not found", 404)
+        if stored["metadata"].get("resourceVersion") != obj["metadata"].get("resourceVersion"):
+            raise ObjectConflictError("changed", 409)
+        return self._store("apply status", {**stored, "status": obj["status"]})
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
         self._fail()
         self.writes.append(("delete", f"{kind.kind} {name}"))
         self.objects.pop((kind.kind, namespace, name), None)
+        return True
 
     async def list_pages(
-        self, kind: Kind, namespace: str | None, selector: str | None = None, fields: str | None = None
+        self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
     ) -> AsyncIterator[KubeObject]:
         """One object a page."""
         self._fail()
-        found = [obj for (name, _, _), obj in self.objects.items() if name == kind.kind and _selects(selector, obj)]
+        found = [obj for (name, _, _), obj in self.objects.items() if name == kind.kind and _selects(labels or {}, obj)]
         found = [obj for obj in found if _has_field(fields, obj)]
         metadata = {"resourceVersion": str(self._version)}
         if not found:
@@ -106,8 +132,6 @@ def _has_field(fields: str | None, obj: KubeObject) -> bool:
     return not path or found == value
 
 
-def _selects(selector: str | None, obj: KubeObject) -> bool:
-    """For `KEY` and `KEY=VALUE`."""
-    key, _, value = (selector or "").partition("=")
+def _selects(selector: LabelSelector, obj: KubeObject) -> bool:
     labels = obj["metadata"].get("labels", {})
-    return not key or (key in labels and value in ("", labels[key]))
+    return all(key in labels and value in (None, labels[key]) for key, value in selector.items())

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvasir_operator.api.crd import crd_text
+from kvasir_operator.api.labels import ROLE_LABEL
+from kvasir_operator.api.reference import reference_text
 from kvasir_operator.cli import main
-from kvasir_operator.desired import desired_objects
+from kvasir_operator.desired.objects import desired_objects
 from kvasir_operator.manifests import load_services
 from kvasir_operator.settings import OperatorSettings
 
@@ -51,7 +54,7 @@ def test_the_speculative_example_drafts_with_the_small_model(capsys: pytest.Capt
     [engine] = [
         each["spec"]["template"]["spec"]["containers"][0]
         for each in yaml.safe_load_all(printed.out)
-        if (each["kind"], each["metadata"]["name"]) == ("Deployment", "speculative-engine")
+        if each["kind"] == "Deployment" and each["metadata"]["labels"][ROLE_LABEL] == "serve"
     ]
     config = json.loads(dict(pairwise(engine["command"]))["--speculative-config"])
 
@@ -132,4 +135,27 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
         main(["run", "--help"])
     text = capsys.readouterr().out
 
-    assert all(f"--{field.name.replace('_', '-')}" in text for field in dataclasses.fields(OperatorSettings))
+    flags = {field.name: f"--{field.name.replace('_', '-')} " for field in dataclasses.fields(OperatorSettings)}
+    assert all(flag in text for flag in {**flags, "defaults": "--pod-defaults "}.values())
+
+
+def test_render_lays_the_installations_defaults_under_the_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defaults = tmp_path / "pod-defaults.yaml"
+    defaults.write_text("engine: {pod: {schedulerName: volcano}}")
+    assert main(["render", "--pod-defaults", str(defaults), str(QUICKSTART)]) == 0
+    assert "schedulerName: volcano" in capsys.readouterr().out
+
+    defaults.write_text("engine: {pod: {scheduler: volcano}}")
+    assert main(["render", "--pod-defaults", str(defaults), str(QUICKSTART)]) == 2
+    assert f"{defaults}: engine.pod.scheduler: unknown field" in capsys.readouterr().err
+
+
+def test_crd_prints_the_crd_or_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for arguments in (["crd"], ["crd", "--reference"]):
+        assert main(arguments) == 0
+        printed.append(capsys.readouterr().out)
+
+    assert printed == [crd_text(), reference_text()]

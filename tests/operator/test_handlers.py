@@ -1,4 +1,4 @@
-"""How kopf is set up: quiet, with server-side filters, and with our client's credentials."""
+"""How kopf is set up: quiet, bounded, with our client's credentials; and which events of a service are news."""
 
 import asyncio
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from kvasir_operator.handlers import kopf_credentials, kopf_registry, kopf_settings
-from kvasir_operator.kinds import ServiceKey
-from kvasir_operator.kube import load_configuration
+from kvasir_operator.handlers import SeenSpecs, kopf_credentials, kopf_settings
+from kvasir_operator.kube.configuration import load_configuration
 
 
 def test_kopf_writes_nothing_to_the_cluster_and_its_requests_are_bounded() -> None:
@@ -22,41 +21,29 @@ def test_neither_namespaces_nor_crds_are_watched() -> None:
     assert kopf_settings().scanning.disabled
 
 
-def test_nothing_but_startup_free_event_handlers_is_registered() -> None:
-    async def configuration() -> Configuration:
-        return Configuration()
-
-    registry = kopf_registry(configuration, lambda key: None)
-    assert len(registry._watching.get_all_handlers()) == 1
-    assert not [*registry._changing.get_all_handlers(), *registry._spawning.get_all_handlers()]
-    assert not any(handler.requires_finalizer for handler in registry._changing.get_all_handlers())
-
-
 @pytest.mark.parametrize(
-    ("kind_of_change", "metadata", "num_woken"),
+    ("event_type", "metadata", "is_news"),
     [
-        ("MODIFIED", {}, 1),  # the status
-        ("MODIFIED", {"generation": 2}, 2),
-        ("MODIFIED", {"deletionTimestamp": "2026-01-01T00:00:00Z"}, 2),
-        ("DELETED", {}, 2),
-        ("ADDED", {"uid": "another"}, 2),
+        ("MODIFIED", {}, False),  # the status
+        (None, {}, False),  # the list of a watch that was opened anew
+        ("MODIFIED", {"generation": 2}, True),
+        ("MODIFIED", {"deletionTimestamp": "2026-01-01T00:00:00Z"}, True),
+        ("DELETED", {}, True),
+        ("ADDED", {"uid": "another"}, True),
     ],
 )
-def test_a_service_is_woken_by_what_is_news_of_its_spec(
-    kind_of_change: str, metadata: dict[str, Any], num_woken: int
+def test_only_what_changed_of_a_services_spec_is_news(
+    event_type: str | None, metadata: dict[str, Any], is_news: bool
 ) -> None:
-    async def configuration() -> Configuration:
-        return Configuration()
+    specs, first = SeenSpecs(), {"namespace": "models", "name": "llama", "uid": "u", "generation": 1}
+    assert specs.is_news("ADDED", first)
+    assert specs.is_news(event_type, {**first, **metadata}) is is_news
 
-    async def body() -> list[ServiceKey]:
-        woken: list[ServiceKey] = []
-        [handler] = kopf_registry(configuration, woken.append)._watching.get_all_handlers()
-        first = {"namespace": "models", "name": "llama", "uid": "u", "generation": 1}
-        for kind, seen in (("ADDED", first), (kind_of_change, {**first, **metadata})):
-            await handler.fn(type=kind, body={"metadata": seen})
-        return woken
 
-    assert asyncio.run(body()) == [ServiceKey("models", "llama")] * num_woken
+def test_a_service_that_went_is_forgotten() -> None:
+    specs, metadata = SeenSpecs(), {"namespace": "models", "name": "llama", "uid": "u", "generation": 1}
+    for event_type in ("ADDED", "DELETED", "ADDED"):
+        assert specs.is_news(event_type, metadata)
 
 
 def test_kopf_gets_the_token_without_its_scheme() -> None:
@@ -67,6 +54,15 @@ def test_kopf_gets_the_token_without_its_scheme() -> None:
         return credentials.server, credentials.scheme, credentials.token
 
     assert asyncio.run(body()) == ("https://127.0.0.1:6443", "Bearer", "secret")
+
+
+def test_kopf_takes_the_same_way_through_a_proxy_as_the_client() -> None:
+    async def body() -> str | None:
+        configuration = Configuration(host="https://127.0.0.1:6443")
+        configuration.proxy = "http://proxy.example.com:3128"
+        return (await kopf_credentials(configuration)).proxy_url
+
+    assert asyncio.run(body()) == "http://proxy.example.com:3128"
 
 
 def test_a_pod_uses_its_own_service_account(monkeypatch: pytest.MonkeyPatch) -> None:

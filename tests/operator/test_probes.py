@@ -1,6 +1,7 @@
 """The operator's metrics and probes over HTTP."""
 
 import asyncio
+import socket
 
 import aiohttp
 import pytest
@@ -10,17 +11,17 @@ from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.probes import serving_probes
 
 
-async def get(port: int, path: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+async def get(address: str, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}") as answer:
         return answer.status, await answer.text()
 
 
 def test_probes_tell_what_is_wrong() -> None:
     async def body() -> None:
         registry = OperatorMetrics().registry
-        async with serving_probes("127.0.0.1", 0, registry, lambda: "stuck for 400 s", lambda: None) as port:
-            assert await get(port, "/healthz") == (503, "stuck for 400 s")
-            assert await get(port, "/readyz") == (200, "ok")
+        async with serving_probes("127.0.0.1", 0, registry, lambda: "stuck for 400 s", lambda: None) as address:
+            assert await get(address, "/healthz") == (503, "stuck for 400 s")
+            assert await get(address, "/readyz") == (200, "ok")
 
     asyncio.run(body())
 
@@ -31,8 +32,8 @@ def test_metrics_are_served_in_the_prometheus_format() -> None:
         metrics.count_write("apply", "Deployment")
         metrics.watch_queue(lambda: 3)
         metrics.set_leader(True)
-        async with serving_probes("127.0.0.1", 0, metrics.registry, lambda: None, lambda: None) as port:
-            return (await get(port, "/metrics"))[1]
+        async with serving_probes("127.0.0.1", 0, metrics.registry, lambda: None, lambda: None) as address:
+            return (await get(address, "/metrics"))[1]
 
     text = asyncio.run(body())
     assert 'kvasir_operator_api_writes_total{kind="Deployment",verb="apply"} 1.0' in text
@@ -43,9 +44,34 @@ def test_metrics_are_served_in_the_prometheus_format() -> None:
 def test_a_port_in_use_is_named() -> None:
     async def body() -> None:
         registry = OperatorMetrics().registry
-        async with serving_probes("127.0.0.1", 0, registry, lambda: None, lambda: None) as port:
-            with pytest.raises(KvasirOperatorError, match=f"127.0.0.1:{port}: .*--port"):
-                async with serving_probes("127.0.0.1", port, registry, lambda: None, lambda: None):
+        async with serving_probes("127.0.0.1", 0, registry, lambda: None, lambda: None) as address:
+            with pytest.raises(KvasirOperatorError, match=f"{address}: .*--port"):
+                async with serving_probes(
+                    "127.0.0.1", int(address.rpartition(":")[2]), registry, lambda: None, lambda: None
+                ):
                     pass
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "[::1]"])
+def test_the_default_address_is_every_address_of_both_families(client: str) -> None:
+    async def body() -> tuple[int, str]:
+        registry = OperatorMetrics().registry
+        async with serving_probes("::", 0, registry, lambda: None, lambda: None) as address:
+            assert address.startswith("[::]:")
+            return await get(f"{client}:{address.rpartition(':')[2]}", "/readyz")
+
+    assert asyncio.run(body()) == (200, "ok")
+
+
+def test_a_kernel_without_ipv6_serves_every_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+
+    async def body() -> tuple[int, str]:
+        registry = OperatorMetrics().registry
+        async with serving_probes("::", 0, registry, lambda: None, lambda: None) as address:
+            assert address.startswith("0.0.0.0:")
+            return await get(f"127.0.0.1:{address.rpartition(':')[2]}", "/readyz")
+
+    assert asyncio.run(body()) == (200, "ok")

@@ -1,12 +1,22 @@
 """What a pass does where a real API server cannot easily be brought: bad stored specs, deletion under way, outages."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from kvasir_operator.errors import KubeForbiddenError, KubeUnavailableError
-from kvasir_operator.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
+from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
+from kvasir_operator.errors import (
+    KubeApiError,
+    KubeForbiddenError,
+    KubeUnavailableError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    ObjectRefusedError,
+)
+from kvasir_operator.kube.features import ClusterFeatures
+from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 
@@ -14,6 +24,7 @@ from .cluster_objects import NOW, deployment, owner, pod, pod_event, service, wa
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
+FEATURES = ClusterFeatures((1, 36))
 SPEC = {"model": {"source": "pvc://checkpoints/model"}, "engine": {"device": "cpu"}}
 
 
@@ -25,7 +36,9 @@ def kube_with(spec: dict[str, Any], **metadata: Any) -> MemoryKube:
 
 
 def reconcile(kube: MemoryKube, do_changes_wait: bool = False) -> Outcome:
-    reconciler = Reconciler(kube, OperatorSettings(), lambda: NOW, do_changes_wait=lambda: do_changes_wait)
+    reconciler = Reconciler(
+        kube, OperatorSettings(), lambda: FEATURES, lambda: NOW, do_changes_wait=lambda: do_changes_wait
+    )
     return asyncio.run(reconciler.reconcile(KEY))
 
 
@@ -41,7 +54,7 @@ def test_a_service_that_is_not_there_or_being_deleted_is_gone() -> None:
     assert leaving.writes == []
 
 
-def test_a_spec_that_does_not_hold_is_told_and_the_children_stay() -> None:
+def test_a_spec_that_does_not_hold_is_reported_and_the_children_stay() -> None:
     kube = kube_with({"model": {"source": "nonsense"}})
     running = deployment()
     running["metadata"]["ownerReferences"] = [owner()]
@@ -51,10 +64,10 @@ def test_a_spec_that_does_not_hold_is_told_and_the_children_stay() -> None:
     assert (degraded["status"], degraded["reason"]) == ("True", "InvalidSpec")
     assert "spec.model.source" in degraded["message"]
     assert [role["role"] for role in stored_status(kube)["roles"]] == ["serve"]
-    assert {verb for verb, _ in kube.writes} == {"create", "patch status"}  # the Event and the status
+    assert {verb for verb, _ in kube.writes} == {"create", "apply status"}  # the Event and the status
 
 
-def test_an_invalid_spec_is_not_told_twice() -> None:
+def test_an_invalid_spec_is_not_reported_twice() -> None:
     kube = kube_with({"model": {"source": "nonsense"}})
     reconcile(kube)
     kube.writes.clear()
@@ -70,17 +83,58 @@ def test_a_pass_whose_reads_fail_writes_nothing() -> None:
     assert kube.writes == []
 
 
-def test_an_event_that_may_not_be_posted_does_not_hold_up_the_status() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        KubeForbiddenError("events is forbidden", 403),
+        ObjectRefusedError("invalid", 422),
+        ObjectNotFoundError("expired between two requests", 404),
+        ObjectConflictError("changed", 409),
+    ],
+)
+def test_an_event_that_cannot_be_posted_does_not_hold_up_the_status(error: KubeApiError) -> None:
     class NoEvents(MemoryKube):
         async def create(self, obj: dict[str, Any]) -> dict[str, Any]:
             if obj["kind"] == EVENT.kind:
-                raise KubeForbiddenError("events is forbidden", 403)
+                raise ObjectConflictError("already exists", 409)
             return await super().create(obj)
+
+        async def merge(self, kind: Kind, *args: Any) -> dict[str, Any]:
+            if kind == EVENT:
+                raise error
+            return await super().merge(kind, *args)
 
     kube = NoEvents()
     kube.objects = kube_with(SPEC).objects
     reconcile(kube)
     assert stored_status(kube)["observedGeneration"] == 3
+
+
+@pytest.mark.parametrize("spec", [SPEC, {"model": {"source": "nonsense"}}])
+def test_a_status_that_was_not_stored_as_the_object_had_changed_is_derived_again_soon(spec: dict[str, Any]) -> None:
+    """Labels and annotations are no news of the spec, so no event wakes the service."""
+
+    class Annotated(MemoryKube):
+        async def create(self, obj: dict[str, Any]) -> dict[str, Any]:
+            self.objects[(INFERENCE_SERVICE.kind, *KEY)]["metadata"]["resourceVersion"] = "10"
+            return await super().create(obj)
+
+    kube = Annotated()
+    kube.objects = kube_with(spec).objects
+    assert reconcile(kube) == Outcome(retry_seconds=1.0)
+    assert stored_status(kube) == {}
+    assert reconcile(kube) == Outcome()
+    assert stored_status(kube)["observedGeneration"] == 3
+
+
+@pytest.mark.parametrize("labels", [{}, {ROLE_LABEL: "gateway"}], ids=["no role", "a role that we have not"])
+def test_a_deployment_of_somebody_else_that_has_the_services_label_is_no_role(labels: dict[str, str]) -> None:
+    kube, theirs = kube_with(SPEC), deployment()
+    theirs["metadata"] |= {"name": "benchmark", "uid": "uid-of-theirs", "labels": {SERVICE_LABEL: "llama", **labels}}
+    theirs["spec"]["template"]["metadata"]["labels"] = {"app": "benchmark"}
+    kube.objects[("Deployment", "models", "benchmark")] = theirs
+    reconcile(kube)
+    assert [role["role"] for role in stored_status(kube)["roles"]] == ["serve", "router"]
 
 
 def changed_service() -> MemoryKube:
@@ -92,29 +146,47 @@ def changed_service() -> MemoryKube:
     return kube
 
 
-def test_a_plain_change_is_told_by_the_next_pass_while_other_changes_wait() -> None:
+def test_a_plain_change_is_reported_by_the_next_pass_while_other_changes_wait() -> None:
     kube = changed_service()
     assert reconcile(kube, do_changes_wait=True) == Outcome(retry_seconds=0.0)
-    assert kube.writes == [("apply by kvasir-operator", "Deployment llama-engine")]
+    assert [verb for verb, _ in kube.writes] == ["apply by kvasir-operator", "apply by kvasir-operator", "patch"]
     assert reconcile(kube, do_changes_wait=True) == Outcome()
-    assert [verb for verb, _ in kube.writes[1:]] == ["create", "patch status"]  # the Event and the status
+    assert kube.writes[-1][0] == "apply status"
 
 
-def test_what_is_told_late_is_what_would_have_been_told_at_once() -> None:
+def test_what_is_reported_late_is_what_would_have_been_reported_at_once() -> None:
     late, at_once = changed_service(), changed_service()
     for _ in range(2):
         reconcile(late, do_changes_wait=True)
-    reconcile(at_once)
+        reconcile(at_once)
     events = [{name for kind, _, name in kube.objects if kind == EVENT.kind} for kube in (late, at_once)]
     assert (stored_status(late), events[0]) == (stored_status(at_once), events[1])
 
 
-def test_what_only_this_pass_knows_is_told_at_once() -> None:
+def test_what_only_this_pass_knows_is_reported_at_once() -> None:
     kube = changed_service()
-    del kube.objects[("Service", "models", "llama-engine")]
+    del kube.objects[("Service", "models", "llama-router")]
     assert reconcile(kube, do_changes_wait=True) == Outcome()
-    assert "created Service llama-engine" in [event.get("message") for event in kube.objects.values()]
-    assert kube.writes[-1][0] == "patch status"
+    assert "created Service llama-router" in [event.get("message") for event in kube.objects.values()]
+    assert kube.writes[-1][0] == "apply status"
+
+
+def test_a_canary_that_is_taken_back_gets_requests_by_its_pods_from_then_on() -> None:
+    kube = kube_with(SPEC)
+    reconcile(kube)
+    [current] = {each["metadata"].get("labels", {}).get(REVISION_LABEL) for each in kube.objects.values()} - {None}
+    for kind, *_, name in [key for key in kube.objects if key[2] == f"llama-serve-{current}"]:
+        theirs = json.loads(json.dumps(kube.objects[(kind, "models", name)]).replace(current, "cccccccccc"))
+        kube.objects[(kind, "models", "llama-serve-cccccccccc")] = theirs
+    canary = kube.objects[("Service", "models", "llama-serve-cccccccccc")]
+    canary["metadata"]["labels"][TRAFFIC_WEIGHT] = "50"
+    kube.writes.clear()
+    reconcile(kube)
+    assert ("patch", "Service llama-serve-cccccccccc") in kube.writes
+    assert TRAFFIC_WEIGHT not in kube.objects[("Service", "models", "llama-serve-cccccccccc")]["metadata"]["labels"]
+    kube.writes.clear()
+    reconcile(kube)
+    assert ("patch", "Service llama-serve-cccccccccc") not in kube.writes
 
 
 def secret_of(kube: MemoryKube) -> dict[str, Any]:

@@ -38,6 +38,6 @@ def test_a_signal_ends_an_operator_that_waits_for_the_api_server(
         while "waiting for the API server" not in caplog.text:  # noqa: ASYNC110, a log has no event
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running, timeout=1.0)
+        await asyncio.wait_for(running, timeout=30.0)
 
     asyncio.run(body())

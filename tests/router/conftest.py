@@ -30,6 +30,8 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 class FakeEngine:
     def __init__(self, name: str) -> None:
         self.name = name
+        self.host = "127.0.0.1"
+        self.models = [MODEL]
         self.num_tokens = 5
         self.token_seconds = 0.0
         self.status = 200
@@ -49,6 +51,7 @@ class FakeEngine:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
+        self.paths: list[str] = []
         self.journals: list[bytes] = []
         self.started = asyncio.Condition()
         self.aborted = asyncio.Event()
@@ -57,7 +60,7 @@ class FakeEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     def stream_bytes(self, num_tokens: int) -> bytes:
         """What the first tokens of a stream look like on the wire."""
@@ -72,7 +75,7 @@ class FakeEngine:
         app.router.add_post("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
@@ -94,7 +97,7 @@ class FakeEngine:
         return web.Response(status=200 if self.is_healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.metrics)
@@ -104,6 +107,7 @@ class FakeEngine:
         at = int(request.headers.get(JOURNAL_HEADER, len(body)))
         body, journal = body[:at], body[at:]
         async with self.started:
+            self.paths.append(request.raw_path)
             self.journals.append(journal)
             self.bodies.append(body)
             self.requests.append(json.loads(body))
@@ -111,7 +115,7 @@ class FakeEngine:
             self.started.notify_all()
         try:
             return await self._speak(request, self.requests[-1])
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
             self.aborted.set()
             raise
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from kvasir_router import server
+from kvasir_router.routes import FORWARDED_PATHS
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -65,8 +67,51 @@ async def test_an_engines_error_is_relayed(engine: Any, start_router: Any, clien
 
 async def test_other_paths_are_passed_through(engine: Any, start_router: Any, client: Any) -> None:
     router = await start_router(engine)
-    for path in ("/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"):
+    for path in FORWARDED_PATHS:
         async with client.post(router.url + path, json={"model": "tiny", "prompt": [1, 2]}) as response:
+            assert response.status == 200, path
+    assert engine.paths == list(FORWARDED_PATHS)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/v1/chat/completions/../load_lora_adapter",
+        "/v1/chat/completions%2F..%2Fload_lora_adapter",
+        "//v1/chat/completions",
+        "/v1/chat",
+        "/v1/",
+        "/v1",
+        "/",
+        "/drain",
+        "/load",
+        "/metrics",
+    ],
+)
+async def test_nothing_else_of_an_engine_can_be_reached(path: str, engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    for method in ("POST", "GET"):
+        async with client.request(method, URL(router.url + path, encoded=True), json=chat()) as response:
+            assert (response.status, (await error_of(response))["code"]) == (404, "unknown_path")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("written", [CHAT + "/", CHAT + "//", "/v1/chat%2Fcompletions", "/%761/chat/completions/"])
+async def test_engines_see_a_path_as_it_is_named_here_however_the_client_writes_it(
+    written: str, engine: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(engine)
+    async with client.post(URL(router.url + written + "?a=%2F/", encoded=True), json=chat()) as response:
+        assert response.status == 200
+    assert engine.paths == [CHAT + "?a=%2F/"]
+
+
+async def test_models_are_listed_with_a_slash_too(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    for path in ("/v1/models/", "/v1/models/tiny/"):
+        async with client.get(router.url + path, allow_redirects=False) as response:
             assert response.status == 200, path
 
 
@@ -102,7 +147,7 @@ async def test_malformed_json_is_refused_here(body: bytes, engine: Any, start_ro
 
 
 async def test_an_unknown_model_is_refused_with_the_known_ones(engine: Any, start_router: Any, client: Any) -> None:
-    router = await start_router(engine, model=("tiny", "gpt-4o-mini"))
+    router = await start_router(engine, model="tiny", model_alias=("gpt-4o-mini",))
     async with client.post(router.url + CHAT, json=chat() | {"model": "nope"}) as response:
         error = await error_of(response)
     assert (response.status, error["code"], error["param"]) == (404, "model_not_found", "model")
@@ -176,15 +221,23 @@ async def test_every_request_proves_itself_with_the_routers_secret(engine: Any, 
     assert not (FORGED.keys() - {"x-kvasir-router-secret"}) & engine.headers[0].keys()
 
 
-async def test_a_redirect_is_relayed_and_nobody_else_gets_the_request(
-    engines: Any, start_router: Any, client: Any
-) -> None:
+async def test_a_redirect_is_neither_followed_nor_relayed(engines: Any, start_router: Any, client: Any) -> None:
     engine, elsewhere = engines
     engine.redirect_to = elsewhere.url
     router = await start_router(engine, router_secret="s3")
     async with client.post(router.url + CHAT, json=chat(), allow_redirects=False) as response:
-        assert (response.status, response.headers["location"]) == (307, elsewhere.url + CHAT)
+        assert (response.status, (await error_of(response))["code"]) == (502, "endpoint_unreachable")
+        assert "location" not in response.headers
+        assert elsewhere.url not in await response.text()
     assert elsewhere.requests == []
+
+
+async def test_where_one_engine_redirects_another_answers(engines: Any, start_router: Any, client: Any) -> None:
+    engines[0].redirect_to = "http://nowhere.invalid"
+    router = await start_router(*engines, policy="roundRobin")
+    for _ in range(2):
+        async with client.post(router.url + CHAT, json=chat(), allow_redirects=False) as response:
+            assert (response.status, response.headers["x-engine"]) == (200, "two")
 
 
 async def test_a_revoked_key_is_refused_once_the_keys_were_read_again(
@@ -208,10 +261,72 @@ async def models_status(client: aiohttp.ClientSession, router: Any, key: str) ->
 
 async def test_named_models_are_listed_without_any_endpoint(engine: Any, start_router: Any, client: Any) -> None:
     engine.is_ready = False
-    router = await start_router(engine, model=("tiny", "alias"))
+    router = await start_router(engine, model="tiny", model_alias=("alias",))
     async with client.get(router.url + "/v1/models") as response:
         cards = (await response.json())["data"]
     assert [(card["id"], card["root"]) for card in cards] == [("tiny", "tiny"), ("alias", "tiny")]
+
+
+async def test_each_listed_model_has_a_card_of_its_own(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine, model="tiny", model_alias=("org/alias",))
+    for name, root in (("tiny", "tiny"), ("org/alias", "tiny")):
+        async with client.get(f"{router.url}/v1/models/{name}") as response:
+            card = await response.json()
+            assert (card["id"], card["root"]) == (name, root)
+    async with client.get(router.url + "/v1/models/nope") as response:
+        assert (response.status, (await error_of(response))["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_engines_see_the_models_own_name_instead_of_an_alias(
+    stream: bool, engine: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(engine, model="tiny", model_alias=("alias",))
+    body = b'{ "stream" : %s,"model":"alias", "seed":1e3, "messages": [ {"content":"\u00e4 \xc3\xa4"} ] }'
+    async with client.post(router.url + CHAT, data=body % (b"true" if stream else b"false")) as response:
+        assert response.status == 200
+    seen = engine.bodies[0]
+    assert json.loads(seen)["model"] == "tiny"
+    for value in (b'"seed":1e3', b'"messages":[ {"content":"\u00e4 \xc3\xa4"} ]'):
+        assert value in seen
+
+
+async def test_a_request_by_the_models_own_name_keeps_its_bytes_where_there_are_aliases(
+    engine: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(engine, model="tiny", model_alias=("alias",))
+    body = b'{ "model" : "tiny", "messages":[]}'
+    async with client.post(router.url + CHAT, data=body) as response:
+        assert response.status == 200
+    assert engine.bodies == [body]
+
+
+async def test_a_request_by_an_alias_finds_the_cache_of_the_models_own_name(
+    engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines, model="tiny", model_alias=("alias",))
+    names = []
+    for model in ("tiny", "alias", "alias"):
+        async with client.post(router.url + CHAT, json=chat("story " * 2000) | {"model": model}) as response:
+            names.append(response.headers["x-engine"])
+    assert len(set(names)) == 1
+
+
+async def test_an_adapter_is_listed_and_goes_to_the_engine_that_has_it(
+    engines: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    engines[1].models = ["tiny", "sql"]
+    router = await start_router(*engines, model="tiny", policy="roundRobin")
+    await until(lambda: "sql" in router.fleet.known_models())
+    async with client.get(router.url + "/v1/models") as response:
+        assert [card["id"] for card in (await response.json())["data"]] == ["tiny", "sql"]
+    for _ in range(3):
+        async with client.post(router.url + CHAT, json=chat() | {"model": "sql"}) as response:
+            assert (response.status, response.headers["x-engine"]) == (200, "two")
+    engines[1].models = ["tiny"]
+    await until(lambda: "sql" not in router.fleet.known_models())
+    async with client.post(router.url + CHAT, json=chat() | {"model": "sql"}) as response:
+        assert response.status == 404
 
 
 async def test_models_are_learned_from_the_engines(engine: Any, start_router: Any, client: Any) -> None:
@@ -247,6 +362,21 @@ async def test_a_conversation_returns_to_the_engine_that_holds_it(engines: Any, 
         async with client.post(router.url + CHAT, json={"model": "tiny", "messages": messages}) as response:
             names.append(response.headers["x-engine"])
     assert len(set(names)) == 1
+
+
+async def test_a_prompt_without_stream_counts_as_prefill_only_as_long_as_that_should_take(
+    engine: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    """Its first byte comes with its last token, so nothing else tells that its prefill is over."""
+    router = await start_router(engine)
+    engine.gate.clear()
+    answer = asyncio.create_task(client.post(router.url + CHAT, json=chat("story " * 2000)))
+    await engine.wait_for_requests(1)
+    assert router.fleet.describe()[0]["prefill_tokens"] > 0
+    await until(lambda: router.fleet.describe()[0]["prefill_tokens"] == 0)
+    assert router.fleet.describe()[0]["num_in_flight"] == 1
+    engine.gate.set()
+    (await answer).close()
 
 
 async def test_round_robin_alternates(engines: Any, start_router: Any, client: Any) -> None:

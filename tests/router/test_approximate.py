@@ -49,6 +49,14 @@ def test_a_shared_beginning_outlives_its_continuations() -> None:
     assert index.num_matched_blocks("a", LONG, now=3) == 3
 
 
+def test_a_prompt_that_is_used_again_outlives_a_newer_one() -> None:
+    index = ApproximatePrefixIndex(10, ttl_seconds=100)
+    newer, newest = (hash_blocks(text * 50, 10, seed=2) for text in (b"y", b"z"))
+    for now, prompt in enumerate((LONG[:5], newer, LONG[:5], newest)):
+        index.insert("a", prompt, now=now)
+    assert [index.num_matched_blocks("a", prompt, now=4) for prompt in (LONG[:5], newer, newest)] == [5, 0, 5]
+
+
 def test_blocks_past_their_lifetime_do_not_match() -> None:
     index = ApproximatePrefixIndex(100, ttl_seconds=10)
     index.insert("a", LONG, now=0)

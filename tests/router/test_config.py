@@ -23,10 +23,15 @@ def test_sizes(text: str, size: int) -> None:
 
 def test_flags_become_the_configuration() -> None:
     config = parse_arguments(
-        [*ENDPOINT, "--endpoint", "http://127.0.0.1:8001", "--model", "m", "--model", "alias", "--max-queue-wait", "5s"]
+        [*ENDPOINT, "--endpoint", "http://127.0.0.1:8001", "--model", "m", "--max-queue-wait", "5s"]
     )
     assert config.endpoint == ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
-    assert (config.model, config.max_queue_wait, config.policy) == (("m", "alias"), 5.0, "finishTime")
+    assert (config.model, config.max_queue_wait, config.policy) == ("m", 5.0, "finishTime")
+
+
+def test_a_model_may_have_several_aliases() -> None:
+    config = parse_arguments([*ENDPOINT, "--model", "m", "--model-alias", "a", "--model-alias", "b"])
+    assert (config.model, config.model_alias) == ("m", ("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +39,12 @@ def test_flags_become_the_configuration() -> None:
     [
         (["serve"], "exactly one of --endpoint and --endpoints-service, got neither"),
         ([*ENDPOINT, "--endpoints-service", "a/b:1"], "got both"),
+        ([*ENDPOINT, "--model-alias", "a"], "--model-alias 'a' stands for no model; name it with --model"),
+        ([*ENDPOINT, "--model", "m", "--model", "a"], "--model is given twice, but takes one value"),
+        (
+            [*ENDPOINT, "--max-body-size", "2G"],
+            "--max-body-size 2000000000 is more than --max-held-body-size 268435456",
+        ),
         ([*ENDPOINT, "--bogus"], "unrecognized arguments: --bogus"),
         ([*ENDPOINT, "--polic", "roundRobin"], "unrecognized arguments"),
         ([*ENDPOINT, "--policy", "random"], "invalid choice: 'random'"),

@@ -94,7 +94,7 @@ async def test_a_stream_cut_short_ends_with_an_error_event_and_is_not_repeated(
 
 async def test_requests_wait_for_an_engine_to_become_ready(engine: Any, start_router: Any, client: Any) -> None:
     engine.is_ready = False
-    router = await start_router(engine, model=("tiny",))
+    router = await start_router(engine, model="tiny")
     answer = asyncio.create_task(ask(client, router))
     while router.admission.num_waiting == 0:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
@@ -168,7 +168,7 @@ async def test_a_client_that_leaves_the_queue_never_reaches_an_engine(
     engine: Any, start_router: Any, client: Any, until: Any
 ) -> None:
     engine.is_ready = False
-    router = await start_router(engine, model=("tiny",))
+    router = await start_router(engine, model="tiny")
     answer = asyncio.create_task(ask(client, router))
     await until(lambda: router.admission.num_waiting == 1)
     answer.cancel()

@@ -1,9 +1,13 @@
-from kvasir_router.endpoints.endpoint import Address
+from dataclasses import replace
+
+import pytest
+
+from kvasir_router.endpoints.endpoint import Address, Role
 from kvasir_router.fleet import EndpointState, Fleet, Ticket
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.request import EXPECTED_OUTPUT_TOKENS, InferenceRequest
 
-REQUEST = InferenceRequest("/v1/completions", b"", "m", True, 100, tuple(range(10)))
+REQUEST = InferenceRequest("/v1/completions", "m", True, 100, tuple(range(10)))
 A, B = Address("http://a"), Address("http://b")
 
 
@@ -18,7 +22,7 @@ class Clock:
 class Picture:
     """A fleet of A and B, both ready, with its clock and the count of calls to on_room."""
 
-    def __init__(self, *, learn_models: bool = False, max_in_flight: int = 4) -> None:
+    def __init__(self, *, own_models: frozenset[str] = frozenset({"m"}), max_in_flight: int = 4) -> None:
         self.clock = Clock()
         self.num_room_calls = 0
         self.fleet = Fleet(
@@ -27,7 +31,7 @@ class Picture:
             self._on_room,
             max_in_flight=max_in_flight,
             block_tokens=10,
-            learn_models=learn_models,
+            own_models=own_models,
         )
         self.fleet.set_addresses({A, B}, EndpointState.READY)
 
@@ -95,6 +99,28 @@ def test_first_tokens_teach_the_rate_with_the_queue_ahead() -> None:
     assert picture.view().prefill_rate < before
 
 
+def test_a_requests_time_is_that_of_the_tokens_before_it_too() -> None:
+    """Pairs on an engine of 1,000 tokens/s: the second waits for the first, and is no slower for that."""
+    picture = Picture()
+    for number in range(0, 100, 2):
+        tickets = []
+        for prompt in (number, number + 1):
+            request = replace(REQUEST, num_prompt_tokens=1000, block_hashes=(1000 + prompt,))
+            tickets.append(picture.fleet.dispatch(request, picture.view()))
+        for ticket in tickets:
+            picture.clock.now += 1.0
+            ticket.first_token(picture.clock.now)
+            ticket.finish()
+    assert picture.view().prefill_rate == pytest.approx(1000, rel=0.1)
+
+
+def test_no_more_is_expected_to_be_cached_than_the_engines_kv_cache_holds() -> None:
+    picture = Picture()
+    picture.fleet.set_kv(A.url, usage=0.0, capacity_tokens=59)
+    picture.dispatch()
+    assert picture.view().cached_tokens == 50
+
+
 def test_room_is_announced_when_a_request_ends() -> None:
     picture = Picture()
     ticket = picture.dispatch()
@@ -118,11 +144,52 @@ def test_endpoints_that_are_not_ready_are_not_in_the_snapshot() -> None:
 
 
 def test_models_are_waited_for_when_they_are_to_be_learned() -> None:
-    picture = Picture(learn_models=True)
+    picture = Picture(own_models=frozenset())
     assert not picture.fleet.can_place("m")
     picture.fleet.set_models(A.url, frozenset({"m"}))
     assert picture.fleet.can_place("m")
     assert not picture.fleet.can_place("other")
+
+
+def test_every_endpoint_serves_the_own_model_and_those_that_list_an_adapter_serve_that() -> None:
+    picture = Picture()
+    picture.fleet.set_models(A.url, frozenset({"listed-otherwise", "sql"}))
+    assert picture.fleet.can_place("m")
+    assert picture.fleet.can_place("m", avoid={A.url})
+    assert picture.fleet.can_place("sql")
+    assert not picture.fleet.can_place("sql", avoid={A.url})
+    assert (picture.view(A.url).models, picture.view(B.url).models) == ({"m", "listed-otherwise", "sql"}, {"m"})
+
+
+def test_what_an_endpoint_lists_after_it_is_gone_is_not_known() -> None:
+    picture = Picture()
+    picture.fleet.set_addresses({B}, EndpointState.READY)
+    picture.fleet.set_models(A.url, frozenset({"sql"}))
+    assert picture.fleet.known_models() == frozenset()
+
+
+def test_models_of_an_endpoint_that_is_gone_are_no_longer_known() -> None:
+    picture = Picture()
+    picture.fleet.set_models(A.url, frozenset({"sql"}))
+    picture.fleet.set_addresses({B}, EndpointState.READY)
+    assert picture.fleet.known_models() == frozenset()
+    assert not picture.fleet.can_place("sql")
+
+
+def test_a_prefill_engine_gets_no_clients_requests() -> None:
+    picture = Picture()
+    picture.fleet.set_addresses({replace(A, role=Role.PREFILL), replace(B, role=Role.DECODE)}, EndpointState.READY)
+    assert [view.url for view in picture.fleet.snapshot(REQUEST).endpoints] == [B.url]
+    assert not picture.fleet.can_place("m", avoid={B.url})
+
+
+def test_new_labels_of_a_pod_are_seen_and_cost_it_nothing() -> None:
+    picture = Picture()
+    picture.dispatch()
+    picture.fleet.set_addresses({replace(A, revision="r", traffic_weight=10.0), B}, EndpointState.UNKNOWN)
+    view = picture.view()
+    assert (view.revision, view.traffic_weight, view.num_in_flight, view.cached_tokens) == ("r", 10.0, 1, 100)
+    assert picture.fleet.revisions() == {"r", ""}
 
 
 def test_a_pod_that_takes_over_an_address_inherits_nothing() -> None:

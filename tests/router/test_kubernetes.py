@@ -6,13 +6,12 @@ import pytest
 
 from kvasir_router.endpoints.endpoint import Address
 from kvasir_router.endpoints.kubernetes import (
-    EndpointSlice,
     KubernetesSource,
     ResourceExpiredError,
     ServiceReference,
     WatchFailedError,
-    addresses_of,
 )
+from kvasir_router.endpoints.slices import EndpointSlice
 from kvasir_router.errors import ConfigError
 
 
@@ -31,37 +30,6 @@ def endpoint_slice(name: str, version: int, *endpoints: dict[str, Any]) -> dict[
 
 def urls(published: frozenset[Address]) -> list[str]:
     return sorted(address.url for address in published)
-
-
-@pytest.mark.parametrize(
-    ("conditions", "is_usable"),
-    [
-        ({"ready": True, "serving": True, "terminating": False}, True),
-        ({"ready": False, "serving": False, "terminating": False}, False),
-        ({"ready": False, "serving": True, "terminating": True}, False),
-        ({"ready": True, "serving": True, "terminating": True}, False),  # publishNotReadyAddresses
-        ({}, True),
-    ],
-)
-def test_only_ready_addresses_that_are_not_terminating_count(conditions: dict[str, bool], is_usable: bool) -> None:
-    found = addresses_of({"s": endpoint_slice("s", 1, endpoint("10.0.0.1", **conditions))}, "8000")
-    assert urls(found) == (["http://10.0.0.1:8000"] if is_usable else [])
-
-
-def test_slices_of_one_service_are_joined() -> None:
-    slices = {name: endpoint_slice(name, 1, endpoint(ip)) for name, ip in [("s1", "10.0.0.1"), ("s2", "10.0.0.2")]}
-    assert urls(addresses_of(slices, "8000")) == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
-
-
-@pytest.mark.parametrize(
-    ("port", "expected"), [("http", ["http://[fd00::1]:8000"]), ("9", ["http://[fd00::1]:9"]), ("x", [])]
-)
-def test_the_port_is_a_number_or_a_name(port: str, expected: list[str]) -> None:
-    assert urls(addresses_of({"s": endpoint_slice("s", 1, endpoint("fd00::1"))}, port)) == expected
-
-
-def test_a_slice_without_endpoints_has_none() -> None:
-    assert addresses_of({"s": endpoint_slice("s", 1) | {"endpoints": None}}, "8000") == frozenset()
 
 
 def test_service_reference() -> None:
@@ -118,6 +86,14 @@ async def test_follows_added_changed_and_deleted_slices(until: Until) -> None:
     published = await followed(api, 4, until)
     one, two = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
     assert published == [[one], [one, two], [one], []]
+
+
+@pytest.mark.anyio
+async def test_a_weight_that_is_no_percentage_is_named_in_the_log(until: Until, caplog: Any) -> None:
+    broken = endpoint_slice("s", 1, endpoint("10.0.0.1"))
+    broken["metadata"]["labels"] = {"serving.kvasir.dev/traffic-weight": "ten"}
+    await followed(RecordedApi([([broken], "10")], []), 1, until)
+    assert "EndpointSlice s: serving.kvasir.dev/traffic-weight is ignored" in caplog.text
 
 
 @pytest.mark.anyio

@@ -52,9 +52,10 @@ async def api(server: tuple[FakeApiServer, str]) -> AsyncIterator[KubernetesSlic
         yield KubernetesSliceApi(client.DiscoveryV1Api(api_client), ServiceReference("models", "llama", "8000"))
 
 
-async def test_lists_the_services_slices(server: Any, api: KubernetesSliceApi) -> None:
+async def test_lists_the_slices_of_the_services_engines_by_label(server: Any, api: KubernetesSliceApi) -> None:
     assert await api.list() == ([SLICE], "7")
-    assert server[0].queries == [{"labelSelector": "kubernetes.io/service-name=llama"}]
+    selector = "serving.kvasir.dev/service=llama,serving.kvasir.dev/role notin (router)"
+    assert server[0].queries == [{"labelSelector": selector}]
 
 
 async def test_watches_from_a_version(server: Any, api: KubernetesSliceApi) -> None:

@@ -12,7 +12,7 @@ A, B, C = (EndpointView(url=url, prefill_rate=1000.0) for url in ("a", "b", "c")
 
 
 def prompt(num_tokens: int, model: str | None = "m") -> InferenceRequest:
-    return InferenceRequest("/v1/completions", b"", model, True, num_tokens, ())
+    return InferenceRequest("/v1/completions", model, True, num_tokens, ())
 
 
 def picked(policy: FinishTime | RoundRobin, request: InferenceRequest, *endpoints: EndpointView) -> str | None:
@@ -35,6 +35,12 @@ def picked(policy: FinishTime | RoundRobin, request: InferenceRequest, *endpoint
         ("KV nearly full", replace(A, kv_usage=0.99, kv_capacity_tokens=10**6), B, "b"),
         ("KV usage without capacity", replace(A, kv_usage=0.99), B, "b"),
         ("own requests fill the KV", replace(A, resident_tokens=9900, kv_capacity_tokens=10**4), B, "b"),
+        (
+            "the request's own KV need, where that is more of the cache",
+            replace(A, kv_usage=0.5, kv_capacity_tokens=2000),
+            replace(B, kv_usage=0.5, kv_capacity_tokens=10**6),
+            "b",
+        ),
         ("full KV outweighs a cached prefix", replace(A, kv_usage=1.0, cached_tokens=1000), B, "b"),
         (
             "full KV loses to a queue only while it is short",

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kvasir_router.errors import MalformedRequestError
-from kvasir_router.request import InferenceRequest, PromptSettings, parse
+from kvasir_router.request import InferenceRequest, PromptSettings, engine_body, parse
 
 SETTINGS = PromptSettings(block_tokens=4, bytes_per_token=4.0)
 CHAT = "/v1/chat/completions"
@@ -53,7 +53,36 @@ def test_a_body_that_is_no_json_object_is_malformed(body: bytes) -> None:
     ],
 )
 def test_wrong_types_are_left_to_the_engine(body: dict[str, Any]) -> None:
-    assert parsed(body).body == json.dumps(body).encode()
+    sent = json.dumps(body).encode()
+    assert engine_body(parsed(body), sent) == sent
+
+
+def resolved(body: bytes) -> InferenceRequest:
+    return parse(CHAT, body, SETTINGS, lambda name: {"alias": "m"}.get(name, name))
+
+
+def test_an_alias_becomes_the_models_own_name_and_every_other_value_keeps_its_bytes() -> None:
+    body = b'{"a" :  1e3, "model": "alias", "n":[ 1.0 ,9007199254740993], "s":"\\u00e4\xc3\xa4"}'
+    request = resolved(body)
+    assert request.model == "m"
+    assert engine_body(request, body) == b'{"a":1e3,"model":"m","n":[ 1.0 ,9007199254740993],"s":"\\u00e4\xc3\xa4"}'
+
+
+@pytest.mark.parametrize("model", [b'"m"', b'"other"', b"7", b"null", b'["alias"]'])
+def test_without_an_alias_the_body_is_the_clients_own(model: bytes) -> None:
+    body = b'{ "model" : %s }' % model
+    assert engine_body(resolved(body), body) is body
+
+
+def test_of_a_model_named_twice_the_last_counts_here_and_for_the_engine() -> None:
+    body = b'{"model":"m","model":"alias"}'
+    request = resolved(body)
+    assert (request.model, engine_body(request, body)) == ("m", b'{"model":"m"}')
+
+
+def test_an_alias_shares_the_blocks_of_the_models_own_name() -> None:
+    one, other = (resolved(json.dumps({"model": name, "prompt": "a" * 64}).encode()) for name in ("m", "alias"))
+    assert one.block_hashes == other.block_hashes != ()
 
 
 def test_reads_model_and_stream() -> None:

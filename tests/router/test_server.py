@@ -43,6 +43,7 @@ async def test_metrics_tell_what_happened(engine: Any, start_router: Any, client
     for line in (
         'kvasir_router_requests_total{code="200",model="tiny"} 2.0',
         'kvasir_router_requests_total{code="404",model=""} 1.0',
+        'kvasir_router_revision_requests_total{code="200",revision=""} 2.0',
         f'kvasir_router_picks_total{{endpoint="{engine.url}",policy="finishTime"}} 2.0',
         'kvasir_router_time_to_first_byte_seconds_count{model="tiny"} 2.0',
         'kvasir_router_request_duration_seconds_count{model="tiny"} 2.0',
@@ -101,6 +102,103 @@ async def test_endpoints_follow_the_services_slices(engine: Any, start_router: A
         assert response.status == 200
     api.set_ready(False)
     await until(lambda: router.fleet.urls() == frozenset())
+
+
+DOMAIN = "serving.kvasir.dev"
+
+
+class TwoRevisions:
+    """A Kubernetes API with a slice for each revision; the first has a weight that can be changed."""
+
+    def __init__(self, canary: Any, stable: Any) -> None:
+        self._engines = {"new": canary, "old": stable}
+        self._events: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+
+    def _slice(self, revision: str, weight: str | None = None, *, is_ready: bool = True) -> dict[str, Any]:
+        engine = self._engines[revision]
+        labels = {f"{DOMAIN}/role": "serve", f"{DOMAIN}/revision": revision}
+        labels |= {} if weight is None else {f"{DOMAIN}/traffic-weight": weight}
+        target = {"kind": "Pod", "uid": revision}
+        return {
+            "metadata": {"name": revision, "resourceVersion": "1", "labels": labels},
+            "ports": [{"name": "http", "port": engine.port}],
+            "endpoints": [
+                {"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}, "targetRef": target},
+            ],
+        }
+
+    def change(self, weight: str | None, *, is_ready: bool = True) -> None:
+        self._events.put_nowait({"type": "MODIFIED", "object": self._slice("new", weight, is_ready=is_ready)})
+
+    async def list(self) -> tuple[list[Mapping[str, Any]], str]:
+        return [self._slice("new", "25"), self._slice("old")], "1"
+
+    async def watch(self, resource_version: str) -> AsyncIterator[Mapping[str, Any]]:
+        while True:
+            yield await self._events.get()
+
+
+async def ask(client: aiohttp.ClientSession, router: Any, count: int) -> list[str]:
+    """The engines that answered."""
+    names = []
+    for _ in range(count):
+        async with client.post(router.url + CHAT, json=BODY) as response:
+            assert response.status == 200
+            await response.read()
+            names.append(response.headers["x-engine"])
+    return names
+
+
+async def test_a_canary_gets_its_weight_of_the_requests_and_a_new_one_without_restart(
+    engines: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    api = TwoRevisions(*engines)
+    router = await start_router(slice_api=api, endpoints_service="models/llama:http")
+    await until(lambda: len([one for one in router.fleet.describe() if one["models"]]) == 2)
+    assert (await ask(client, router, 8)).count("one") == 2
+    api.change("75")
+    await until(lambda: {one["traffic_weight"] for one in router.fleet.describe()} == {75.0, None})
+    assert (await ask(client, router, 8)).count("one") == 6
+    api.change("75", is_ready=False)
+    await until(lambda: len(router.fleet.urls()) == 1)
+    assert await ask(client, router, 4) == ["two"] * 4
+
+
+async def test_requests_and_failures_are_counted_by_revision_as_long_as_it_has_endpoints(
+    engines: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    api = TwoRevisions(*engines)
+    router = await start_router(slice_api=api, endpoints_service="models/llama:http", policy="roundRobin")
+    await until(lambda: len([one for one in router.fleet.describe() if one["models"]]) == 2)
+    engines[0].die_before_headers = True
+    assert await ask(client, router, 4) == ["two"] * 4
+    _, text = await read(client, router.admin_url + "/metrics")
+    assert 'kvasir_router_revision_requests_total{code="200",revision="old"} 4.0' in text
+    assert 'kvasir_router_revision_upstream_errors_total{reason="lost",revision="new"} 1.0' in text
+    api.change("25", is_ready=False)
+    await until(lambda: len(router.fleet.urls()) == 1)
+    _, text = await read(client, router.admin_url + "/metrics")
+    assert 'revision="new"' not in text
+    assert 'kvasir_router_revision_requests_total{code="200",revision="old"} 4.0' in text
+
+
+async def test_two_colons_serve_both_ports_on_ipv6_and_ipv4(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine, host="::")
+    for host in ("[::1]", "127.0.0.1"):
+        for url, path in ((router.url, "/v1/models"), (router.admin_url, "/health")):
+            assert (await read(client, url.replace("[::]", host) + path))[0] == 200
+
+
+async def test_an_engine_on_ipv6_is_probed_scraped_and_asked(
+    engine: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    await engine.stop()
+    engine.host, engine.metrics = "::1", "kvasir_kv_cache_usage_ratio 0.5\n"
+    await engine.start()
+    router = await start_router(engine)
+    assert await ask(client, router, 1) == ["one"]
+    await until(lambda: router.fleet.describe()[0]["kv_usage"] == 0.5)
+    assert router.fleet.describe()[0]["url"] == f"http://[::1]:{engine.port}"
 
 
 def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,43 @@
 {{- mustMerge $own .Values.commonLabels | toYaml }}
 {{- end }}
 
+{{/* Name of the role that routers are bound to. */}}
+{{- define "kvasir.routerRole" -}}
+{{ include "kvasir.fullname" . }}-router
+{{- end }}
+
+{{/* The Leases that the operator must hold, by namespace and name, as a JSON list. */}}
+{{- define "kvasir.leases" -}}
+{{- $leases := list }}
+{{- range .Values.watch.namespaces | default (list .Release.Namespace) }}
+{{- $leases = append $leases (dict "namespace" . "name" "kvasir-operator") }}
+{{- end }}
+{{- if not .Values.watch.namespaces }}
+{{- $leases = append $leases (dict "namespace" .Values.watch.clusterLeaseNamespace "name" "kvasir-operator-cluster-wide") }}
+{{- end }}
+{{- toJson $leases }}
+{{- end }}
+
+{{/* What holds for the objects of every InferenceService: the file of --pod-defaults. */}}
+{{- define "kvasir.podDefaults" -}}
+{{- toYaml .Values.podDefaults }}
+profiles:
+  {{- toYaml .Values.profiles | nindent 2 }}
+networkPeers:
+  operator:
+    namespaceLabels: {kubernetes.io/metadata.name: {{ .Release.Namespace }}}
+    podLabels:
+      {{- include "kvasir.selectorLabels" . | nindent 6 }}
+  metrics:
+    {{- toYaml .Values.networkPolicies.metricsFrom | nindent 4 }}
+podMonitors:
+  labels:
+    {{- toYaml .Values.monitoring.labels | nindent 4 }}
+  {{- with .Values.monitoring.interval }}
+  interval: {{ . }}
+  {{- end }}
+{{- end }}
+
 {{/* What selects the operator's pods; immutable in a Deployment. */}}
 {{- define "kvasir.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
@@ -32,10 +69,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
+{{/* Of the pod of `helm test`. */}}
+{{- define "kvasir.testLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: test
+{{- end }}
+
 {{/* An image reference: call with (list $ .Values.images.NAME). */}}
 {{- define "kvasir.image" -}}
 {{- $root := index . 0 }}{{ $image := index . 1 }}
-{{- with $root.Values.images.registry }}{{ . | trimSuffix "/" }}/{{ end }}
+{{- $advice := "name the registry that holds kvasir-operator, kvasir-router and kvasir-runtime, for instance --set images.registry=ghcr.io/example" }}
+{{- required (printf "images.registry is empty: %s (docs/install.md)" $advice) $root.Values.images.registry | trimSuffix "/" }}/
 {{- $image.repository }}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end }}
 {{- end }}
@@ -47,9 +92,27 @@ app.kubernetes.io/component: operator
 {{- if or (eq $enabled "true") (and (eq $enabled "auto") $known) }}yes{{ end }}
 {{- end }}
 
-{{/* The annotation runbook_url of an alert, if there is one. Call with (list $ ALERT). */}}
-{{- define "kvasir.runbook" -}}
-{{- with (index . 0).Values.monitoring.prometheusRule.runbookUrl -}}
-runbook_url: {{ . }}#{{ index $ 1 | lower }}
+{{/* One alert, as a list of one rule; of none where it is switched off. Call with (dict "root" $ "name" "expr" "summary"
+"description") and, where it goes on firing, "keepFiringFor". */}}
+{{- define "kvasir.alert" -}}
+{{- $rule := .root.Values.monitoring.prometheusRule }}
+{{- $alert := index $rule.alerts .name }}
+{{- if $alert.enabled }}
+- alert: {{ .name }}
+  expr: {{ .expr | quote }}
+  for: {{ $alert.for | default "0s" }}
+  {{- with .keepFiringFor }}
+  keep_firing_for: {{ . }}
+  {{- end }}
+  {{- with merge (dict) $alert.labels $rule.labels }}
+  labels:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  annotations:
+    summary: {{ .summary | quote }}
+    description: {{ .description | quote }}
+    {{- with $rule.runbookUrl }}
+    runbook_url: {{ printf "%s#%s" . (lower $.name) | quote }}
+    {{- end }}
 {{- end }}
 {{- end }}

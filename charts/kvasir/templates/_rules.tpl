@@ -5,13 +5,13 @@
   verbs: [get, list, watch]
 - apiGroups: [serving.kvasir.dev]
   resources: [inferenceservices/status]
-  verbs: [get, patch]
+  verbs: [patch]
 # Asked for where owners are checked (OpenShift), because children name their service as an owner that waits for them.
 - apiGroups: [serving.kvasir.dev]
   resources: [inferenceservices/finalizers]
   verbs: [update]
 - apiGroups: [""]
-  resources: [services, serviceaccounts, configmaps]
+  resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
 # A service's own is asked for by its name and made once; none is listed, changed or deleted.
 - apiGroups: [""]
@@ -23,24 +23,38 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [get, list, watch, create, patch, delete]
+# To the one role of routers only, by the right to bind it (rbac.yaml).
 - apiGroups: [rbac.authorization.k8s.io]
-  resources: [roles, rolebindings]
+  resources: [rolebindings]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
+  verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [get, list, create, patch]
-# Held by the operator only so that it may hand it to routers.
-- apiGroups: [discovery.k8s.io]
-  resources: [endpointslices]
-  verbs: [get, list, watch]
 {{- end }}
 
-{{/* What the operator may do in the namespace of its Lease. */}}
+{{/* What the operator may do in the namespaces of its Leases, which it makes anew should somebody delete them. */}}
 {{- define "kvasir.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, create, update]
+  resourceNames: [kvasir-operator, kvasir-operator-cluster-wide]
+  verbs: [get, update]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+{{- end }}
+
+{{/* What routers may do in the namespace of their service. */}}
+{{- define "kvasir.routerRules" -}}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list, watch]
 {{- end }}

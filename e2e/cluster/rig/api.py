@@ -6,9 +6,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from e2e.cluster.rig.layout import API_CERTIFICATE, API_PORT, CONTROL_PLANE_ADDRESS, RELAY_ADDRESS
+from e2e.cluster.rig.layout import API_CERTIFICATE, API_PORT, RELAY_ADDRESS
 
-INSIDE = f"https://{CONTROL_PLANE_ADDRESS}:{API_PORT}"
 OUTSIDE = f"https://{RELAY_ADDRESS}:{API_PORT}"
 """The relay's address, which the API server's certificate does not name."""
 
@@ -24,9 +23,9 @@ def is_ready(server: str) -> bool:
         return False
 
 
-def get_items(path: str, token: str) -> list[dict[str, Any]]:
-    """A list's items, asked for from inside the cluster; empty when the API server does not know the kind."""
-    request = urllib.request.Request(INSIDE + path, headers={"Authorization": f"Bearer {token}"})
+def get_items(server: str, path: str, token: str) -> list[dict[str, Any]]:
+    """A list's items; empty when the API server lacks the kind. The server's certificate names its address."""
+    request = urllib.request.Request(server + path, headers={"Authorization": f"Bearer {token}"})
     context = ssl.create_default_context(cafile=str(API_CERTIFICATE))
     try:
         with urllib.request.urlopen(request, timeout=5, context=context) as answer:

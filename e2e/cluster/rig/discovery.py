@@ -6,6 +6,8 @@ The labels are those of `kubernetes_sd_configs` with role `pod`, as far as monit
 import re
 from typing import Any
 
+from e2e.cluster.rig.network import in_url
+
 KubeObject = dict[str, Any]
 TargetGroup = dict[str, Any]
 META = "__meta_kubernetes"
@@ -14,7 +16,10 @@ META = "__meta_kubernetes"
 def target_groups(pods: list[KubeObject]) -> list[TargetGroup]:
     """In the form of `file_sd_configs`; a pod without an address has none."""
     return [
-        {"targets": [f"{pod['status']['podIP']}:{port['containerPort']}"], "labels": port_labels(pod, container, port)}
+        {
+            "targets": [f"{in_url(pod['status']['podIP'])}:{port['containerPort']}"],
+            "labels": port_labels(pod, container, port),
+        }
         for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["uid"]))
         if "podIP" in pod["status"]
         for container in pod["spec"]["containers"]

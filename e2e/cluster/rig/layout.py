@@ -1,4 +1,4 @@
-"""Where a cluster's parts lie and how they are addressed: what `up`, `down` and the cluster's own processes agree on.
+"""Where a cluster's parts lie: what `up`, `down` and the cluster's own processes agree on.
 
 The cluster lives in namespaces of its own (mount, network, process, IPC and host name). Its network is a bridge that
 joins the control plane and the nodes and leads nowhere else.
@@ -27,13 +27,11 @@ IMAGES = HOME / "images"
 """OCI archives of this cluster alone; those of the cache's folder `images` are in every cluster."""
 
 CGROUP = "kvasir-e2e"
-CONTROL_PLANE_ADDRESS, API_PORT = "10.199.0.1", 6443
-PROMETHEUS_PORT = 9090
+API_PORT, PROMETHEUS_PORT = 6443, 9090
 RELAY_ADDRESS = "127.199.0.1"
-SERVICES, PODS = "10.96.0.0/16", "10.244.0.0/16"
-DNS_ADDRESS = "10.96.0.10"
 PAUSE_IMAGE = "kvasir.dev/pause:1"
-FAKE_GPUS = 8
+FAKE_ACCELERATORS = {"nvidia.com/gpu": 8, "example.com/fake": 8}
+"""What every node advertises, by resource; it exists on paper only."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +43,6 @@ class Node:
     @property
     def name(self) -> str:
         return f"node-{self.number}"
-
-    @property
-    def address(self) -> str:
-        return f"10.199.0.{10 + self.number}"
-
-    @property
-    def pods(self) -> str:
-        return f"10.244.{self.number}.0/24"
 
     @property
     def home(self) -> Path:

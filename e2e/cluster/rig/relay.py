@@ -1,6 +1,6 @@
 """The one way in: loopback ports of the machine whose connections go on to the API server and to Prometheus.
 
-    python -m e2e.cluster.rig.relay PID
+    python -m e2e.cluster.rig.relay PID FAMILY
 
 The listeners belong to the machine's network and every onward connection to that of process PID, so nothing inside the
 cluster gains a way out.
@@ -12,14 +12,16 @@ import os
 import sys
 from functools import partial
 
-from e2e.cluster.rig.layout import API_PORT, CONTROL_PLANE_ADDRESS, PROMETHEUS_PORT, RELAY_ADDRESS
+from e2e.cluster.rig.layout import API_PORT, PROMETHEUS_PORT, RELAY_ADDRESS
+from e2e.cluster.rig.network import NETWORKS
 
 CLONE_NEWNET = 0x40000000  # sched.h
 
 
-async def main(pid: int) -> None:
+async def main(pid: int, control_plane: str) -> None:
     servers = [
-        await asyncio.start_server(partial(relay, port), RELAY_ADDRESS, port) for port in (API_PORT, PROMETHEUS_PORT)
+        await asyncio.start_server(partial(relay, control_plane, port), RELAY_ADDRESS, port)
+        for port in (API_PORT, PROMETHEUS_PORT)
     ]
     enter_network_of(pid)
     await asyncio.gather(*(server.serve_forever() for server in servers))
@@ -33,9 +35,9 @@ def enter_network_of(pid: int) -> None:
             sys.exit(f"cannot enter the network of process {pid}: {os.strerror(error)}")
 
 
-async def relay(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def relay(address: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        onward_reader, onward_writer = await asyncio.open_connection(CONTROL_PLANE_ADDRESS, port)
+        onward_reader, onward_writer = await asyncio.open_connection(address, port)
     except OSError:
         writer.close()
         return
@@ -54,4 +56,4 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), NETWORKS[sys.argv[2]].control_plane))

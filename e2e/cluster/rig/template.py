@@ -21,6 +21,7 @@ from e2e.cluster.rig.layout import ROOT_OF_TREE
 from e2e.cluster.rig.processes import run, start, wait_until, write
 
 UNFINISHED = CACHE / "containerd-unfinished"
+REPLACED = "-replaced"
 LINKED = ("io.containerd.content.v1.content/blobs/sha256", "io.containerd.snapshotter.v1.overlayfs/snapshots")
 """Folders whose entries are never written again once they are there."""
 NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
@@ -66,14 +67,19 @@ def main() -> None:
 
 
 def import_images(archives: list[Archive]) -> None:
-    """Old images go only after the new ones are there, which share layers with them."""
-    there = images()
+    """Old images go only after the new ones are there, which share layers with them: under other names meanwhile.
+
+    An import that takes an image's name leaves its layers to the collector while it still unpacks on top of them.
+    """
+    there = unpacked_images()
     for archive in archives:
         if not archive.images.items() <= there.items():
             started = time.monotonic()
+            for name in archive.images.keys() & there.keys():
+                ctr("images", "tag", "--force", name, f"{name}{REPLACED}")
             ctr("images", "import", str(archive.path))
             print(f"up: imported {' '.join(archive.images)} in {time.monotonic() - started:.1f} s", flush=True)
-    for name in there.keys() - names_and_digests(archives).keys():
+    for name in images().keys() - names_and_digests(archives).keys():
         ctr("images", "rm", name)
     ctr("leases", "rm", "--sync", ctr("leases", "create").strip())  # collects what nothing refers to any more
 
@@ -82,6 +88,13 @@ def images() -> dict[str, str]:
     """Digest by name, of what containerd has."""
     rows = [line.split() for line in ctr("images", "ls").splitlines()[1:]]
     return {name: digest for name, _, digest, *_ in rows}
+
+
+def unpacked_images() -> dict[str, str]:
+    """Without those whose import ended before their layers were all there."""
+    checked = [line.split() for line in ctr("images", "check").splitlines()[1:]]
+    whole = {row[0] for row in checked if row[-1] == "true"}
+    return {name: digest for name, digest in images().items() if name in whole}
 
 
 def link_root(template: Path, root: Path) -> None:

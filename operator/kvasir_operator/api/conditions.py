@@ -6,12 +6,12 @@ A reason tells a person or an alert why the service is where it is; tools may ma
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 
 class ConditionType(StrEnum):
     READY = "Ready"
-    """Every role has as many ready pods as it wants."""
+    """A request is served now, or after the wake that it causes; how many pods there are is Progressing's to say."""
     MODEL_LOADED = "ModelLoaded"
     """At least one engine pod has the model loaded."""
     ROUTABLE = "Routable"
@@ -23,10 +23,12 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """Reasons of all conditions; those that explain waiting pods come first, from worst to mildest."""
+    """Reasons of all conditions."""
 
     INVALID_SPEC = "InvalidSpec"
+    ADMISSION_FAILED = "AdmissionFailed"
     APPLY_FAILED = "ApplyFailed"
+    FIELDS_CONTESTED = "FieldsContested"
     NAME_TAKEN = "NameTaken"
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_CREATION_FAILED = "PodCreationFailed"
@@ -37,32 +39,41 @@ class Reason(StrEnum):
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CRASH_LOOPING = "CrashLooping"
     CONTAINER_FAILED = "ContainerFailed"
+    UNSUPPORTED_FEATURE = "UnsupportedFeature"
+
+    SCHEDULING_GATED = "SchedulingGated"
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"
     NODE_NOT_READY = "NodeNotReady"
+    READINESS_GATE_CLOSED = "ReadinessGateClosed"
     NOT_RESPONDING = "NotResponding"
     PULLING_IMAGE = "PullingImage"
     INITIALIZING = "Initializing"
     LOADING_MODEL = "LoadingModel"
     STARTING_ROUTER = "StartingRouter"
     WAITING_FOR_PODS = "WaitingForPods"
-    UNSUPPORTED_FEATURE = "UnsupportedFeature"
 
-    ALL_ROLES_READY = "AllRolesReady"
+    SERVING = "Serving"
+    IDLE = "Idle"
+    SUSPENDED = "Suspended"
     MODEL_LOADED = "ModelLoaded"
     ROUTER_READY = "RouterReady"
     NO_READY_ENGINE = "NoReadyEngine"
+
     ROLLOUT_IN_PROGRESS = "RolloutInProgress"
+    ROLLOUT_PAUSED = "RolloutPaused"
+    ROLLOUT_HALTED = "RolloutHalted"
     ROLLOUT_COMPLETE = "RolloutComplete"
     STARTING = "Starting"
     SCALING = "Scaling"
-    SCALED_TO_ZERO = "ScaledToZero"
     AS_EXPECTED = "AsExpected"
 
 
-# Waiting alone seldom mends these.
-DEGRADING_REASONS = (
+# Worst first: of several reasons for one condition the first of all these is shown.
+_FAILURES: Final = (
     Reason.INVALID_SPEC,
+    Reason.ADMISSION_FAILED,
     Reason.APPLY_FAILED,
+    Reason.FIELDS_CONTESTED,
     Reason.NAME_TAKEN,
     Reason.QUOTA_EXCEEDED,
     Reason.POD_CREATION_FAILED,
@@ -73,14 +84,29 @@ DEGRADING_REASONS = (
     Reason.IMAGE_PULL_FAILED,
     Reason.CRASH_LOOPING,
     Reason.CONTAINER_FAILED,
-    Reason.UNSUPPORTED_FEATURE,
 )
+_WAITS: Final = (
+    Reason.SCHEDULING_GATED,
+    Reason.INSUFFICIENT_CAPACITY,
+    Reason.NODE_NOT_READY,
+    Reason.READINESS_GATE_CLOSED,
+    Reason.NOT_RESPONDING,
+    Reason.PULLING_IMAGE,
+    Reason.INITIALIZING,
+    Reason.LOADING_MODEL,
+    Reason.STARTING_ROUTER,
+    Reason.WAITING_FOR_PODS,
+)
+# Beside these, pods run: as an answer to why one does not, anything else says more.
+_LIMITATIONS: Final = (Reason.ROLLOUT_HALTED, Reason.FIELDS_CONTESTED, Reason.UNSUPPORTED_FEATURE)
+DEGRADING_REASONS: Final = (*_FAILURES, *_LIMITATIONS)
+"""Waiting alone seldom mends these."""
+_SEVERITY: Final = {reason: rank for rank, reason in enumerate((*_FAILURES, *_WAITS, *_LIMITATIONS))}
 _MAX_MESSAGE_LENGTH = 4096  # characters; a status must stay small however much a pod has to say
-_SEVERITY = {reason: rank for rank, reason in enumerate(Reason)}
 
 
 def severity(reason: Reason) -> int:
-    """Lower is worse: of several reasons, the one with the lowest number is shown."""
+    """Lower is worse: of several reasons, the one with the lowest number is shown. Of failures and waits only."""
     return _SEVERITY[reason]
 
 

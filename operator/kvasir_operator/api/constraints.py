@@ -33,3 +33,10 @@ class Key:
     """The manifest's spelling of a field where camelCase of its Python name is not it."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a text is, in a word of OpenAPI; the API server checks it."""
+
+    name: str

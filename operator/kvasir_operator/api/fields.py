@@ -1,6 +1,6 @@
 """How a dataclass field of api/model.py is spelled and bounded in the manifest.
 
-Parsing, writing back and the CRD's drift test all read the dataclasses through this one view.
+Parsing, writing back and the generators of the CRD and of the reference all read the dataclasses through this one view.
 """
 
 import dataclasses
@@ -10,8 +10,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from kvasir_operator.api.constraints import Key
+from kvasir_operator.api.quantity import Duration, Quantity
+from kvasir_operator.api.source import ModelSource
 
 UNION_ORIGINS = (Union, UnionType)
+# Dataclasses that are one text in the manifest.
+TEXT_TYPES = (Duration, Quantity, ModelSource)
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,19 @@ class ManifestField:
     is_optional: bool  # may be None
     is_required: bool
     default: Any  # meaningless where required
+
+    @property
+    def is_filled_in(self) -> bool:
+        """Whether the API server writes the default into a manifest without this field.
+
+        Empty lists and maps are not worth a line, nor are groups in which nothing would be filled in.
+        """
+        if self.is_required or self.default is None:
+            return False
+        kind = bare(self.hint)
+        if is_group(kind):
+            return any(f.is_filled_in for f in manifest_fields(kind))
+        return self.default not in ((), {})
 
 
 @cache
@@ -52,6 +69,10 @@ def _key(name: str, hint: Any) -> str:
     for constraint in constraints(hint):
         if isinstance(constraint, Key):
             return constraint.name
+    return camel_case(name)
+
+
+def camel_case(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
@@ -72,3 +93,8 @@ def constraints(hint: Any) -> tuple[Any, ...]:
 def bare(hint: Any) -> Any:
     """The type without its constraints."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def is_group(kind: Any) -> bool:
+    """A dataclass with fields of its own in the manifest."""
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in TEXT_TYPES

@@ -1,8 +1,9 @@
 """Names that cross a border: API group, labels, ports, names of children (DESIGN.md section 2).
 
-Each is written here once; the runtime and the router are told theirs by flags.
+Each is written here once; the runtime and the router get theirs by flags.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -21,7 +22,6 @@ ROLE_LABEL: Final = f"{GROUP}/role"
 REVISION_LABEL: Final = f"{GROUP}/revision"
 GROUP_LABEL: Final = f"{GROUP}/group"
 RANK_LABEL: Final = f"{GROUP}/rank"
-POD_MONITOR_LABEL: Final = f"{GROUP}/pod-monitor"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 
@@ -29,6 +29,9 @@ ROLE_SERVE: Final = "serve"
 ROLE_PREFILL: Final = "prefill"
 ROLE_DECODE: Final = "decode"
 ROLE_ROUTER: Final = "router"
+ENGINE_ROLES: Final = (ROLE_SERVE, ROLE_PREFILL, ROLE_DECODE)
+ROLES: Final = (*ENGINE_ROLES, ROLE_ROUTER)
+"""In the order in which a status shows them."""
 
 ENGINE_HTTP_PORT: Final = 8000
 ENGINE_KV_EVENTS_PORT: Final = 5557
@@ -42,18 +45,44 @@ OPERATOR_PORT: Final = 9090
 ROUTER_SECRET_ENV: Final = "KVASIR_ROUTER_SECRET"
 """What a service's router proves itself with to its engines."""
 
-# Children are named NAME-engine and NAME-router and a Service's name has 63 characters at most.
-MAX_SERVICE_NAME_LENGTH: Final = 52
+TRAFFIC_WEIGHT: Final = f"{GROUP}/traffic-weight"
+"""Label of a revision's Service: per cent of the requests that it gets. EndpointSlices get labels, no annotations."""
+REVISION_NUMBER: Final = f"{GROUP}/revision-number"
+"""Annotation of a revision's Deployments: the order in which revisions were used, the current one's the highest."""
+
+# Names of Services, labels' values and host names of pods.
+MAX_NAME_LENGTH: Final = 63
+_DIGEST_LENGTH = 8
+
+
+def child_name(service_name: str, *parts: str) -> str:
+    """`SERVICE-PART-PART`; the service's name is cut, and told apart by a digest, where that has over 63 characters."""
+    suffix = "".join(f"-{part}" for part in parts)
+    if len(service_name) + len(suffix) <= MAX_NAME_LENGTH:
+        return service_name + suffix
+    digest = hashlib.sha256(service_name.encode()).hexdigest()[:_DIGEST_LENGTH]
+    kept = service_name[: MAX_NAME_LENGTH - len(suffix) - _DIGEST_LENGTH - 1].rstrip("-")
+    return f"{kept}-{digest}{suffix}"
 
 
 def engine_name(service_name: str) -> str:
-    """Name of the engine's Deployment, headless Service, ServiceAccount and PodDisruptionBudget."""
-    return f"{service_name}-engine"
+    """Name of what all engines of a service share: ServiceAccount, NetworkPolicy, PodMonitor."""
+    return child_name(service_name, "engine")
+
+
+def role_name(service_name: str, role: str) -> str:
+    """Name of what a role's revisions share: its PodDisruptionBudget."""
+    return child_name(service_name, role)
+
+
+def workload_name(service_name: str, role: str, revision: str) -> str:
+    """Name of the Deployment and the headless Service of one engine role's revision."""
+    return child_name(service_name, role, revision)
 
 
 def router_name(service_name: str) -> str:
-    """Name of the router's Deployment, Service, ServiceAccount, Role, RoleBinding, Secret and PodDisruptionBudget."""
-    return f"{service_name}-router"
+    """Name of the router's Deployment, Service, ServiceAccount, RoleBinding, Secret and PodDisruptionBudget."""
+    return child_name(service_name, ROLE_ROUTER)
 
 
 def service_labels(service_name: str) -> dict[str, str]:
@@ -67,15 +96,15 @@ def role_labels(service_name: str, role: str) -> dict[str, str]:
 
 
 def role_selector(service_name: str, role: str) -> dict[str, str]:
-    """The smallest label set that selects a role's pods; immutable in a Deployment, so it holds no revision."""
+    """The smallest label set that selects a role's pods of every revision."""
     return {SERVICE_LABEL: service_name, ROLE_LABEL: role}
 
 
-def monitoring_labels(pod_monitor: str) -> dict[str, str]:
-    """Of a pod that the chart's PodMonitors are to leave out; none of one that they scrape."""
-    return {} if pod_monitor == "auto" else {POD_MONITOR_LABEL: pod_monitor}
+def revision_selector(service_name: str, role: str, revision: str) -> dict[str, str]:
+    """The smallest label set that selects the pods of one engine role's revision."""
+    return {**role_selector(service_name, role), REVISION_LABEL: revision}
 
 
-def selector_text(selector: Mapping[str, str]) -> str:
-    """A label selector as the API writes it in a query or in `status.selector`."""
-    return ",".join(f"{key}={value}" for key, value in selector.items())
+def selector_text(selector: Mapping[str, str | None]) -> str:
+    """A label selector as the API writes it in a query or in `status.selector`; None stands for any value."""
+    return ",".join(key if value is None else f"{key}={value}" for key, value in selector.items())

@@ -1,22 +1,22 @@
 """The one door for manifests: `parse_service` turns what the API server or a YAML file holds into dataclasses.
 
-It fills the same defaults and refuses the same manifests as the CRD under crds/, so `render` and `local` need no API
-server. Everything behind this door is typed and trusted.
+It fills the same defaults and refuses the same manifests as the CRD, which is made from the same dataclasses, so that
+`render` and `local` need no API server. Everything behind this door is typed and trusted.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.constraints import Bounds, Items, Pattern
-from kvasir_operator.api.fields import UNION_ORIGINS, bare, constraints, manifest_fields
+from kvasir_operator.api.fields import UNION_ORIGINS, bare, constraints, is_group, manifest_fields
 from kvasir_operator.api.model import InferenceService, ServiceSpec
-from kvasir_operator.api.quantity import Duration, Quantity
+from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.api.rules import rules_of
-from kvasir_operator.api.source import ModelSource
 from kvasir_operator.errors import InvalidManifestError
+
+Group = TypeVar("Group")
 
 _TOP_LEVEL_KEYS = {"apiVersion", "kind", "metadata", "spec", "status"}
 
@@ -31,7 +31,7 @@ def parse_service(manifest: Mapping[str, Any]) -> InferenceService:
     service = InferenceService(
         name=_text(metadata.get("name"), "metadata.name"),
         namespace=_text(metadata.get("namespace") or "default", "metadata.namespace"),
-        spec=_dataclass(ServiceSpec, manifest.get("spec"), "spec"),
+        spec=parse_group(ServiceSpec, manifest.get("spec"), "spec"),
         uid=metadata.get("uid"),
         generation=metadata.get("generation"),
         labels=dict(_mapping(metadata.get("labels") or {}, "metadata.labels")),
@@ -39,6 +39,15 @@ def parse_service(manifest: Mapping[str, Any]) -> InferenceService:
     )
     _check_rules(service, "")
     return service
+
+
+def parse_group(cls: type[Group], value: Any, path: str) -> Group:
+    """A dataclass of api/ from a mapping in the manifest's words.
+
+    Raises InvalidManifestError, whose field path begins with `path`.
+    """
+    parsed: Group = _dataclass(cls, value, path)
+    return parsed
 
 
 def _require_kind(manifest: Any) -> None:
@@ -53,7 +62,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     """A value of the type that `hint` names; `hint` may carry constraints."""
     limits, kind = constraints(hint), bare(hint)
     origin = get_origin(kind)
-    if is_dataclass(kind) and isinstance(kind, type) and kind not in (Duration, Quantity, ModelSource):
+    if is_group(kind):
         return _dataclass(kind, value, path)
     if origin is tuple:
         return _list(get_args(kind)[0], limits, value, path)
@@ -75,11 +84,9 @@ def _dataclass(cls: type, value: Any, path: str) -> Any:
         seen = given.get(f.key)
         if seen is None or (seen == "" and f.is_optional and _may_be_empty(f.hint)):
             if f.is_required:
-                raise InvalidManifestError(f"{path}.{f.key}", "missing, and it has no default")
-            if seen is None and f.key in given and f.default is None:
-                raise InvalidManifestError(f"{path}.{f.key}", "null, expected a value: leave the field out")
-            continue
-        values[f.name] = _value(f.hint, seen, f"{path}.{f.key}")
+                raise InvalidManifestError(_below(path, f.key), "missing, and it has no default")
+            continue  # nulls too, which the API server drops
+        values[f.name] = _value(f.hint, seen, _below(path, f.key))
     result = cls(**values)
     _check_rules(result, path)
     return result
@@ -118,7 +125,8 @@ def _map(value_hint: Any, limits: Sequence[Any], value: Any, path: str) -> dict[
     _check_length(len(given), limits, path, "keys")
     if value_hint is Any:
         return dict(given)
-    return {key: _value(value_hint, item, f"{path}.{key}") for key, item in given.items()}
+    said = {key: item for key, item in given.items() if item is not None}  # the API server drops nulls here too
+    return {key: _value(value_hint, item, f"{path}.{key}") for key, item in said.items()}
 
 
 def _check_length(length: int, limits: Sequence[Any], path: str, unit: str) -> None:
@@ -220,8 +228,11 @@ def _seen(value: Any) -> str:
     return "missing" if value is None else f"{type(value).__name__} {value!r:.80}"
 
 
+def _below(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
 def _refuse_unknown(given: Mapping[str, Any], known: set[str], path: str) -> None:
     for key in given:
         if key not in known:
-            where = f"{path}.{key}" if path else key
-            raise InvalidManifestError(where, f"unknown field, expected one of {', '.join(sorted(known))}")
+            raise InvalidManifestError(_below(path, key), f"unknown field, expected one of {', '.join(sorted(known))}")

@@ -1,44 +1,74 @@
-"""Rules across fields of the manifest: the twin of the CRD's x-kubernetes-validations, with the same messages.
+"""All rules across fields, by the manifest's group that each belongs to.
 
-The API server evaluates the CEL text, `parse` evaluates these; tests/operator/api/test_drift.py compares the messages,
-tests/controlplane that both refuse the same manifests. A message says what to write instead.
+The API server evaluates the CEL text, which goes into the CRD; `parse` evaluates the Python. tests/controlplane has
+both refuse the same manifests. A message says what to write instead.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import (
-    NO_ACCELERATOR,
     AutoscalingSpec,
     DisaggregatedRole,
+    EngineOverrides,
     EngineSpec,
     EnvSource,
     EnvVar,
     InferenceService,
     ModelCache,
-    ParallelismSpec,
     PodSpec,
+    PodVolume,
+    ResourceClaim,
+    ResourcesSpec,
     RolloutSpec,
+    RouterService,
     RouterSpec,
     ServiceSpec,
     SpeculativeSpec,
 )
+from kvasir_operator.api.rule import Rule, exactly_one, num_set
+from kvasir_operator.api.service_rules import ROLE_RULES, SERVICE_RULES, SPEC_RULES, STEP_MESSAGE
+from kvasir_operator.api.source import (
+    PARENT_MESSAGE,
+    SOURCE_MESSAGE,
+    SOURCE_PATTERN,
+    ModelSource,
+    has_no_parent,
+    is_source,
+)
 
 # Flags that follow from other fields of the manifest; a second one in `args` would silently win.
-RESERVED_ARGS = ("--host", "--port", "--served-model-name", "--shutdown-timeout")
+RESERVED_ARGS: Final = (
+    "--host",
+    "--port",
+    "--served-model-name",
+    "--shutdown-timeout",
+    "--device",
+    "--dtype",
+    "--quantization",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--gpu-memory-utilization",
+    "--scheduling-policy",
+    "--block-size",
+    "--kv-cache-dtype",
+    "--enable-prefix-caching",
+    "--no-enable-prefix-caching",
+    "--speculative-config",
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--data-parallel-size",
+    "--enable-expert-parallel",
+)
+# Resources outside a vendor's domain that a pod can ask for, besides cpu and memory.
+_EXTRA_RESOURCE = r"^([a-z0-9.-]+/[A-Za-z0-9._-]+|hugepages-[A-Za-z0-9]+|ephemeral-storage)$"
+_RESERVED_ARG = rf"^({'|'.join(RESERVED_ARGS)})(=.*)?$"
+_ZERO_PODS = r"^0+%?$"
 # Methods of speculative decoding that draft without a model.
 _WITHOUT_MODEL = ("ngram", "suffix")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """`holds` gets the dataclass that the rule belongs to."""
-
-    message: str
-    holds: Callable[[Any], bool]
 
 
 def rules_of(cls: type) -> tuple[Rule, ...]:
@@ -46,133 +76,106 @@ def rules_of(cls: type) -> tuple[Rule, ...]:
     return _RULES.get(cls, ())
 
 
-def _num_set(value: Any, *names: str) -> int:
-    return sum(getattr(value, name) is not None for name in names)
+def _is_zero(num_pods: int | str) -> bool:
+    return re.fullmatch(_ZERO_PODS, str(num_pods)) is not None
 
 
-def _name_fits(service: InferenceService) -> bool:
-    is_label = re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", service.name) is not None
-    return is_label and len(service.name) <= labels.MAX_SERVICE_NAME_LENGTH
-
-
-def _resources(spec: ServiceSpec) -> list[Any]:
-    roles = [spec.disaggregation.prefill, spec.disaggregation.decode] if spec.disaggregation else []
-    return [r for r in (spec.resources, *(role.resources for role in roles)) if r is not None]
-
-
-def _cpu_has_no_accelerator(spec: ServiceSpec) -> bool:
-    return spec.engine.device != "cpu" or all(r.accelerator in (None, NO_ACCELERATOR) for r in _resources(spec))
-
-
-def _cuda_has_accelerator(spec: ServiceSpec) -> bool:
-    return spec.engine.device != "cuda" or all(r.accelerator != NO_ACCELERATOR for r in _resources(spec))
-
-
-def _is_reserved(arg: str) -> bool:
-    return arg.partition("=")[0] in RESERVED_ARGS
-
-
-def _has_no_own_labels(pod: PodSpec) -> bool:
-    return not any(key.startswith(f"{labels.GROUP}/") for key in pod.labels)
-
-
-_REPLICAS_XOR_AUTOSCALING = Rule(
-    "write replicas or autoscaling, not both: an autoscaled role owns its own replica count",
-    lambda s: _num_set(s, "replicas", "autoscaling") < 2,
+_ARGS = Rule(
+    "args holds a flag that the manifest's own fields set: write the field of engine, parallelism, model or rollout, "
+    "and leave --host and --port out",
+    lambda engine: not any(re.fullmatch(_RESERVED_ARG, arg, re.DOTALL) for arg in engine.args),
+    f"!has(self.args) || !self.args.exists(arg, arg.matches('(?s){_RESERVED_ARG}'))",
 )
 
 _RULES: Mapping[type, tuple[Rule, ...]] = {
-    InferenceService: (
+    InferenceService: SERVICE_RULES,
+    ServiceSpec: SPEC_RULES,
+    DisaggregatedRole: ROLE_RULES,
+    ModelSource: (
+        Rule(SOURCE_MESSAGE, lambda source: is_source(source.text), f"self.matches(r'{SOURCE_PATTERN}')"),
         Rule(
-            "metadata.name becomes part of Service names: write at most 52 of a-z, 0-9 and -, first a letter, "
-            "last no -",
-            _name_fits,
-        ),
-        Rule(
-            "spec.model.aliases repeats the name that the model already has: leave it out",
-            lambda s: s.model_names[0] not in s.spec.model.aliases,
-        ),
-    ),
-    ServiceSpec: (
-        _REPLICAS_XOR_AUTOSCALING,
-        Rule(
-            "with disaggregation, write replicas, autoscaling and resources under disaggregation.prefill and "
-            "disaggregation.decode",
-            lambda s: s.disaggregation is None or _num_set(s, "replicas", "autoscaling", "resources") == 0,
-        ),
-        Rule(
-            "with disaggregation, write parallelism under disaggregation.prefill and disaggregation.decode",
-            lambda s: s.disaggregation is None or s.parallelism == ParallelismSpec(),
-        ),
-        Rule(
-            "engine.device is cpu: write resources.accelerator: none, or leave it out",
-            _cpu_has_no_accelerator,
-        ),
-        Rule(
-            "engine.device is cuda: name the accelerator's resource in resources.accelerator, or leave it out for "
-            "nvidia.com/gpu",
-            _cuda_has_accelerator,
+            PARENT_MESSAGE,
+            lambda source: has_no_parent(source.text),
+            "!self.split('/').exists(part, part == '..')",
         ),
     ),
-    ModelCache: (
-        Rule(
-            "write exactly one of claim, hostPath and sizeLimit",
-            lambda c: _num_set(c, "claim", "host_path", "size_limit") == 1,
-        ),
-    ),
+    ModelCache: (exactly_one(ModelCache, "claim", "host_path", "size_limit"),),
     EngineSpec: (
         Rule(
-            "maxNumBatchedTokens is below maxNumSeqs: each running request needs one token of a step, so raise it or "
-            "lower maxNumSeqs",
+            STEP_MESSAGE,
             lambda e: e.max_num_batched_tokens is None or e.max_num_batched_tokens >= e.max_num_seqs,
+            "!has(self.maxNumBatchedTokens) || self.maxNumBatchedTokens >= self.maxNumSeqs",
         ),
-        Rule(
-            "args holds a flag that the operator sets: use router and rollout fields, model.name and model.aliases "
-            "instead of --host, --port, --served-model-name and --shutdown-timeout",
-            lambda e: not any(_is_reserved(arg) for arg in e.args),
-        ),
+        _ARGS,
     ),
+    EngineOverrides: (_ARGS,),
     SpeculativeSpec: (
         Rule(
             "methods ngram and suffix draft from text seen before: leave model out",
             lambda s: s.method not in _WITHOUT_MODEL or s.model is None,
+            f"!(self.method in {list(_WITHOUT_MODEL)}) || !has(self.model)",
         ),
         Rule(
             "this method drafts with a model of its own: write model",
             lambda s: s.method in _WITHOUT_MODEL or s.model is not None,
+            f"self.method in {list(_WITHOUT_MODEL)} || has(self.model)",
         ),
     ),
+    ResourcesSpec: (
+        Rule(
+            "extra names a resource that no node has: write VENDOR/NAME, hugepages-SIZE or ephemeral-storage, and cpu, "
+            "memory and the accelerator in their own fields",
+            lambda r: all(re.fullmatch(_EXTRA_RESOURCE, key) for key in r.extra),
+            f"!has(self.extra) || self.extra.all(key, key.matches('{_EXTRA_RESOURCE}'))",
+        ),
+    ),
+    ResourceClaim: (exactly_one(ResourceClaim, "resource_claim_name", "resource_claim_template_name"),),
     EnvVar: (
-        Rule("write value or valueFrom, not both", lambda v: _num_set(v, "value", "value_from") < 2),
+        Rule(
+            "write value or valueFrom, not both",
+            lambda v: num_set(v, "value", "value_from") < 2,
+            "!(has(self.value) && has(self.valueFrom))",
+        ),
         Rule(
             f"{labels.ROUTER_SECRET_ENV} is the operator's, and the router has the same: leave it out",
             lambda v: v.name != labels.ROUTER_SECRET_ENV,
+            f"self.name != '{labels.ROUTER_SECRET_ENV}'",
         ),
     ),
-    EnvSource: (
+    EnvSource: (exactly_one(EnvSource, "secret_key_ref", "config_map_key_ref", "field_ref"),),
+    PodVolume: (exactly_one(PodVolume, "config_map", "secret", "claim"),),
+    PodSpec: (
         Rule(
-            "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",
-            lambda s: _num_set(s, "secret_key_ref", "config_map_key_ref", "field_ref") == 1,
+            f"labels under {labels.GROUP}/ are the operator's: choose other keys",
+            lambda pod: not any(key.startswith(f"{labels.GROUP}/") for key in pod.labels),
+            f"!has(self.labels) || !self.labels.exists(key, key.startsWith('{labels.GROUP}/'))",
         ),
     ),
-    PodSpec: (Rule("labels under serving.kvasir.dev/ are the operator's: choose other keys", _has_no_own_labels),),
     AutoscalingSpec: (
         Rule(
             "minReplicas is above maxReplicas: lower it or raise maxReplicas",
             lambda a: a.min_replicas <= a.max_replicas,
+            "self.minReplicas <= self.maxReplicas",
         ),
     ),
-    DisaggregatedRole: (_REPLICAS_XOR_AUTOSCALING,),
     RouterSpec: (
         Rule(
-            "mode gateway is served by the chart's shared router: leave router.replicas out",
-            lambda r: r.mode != "gateway" or r.replicas is None,
+            "mode gateway is served by the chart's shared router: leave router.replicas, router.pod and router.service "
+            "out",
+            lambda r: (
+                r.mode != "gateway" or (r.replicas is None and r.pod == PodSpec() and r.service == RouterService())
+            ),
+            "!has(self.mode) || self.mode != 'gateway' || (!has(self.replicas) && "
+            "(!has(self.pod) || dyn(self.pod) == {}) && self.service.type == 'ClusterIP' && "
+            "(!has(self.service.annotations) || self.service.annotations.size() == 0))",
         ),
     ),
     RolloutSpec: (
         Rule(
             "maxSurge and maxUnavailable are both 0, so no pod could ever be replaced: raise one of them",
-            lambda r: not (r.max_surge in (0, "0%") and r.max_unavailable in (0, "0%")),
+            lambda r: not (_is_zero(r.max_surge) and _is_zero(r.max_unavailable)),
+            "!has(self.maxSurge) || !has(self.maxUnavailable) || "
+            f"!string(self.maxSurge).matches('{_ZERO_PODS}') || !string(self.maxUnavailable).matches('{_ZERO_PODS}')",
         ),
     ),
 }

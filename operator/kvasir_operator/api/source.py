@@ -19,6 +19,16 @@ SOURCE_MESSAGE: Final = (
 PARENT_MESSAGE: Final = "write the path without .. in it"
 
 
+def is_source(text: str) -> bool:
+    """Whether it has the form of an address."""
+    return re.fullmatch(SOURCE_PATTERN, text) is not None
+
+
+def has_no_parent(text: str) -> bool:
+    """Whether its path stays below where it starts."""
+    return ".." not in text.split("/")
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """An address of model files.
@@ -30,9 +40,9 @@ class ModelSource:
     text: str
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(SOURCE_PATTERN, self.text):
+        if not is_source(self.text):
             raise ValueError(SOURCE_MESSAGE)
-        if ".." in self.text.split("/"):
+        if not has_no_parent(self.text):
             raise ValueError(PARENT_MESSAGE)
 
     @property

@@ -1,22 +1,27 @@
-"""What a manifest asks for and this release does not act on yet; it becomes the `Degraded` condition.
+"""What a manifest asks for and this release, or this cluster, does not act on; it becomes the `Degraded` condition.
 
 Nothing is ignored in silence: a field that is neither turned into a child object or flag nor listed here is a bug, and
-tests/operator/desired/test_nothing_is_ignored.py looks for one.
+tests/operator/desired/test_nothing_is_ignored.py looks for one. And nothing starts that would crash, or would hold
+devices without computing on them: such a feature is blocking, and its service gets no engine pods.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from kvasir_operator.api.model import EngineSpec, InferenceService, ModelSpec, ParallelismSpec
+from kvasir_operator.api.model import EngineSpec, InferenceService, ModelSpec, ParallelismSpec, RouterSpec
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.api.source import ModelSource
-from kvasir_operator.resources.replicas import engine_replicas, router_replicas
+from kvasir_operator.desired.roles import DEFAULT_ROUTER_REPLICAS
 from kvasir_operator.resources.router_command import DEFAULT_POLICY, SUPPORTED_POLICIES
+
+# Kubernetes has had image volumes behind a feature gate since 1.31; from here on they are on by default.
+IMAGE_VOLUMES_SINCE: Final = (1, 35)
 
 
 @dataclass(frozen=True)
 class UnsupportedFeature:
-    """`message` says what is asked for and what happens instead; `is_blocking` where no engine can start without it."""
+    """`message` says what is asked for and what happens instead; `is_blocking` where no engine may start with it."""
 
     field_path: str
     message: str
@@ -26,19 +31,34 @@ class UnsupportedFeature:
         return f"{self.field_path}: {self.message}"
 
 
-def unsupported_features(service: InferenceService) -> list[UnsupportedFeature]:
-    """In the manifest's order; empty where all of it is acted on."""
+def unsupported_features(
+    service: InferenceService, server_version: tuple[int, int] | None = None
+) -> list[UnsupportedFeature]:
+    """In the manifest's order; empty where all of it is acted on.
+
+    `server_version`: major and minor of the cluster; None where there is none to ask (`render`, `local`).
+    """
+    spec = service.spec
     return [
-        *_model(service.spec.model),
-        *_engine(service.spec.engine),
-        *_parallelism(service.spec.parallelism, "spec.parallelism"),
+        *_model(spec.model, server_version),
+        *_engine(spec.engine, server_version),
+        *_parallelism(spec.parallelism, "spec.parallelism"),
         *_scaling(service),
-        *_router(service),
+        *_router(spec.router),
     ]
 
 
-def _model(model: ModelSpec) -> Iterator[UnsupportedFeature]:
-    yield from _source(model.source, "spec.model.source")
+def blocking(features: Iterable[UnsupportedFeature]) -> list[UnsupportedFeature]:
+    """Those that keep engines from starting; engines may start where there is none."""
+    return [feature for feature in features if feature.is_blocking]
+
+
+def _blocking(path: str, message: str) -> UnsupportedFeature:
+    return UnsupportedFeature(path, f"{message}; no engine is started", is_blocking=True)
+
+
+def _model(model: ModelSpec, server_version: tuple[int, int] | None) -> Iterator[UnsupportedFeature]:
+    yield from _source(model.source, "spec.model.source", server_version)
     if model.secret_ref is not None:
         yield UnsupportedFeature(
             "spec.model.secretRef", "only loaders of hf:// and s3:// use it, which this release lacks"
@@ -49,17 +69,20 @@ def _model(model: ModelSpec) -> Iterator[UnsupportedFeature]:
         )
 
 
-def _source(source: ModelSource, path: str) -> Iterator[UnsupportedFeature]:
+def _source(source: ModelSource, path: str, server_version: tuple[int, int] | None) -> Iterator[UnsupportedFeature]:
     if source.scheme in ("hf", "s3"):
-        message = f"this release has no loader for {source.scheme}://: write file://, pvc:// or oci://"
-        yield UnsupportedFeature(path, message, is_blocking=True)
+        yield _blocking(path, f"this release has no loader for {source.scheme}://: write file://, pvc:// or oci://")
+    if source.scheme == "oci" and server_version is not None and server_version < IMAGE_VOLUMES_SINCE:
+        needed, seen = (".".join(map(str, version)) for version in (IMAGE_VOLUMES_SINCE, server_version))
+        yield _blocking(path, f"oci:// needs image volumes, so Kubernetes {needed}, and this is {seen}: write pvc://")
 
 
-def _engine(engine: EngineSpec) -> Iterator[UnsupportedFeature]:
+def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Iterator[UnsupportedFeature]:
     cache = engine.kv_cache
-    if engine.quantization != "none":
-        yield UnsupportedFeature(
-            "spec.engine.quantization", f"{engine.quantization} is not supported yet: weights are used as stored"
+    if engine.quantization not in ("auto", "none"):
+        yield _blocking(
+            "spec.engine.quantization",
+            f"{engine.quantization} is not supported yet, and without it the weights may not fit: write none",
         )
     if cache.dtype != "auto":
         yield UnsupportedFeature(
@@ -70,7 +93,7 @@ def _engine(engine: EngineSpec) -> Iterator[UnsupportedFeature]:
     if cache.disk is not None:
         yield UnsupportedFeature("spec.engine.kvCache.disk", "there is no disk tier yet: KV stays on the device")
     if engine.speculative is not None and engine.speculative.model is not None:
-        yield from _source(engine.speculative.model, "spec.engine.speculative.model")
+        yield from _source(engine.speculative.model, "spec.engine.speculative.model", server_version)
     if engine.adapters is not None:
         yield UnsupportedFeature("spec.engine.adapters", "LoRA is not supported yet: only the base model is served")
 
@@ -79,7 +102,7 @@ def _parallelism(parallelism: ParallelismSpec, path: str) -> Iterator[Unsupporte
     for name in ("tensor", "pipeline", "data"):
         degree = getattr(parallelism, name)
         if degree > 1:
-            yield UnsupportedFeature(f"{path}.{name}", f"{degree} is not supported yet: each pod computes on one rank")
+            yield _blocking(f"{path}.{name}", f"{degree} is not supported yet: each pod computes on one rank: write 1")
     if parallelism.expert:
         yield UnsupportedFeature(
             f"{path}.expert", "expert parallelism is not supported yet: each pod holds every expert"
@@ -87,24 +110,23 @@ def _parallelism(parallelism: ParallelismSpec, path: str) -> Iterator[Unsupporte
 
 
 def _scaling(service: InferenceService) -> Iterator[UnsupportedFeature]:
-    replicas = engine_replicas(service)
-    if service.spec.autoscaling is not None:
+    autoscaling, split = service.spec.autoscaling, service.spec.disaggregation
+    if autoscaling is not None:
+        replicas = max(1, autoscaling.min_replicas)
         yield UnsupportedFeature("spec.autoscaling", f"not supported yet: the number of replicas stays {replicas}")
-    split = service.spec.disaggregation
     if split is not None:
-        yield UnsupportedFeature(
-            "spec.disaggregation", f"not supported yet: {replicas} replicas do prefill and decode alike"
-        )
+        yield _blocking("spec.disaggregation", "prefill and decode apart are not supported yet: leave it out")
         for name, role in (("prefill", split.prefill), ("decode", split.decode)):
             yield from _parallelism(role.parallelism, f"spec.disaggregation.{name}.parallelism")
 
 
-def _router(service: InferenceService) -> Iterator[UnsupportedFeature]:
-    if service.spec.router.mode == "gateway":
+def _router(router: RouterSpec) -> Iterator[UnsupportedFeature]:
+    if router.mode == "gateway":
         yield UnsupportedFeature(
             "spec.router.mode",
-            f"gateway is not supported yet: {router_replicas(service)} routers of the service's own run instead",
+            f"gateway is not supported yet: {DEFAULT_ROUTER_REPLICAS} routers of the service's own run instead",
         )
-    policy = service.spec.router.policy
-    if policy not in SUPPORTED_POLICIES:
-        yield UnsupportedFeature("spec.router.policy", f"{policy} is not supported yet: {DEFAULT_POLICY} decides")
+    if router.policy not in SUPPORTED_POLICIES:
+        yield UnsupportedFeature(
+            "spec.router.policy", f"{router.policy} is not supported yet: {DEFAULT_POLICY} decides"
+        )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired import desired_objects, unsupported_features
+from kvasir_operator.desired.unsupported import blocking, unsupported_features
 from kvasir_operator.errors import InvalidSettingsError, LocalRunError
 from kvasir_operator.local.console import Console
 from kvasir_operator.local.network import LoopbackNetwork, free_port, require_free, reserve_network
@@ -25,8 +25,8 @@ from kvasir_operator.manifests import load_services
 from kvasir_operator.settings import OperatorSettings
 
 _NOT_APPLIED = (
-    "images, resources, scheduling, security contexts, service accounts and disruption budgets mean nothing here "
-    "and are not applied"
+    "images, resources, scheduling, security contexts, service accounts, disruption budgets and network policies mean "
+    "nothing here and are not applied"
 )
 _HIGHEST_PORT = 65535
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -62,16 +62,14 @@ def _refuse_what_cannot_start(services: Sequence[InferenceService]) -> None:
                 f"two services are named {name}: local mode has one place for all namespaces, rename one"
             )
     for service in services:
-        for feature in unsupported_features(service):
-            if feature.is_blocking:
-                raise LocalRunError(f"{service.name} cannot start: {feature}")
+        for feature in blocking(unsupported_features(service)):
+            raise LocalRunError(f"{service.name} cannot start: {feature}")
 
 
 def _plan(manifests: Sequence[Manifest], network: LoopbackNetwork, options: LocalOptions) -> Iterator[LocalService]:
     for index, manifest in enumerate(manifests):
-        objects = desired_objects(manifest.service, OperatorSettings())
         listen = _listener(options, index, manifest.service.name)
-        yield local_service(manifest.service, objects, network, listen, manifest.folders)
+        yield local_service(manifest.service, OperatorSettings(), network, listen, manifest.folders)
 
 
 def _listener(options: LocalOptions, index: int, service_name: str) -> Listener:

@@ -1,8 +1,9 @@
-"""Desired objects to local pods: the same Deployments that a cluster would get, as commands on loopback addresses.
+"""A service to local pods: the same pod templates that a cluster would get, as commands on loopback addresses.
 
 Changed on the way: program names become the scripts installed beside this interpreter, --host the pod's own address,
-container paths folders of this machine, and the router's --endpoints-service the engines' addresses. A Secret of the
-service's own gets a value for this run, which only the processes' environment holds.
+container paths folders of this machine, and the router's --endpoints-service the engines' addresses. --device is the
+manifest's own, since no accelerator is asked for here. A Secret of the service's own gets a value for this run, which
+only the processes' environment holds.
 """
 
 import json
@@ -15,12 +16,16 @@ from typing import Any, TypeAlias
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired.roles import engine_roles, router_role
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork, usable_port
 from kvasir_operator.local.pods import Listener, LocalPod, LocalProbe, LocalService
 from kvasir_operator.local.volumes import is_in_empty_dir, local_folders, on_this_machine
 from kvasir_operator.resources.engine_command import SPECULATIVE_FLAG
-from kvasir_operator.resources.router_secret import with_random_value
+from kvasir_operator.resources.engine_deployment import engine_pod_template
+from kvasir_operator.resources.router_deployment import router_deployment
+from kvasir_operator.resources.router_secret import router_secret, with_random_value
+from kvasir_operator.settings import OperatorSettings
 
 SecretValues: TypeAlias = Mapping[tuple[str, str], str]
 """By the Secret's name and the key in it."""
@@ -35,6 +40,21 @@ class Folders:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """The pods of one role, `pod_spec` as a cluster would get it."""
+
+    name: str
+    role: str
+    replicas: int
+    pod_spec: Mapping[str, Any]
+
+    @property
+    def container(self) -> Mapping[str, Any]:
+        only: Mapping[str, Any] = self.pod_spec["containers"][0]
+        return only
+
+
+@dataclass(frozen=True)
 class Placement:
     """Where a replica listens: port name to listener; `host` is what --host gets."""
 
@@ -42,61 +62,73 @@ class Placement:
     listeners: Mapping[str, Listener]
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What all pods of a service share on this machine."""
+
+    folders: Folders
+    device: str
+    engine_urls: Sequence[str]
+    secrets: SecretValues
+
+
 def local_service(
     service: InferenceService,
-    objects: Sequence[Mapping[str, Any]],
+    settings: OperatorSettings,
     network: LoopbackNetwork,
     listen: Listener,
-    folders: "Folders",
+    folders: Folders,
 ) -> LocalService:
     """The pods of one service; its first router listens on `listen`.
 
     Raises LocalRunError for what has no meaning outside a cluster.
     """
-    engine = _deployment(objects, labels.ROLE_SERVE)
-    router = _deployment(objects, labels.ROLE_ROUTER)
-    engine_places = [_own_place(engine, network) for _ in _replicas(engine)]
-    router_places = [_own_place(router, network) for _ in _replicas(router)]
-    if not engine_places or not router_places:
+    engines, router = _engine_workloads(service, settings), _router_workload(service, settings)
+    engine_places = [[_own_place(engine, network) for _ in range(engine.replicas)] for engine in engines]
+    router_places = [_own_place(router, network) for _ in range(router.replicas)]
+    if not all(engine_places) or not router_places:
         raise LocalRunError(f"{service.name} has 0 engine or router replicas: local mode needs one of each")
     router_places[0] = _public_place(router_places[0], listen)
-    urls = [place.listeners["http"].url for place in engine_places]
-    secrets = _draw_secrets(objects)
+    urls = [place.listeners["http"].url for places in engine_places for place in places]
+    surroundings = Surroundings(folders, service.spec.engine.device, urls, _draw_secrets(service))
+    placed = zip(engines, engine_places, strict=True)
     return LocalService(
         name=service.name,
         model_names=service.model_names,
         url=f"{listen.url}/v1",
-        engines=tuple(_pods(engine, engine_places, folders, urls, secrets)),
-        routers=tuple(_pods(router, router_places, folders, urls, secrets)),
+        engines=tuple(pod for engine, places in placed for pod in _pods(engine, places, surroundings)),
+        routers=tuple(_pods(router, router_places, surroundings)),
     )
 
 
-def _draw_secrets(objects: Sequence[Mapping[str, Any]]) -> SecretValues:
-    """As an operator would make them in a cluster."""
-    made = [with_random_value(dict(child)) for child in objects if child["kind"] == "Secret"]
-    return {(each["metadata"]["name"], key): value for each in made for key, value in each["stringData"].items()}
+def _engine_workloads(service: InferenceService, settings: OperatorSettings) -> list[Workload]:
+    """Without a revision: a run has one."""
+    return [
+        Workload(
+            labels.role_name(service.name, role.name),
+            role.name,
+            role.replicas,
+            engine_pod_template(service, role, settings)["spec"],
+        )
+        for role in engine_roles(service, settings.defaults)
+    ]
 
 
-def _deployment(objects: Sequence[Mapping[str, Any]], role: str) -> Mapping[str, Any]:
-    return next(
-        child
-        for child in objects
-        if child["kind"] == "Deployment" and child["metadata"]["labels"][labels.ROLE_LABEL] == role
-    )
+def _router_workload(service: InferenceService, settings: OperatorSettings) -> Workload:
+    role = router_role(service, settings.defaults)
+    template = router_deployment(service, role, settings)["spec"]["template"]
+    return Workload(labels.router_name(service.name), role.name, role.replicas, template["spec"])
 
 
-def _replicas(deployment: Mapping[str, Any]) -> range:
-    return range(deployment["spec"]["replicas"])
+def _draw_secrets(service: InferenceService) -> SecretValues:
+    """As the operator would make it in a cluster."""
+    made = with_random_value(router_secret(service))
+    return {(made["metadata"]["name"], key): value for key, value in made["stringData"].items()}
 
 
-def _container(deployment: Mapping[str, Any]) -> Mapping[str, Any]:
-    container: Mapping[str, Any] = deployment["spec"]["template"]["spec"]["containers"][0]
-    return container
-
-
-def _own_place(deployment: Mapping[str, Any], network: LoopbackNetwork) -> Placement:
+def _own_place(workload: Workload, network: LoopbackNetwork) -> Placement:
     address = network.next_address()
-    ports = _container(deployment)["ports"]
+    ports = workload.container["ports"]
     listeners = {port["name"]: Listener(address, usable_port(address, port["containerPort"])) for port in ports}
     return Placement(address, listeners)
 
@@ -106,32 +138,28 @@ def _public_place(place: Placement, listen: Listener) -> Placement:
     return Placement(listen.address, {**place.listeners, "http": listen})
 
 
-def _pods(
-    deployment: Mapping[str, Any],
-    places: Sequence[Placement],
-    folders: Folders,
-    engine_urls: Sequence[str],
-    secrets: SecretValues,
-) -> Iterator[LocalPod]:
-    pod_spec = deployment["spec"]["template"]["spec"]
-    container = _container(deployment)
-    mounted = local_folders(pod_spec, folders.manifest)
-    program = _installed_program(container["command"][0], folders.programs)
+def _pods(workload: Workload, places: Sequence[Placement], surroundings: Surroundings) -> Iterator[LocalPod]:
+    container = workload.container
+    mounted = local_folders(workload.pod_spec, surroundings.folders.manifest)
+    program = _installed_program(container["command"][0], surroundings.folders.programs)
     for index, place in enumerate(places):
         yield LocalPod(
-            name=f"{deployment['metadata']['name']}-{index}",
-            role=deployment["metadata"]["labels"][labels.ROLE_LABEL],
-            command=(program, *_arguments(container["command"][1:], place, mounted, engine_urls)),
-            env=_environment(container["env"], mounted, secrets),
+            name=f"{workload.name}-{index}",
+            role=workload.role,
+            command=(program, *_arguments(container["command"][1:], place, mounted, surroundings)),
+            env=_environment(container["env"], mounted, surroundings.secrets),
             listeners=tuple(place.listeners.values()),
             readiness=_probe(container["readinessProbe"], place),
             liveness=_probe(container["livenessProbe"], place),
-            grace_seconds=pod_spec["terminationGracePeriodSeconds"],
+            grace_seconds=workload.pod_spec["terminationGracePeriodSeconds"],
         )
 
 
 def _arguments(
-    cluster_arguments: Sequence[str], place: Placement, mounted: Mapping[str, Path | None], engine_urls: Sequence[str]
+    cluster_arguments: Sequence[str],
+    place: Placement,
+    mounted: Mapping[str, Path | None],
+    surroundings: Surroundings,
 ) -> Iterator[str]:
     arguments = iter(cluster_arguments)
     for argument in arguments:
@@ -139,12 +167,14 @@ def _arguments(
             yield from (argument, _skip(arguments, place.host))
         elif argument == "--port":
             yield from (argument, _skip(arguments, str(place.listeners["http"].port)))
+        elif argument == "--device":
+            yield from (argument, _skip(arguments, surroundings.device))
         elif argument == "--admin-port":
             admin = place.listeners["admin"]
             yield from ("--admin-host", admin.address, argument, _skip(arguments, str(admin.port)))
         elif argument == "--endpoints-service":
             next(arguments)
-            yield from (text for url in engine_urls for text in ("--endpoint", url))
+            yield from (text for url in surroundings.engine_urls for text in ("--endpoint", url))
         elif argument == SPECULATIVE_FLAG:
             yield from (argument, _speculative_config(next(arguments), mounted))
         else:

@@ -30,13 +30,26 @@ def _folder(volume: Mapping[str, Any], manifest_folder: Path) -> Path | None:
     if "hostPath" in volume:
         return existing_folder(volume["hostPath"]["path"], manifest_folder, _FIELDS[volume["name"]])
     if "secret" in volume:
-        raise LocalRunError(
-            f"Secret {volume['secret']['secretName']} is in a cluster: leave spec.router.apiKeysSecretRef out for "
-            "local mode"
-        )
+        return _folder_beside("Secret", volume["secret"]["secretName"], manifest_folder)
+    if "configMap" in volume:
+        return _folder_beside("ConfigMap", volume["configMap"]["name"], manifest_folder)
+    field_path = _FIELDS.get(volume["name"])
+    if field_path is None:
+        raise LocalRunError("spec.pod.volumes names a claim, which only a cluster has: leave it out for local mode")
     raise LocalRunError(
-        f"the model is in a cluster's claim or image: write file:///PATH in {_FIELDS[volume['name']]} for local mode"
+        f"the model is in a cluster's claim or image: write file:///PATH in {field_path} for local mode"
     )
+
+
+def _folder_beside(kind: str, name: str, manifest_folder: Path) -> Path:
+    """What stands in for a Secret or ConfigMap: a folder of its name beside the manifest, one file a data key."""
+    folder = manifest_folder / name
+    if not folder.is_dir():
+        raise LocalRunError(
+            f"{kind} {name} is in a cluster, and local mode reads {folder} in its place, which is no folder: make it, "
+            "with one file a data key"
+        )
+    return folder
 
 
 def existing_folder(path: str, manifest_folder: Path, field_path: str) -> Path:

@@ -5,34 +5,40 @@ from typing import Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import EngineSpec, InferenceService, SpeculativeSpec
+from kvasir_operator.desired.roles import EngineRole
+from kvasir_operator.resources.accelerator import device
 
 SPECULATIVE_FLAG: Final = "--speculative-config"
+# Every address of the machine, IPv6 and IPv4, by one socket.
+ANY_ADDRESS: Final = "::"
 
 
-def engine_command(service: InferenceService, model_location: str, draft_location: str | None = None) -> list[str]:
+def engine_command(
+    service: InferenceService, role: EngineRole, model_location: str, draft_location: str | None = None
+) -> list[str]:
     """Flags are named as vLLM users type them; the manifest's own `engine.args` come last.
 
+    Only the model's own name is served: aliases are the router's, so a new one restarts no engine.
     `draft_location`: of the model or heads that draft; None for methods that have none.
     """
-    spec = service.spec
     return [
         "kvasir-runtime",
         "serve",
         model_location,
-        *("--served-model-name", *service.model_names),
-        *("--host", "0.0.0.0"),
+        *("--served-model-name", service.model_names[0]),
+        *("--host", ANY_ADDRESS),
         *("--port", str(labels.ENGINE_HTTP_PORT)),
-        *_engine_flags(spec.engine),
-        *_speculative_flags(spec.engine.speculative, draft_location),
-        *("--shutdown-timeout", f"{spec.rollout.drain_timeout.seconds:g}"),
-        *spec.engine.args,
+        *("--device", device(role)),
+        *_engine_flags(role.engine),
+        *_speculative_flags(role.engine.speculative, draft_location),
+        *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
+        *role.engine.args,
     ]
 
 
 def _engine_flags(engine: EngineSpec) -> list[str]:
     cache = engine.kv_cache
     flags = {
-        "--device": engine.device,
         "--dtype": engine.dtype,
         "--max-model-len": engine.max_model_len,
         "--max-num-seqs": engine.max_num_seqs,

@@ -1,93 +1,95 @@
-"""The engine's Deployment: pods that hold the model and compute."""
+"""The Deployment of one engine role and revision: pods that hold the model and compute."""
 
-from typing import Any
+from typing import Any, Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.engine_command import engine_command
-from kvasir_operator.resources.engine_resources import engine_resources, shared_memory
+from kvasir_operator.resources.engine_resources import engine_resources, resource_claims, shared_memory
 from kvasir_operator.resources.metadata import metadata
-from kvasir_operator.resources.model_volume import draft_model_volume, model_volume
-from kvasir_operator.resources.pod_overrides import engine_env, scheduling_overrides
+from kvasir_operator.resources.model_volume import ModelVolume, draft_model_volume, model_volume
+from kvasir_operator.resources.pod_overrides import container_env, file_volumes, pod_metadata, scheduling
 from kvasir_operator.resources.probes import http_probe, liveness_probe
-from kvasir_operator.resources.replicas import engine_replicas
 from kvasir_operator.resources.service_accounts import engine_service_account_name
 from kvasir_operator.settings import OperatorSettings
 
 # Between the engine's own drain timeout and the kubelet's SIGKILL, to close sockets and free the device.
-_STOP_MARGIN_SECONDS = 15
+_STOP_MARGIN_SECONDS: Final = 15
 # Two hours: the largest checkpoints from slow storage. A start that fails ends its process and is restarted at once.
-_STARTUP_CHECKS = 3600
-_STARTUP_PERIOD_SECONDS = 2
+_STARTUP_CHECKS: Final = 3600
+_STARTUP_PERIOD_SECONDS: Final = 2
 
 
-def engine_deployment(service: InferenceService, settings: OperatorSettings, revision: str) -> dict[str, Any]:
-    """`revision` labels the Deployment and its pods."""
+def engine_deployment(
+    service: InferenceService, role: EngineRole, revision: str, replicas: int, settings: OperatorSettings
+) -> dict[str, Any]:
+    """`replicas`: of this revision alone."""
     rollout = service.spec.rollout
     revision_label = {labels.REVISION_LABEL: revision}
+    name = labels.workload_name(service.name, role.name, revision)
+    template = engine_pod_template(service, role, settings)
+    template["metadata"]["labels"] |= revision_label
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(service, labels.engine_name(service.name), labels.ROLE_SERVE, revision_label),
+        "metadata": metadata(service, name, role.name, revision_label),
         "spec": {
-            "replicas": engine_replicas(service),
-            "selector": {"matchLabels": labels.role_selector(service.name, labels.ROLE_SERVE)},
+            "replicas": replicas,
+            "selector": {"matchLabels": labels.revision_selector(service.name, role.name, revision)},
+            # A revision's template stays as it is: this is for one that somebody edited, and is put back.
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
             },
             "progressDeadlineSeconds": _STARTUP_CHECKS * _STARTUP_PERIOD_SECONDS,
-            "revisionHistoryLimit": 3,
-            "template": {
-                "metadata": _pod_metadata(service, revision_label),
-                "spec": _pod_spec(service, settings),
-            },
+            "revisionHistoryLimit": 0,
+            "template": template,
         },
     }
 
 
-def _pod_metadata(service: InferenceService, revision_label: dict[str, str]) -> dict[str, Any]:
-    pod = service.spec.pod
-    own_labels = {**labels.role_labels(service.name, labels.ROLE_SERVE), **revision_label}
-    own_labels |= labels.monitoring_labels(service.spec.monitoring.pod_monitor)
-    result: dict[str, Any] = {"labels": {**pod.labels, **own_labels}}
-    if pod.annotations:
-        result["annotations"] = dict(pod.annotations)
-    return result
-
-
-def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    model, draft = model_volume(service.spec.model.source), draft_model_volume(service.spec.engine.speculative)
-    memory_volumes, memory_mounts = shared_memory(service.spec)
-    files = [model] if draft is None else [model, draft]
-    volumes = [*(f.volume for f in files if f.volume is not None), sandbox.TMP_VOLUME, *memory_volumes]
-    mounts = [*(f.mount for f in files if f.mount is not None), sandbox.TMP_MOUNT, *memory_mounts]
-    return {
-        "serviceAccountName": engine_service_account_name(service),
+def engine_pod_template(service: InferenceService, role: EngineRole, settings: OperatorSettings) -> dict[str, Any]:
+    """Everything that shapes the role's pods, and nothing else: what a revision is made from, so without its label."""
+    model, draft = model_volume(service.spec.model.source), draft_model_volume(role.engine.speculative)
+    volumes, mounts = _volumes_and_mounts(role, [model] if draft is None else [model, draft])
+    spec = {
+        "serviceAccountName": engine_service_account_name(service, role),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        **sandbox.pull_secrets(settings.image_pull_secret),
-        "securityContext": sandbox.pod_security_context(),
+        "securityContext": sandbox.pod_security_context(role.pod.security_context),
         "terminationGracePeriodSeconds": int(service.spec.rollout.drain_timeout.seconds) + _STOP_MARGIN_SECONDS,
         "containers": [
             {
                 "name": "engine",
-                "image": service.spec.pod.image or settings.runtime_image,
+                "image": role.pod.image or settings.runtime_image,
                 "imagePullPolicy": settings.image_pull_policy,
-                "command": engine_command(service, model.location, None if draft is None else draft.location),
-                "env": engine_env(service),
+                "command": engine_command(service, role, model.location, None if draft is None else draft.location),
+                "env": container_env(service, role),
                 "ports": [{"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"}],
-                "resources": engine_resources(service.spec),
+                "resources": engine_resources(role),
                 "startupProbe": http_probe("/ready", "http", _STARTUP_PERIOD_SECONDS, _STARTUP_CHECKS),
                 "readinessProbe": http_probe("/ready", "http", period_seconds=2, failure_threshold=2),
                 "livenessProbe": liveness_probe("http"),
                 # The end of the log of an engine that ends with an error goes into the status (containers.py).
                 "terminationMessagePolicy": "FallbackToLogsOnError",
-                "securityContext": sandbox.container_security_context(),
+                "securityContext": sandbox.container_security_context(role.pod.security_context),
                 "volumeMounts": mounts,
             }
         ],
         "volumes": volumes,
-        **scheduling_overrides(service),
+        **({"resourceClaims": resource_claims(role)} if role.resources.claims else {}),
+        **scheduling(service, role, settings),
     }
+    return {"metadata": pod_metadata(service, role), "spec": spec}
+
+
+def _volumes_and_mounts(
+    role: EngineRole, models: list[ModelVolume]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    memory_volumes, memory_mounts = shared_memory(role)
+    files, file_mounts = file_volumes(role.pod)
+    volumes = [*(m.volume for m in models if m.volume is not None), sandbox.TMP_VOLUME, *memory_volumes, *files]
+    mounts = [*(m.mount for m in models if m.mount is not None), sandbox.TMP_MOUNT, *memory_mounts, *file_mounts]
+    return volumes, mounts

@@ -1,45 +1,56 @@
-"""What an engine pod asks the node for: CPU, memory, accelerators, shared memory."""
+"""What an engine pod asks the node for: CPU, memory, accelerators, further resources, claims, shared memory."""
 
-from typing import Any
+from typing import Any, Final
 
-from kvasir_operator.api.model import DEFAULT_ACCELERATOR, NO_ACCELERATOR, ParallelismSpec, ResourcesSpec, ServiceSpec
+from kvasir_operator.api.serialize import as_manifest
+from kvasir_operator.desired.roles import EngineRole
+from kvasir_operator.resources.accelerator import accelerator, num_accelerators
+
+# Without requests a pod is BestEffort, the first that its node evicts. The smallest nodes with one accelerator that
+# clouds rent have 4 CPUs and 16 GiB (g4dn.xlarge, g5.xlarge, g2-standard-4) and keep some for themselves: these fit
+# there, and on a large node take no more than belongs to the accelerators.
+_CPUS_PER_ACCELERATOR: Final = 3
+_MEMORY_GIB_PER_ACCELERATOR: Final = 12
+# Ranks exchange tensors through it where their devices cannot reach one another; container runtimes give 64Mi.
+_SHARED_MEMORY_GIB_PER_RANK: Final = 1
 
 
-def engine_resources(spec: ServiceSpec) -> dict[str, Any]:
+def engine_resources(role: EngineRole) -> dict[str, Any]:
     """Requests equal limits: the engine sizes its threads and its KV cache by what it may use at most."""
-    resources, parallelism = _of_the_role(spec)
-    amounts = {
-        name: value.text for name, value in (("cpu", resources.cpu), ("memory", resources.memory)) if value is not None
-    }
-    accelerator = _accelerator(spec, resources)
-    if accelerator is not None:
-        amounts[accelerator] = str(num_accelerators(parallelism))
-    return {"requests": amounts, "limits": amounts} if amounts else {}
+    given = {"cpu": role.resources.cpu, "memory": role.resources.memory, **role.resources.extra}
+    amounts = _defaults(role) | {name: value.text for name, value in given.items() if value is not None}
+    result: dict[str, Any] = {"requests": amounts, "limits": amounts} if amounts else {}
+    if role.resources.claims:
+        result["claims"] = [{"name": claim.name} for claim in role.resources.claims]
+    return result
 
 
-def num_accelerators(parallelism: ParallelismSpec) -> int:
-    """Accelerators of one pod: pipeline stages are pods of their own."""
-    return parallelism.tensor * parallelism.data
+def resource_claims(role: EngineRole) -> list[dict[str, Any]]:
+    """The pod's claims of dynamic resource allocation, as the manifest has them."""
+    claims: list[dict[str, Any]] = as_manifest(role.resources.claims)
+    return claims
 
 
-def shared_memory(spec: ServiceSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and mounts of /dev/shm; none where the manifest leaves its size to the container runtime."""
-    size = _of_the_role(spec)[0].shared_memory
+def shared_memory(role: EngineRole) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes and mounts of /dev/shm; none where one rank is content with what the container runtime gives."""
+    size = _shared_memory_size(role)
     if size is None:
         return [], []
-    volume = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size.text}}
+    volume = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
     return [volume], [{"name": "shared-memory", "mountPath": "/dev/shm"}]
 
 
-def _accelerator(spec: ServiceSpec, resources: ResourcesSpec) -> str | None:
-    if resources.accelerator is None:
-        return None if spec.engine.device == "cpu" else DEFAULT_ACCELERATOR
-    return None if resources.accelerator == NO_ACCELERATOR else resources.accelerator
+def _defaults(role: EngineRole) -> dict[str, str]:
+    name = accelerator(role)
+    if name is None:
+        return {}
+    count = num_accelerators(role.parallelism)
+    cpu, memory = str(_CPUS_PER_ACCELERATOR * count), f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi"
+    return {"cpu": cpu, "memory": memory, name: str(count)}
 
 
-def _of_the_role(spec: ServiceSpec) -> tuple[ResourcesSpec, ParallelismSpec]:
-    """Decode's where the service is split, because one role stands in for both until they are acted on."""
-    if spec.disaggregation is not None:
-        decode = spec.disaggregation.decode
-        return decode.resources or ResourcesSpec(), decode.parallelism
-    return spec.resources or ResourcesSpec(), spec.parallelism
+def _shared_memory_size(role: EngineRole) -> str | None:
+    if role.resources.shared_memory is not None:
+        return role.resources.shared_memory.text
+    num_ranks = role.parallelism.tensor
+    return f"{_SHARED_MEMORY_GIB_PER_RANK * num_ranks}Gi" if num_ranks > 1 else None

@@ -1,21 +1,32 @@
-"""The engine's headless Service: its EndpointSlices tell the router which pods are ready."""
+"""A headless Service an engine role and revision: its EndpointSlices show the router which pods are ready."""
 
 from typing import Any
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources.metadata import metadata
 
 
-def engine_service(service: InferenceService) -> dict[str, Any]:
+def engine_service(
+    service: InferenceService, role: EngineRole, revision: str, traffic_weight: int | None
+) -> dict[str, Any]:
+    """`traffic_weight`: per cent of the requests for this revision; None: its part by the router's policy.
+
+    Labels go on to the EndpointSlices, where the router reads them; annotations would not.
+    """
+    name = labels.workload_name(service.name, role.name, revision)
+    weight = {} if traffic_weight is None else {labels.TRAFFIC_WEIGHT: str(traffic_weight)}
+    described = metadata(service, name, role.name, {labels.REVISION_LABEL: revision, **weight})
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(service, labels.engine_name(service.name), labels.ROLE_SERVE),
+        "metadata": described,
         "spec": {
             "clusterIP": "None",
+            "ipFamilyPolicy": "PreferDualStack",
             "publishNotReadyAddresses": False,
-            "selector": labels.role_selector(service.name, labels.ROLE_SERVE),
+            "selector": labels.revision_selector(service.name, role.name, revision),
             "ports": [{"name": "http", "port": labels.ENGINE_HTTP_PORT, "targetPort": "http", "protocol": "TCP"}],
         },
     }

@@ -7,13 +7,17 @@ from kvasir_operator.api.model import InferenceService
 
 
 def metadata(
-    service: InferenceService, name: str, role: str, extra_labels: dict[str, str] | None = None
+    service: InferenceService, name: str, role: str | None, extra_labels: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """`metadata` of a child; with an owner reference where the service has a uid, so that deleting it cleans up."""
+    """`metadata` of a child; with an owner reference where the service has a uid, so that deleting it cleans up.
+
+    `role`: None for what several roles share.
+    """
+    own_labels = labels.service_labels(service.name) if role is None else labels.role_labels(service.name, role)
     result: dict[str, Any] = {
         "name": name,
         "namespace": service.namespace,
-        "labels": {**labels.role_labels(service.name, role), **(extra_labels or {})},
+        "labels": {**own_labels, **(extra_labels or {})},
     }
     if service.uid is not None:
         result["ownerReferences"] = [_owner_reference(service, service.uid)]

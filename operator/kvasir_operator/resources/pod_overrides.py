@@ -1,35 +1,83 @@
-"""The manifest's `pod` group, merged into the engine pod: where it may run, and its environment."""
+"""The manifest's `pod` group, merged into a role's pods: where they may run, their environment, labels and files."""
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import InferenceService, Toleration
+from kvasir_operator.api.model import InferenceService, PodSpec, PodVolume, Toleration
 from kvasir_operator.api.serialize import as_manifest
+from kvasir_operator.desired.roles import Role
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.router_secret import router_secret_env
 from kvasir_operator.resources.topology_spread import topology_spread
+from kvasir_operator.settings import OperatorSettings
+
+_ARCHITECTURE: Final = "kubernetes.io/arch"
+_DEFAULT_ARCHITECTURE: Final = "amd64"
 
 
-def scheduling_overrides(service: InferenceService) -> dict[str, Any]:
-    """Keys of the pod spec that say where the pod may run; absent ones are left out."""
-    pod = service.spec.pod
-    spread = topology_spread(service.name, labels.ROLE_SERVE) if pod.topology_spread == "auto" else []
-    overrides = {
-        "nodeSelector": dict(pod.node_selector),
+def pod_metadata(service: InferenceService, role: Role) -> dict[str, Any]:
+    """Of the pod template; the manifest's labels cannot hide ours."""
+    own_labels = labels.role_labels(service.name, role.name)
+    result: dict[str, Any] = {"labels": {**role.pod.labels, **own_labels}}
+    if role.pod.annotations:
+        result["annotations"] = dict(role.pod.annotations)
+    return result
+
+
+def scheduling(service: InferenceService, role: Role, settings: OperatorSettings) -> dict[str, Any]:
+    """Keys of the pod spec that say where the pod may run, and with what; absent ones are left out.
+
+    Without pull secrets those of the pod's ServiceAccount hold.
+    """
+    pod = role.pod
+    keys = {
+        "nodeSelector": {**_architecture(settings.image_architecture), **pod.node_selector},
         "tolerations": [_toleration(toleration) for toleration in pod.tolerations],
         "affinity": dict(pod.affinity),
-        "topologySpreadConstraints": spread,
+        "topologySpreadConstraints": [] if pod.topology_spread == "none" else topology_spread(service.name, role.name),
         "priorityClassName": pod.priority_class_name,
+        "runtimeClassName": pod.runtime_class_name,
+        "schedulerName": pod.scheduler_name,
+        "imagePullSecrets": _pull_secrets(settings.image_pull_secret, pod),
     }
-    return {key: value for key, value in overrides.items() if value}
+    return {key: value for key, value in keys.items() if value}
 
 
-def engine_env(service: InferenceService) -> list[dict[str, Any]]:
+def container_env(service: InferenceService, role: Role) -> list[dict[str, Any]]:
     """Ours first; the manifest's value wins where both name a variable."""
     ours = {variable["name"]: variable for variable in (sandbox.HOME_ENV, router_secret_env(service))}
-    theirs = {variable.name: as_manifest(variable) for variable in service.spec.pod.env}
+    theirs = {variable.name: as_manifest(variable) for variable in role.pod.env}
     return list({**ours, **theirs}.values())
+
+
+def file_volumes(pod: PodSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes and mounts of `pod.volumes`."""
+    named = [(f"files-{index}", volume) for index, volume in enumerate(pod.volumes)]
+    volumes = [{"name": name, **_volume_source(volume)} for name, volume in named]
+    mounts = [{"name": name, "mountPath": volume.mount_path, "readOnly": True} for name, volume in named]
+    return volumes, mounts
+
+
+def _architecture(architectures: Sequence[str]) -> dict[str, str]:
+    """Images of one architecture run nowhere else; those of several are taken to run on every node."""
+    [first, *others] = architectures or (_DEFAULT_ARCHITECTURE,)
+    return {} if others else {_ARCHITECTURE: first}
+
+
+def _pull_secrets(of_installation: Iterable[str], pod: PodSpec) -> list[dict[str, str]]:
+    names = dict.fromkeys((*of_installation, *(secret.name for secret in pod.image_pull_secrets)))
+    return [{"name": name} for name in names]
 
 
 def _toleration(toleration: Toleration) -> dict[str, Any]:
     return {"operator": toleration.operator, **as_manifest(toleration)}
+
+
+def _volume_source(volume: PodVolume) -> dict[str, Any]:
+    if volume.config_map is not None:
+        return {"configMap": {"name": volume.config_map.name}}
+    if volume.secret is not None:
+        return {"secret": {"secretName": volume.secret.name}}
+    assert volume.claim is not None, "rules.py: exactly one of the three is set"
+    return {"persistentVolumeClaim": {"claimName": volume.claim.name, "readOnly": True}}

@@ -4,8 +4,9 @@ from typing import Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.resources.engine_command import ANY_ADDRESS
 
-# A folder with one file a key, its tenant inside: what a Secret looks like when it is mounted.
+# A mounted Secret: one file a tenant, with its keys one a line.
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"
 DEFAULT_POLICY: Final = "finishTime"
 # What the router of this release implements; desired/unsupported.py names the rest.
@@ -13,18 +14,19 @@ SUPPORTED_POLICIES: Final = (DEFAULT_POLICY, "roundRobin")
 
 
 def router_command(service: InferenceService) -> list[str]:
-    """`--model` once a name, the model's own first; engines are found by their Service's EndpointSlices."""
+    """Engines are found by the EndpointSlices of all of the service's roles and revisions."""
     router = service.spec.router
-    engines = f"{service.namespace}/{labels.engine_name(service.name)}:{labels.ENGINE_HTTP_PORT}"
+    name, *aliases = service.model_names
     return [
         "kvasir-router",
         "serve",
-        *("--host", "0.0.0.0"),
+        *("--host", ANY_ADDRESS),
         *("--port", str(labels.ROUTER_HTTP_PORT)),
         *("--admin-port", str(labels.ROUTER_ADMIN_PORT)),
         *("--policy", router.policy if router.policy in SUPPORTED_POLICIES else DEFAULT_POLICY),
-        *(text for name in service.model_names for text in ("--model", name)),
-        *("--endpoints-service", engines),
+        *("--model", name),
+        *(text for alias in aliases for text in ("--model-alias", alias)),
+        *("--endpoints-service", f"{service.namespace}/{service.name}:{labels.ENGINE_HTTP_PORT}"),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),

@@ -1,92 +1,84 @@
 """The router's Deployment: pods that take clients' requests and pick an engine for each."""
 
-from typing import Any
+from typing import Any, Final
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import InferenceService, RouterSpec
+from kvasir_operator.api.model import InferenceService, SecretRef
+from kvasir_operator.desired.roles import RouterRole
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.metadata import metadata
+from kvasir_operator.resources.pod_overrides import container_env, file_volumes, pod_metadata, scheduling
 from kvasir_operator.resources.probes import http_probe, liveness_probe
-from kvasir_operator.resources.replicas import router_replicas
 from kvasir_operator.resources.router_command import API_KEYS_FOLDER, router_command
-from kvasir_operator.resources.router_secret import router_secret_env
-from kvasir_operator.resources.topology_spread import topology_spread
+from kvasir_operator.resources.service_accounts import router_service_account_name
 from kvasir_operator.settings import OperatorSettings
 
 # kube-proxy needs a moment to stop sending new connections to a pod that is going away.
-_PRE_STOP_SECONDS = 5
-_STOP_MARGIN_SECONDS = 15
+_PRE_STOP_SECONDS: Final = 5
+_STOP_MARGIN_SECONDS: Final = 15
 
 
-def router_deployment(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
+def router_deployment(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(service, labels.router_name(service.name), labels.ROLE_ROUTER),
+        "metadata": metadata(service, labels.router_name(service.name), role.name),
         "spec": {
-            "replicas": router_replicas(service),
-            "selector": {"matchLabels": labels.role_selector(service.name, labels.ROLE_ROUTER)},
+            "replicas": role.replicas,
+            "selector": {"matchLabels": labels.role_selector(service.name, role.name)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "revisionHistoryLimit": 3,
-            "template": {
-                "metadata": {"labels": _pod_labels(service)},
-                "spec": _pod_spec(service, settings),
-            },
+            "template": {"metadata": pod_metadata(service, role), "spec": _pod_spec(service, role, settings)},
         },
     }
 
 
-def _pod_labels(service: InferenceService) -> dict[str, str]:
-    own_labels = labels.role_labels(service.name, labels.ROLE_ROUTER)
-    return {**own_labels, **labels.monitoring_labels(service.spec.monitoring.pod_monitor)}
-
-
-def _pod_spec(service: InferenceService, settings: OperatorSettings) -> dict[str, Any]:
-    router = service.spec.router
-    volumes, mounts = _api_keys(router)
+def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
+    key_volumes, key_mounts = _api_keys(service.spec.router.api_keys_secret_ref)
+    files, file_mounts = file_volumes(role.pod)
     drain_seconds = int(service.spec.rollout.drain_timeout.seconds)
     return {
-        "serviceAccountName": labels.router_name(service.name),
+        "serviceAccountName": router_service_account_name(service, role),
         # It watches EndpointSlices with its token; its ServiceAccount mounts none by default.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        **sandbox.pull_secrets(settings.image_pull_secret),
-        "securityContext": sandbox.pod_security_context(),
+        "securityContext": sandbox.pod_security_context(role.pod.security_context),
         "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + drain_seconds + _STOP_MARGIN_SECONDS,
-        "topologySpreadConstraints": topology_spread(service.name, labels.ROLE_ROUTER),
         "containers": [
             {
                 "name": "router",
-                "image": settings.router_image,
+                "image": role.pod.image or settings.router_image,
                 "imagePullPolicy": settings.image_pull_policy,
                 "command": router_command(service),
-                "env": [sandbox.HOME_ENV, router_secret_env(service)],
+                "env": container_env(service, role),
                 "ports": [
                     {"name": "http", "containerPort": labels.ROUTER_HTTP_PORT, "protocol": "TCP"},
                     {"name": "admin", "containerPort": labels.ROUTER_ADMIN_PORT, "protocol": "TCP"},
                 ],
-                "resources": _resources(router),
+                "resources": _resources(role),
                 "startupProbe": http_probe("/health", "admin", period_seconds=1, failure_threshold=60),
                 "readinessProbe": http_probe("/ready", "admin", period_seconds=2, failure_threshold=2),
                 "livenessProbe": liveness_probe("admin"),
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
-                "securityContext": sandbox.container_security_context(),
-                "volumeMounts": [*mounts, sandbox.TMP_MOUNT],
+                "securityContext": sandbox.container_security_context(role.pod.security_context),
+                "volumeMounts": [*key_mounts, sandbox.TMP_MOUNT, *file_mounts],
             }
         ],
-        "volumes": [*volumes, sandbox.TMP_VOLUME],
+        "volumes": [*key_volumes, sandbox.TMP_VOLUME, *files],
+        **scheduling(service, role, settings),
     }
 
 
-def _resources(router: RouterSpec) -> dict[str, Any]:
+def _resources(role: RouterRole) -> dict[str, Any]:
     """CPU is not limited: a burst of requests may use what the node has to spare."""
-    cpu, memory = router.resources.cpu.text, router.resources.memory.text
+    cpu, memory = role.cpu.text, role.memory.text
     return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}}
 
 
-def _api_keys(router: RouterSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    if router.api_keys_secret_ref is None:
+def _api_keys(secret: SecretRef | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Mounted whole, not by subPath, which the kubelet would not bring up to date when the Secret changes."""
+    if secret is None:
         return [], []
-    volume = {"name": "api-keys", "secret": {"secretName": router.api_keys_secret_ref.name}}
+    volume = {"name": "api-keys", "secret": {"secretName": secret.name}}
     return [volume], [{"name": "api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}]

@@ -8,12 +8,17 @@ from kvasir_operator.resources.metadata import metadata
 
 
 def router_service(service: InferenceService) -> dict[str, Any]:
+    wanted = service.spec.router.service
+    described = metadata(service, labels.router_name(service.name), labels.ROLE_ROUTER)
+    if wanted.annotations:
+        described["annotations"] = dict(wanted.annotations)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(service, labels.router_name(service.name), labels.ROLE_ROUTER),
+        "metadata": described,
         "spec": {
-            "type": "ClusterIP",
+            "type": wanted.type,
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": labels.role_selector(service.name, labels.ROLE_ROUTER),
             "ports": [{"name": "http", "port": labels.ROUTER_HTTP_PORT, "targetPort": "http", "protocol": "TCP"}],
         },

@@ -1,25 +1,37 @@
-"""ServiceAccounts: the engine's has no rights at all, the router's may watch EndpointSlices (router_access.py)."""
+"""ServiceAccounts: the engines' has no rights at all, the router's may watch EndpointSlices (router_access.py)."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired.roles import EngineRole, RouterRole
 from kvasir_operator.resources.metadata import metadata
 
 
-def engine_service_account_name(service: InferenceService) -> str:
-    return service.spec.pod.service_account_name or labels.engine_name(service.name)
+def engine_service_account_name(service: InferenceService, role: EngineRole) -> str:
+    return role.pod.service_account_name or labels.engine_name(service.name)
 
 
-def engine_service_account(service: InferenceService) -> dict[str, Any]:
-    return _service_account(service, labels.engine_name(service.name), labels.ROLE_SERVE)
+def router_service_account_name(service: InferenceService, role: RouterRole) -> str:
+    return role.pod.service_account_name or labels.router_name(service.name)
 
 
-def router_service_account(service: InferenceService) -> dict[str, Any]:
+def engine_service_account(service: InferenceService, roles: Iterable[EngineRole]) -> dict[str, Any] | None:
+    """One for all engine roles; None where each of them names an account of somebody else's."""
+    if all(role.pod.service_account_name for role in roles):
+        return None
+    return _service_account(service, labels.engine_name(service.name), role=None)
+
+
+def router_service_account(service: InferenceService, role: RouterRole) -> dict[str, Any] | None:
+    """None where the manifest names an account of somebody else's."""
+    if role.pod.service_account_name:
+        return None
     return _service_account(service, labels.router_name(service.name), labels.ROLE_ROUTER)
 
 
-def _service_account(service: InferenceService, name: str, role: str) -> dict[str, Any]:
+def _service_account(service: InferenceService, name: str, role: str | None) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",

@@ -1,6 +1,6 @@
-"""Endpoints of a Service, followed through its EndpointSlices: list, watch from there, list again when too old.
+"""The engines of a service, followed through their EndpointSlices: list, watch from there, list again when too old.
 
-Only addresses that are ready and not terminating are published. While the API is out of reach the last known set stays.
+What the slices say is read in `slices`. While the API is out of reach the last known set of endpoints stays.
 Protocol: https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 """
 
@@ -8,21 +8,19 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import aiohttp
 
 from kvasir_router.endpoints.endpoint import Address
+from kvasir_router.endpoints.slices import TRAFFIC_WEIGHT_LABEL, EndpointSlice, addresses_of, traffic_weight
 from kvasir_router.errors import ConfigError, RouterError
 
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_SECONDS = 10.0
-
-EndpointSlice = Mapping[str, Any]
-"""An EndpointSlice as the API's JSON."""
 
 
 class ResourceExpiredError(RouterError):
@@ -35,9 +33,11 @@ class WatchFailedError(RouterError):
 
 @dataclass(frozen=True)
 class ServiceReference:
+    """An InferenceService, or whatever else carries its name in the service label."""
+
     namespace: str
     name: str
-    port: str  # the engine's port: a number, or the name of a port of the Service
+    port: str  # the engines' port: a number, or the name of a port of their Services
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -51,7 +51,7 @@ class SliceApi(Protocol):
     """The two calls on the Kubernetes API; tests put recorded events here."""
 
     async def list(self) -> tuple[list[EndpointSlice], str]:
-        """All slices of the Service and the resourceVersion to watch from."""
+        """All slices of the service and the resourceVersion to watch from."""
         ...
 
     def watch(self, resource_version: str) -> AsyncIterator[Mapping[str, Any]]:
@@ -59,34 +59,8 @@ class SliceApi(Protocol):
         ...
 
 
-def addresses_of(slices: Mapping[str, EndpointSlice], port: str) -> frozenset[Address]:
-    """Ready, non-terminating addresses over all slices of a Service."""
-    return frozenset(address for one in slices.values() for address in _slice_addresses(one, port))
-
-
-def _slice_addresses(endpoint_slice: EndpointSlice, port: str) -> Iterator[Address]:
-    number = _port_number(endpoint_slice, port)
-    if number is None:
-        return
-    for endpoint in endpoint_slice.get("endpoints") or ():
-        conditions = endpoint.get("conditions") or {}
-        # The API defines an absent `ready` as true.
-        if conditions.get("ready") is False or conditions.get("terminating"):
-            continue
-        uid = (endpoint.get("targetRef") or {}).get("uid", "")
-        for host in endpoint["addresses"]:
-            yield Address(f"http://[{host}]:{number}" if ":" in host else f"http://{host}:{number}", uid)
-
-
-def _port_number(endpoint_slice: EndpointSlice, port: str) -> int | None:
-    if port.isdigit():
-        return int(port)
-    ports = endpoint_slice.get("ports") or ()
-    return next((entry["port"] for entry in ports if entry.get("name") == port), None)
-
-
 class KubernetesSource:
-    """Publishes every change of the Service's usable addresses. Readiness is Kubernetes' to tell, so it is trusted."""
+    """Publishes every change of the service's usable addresses. Readiness is Kubernetes' to tell, so it is trusted."""
 
     is_trusted_ready = True
 
@@ -114,7 +88,9 @@ class KubernetesSource:
 
     async def _list(self, publish: Callable[[frozenset[Address]], None]) -> str:
         slices, resource_version = await self._api.list()
-        self._slices = {one["metadata"]["name"]: one for one in slices}
+        self._slices = {}
+        for endpoint_slice in slices:
+            self._keep(endpoint_slice)
         publish(addresses_of(self._slices, self._port))
         self.synced.set()
         return resource_version
@@ -133,6 +109,14 @@ class KubernetesSource:
         if event["type"] == "DELETED":
             return self._slices.pop(name, None) is not None
         if event["type"] in ("ADDED", "MODIFIED"):
-            self._slices[name] = event["object"]
+            self._keep(event["object"])
             return True
         return False
+
+    def _keep(self, endpoint_slice: EndpointSlice) -> None:
+        name = endpoint_slice["metadata"]["name"]
+        self._slices[name] = endpoint_slice
+        try:
+            traffic_weight(endpoint_slice)
+        except ValueError as error:
+            logger.warning("EndpointSlice %s: %s is ignored: %s", name, TRAFFIC_WEIGHT_LABEL, error)

@@ -1,4 +1,4 @@
-"""The two calls that following a Service needs, on a real API server, with plain JSON instead of the client's models.
+"""The two calls that following a service needs, on a real API server, with plain JSON instead of the client's models.
 
 Apart from `kubernetes.py` because importing the client takes most of a second, which fixed endpoints need not pay.
 """
@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 from kubernetes.aio import client, config
 
-from kvasir_router.endpoints.kubernetes import EndpointSlice, ResourceExpiredError, ServiceReference, WatchFailedError
+from kvasir_router.endpoints.kubernetes import ResourceExpiredError, ServiceReference, WatchFailedError
+from kvasir_router.endpoints.slices import EndpointSlice, label_selector
 from kvasir_router.errors import EndpointSourceError
 
 _WATCH_SECONDS = 240
@@ -27,7 +28,7 @@ class KubernetesSliceApi:
         self._read = api.list_namespaced_endpoint_slice_without_preload_content
         self._query: dict[str, Any] = {
             "namespace": service.namespace,
-            "label_selector": f"kubernetes.io/service-name={service.name}",
+            "label_selector": label_selector(service.name),
         }
 
     async def list(self) -> tuple[list[EndpointSlice], str]:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from kvasir_operator.api.model import EngineSpec, InferenceService, RouterSpec
+from kvasir_operator.api.model import EngineSpec, InferenceService, RouterSpec, ScalingPolicy, ScalingRules
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.errors import InvalidManifestError
 
 MakeManifest = Callable[..., dict[str, Any]]
 MakeService = Callable[..., InferenceService]
-SPLIT = {"prefill": {}, "decode": {}}
+SPLIT: dict[str, Any] = {"prefill": {}, "decode": {}}
 
 
 def test_the_smallest_manifest_gets_every_default(make_service: MakeService) -> None:
@@ -88,7 +88,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"engine": {"memoryUtilization": 1.5}}, "spec.engine.memoryUtilization", "expected 0.01 to 1"),
     ({"engine": {"memoryUtilization": "half"}}, "spec.engine.memoryUtilization", "expected a number"),
     ({"engine": {"maxNumSeqs": 9, "maxNumBatchedTokens": 8}}, "spec.engine", "maxNumBatchedTokens is below"),
-    ({"engine": {"args": ["--port=1"]}}, "spec.engine", "args holds a flag that the operator sets"),
+    ({"engine": {"args": ["--port=1"]}}, "spec.engine", "args holds a flag that the manifest's own fields set"),
     ({"engine": {"args": "--x"}}, "spec.engine.args", "expected a list"),
     ({"engine": {"args": ["-x"] * 65}}, "spec.engine.args", "65 entries, expected at most 64"),
     ({"engine": {"speculative": {"method": "eagle"}}}, "spec.engine.speculative", "write model"),
@@ -96,12 +96,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"engine": {"speculative": {"method": "suffix", "model": "file:///m"}}}, "spec.engine.speculative", "leave model"),
     ({"engine": {"speculative": {"method": "eagle3"}}}, "spec.engine.speculative", "write model"),
     ({"pod": {"env": [{"name": "KVASIR_ROUTER_SECRET", "value": "x"}]}}, "spec.pod.env[0]", "leave it out"),
-    ({"replicas": 1, "autoscaling": {"maxReplicas": 2}}, "spec", "not both"),
+    ({"replicas": 2, "autoscaling": {"maxReplicas": 2}}, "spec", "not both"),
+    ({"replicas": 0, "autoscaling": {"maxReplicas": 2}}, "spec", "not both"),
     ({"replicas": -1}, "spec.replicas", "-1, expected 0 to 1000"),
-    ({"replicas": None}, "spec.replicas", "null"),
     ({"replicas": "2"}, "spec.replicas", "str '2', expected a whole number"),
     ({"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "spec.autoscaling", "minReplicas is above"),
-    ({"disaggregation": SPLIT, "replicas": 1}, "spec", "under disaggregation.prefill"),
+    ({"disaggregation": SPLIT, "replicas": 2}, "spec", "under disaggregation.prefill"),
+    ({"disaggregation": {"prefill": {"replicas": 1, "autoscaling": {"maxReplicas": 1}}, "decode": {}}},
+     "spec.disaggregation.prefill", "not both"),
     ({"disaggregation": SPLIT, "resources": {}}, "spec", "under disaggregation.prefill"),
     ({"disaggregation": SPLIT, "parallelism": {"tensor": 2}}, "spec", "write parallelism under"),
     (
@@ -111,17 +113,44 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"engine": {"device": "cpu"}, "resources": {"accelerator": "nvidia.com/gpu"}}, "spec", "device is cpu"),
     ({"engine": {"device": "cuda"}, "resources": {"accelerator": "none"}}, "spec", "device is cuda"),
+    ({"engine": {"device": "cuda"}, "resources": {"accelerator": "none", "claims": []}}, "spec", "device is cuda"),
     ({"resources": {"memory": "1 GB"}}, "spec.resources.memory", "'1 GB' is not a quantity"),
     ({"resources": {"cpu": 0.5}}, "spec.resources.cpu", "quote it"),
     ({"rollout": {"drainTimeout": "5"}}, "spec.rollout.drainTimeout", "'5' is not a duration"),
     ({"rollout": {"maxSurge": 0}}, "spec.rollout", "raise one of them"),
     ({"rollout": {"maxSurge": "many"}}, "spec.rollout.maxSurge", "'many'"),
-    ({"router": {"mode": "gateway", "replicas": 2}}, "spec.router", "leave router.replicas out"),
+    ({"router": {"mode": "gateway", "replicas": 2}}, "spec.router", "router.pod and router.service out"),
+    ({"router": {"mode": "gateway", "pod": {"image": "x"}}}, "spec.router", "router.pod and router.service out"),
+    ({"router": {"mode": "gateway", "service": {"type": "NodePort"}}}, "spec.router", "router.service out"),
+    ({"router": {"pod": {"labels": {"serving.kvasir.dev/role": "x"}}}}, "spec.router.pod", "the operator's"),
+    ({"rollout": {"canary": {}}}, "spec.rollout.canary.weight", "missing"),
+    ({"rollout": {"canary": {"weight": 0}}}, "spec.rollout.canary.weight", "0, expected 1 to 99"),
+    ({"rollout": {"canary": {"weight": 100}}}, "spec.rollout.canary.weight", "100, expected 1 to 99"),
+    ({"rollout": {"maxSurge": "00%", "maxUnavailable": "0%"}}, "spec.rollout", "raise one of them"),
+    ({"suspend": "true"}, "spec.suspend", "expected true or false"),
+    ({"resources": {"extra": {"cpu": "1"}}}, "spec.resources", "extra names a resource"),
+    ({"resources": {"claims": [{"name": "a"}]}}, "spec.resources.claims[0]", "exactly one of resourceClaimName"),
+    ({"resources": {"claims": [{"name": "a", "resourceClaimName": "a", "resourceClaimTemplateName": "b"}]}},
+     "spec.resources.claims[0]", "exactly one of resourceClaimName"),
+    ({"pod": {"volumes": [{"mountPath": "/a"}]}}, "spec.pod.volumes[0]", "exactly one of configMap, secret and claim"),
+    ({"pod": {"volumes": [{"mountPath": "/a", "configMap": {"name": "a"}, "secret": {"name": "b"}}]}},
+     "spec.pod.volumes[0]", "exactly one of configMap, secret and claim"),
+    ({"pod": {"volumes": [{"mountPath": "a", "claim": {"name": "a"}}]}}, "spec.pod.volumes[0].mountPath", "'a'"),
+    ({"pod": {"affinity": []}}, "spec.pod.affinity", "expected a mapping"),
+    ({"autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"maxPercent": 1}}}},
+     "spec.autoscaling.behavior.scaleUp.maxPercent", "expected one of policies, selectPolicy, stabilizationWindow"),
+    ({"engine": {"maxNumBatchedTokens": 256}, "disaggregation": SPLIT | {"decode": {"engine": {"maxNumSeqs": 257}}}},
+     "spec", "of a role's engine over spec.engine"),
+    ({"disaggregation": SPLIT | {"prefill": {"engine": {"maxNumBatchedTokens": 255}}}}, "spec", "of a role's engine"),
+    ({"disaggregation": SPLIT | {"prefill": {"engine": {"args": ["--port", "1"]}}}},
+     "spec.disaggregation.prefill.engine", "args holds a flag"),
+    ({"disaggregation": SPLIT | {"prefill": {"engine": {"dtype": "float32"}}}},
+     "spec.disaggregation.prefill.engine.dtype", "unknown field"),
     ({"pod": {"labels": {"serving.kvasir.dev/role": "x"}}}, "spec.pod", "the operator's"),
     ({"pod": {"nodeSelector": {1: "x"}}}, "spec.pod.nodeSelector", "quote them"),
     ({"pod": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.pod.env[1]", "twice"),
     ({"pod": {"env": [{"name": "A", "valueFrom": {}}]}}, "spec.pod.env[0].valueFrom", "exactly one of secretKeyRef"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("spec", "path", "message"), REFUSED, ids=[f"{p}: {m}" for _, p, m in REFUSED])
@@ -133,10 +162,103 @@ def test_refuses(make_manifest: MakeManifest, spec: dict[str, Any], path: str, m
     assert message in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["Upper", "a.b", "1a", "a-", "a" * 53])
+@pytest.mark.parametrize("name", ["Upper", "a.b", "1a", "a-", "a" * 64])
 def test_refuses_a_name_that_no_child_could_have(make_manifest: MakeManifest, name: str) -> None:
-    with pytest.raises(InvalidManifestError, match="at most 52"):
+    with pytest.raises(InvalidManifestError, match="at most 63"):
         parse_service(make_manifest(name=name))
+
+
+# Written out, so that none is let go by accident.
+RESERVED = [
+    "--host",
+    "--port",
+    "--served-model-name",
+    "--shutdown-timeout",
+    "--device",
+    "--dtype",
+    "--quantization",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--gpu-memory-utilization",
+    "--scheduling-policy",
+    "--block-size",
+    "--kv-cache-dtype",
+    "--enable-prefix-caching",
+    "--no-enable-prefix-caching",
+    "--speculative-config",
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--data-parallel-size",
+    "--enable-expert-parallel",
+]
+
+
+@pytest.mark.parametrize("flag", RESERVED)
+def test_refuses_each_flag_that_a_field_sets_alone_and_with_its_value(make_manifest: MakeManifest, flag: str) -> None:
+    for arg in (flag, f"{flag}=x", f"{flag}=x\ny"):
+        with pytest.raises(InvalidManifestError, match="args holds a flag"):
+            parse_service(make_manifest(engine={"args": ["--max-logprobs", "5", arg]}))
+
+
+CLAIMS = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+
+# Each is at the edge of a bound or rule, on its good side: one further and it would be refused.
+HOLDS: list[dict[str, Any]] = [
+    {"model": {"source": "file:///a", "name": "x" * 128}},
+    {"engine": {"args": ["x" * 1024] * 64}},
+    {"engine": {"args": ["--ports", "--hostname=x", "--max-num", "port"]}},
+    {"engine": {"maxNumSeqs": 8, "maxNumBatchedTokens": 8}},
+    {"disaggregation": SPLIT | {"prefill": {"engine": {"maxNumBatchedTokens": 256}}}},
+    {"autoscaling": {"minReplicas": 2, "maxReplicas": 2}},
+    {"autoscaling": {"maxReplicas": 2}, "replicas": 1},
+    {"rollout": {"canary": {"weight": 1}}},
+    {"rollout": {"canary": {"weight": 99}}},
+    {"rollout": {"maxSurge": "1%"}},
+    {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    {"router": {"mode": "gateway", "pod": {}}},
+    {"engine": {"device": "cuda"}, "resources": {"accelerator": "none", "claims": CLAIMS}},
+    {"resources": {"extra": {"rdma/ib": 1, "hugepages-1Gi": "2Gi", "ephemeral-storage": "1Gi"}}},
+    {
+        "resources": {
+            "claims": [{"name": "a", "resourceClaimName": "x"}, {"name": "b", "resourceClaimTemplateName": "x"}]
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("spec", HOLDS, ids=map(str, HOLDS))
+def test_accepts_what_just_holds(make_manifest: MakeManifest, spec: dict[str, Any]) -> None:
+    parse_service(make_manifest(**spec))
+
+
+def test_accepts_the_longest_name(make_manifest: MakeManifest) -> None:
+    assert parse_service(make_manifest(name="a" * 63)).name == "a" * 63
+
+
+def test_nulls_are_absent_but_in_objects_that_are_passed_through(make_service: MakeService) -> None:
+    service = make_service(
+        replicas=None, pod={"labels": {"a": None}, "securityContext": {"runAsUser": None, "seLinux": {"level": None}}}
+    )
+
+    assert service.spec.replicas == 1
+    assert service.spec.pod.labels == {}
+    assert service.spec.pod.security_context == {"runAsUser": None, "seLinux": {"level": None}}
+
+
+def test_the_autoscalers_behavior_has_the_words_of_a_horizontal_pod_autoscaler(make_service: MakeService) -> None:
+    policies = [
+        {"type": "Percent", "value": 100, "periodSeconds": 15},
+        {"type": "Pods", "value": 4, "periodSeconds": 60},
+    ]
+    up = {"stabilizationWindowSeconds": 0, "selectPolicy": "Min", "policies": policies}
+    service = make_service(autoscaling={"maxReplicas": 2, "behavior": {"scaleUp": up}})
+
+    assert service.spec.autoscaling is not None
+    assert service.spec.autoscaling.behavior.scale_up == ScalingRules(
+        0, "Min", (ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 60))
+    )
+    assert service.spec.autoscaling.behavior.scale_down == ScalingRules(None, "Max", ())
 
 
 def test_refuses_an_alias_that_is_the_services_own_name(make_manifest: MakeManifest) -> None:

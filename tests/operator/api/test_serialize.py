@@ -11,7 +11,11 @@ def test_what_was_written_comes_back_without_the_defaults(make_manifest: Callabl
     spec = {
         "model": {"source": "pvc://claim/x", "aliases": ["a"]},
         "engine": {"kvCache": {"blockSize": 32, "disk": {"sizeLimit": "1Gi"}}, "args": ["--x"]},
-        "autoscaling": {"maxReplicas": 4, "targetKVCacheUsage": 0.5, "scaleDown": {"stabilization": "10s"}},
+        "autoscaling": {
+            "maxReplicas": 4,
+            "targetKVCacheUsage": 0.5,
+            "behavior": {"scaleDown": {"selectPolicy": "Min"}},
+        },
         "pod": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
     }
     defaults = {"router": {"policy": "finishTime"}, "parallelism": {"tensor": 1}}

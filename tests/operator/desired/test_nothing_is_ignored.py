@@ -1,23 +1,54 @@
-"""Every field of the manifest does something: it changes a child object, or it is named as not acted on."""
+"""Every field of the manifest does something: it changes a child object, a rollout reads it, or it is named as not
+acted on."""
 
+import ast
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
 
+from kvasir_operator import rollout
+from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
 from kvasir_operator.api.fields import bare, manifest_fields
-from kvasir_operator.api.model import InferenceService, ServiceSpec
+from kvasir_operator.api.model import InferenceService, ResourcesSpec, ServiceSpec
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.api.source import ModelSource
-from kvasir_operator.desired import desired_objects, revision_of, unsupported_features
+from kvasir_operator.desired.objects import CurrentRevision, desired_service
+from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]
-SETTINGS = OperatorSettings()
+PROFILE = PodDefaults(resources=ResourcesSpec(cpu=Quantity("20")))
+SETTINGS = OperatorSettings(defaults=InstallationDefaults(profiles={"h100": PROFILE}))
 AUTOSCALED = {"maxReplicas": 3}
 
+# Of engine pods (spec.pod) and router pods (spec.router.pod) alike.
+POD: dict[str, Any] = {
+    "image": "mine:1",
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "topologySpread": "none",
+    "priorityClassName": "high",
+    "serviceAccountName": "mine",
+    "runtimeClassName": "nvidia",
+    "schedulerName": "volcano",
+    "imagePullSecrets": [{"name": "mirror"}],
+    "securityContext": {"fsGroup": 1},
+    "volumes": [{"mountPath": "/ca", "configMap": {"name": "ca"}}],
+    "labels": {"a": "b"},
+    "annotations": {"a": "b"},
+    "env": [{"name": "A", "value": "1"}],
+}
+# Acted on while pods of one revision replace those of another, and so in no object of a service at rest.
+READ_BY_ROLLOUTS = {
+    "rollout.historyLimit": "history_limit",
+    "rollout.canary.weight": "weight",
+    "rollout.canary.pause": "pause",
+}
 # For each field, by its path: the spec's groups before, and the same with the field set to something else.
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "model.source": ({"model": {"source": "file:///a"}}, {"model": {"source": "file:///b"}}),
@@ -25,9 +56,9 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "model.aliases": ({}, {"model": {"source": "file:///models/llama", "aliases": ["b"]}}),
     "model.secretRef": ({}, {"model": {"source": "file:///models/llama", "secretRef": {"name": "s"}}}),
     "model.cache": ({}, {"model": {"source": "file:///models/llama", "cache": {"claim": "c"}}}),
-    "engine.device": ({}, {"engine": {"device": "cuda"}}),
+    "engine.device": ({}, {"engine": {"device": "cpu"}}),
     "engine.dtype": ({}, {"engine": {"dtype": "float32"}}),
-    "engine.quantization": ({}, {"engine": {"quantization": "auto"}}),
+    "engine.quantization": ({}, {"engine": {"quantization": "int8"}}),
     "engine.maxModelLen": ({}, {"engine": {"maxModelLen": 512}}),
     "engine.maxNumSeqs": ({}, {"engine": {"maxNumSeqs": 8}}),
     "engine.maxNumBatchedTokens": ({}, {"engine": {"maxNumBatchedTokens": 512}}),
@@ -60,16 +91,11 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "resources.cpu": ({}, {"resources": {"cpu": 1}}),
     "resources.memory": ({}, {"resources": {"memory": "1Gi"}}),
     "resources.sharedMemory": ({}, {"resources": {"sharedMemory": "1Gi"}}),
-    "pod.image": ({}, {"pod": {"image": "mine:1"}}),
-    "pod.nodeSelector": ({}, {"pod": {"nodeSelector": {"a": "b"}}}),
-    "pod.tolerations": ({}, {"pod": {"tolerations": [{"operator": "Exists"}]}}),
-    "pod.affinity": ({}, {"pod": {"affinity": {"nodeAffinity": {}}}}),
-    "pod.topologySpread": ({}, {"pod": {"topologySpread": "none"}}),
-    "pod.priorityClassName": ({}, {"pod": {"priorityClassName": "high"}}),
-    "pod.serviceAccountName": ({}, {"pod": {"serviceAccountName": "mine"}}),
-    "pod.labels": ({}, {"pod": {"labels": {"a": "b"}}}),
-    "pod.annotations": ({}, {"pod": {"annotations": {"a": "b"}}}),
-    "pod.env": ({}, {"pod": {"env": [{"name": "A", "value": "1"}]}}),
+    "resources.profile": ({}, {"resources": {"profile": "h100"}}),
+    "resources.extra": ({}, {"resources": {"extra": {"rdma/ib": 1}}}),
+    "resources.claims": ({}, {"resources": {"claims": [{"name": "gpu", "resourceClaimName": "mine"}]}}),
+    **{f"pod.{field}": ({}, {"pod": {field: value}}) for field, value in POD.items()},
+    **{f"router.pod.{field}": ({}, {"router": {"pod": {field: value}}}) for field, value in POD.items()},
     "replicas": ({}, {"replicas": 2}),
     "autoscaling": ({}, {"autoscaling": AUTOSCALED}),
     "disaggregation": ({}, {"disaggregation": {"prefill": {}, "decode": {}}}),
@@ -77,6 +103,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "router.replicas": ({}, {"router": {"replicas": 3}}),
     "router.policy": ({}, {"router": {"policy": "leastWork"}}),
     "router.apiKeysSecretRef": ({}, {"router": {"apiKeysSecretRef": {"name": "s"}}}),
+    "router.service.type": ({}, {"router": {"service": {"type": "NodePort"}}}),
+    "router.service.annotations": ({}, {"router": {"service": {"annotations": {"a": "b"}}}}),
     "router.maxQueueSize": ({}, {"router": {"maxQueueSize": 1}}),
     "router.maxQueueWait": ({}, {"router": {"maxQueueWait": "1s"}}),
     "router.resources.cpu": ({}, {"router": {"resources": {"cpu": 2}}}),
@@ -84,11 +112,12 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rollout.maxSurge": ({}, {"rollout": {"maxSurge": 2}}),
     "rollout.maxUnavailable": ({}, {"rollout": {"maxUnavailable": 1}}),
     "rollout.drainTimeout": ({}, {"rollout": {"drainTimeout": "1s"}}),
+    "suspend": ({}, {"suspend": True}),
     "monitoring.podMonitor": ({}, {"monitoring": {"podMonitor": "none"}}),
 }
 # What is named as a whole needs no word about its parts.
 NAMED_AS_A_WHOLE = ("model.secretRef", "model.cache", "engine.kvCache.disk", "engine.adapters")
-NAMED_AS_A_WHOLE += ("autoscaling", "disaggregation", "router.apiKeysSecretRef", "pod.tolerations", "pod.env")
+NAMED_AS_A_WHOLE += ("autoscaling", "disaggregation", "router.apiKeysSecretRef")
 
 
 def leaves(group: Any, path: str) -> Iterator[str]:
@@ -103,12 +132,21 @@ def leaves(group: Any, path: str) -> Iterator[str]:
 
 
 def objects_without_revision(service: InferenceService) -> str:
-    """The revision follows every field of the pod-shaping spec, acted on or not, so it proves nothing here."""
-    return json.dumps(desired_objects(service, SETTINGS)).replace(revision_of(service), "")
+    """With as many pods as the roles want. The revision follows from the pods, so it proves nothing besides."""
+    wanted = desired_service(service, SETTINGS, with_pod_monitors=True)
+    replicas = {role.name: role.replicas for role in wanted.roles}
+    objects = wanted.objects(CurrentRevision(wanted.revision, 1, replicas))
+    return json.dumps(objects).replace(wanted.revision, "")
+
+
+def attributes_read(folder: Path) -> set[str]:
+    """Names of all attributes that the modules of a folder read."""
+    nodes = (node for file in folder.glob("*.py") for node in ast.walk(ast.parse(file.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
 def test_every_field_has_a_change_here() -> None:
-    assert set(leaves(ServiceSpec, "")) == set(CHANGES)
+    assert set(leaves(ServiceSpec, "")) == set(CHANGES) | set(READ_BY_ROLLOUTS)
 
 
 @pytest.mark.parametrize("path", CHANGES)
@@ -117,6 +155,10 @@ def test_setting_a_field_changes_an_object_or_is_reported(make_service: MakeServ
     reported = {feature.field_path for feature in unsupported_features(after)}
 
     assert objects_without_revision(after) != objects_without_revision(before) or f"spec.{path}" in reported
+
+
+def test_rollouts_read_what_is_theirs() -> None:
+    assert set(READ_BY_ROLLOUTS.values()) <= attributes_read(Path(rollout.__path__[0]))
 
 
 def test_a_manifest_that_asks_for_nothing_unsupported_reports_nothing(make_service: MakeService) -> None:

@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kvasir_operator.api.labels import POD_MONITOR_LABEL, REVISION_LABEL, SERVICE_LABEL
+from kvasir_operator.api.labels import REVISION_LABEL, REVISION_NUMBER, SERVICE_LABEL, TRAFFIC_WEIGHT, workload_name
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired import desired_objects, revision_of
+from kvasir_operator.desired.objects import CurrentRevision, desired_objects, desired_service
+from kvasir_operator.kube.kinds import object_key
 from kvasir_operator.resources.router_secret import with_random_value
 from kvasir_operator.settings import OperatorSettings
 
@@ -23,20 +24,68 @@ def child(service: InferenceService, kind: str, name: str) -> dict[str, Any]:
     return found[(kind, name)]
 
 
+def engine_of(service: InferenceService, role: str = "serve") -> str:
+    """Name of the current revision's Deployment and Service."""
+    return workload_name(service.name, role, desired_service(service, SETTINGS).revision)
+
+
 def test_identities_and_services_come_before_the_pods_that_use_them(make_service: MakeService) -> None:
-    assert kinds_and_names(make_service(replicas=2)) == [
+    service = make_service(replicas=2)
+    assert kinds_and_names(service) == [
         ("Secret", "llama-router"),
         ("ServiceAccount", "llama-engine"),
-        ("Service", "llama-engine"),
-        ("PodDisruptionBudget", "llama-engine"),
-        ("Deployment", "llama-engine"),
         ("ServiceAccount", "llama-router"),
-        ("Role", "llama-router"),
         ("RoleBinding", "llama-router"),
         ("Service", "llama-router"),
+        ("NetworkPolicy", "llama-engine"),
+        ("NetworkPolicy", "llama-router"),
+        ("PodDisruptionBudget", "llama-serve"),
         ("PodDisruptionBudget", "llama-router"),
         ("Deployment", "llama-router"),
+        ("Service", engine_of(service)),
+        ("Deployment", engine_of(service)),
     ]
+
+
+def test_the_keys_are_those_of_all_objects(make_service: MakeService) -> None:
+    wanted = desired_service(make_service(replicas=2), SETTINGS, with_pod_monitors=True)
+    current = CurrentRevision(wanted.revision, 1, wanted.replicas)
+    assert sorted(wanted.keys, key=str) == sorted(map(object_key, wanted.objects(current)), key=str)
+
+
+def test_pod_monitors_are_made_where_the_cluster_knows_them(make_service: MakeService) -> None:
+    shared = desired_service(make_service(), SETTINGS, with_pod_monitors=True).shared
+    names = [each["metadata"]["name"] for each in shared if each["kind"] == "PodMonitor"]
+    assert names == ["llama-serve", "llama-router"]
+    assert "PodMonitor" not in [kind for kind, _ in kinds_and_names(make_service())]
+
+
+def test_prefill_and_decode_have_a_workload_each_of_one_revision(make_service: MakeService) -> None:
+    service = make_service(disaggregation={"prefill": {}, "decode": {}})
+    names = {name for kind, name in kinds_and_names(service) if kind == "Deployment"}
+    assert names == {engine_of(service, "prefill"), engine_of(service, "decode"), "llama-router"}
+
+
+def test_a_rollout_decides_on_replicas_number_and_weight(make_service: MakeService) -> None:
+    wanted = desired_service(make_service(replicas=4), SETTINGS)
+    objects = wanted.objects(CurrentRevision(wanted.revision, 7, {"serve": 1}, traffic_weight=10))
+    *_, service, deployment = objects
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["metadata"]["annotations"] == {REVISION_NUMBER: "7"}
+    assert service["metadata"]["labels"][TRAFFIC_WEIGHT] == "10"
+
+
+def test_no_pods_are_asked_for_with_a_feature_that_blocks(make_service: MakeService) -> None:
+    service = make_service(replicas=2, parallelism={"tensor": 4})
+    assert child(service, "Deployment", engine_of(service))["spec"]["replicas"] == 0
+    assert "spec.parallelism.tensor" in (desired_service(service, SETTINGS).blocked or "")
+    assert desired_service(make_service(), SETTINGS).blocked is None
+
+
+def test_what_the_clusters_version_lacks_blocks(make_service: MakeService) -> None:
+    service = make_service(model={"source": "oci://registry/model"})
+    assert desired_service(service, SETTINGS, (1, 36)).blocked is None
+    assert "oci://" in (desired_service(service, SETTINGS, (1, 30)).blocked or "")
 
 
 def test_a_single_pod_has_no_disruption_budget(make_service: MakeService) -> None:
@@ -47,9 +96,10 @@ def test_a_single_pod_has_no_disruption_budget(make_service: MakeService) -> Non
 
 def test_the_engine_gets_no_account_of_its_own_where_the_manifest_names_one(make_service: MakeService) -> None:
     service = make_service(pod={"serviceAccountName": "mine"})
+    pod_spec = child(service, "Deployment", engine_of(service))["spec"]["template"]["spec"]
 
     assert ("ServiceAccount", "llama-engine") not in kinds_and_names(service)
-    assert child(service, "Deployment", "llama-engine")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+    assert pod_spec["serviceAccountName"] == "mine"
 
 
 def test_every_child_is_labelled_namespaced_and_owned(make_service: MakeService) -> None:
@@ -65,35 +115,25 @@ def test_a_service_from_a_file_owns_nothing(make_service: MakeService) -> None:
     assert not any("ownerReferences" in c["metadata"] for c in desired_objects(make_service(), SETTINGS))
 
 
-def test_the_revision_is_on_the_deployment_and_its_pods_but_not_in_the_selector(make_service: MakeService) -> None:
+def test_a_revision_selects_its_own_pods_and_no_others(make_service: MakeService) -> None:
     service = make_service()
-    deployment = child(service, "Deployment", "llama-engine")
-    spec = deployment["spec"]
-
-    assert deployment["metadata"]["labels"][REVISION_LABEL] == revision_of(service)
-    assert spec["template"]["metadata"]["labels"][REVISION_LABEL] == revision_of(service)
-    assert REVISION_LABEL not in spec["selector"]["matchLabels"]
-
-
-def test_pods_are_labelled_only_where_they_are_not_to_be_scraped(make_service: MakeService) -> None:
-    for name in ("llama-engine", "llama-router"):
-        scraped, left_out = (
-            child(make_service(monitoring=monitoring), "Deployment", name)["spec"]["template"]["metadata"]["labels"]
-            for monitoring in ({}, {"podMonitor": "none"})
-        )
-        assert set(left_out) - set(scraped) == {POD_MONITOR_LABEL}
+    deployment, headless = (child(service, kind, engine_of(service)) for kind in ("Deployment", "Service"))
+    pod_labels = deployment["spec"]["template"]["metadata"]["labels"]
+    revision = desired_service(service, SETTINGS).revision
+    for labelled in (deployment["metadata"]["labels"], headless["metadata"]["labels"], pod_labels):
+        assert labelled[REVISION_LABEL] == revision
+    for selector in (deployment["spec"]["selector"]["matchLabels"], headless["spec"]["selector"]):
+        assert selector[REVISION_LABEL] == revision
+        assert selector.items() <= pod_labels.items()
 
 
-def test_selectors_match_the_pods_they_are_for(make_service: MakeService) -> None:
+def test_budgets_and_the_routers_service_select_the_pods_they_are_for(make_service: MakeService) -> None:
     service = make_service(replicas=2)
-    for name in ("llama-engine", "llama-router"):
+    for name, budget in ((engine_of(service), "llama-serve"), ("llama-router", "llama-router")):
         pod_labels = child(service, "Deployment", name)["spec"]["template"]["metadata"]["labels"]
-        selectors = [
-            child(service, "Service", name)["spec"]["selector"],
-            child(service, "Deployment", name)["spec"]["selector"]["matchLabels"],
-            child(service, "PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"],
-        ]
-        assert all(selector.items() <= pod_labels.items() for selector in selectors)
+        selector = child(service, "PodDisruptionBudget", budget)["spec"]["selector"]["matchLabels"]
+        assert selector.items() <= pod_labels.items()
+    assert child(service, "Service", "llama-router")["spec"]["selector"].items() <= pod_labels.items()
 
 
 def test_router_and_engine_hold_the_same_secret(make_service: MakeService) -> None:
@@ -101,7 +141,7 @@ def test_router_and_engine_hold_the_same_secret(make_service: MakeService) -> No
     secret = child(service, "Secret", "llama-router")
     variables = [
         [each for each in container["env"] if each["name"] == "KVASIR_ROUTER_SECRET"]
-        for name in ("llama-engine", "llama-router")
+        for name in (engine_of(service), "llama-router")
         for container in child(service, "Deployment", name)["spec"]["template"]["spec"]["containers"]
     ]
     [key] = with_random_value(secret)["stringData"]

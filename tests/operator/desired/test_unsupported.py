@@ -6,24 +6,23 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired import unsupported_features
+from kvasir_operator.desired.unsupported import blocking, unsupported_features
 
 MakeService = Callable[..., InferenceService]
 TABLE: list[tuple[dict[str, Any], str, str]] = [
-    ({"engine": {"quantization": "fp8"}}, "spec.engine.quantization", "fp8 is not supported yet"),
     ({"engine": {"kvCache": {"dtype": "fp8_e5m2"}}}, "spec.engine.kvCache.dtype", "fp8_e5m2"),
     ({"engine": {"kvCache": {"hostMemory": "8Gi"}}}, "spec.engine.kvCache.hostMemory", "no host tier"),
     ({"engine": {"kvCache": {"disk": {"sizeLimit": "1Gi"}}}}, "spec.engine.kvCache.disk", "no disk tier"),
     ({"engine": {"adapters": {}}}, "spec.engine.adapters", "only the base model"),
-    ({"parallelism": {"tensor": 4}}, "spec.parallelism.tensor", "4 is not supported yet"),
-    ({"parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline", "one rank"),
+    ({"parallelism": {"expert": True}}, "spec.parallelism.expert", "each pod holds every expert"),
     ({"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}, "spec.autoscaling", "stays 2"),
+    ({"autoscaling": {"minReplicas": 0, "maxReplicas": 8}}, "spec.autoscaling", "stays 1"),
     ({"router": {"mode": "gateway"}}, "spec.router.mode", "2 routers of the service's own"),
     ({"router": {"policy": "powerOfTwo"}}, "spec.router.policy", "finishTime decides"),
 ]
 
 
-@pytest.mark.parametrize(("spec", "path", "message"), TABLE, ids=[path for _, path, _ in TABLE])
+@pytest.mark.parametrize(("spec", "path", "message"), TABLE, ids=[f"{path}: {message}" for _, path, message in TABLE])
 def test_names_the_field_and_what_happens_instead(
     make_service: MakeService, spec: dict[str, Any], path: str, message: str
 ) -> None:
@@ -33,20 +32,55 @@ def test_names_the_field_and_what_happens_instead(
     assert message in feature.message
 
 
-@pytest.mark.parametrize("source", ["hf://org/name", "s3://bucket/x"])
-def test_a_source_without_a_loader_blocks(make_service: MakeService, source: str) -> None:
-    [feature] = unsupported_features(make_service(model={"source": source}))
+WITH_DRAFT = {"method": "eagle3", "model": "hf://org/draft"}
+BLOCKING: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": {"source": "hf://org/name"}}, "spec.model.source", "no loader for hf://: write file://"),
+    ({"model": {"source": "s3://bucket/x"}}, "spec.model.source", "no loader for s3://"),
+    ({"engine": {"speculative": WITH_DRAFT}}, "spec.engine.speculative.model", "no loader for hf://"),
+    ({"engine": {"quantization": "fp8"}}, "spec.engine.quantization", "fp8 is not supported yet"),
+    ({"engine": {"quantization": "int8"}}, "spec.engine.quantization", "may not fit"),
+    ({"engine": {"quantization": "int4"}}, "spec.engine.quantization", "write none"),
+    ({"parallelism": {"tensor": 2}}, "spec.parallelism.tensor", "2 is not supported yet"),
+    ({"parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline", "one rank"),
+    ({"parallelism": {"data": 2}}, "spec.parallelism.data", "write 1"),
+    ({"disaggregation": {"prefill": {}, "decode": {}}}, "spec.disaggregation", "not supported yet"),
+]
 
-    assert feature.is_blocking
-    assert str(feature).startswith("spec.model.source: this release has no loader for")
+
+@pytest.mark.parametrize(("spec", "path", "message"), BLOCKING, ids=[f"{path}: {said}" for _, path, said in BLOCKING])
+def test_what_would_crash_or_waste_devices_starts_no_engine(
+    make_service: MakeService, spec: dict[str, Any], path: str, message: str
+) -> None:
+    [feature] = blocking(unsupported_features(make_service(**spec)))
+
+    assert str(feature).startswith(f"{path}: ")
+    assert message in feature.message
+    assert feature.message.endswith("; no engine is started")
 
 
-@pytest.mark.parametrize("source", ["hf://org/draft", "s3://bucket/draft"])
-def test_a_draft_model_without_a_loader_blocks(make_service: MakeService, source: str) -> None:
-    [feature] = unsupported_features(make_service(engine={"speculative": {"method": "eagle3", "model": source}}))
+@pytest.mark.parametrize(
+    ("version", "is_blocked"), [((1, 30), True), ((1, 34), True), ((1, 35), False), ((2, 0), False), (None, False)]
+)
+def test_an_image_as_a_model_needs_a_cluster_with_image_volumes(
+    make_service: MakeService, version: tuple[int, int] | None, is_blocked: bool
+) -> None:
+    speculative = {"method": "draftModel", "model": "oci://r.example/draft:1"}
+    service = make_service(model={"source": "oci://r.example/m:1"}, engine={"speculative": speculative})
+    paths = [feature.field_path for feature in blocking(unsupported_features(service, version))]
 
-    assert feature.is_blocking
-    assert str(feature).startswith("spec.engine.speculative.model: this release has no loader for")
+    assert paths == (["spec.model.source", "spec.engine.speculative.model"] if is_blocked else [])
+
+
+def test_the_version_that_is_missing_is_named_with_the_one_there_is(make_service: MakeService) -> None:
+    [feature] = unsupported_features(make_service(model={"source": "oci://r.example/m:1"}), (1, 31))
+
+    assert "Kubernetes 1.35, and this is 1.31" in feature.message
+    assert "write pvc://" in feature.message
+
+
+@pytest.mark.parametrize("source", ["pvc://models", "file:///models/m"])
+def test_other_sources_run_on_every_cluster(make_service: MakeService, source: str) -> None:
+    assert unsupported_features(make_service(model={"source": source}), (1, 30)) == []
 
 
 @pytest.mark.parametrize("method", [{"method": "suffix"}, {"method": "draftModel", "model": "pvc://drafts"}])
@@ -54,12 +88,17 @@ def test_speculation_is_acted_on(make_service: MakeService, method: dict[str, An
     assert unsupported_features(make_service(engine={"speculative": method})) == []
 
 
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+def test_weights_as_they_are_stored_are_supported(make_service: MakeService, quantization: str) -> None:
+    assert unsupported_features(make_service(engine={"quantization": quantization})) == []
+
+
 def test_a_split_service_names_the_split_and_its_roles_parallelism(make_service: MakeService) -> None:
-    split = {"prefill": {"replicas": 2}, "decode": {"parallelism": {"tensor": 2}}}
+    split = {"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"tensor": 2}}}
     features = unsupported_features(make_service(disaggregation=split))
 
-    assert [f.field_path for f in features] == [
+    assert [f.field_path for f in blocking(features)] == [
         "spec.disaggregation",
+        "spec.disaggregation.prefill.parallelism.data",
         "spec.disaggregation.decode.parallelism.tensor",
     ]
-    assert "3 replicas do prefill and decode alike" in features[0].message

@@ -1,7 +1,8 @@
 """Stands in for kvasir-runtime and kvasir-router: listens where its flags say, is ready, and misbehaves when told to.
 
 FAKE_EXIT=N ends it at once with status N; FAKE_STUBBORN=1 makes it and a child of its own deaf to SIGTERM.
-GET /crash ends it with status 7; GET /hang makes /health fail; GET /arguments and /environment say how it was started.
+FAKE_HEALTH=503,200,... are the statuses of /health, the last one for good. GET /crash ends it with status 7; GET /hang
+makes /health fail; GET /arguments and /environment say how it was started.
 """
 
 import json
@@ -13,6 +14,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 HUNG = threading.Event()
+HEALTH = [int(status) for status in os.environ.get("FAKE_HEALTH", "200").split(",")]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -23,10 +25,15 @@ class Handler(BaseHTTPRequestHandler):
             HUNG.set()
         answers = {"/arguments": sys.argv[1:], "/environment": dict(os.environ), "/pid": os.getpid()}
         body = json.dumps(answers.get(self.path, "ok")).encode()
-        self.send_response(503 if self.path == "/health" and HUNG.is_set() else 200)
+        self.send_response(self.health() if self.path == "/health" else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def health(self) -> int:
+        status = 503 if HUNG.is_set() else HEALTH.pop(0) if len(HEALTH) > 1 else HEALTH[0]
+        print(f"fake health {status}", flush=True)
+        return status
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -132,7 +132,7 @@ def test_serves_where_it_says_and_stops_routers_before_engines(
 
     assert run.process.returncode == 0
     assert arguments.count("--endpoint") == 2
-    assert re.search(r"\[llama-router-0\] fake program ends(.|\n)*\[llama-engine-[01]\] fake program ends", text)
+    assert re.search(r"\[llama-router-0\] fake program ends(.|\n)*\[llama-serve-[01]\] +fake program ends", text)
     assert text.endswith("[local]          stopped\n")
 
 
@@ -177,11 +177,11 @@ def test_a_pod_that_dies_is_started_again_while_the_rest_serves(
 ) -> None:
     run = start(write_manifest())
     base = run.printed(r"(http://[0-9.:]+)/v1 serves")[1]
-    engine = run.printed(r"llama-engine-0 starting at (http://\S+)")[1]
+    engine = run.printed(r"llama-serve-0 starting at (http://\S+)")[1]
     os.kill(ask(f"{engine}/pid"), signal.SIGKILL)
 
-    run.printed(r"llama-engine-0 ended with signal SIGKILL after [0-9.]+ s, starting it again in 1 s")
-    run.printed(r"starting it again(.|\n)*llama-engine-0 ready after")
+    run.printed(r"llama-serve-0 ended with signal SIGKILL after [0-9.]+ s, starting it again in 1 s")
+    run.printed(r"starting it again(.|\n)*llama-serve-0 ready after")
     assert ask(f"{base}/ready") == "ok"
 
 
@@ -192,8 +192,8 @@ def test_a_pod_that_cannot_start_ends_the_run_with_its_reason(
     text = run.end()
 
     assert run.process.returncode == 1
-    assert "[llama-engine-0] fake program refuses its flags" in text
-    assert "PodNeverReadyError: llama-engine-0 ended 3 times before it was ready, last with status 2" in text
+    assert "[llama-serve-0]  fake program refuses its flags" in text
+    assert "PodNeverReadyError: llama-serve-0 ended 3 times before it was ready, last with status 2" in text
 
 
 def test_several_services_of_one_run_get_ports_of_their_own(start: Start, write_manifest: Callable[..., Path]) -> None:
@@ -205,8 +205,8 @@ def test_several_services_of_one_run_get_ports_of_their_own(start: Start, write_
 
 
 def test_what_is_not_acted_on_is_said_once(start: Start, write_manifest: Callable[..., Path]) -> None:
-    run = start(write_manifest(engine={"device": "cpu", "quantization": "int8"}))
-    run.printed(r"warning: llama: spec\.engine\.quantization: int8 is not supported yet")
+    run = start(write_manifest(engine={"device": "cpu", "kvCache": {"hostMemory": "1Gi"}}))
+    run.printed(r"warning: llama: spec\.engine\.kvCache\.hostMemory: there is no host tier yet")
 
     run.printed("is ready after")
     assert "".join(run.lines).count("not applied") == 1
@@ -227,11 +227,18 @@ def test_a_port_for_every_service_must_be_left(write_manifest: Callable[..., Pat
         run_local(files, LocalOptions("127.0.0.1", 65535, programs))
 
 
-def test_a_source_without_a_loader_is_refused(write_manifest: Callable[..., Path], programs: Path) -> None:
-    file = write_manifest(model={"source": "hf://org/name"})
-
-    with pytest.raises(LocalRunError, match=r"llama cannot start: spec\.model\.source: this release has no loader"):
-        run_local([file], LocalOptions("127.0.0.1", 0, programs))
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"model": {"source": "hf://org/name"}}, r"spec\.model\.source: this release has no loader"),
+        ({"parallelism": {"tensor": 2}}, r"spec\.parallelism\.tensor: 2 is not supported yet"),
+    ],
+)
+def test_what_cannot_start_is_refused(
+    write_manifest: Callable[..., Path], programs: Path, spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(LocalRunError, match=f"llama cannot start: {message}"):
+        run_local([write_manifest(**spec)], LocalOptions("127.0.0.1", 0, programs))
 
 
 def test_two_services_of_one_name_are_refused(write_manifest: Callable[..., Path], programs: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -42,13 +43,13 @@ class Life:
             grace_seconds=grace_seconds,
         )
 
-    def run(self, story: Story, grace_seconds: float = 10.0, **env: str) -> str:
+    def run(self, story: Story, grace_seconds: float = 10.0, policy: RestartPolicy = QUICK, **env: str) -> str:
         """Everything that was printed until the story ended and the pod was stopped."""
 
         async def main() -> None:
             watchdog = await Watchdog.start()
             console = Console(["engine-0"], self.output)
-            supervisor = PodSupervisor(self.pod(grace_seconds, env), console, watchdog, QUICK)
+            supervisor = PodSupervisor(self.pod(grace_seconds, env), console, watchdog, policy)
             async with asyncio.timeout(BOUND_SECONDS):
                 task = asyncio.create_task(supervisor.run())
                 try:
@@ -106,6 +107,27 @@ def test_restarts_a_pod_that_answers_but_is_not_healthy(life: Life) -> None:
         await life.printed("ready after", times=2)
 
     assert f"failed {life.listener.url}/health 2 times in a row, ending it" in life.run(story)
+
+
+def test_failures_that_are_not_in_a_row_end_nothing(life: Life) -> None:
+    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+        await life.printed("engine-0 ended with")
+
+    before, _, _ = life.run(story, FAKE_HEALTH="503,200,503,200,503,503").partition("engine-0 ended with")
+    assert before.count("fake health") == 6
+
+
+@pytest.mark.parametrize(
+    ("steady_seconds", "waits"), [(60.0, ["0.05", "0.1", "0.15", "0.15"]), (0.0, ["0.05", "0.05", "0.05", "0.05"])]
+)
+def test_waits_double_up_to_the_longest_and_start_over_after_a_steady_life(
+    life: Life, steady_seconds: float, waits: list[str]
+) -> None:
+    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+        await asyncio.wait({task})
+
+    policy = RestartPolicy(0.05, 0.15, steady_seconds, max_starts_until_ready=5)
+    assert re.findall(r"starting it again in (\S+) s", life.run(story, policy=policy, FAKE_EXIT="3")) == waits
 
 
 def test_gives_up_on_a_pod_that_never_becomes_ready(life: Life) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kvasir_operator.desired import desired_objects
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.pods import Listener, LocalService
@@ -27,8 +26,7 @@ def translate(write_manifest: Callable[..., Path], programs: Path, network: Loop
     def make(**spec: Any) -> LocalService:
         file = write_manifest(**spec)
         [service] = load_services(file)
-        objects = desired_objects(service, OperatorSettings())
-        return local_service(service, objects, network, LISTEN, Folders(file.parent, programs))
+        return local_service(service, OperatorSettings(), network, LISTEN, Folders(file.parent, programs))
 
     return make
 
@@ -36,7 +34,7 @@ def translate(write_manifest: Callable[..., Path], programs: Path, network: Loop
 def test_each_replica_is_a_pod_on_its_own_address(translate: Translate) -> None:
     service = translate(replicas=2, router={"replicas": 2})
 
-    assert [pod.name for pod in service.engines] == ["llama-engine-0", "llama-engine-1"]
+    assert [pod.name for pod in service.engines] == ["llama-serve-0", "llama-serve-1"]
     assert [pod.name for pod in service.routers] == ["llama-router-0", "llama-router-1"]
     assert len({pod.listeners[0] for pod in (*service.engines, *service.routers)}) == 4
 
@@ -72,6 +70,41 @@ def test_the_routers_admin_port_stays_on_the_pods_own_address(translate: Transla
     assert flags["--admin-host"].startswith("127.77.")
     assert flags["--admin-port"] == "9090"
     assert router.readiness.url == f"http://{flags['--admin-host']}:9090/ready"
+
+
+def test_a_gpu_is_not_insisted_on_as_none_is_asked_for_here(translate: Translate) -> None:
+    devices = [
+        dict(pairwise(translate(engine={"device": device}).engines[0].command))["--device"]
+        for device in ("auto", "cuda", "cpu")
+    ]
+
+    assert devices == ["auto", "cuda", "cpu"]
+
+
+def test_the_model_and_its_aliases_are_the_routers_to_know(translate: Translate) -> None:
+    service = translate(model={"source": "file:///models/small", "name": "big", "aliases": ["b"]})
+    [engine], [router] = service.engines, service.routers
+
+    assert ("--model", "big") in pairwise(router.command)
+    assert ("--model-alias", "b") in pairwise(router.command)
+    assert "b" not in engine.command
+    assert service.model_names == ("big", "b")
+
+
+def test_api_keys_are_read_from_a_folder_beside_the_manifest(translate: Translate, tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    [router] = translate(router={"replicas": 1, "apiKeysSecretRef": {"name": "keys"}}).routers
+
+    assert ("--api-keys-file", str(tmp_path / "keys")) in pairwise(router.command)
+
+
+def test_a_path_in_the_environment_is_one_of_this_machine(translate: Translate, tmp_path: Path) -> None:
+    (tmp_path / "ca").mkdir()
+    volumes = [{"mountPath": "/etc/own-ca", "configMap": {"name": "ca"}}]
+    env = [{"name": "SSL_CERT_FILE", "value": "/etc/own-ca/ca.crt"}]
+    [engine] = translate(pod={"volumes": volumes, "env": env}).engines
+
+    assert engine.env["SSL_CERT_FILE"] == str(tmp_path / "ca" / "ca.crt")
 
 
 def test_an_absolute_folder_is_taken_as_it_is(translate: Translate, tmp_path: Path) -> None:
@@ -126,7 +159,12 @@ def test_a_draft_model_that_is_not_there_is_named_by_its_field(translate: Transl
         ({"model": {"source": "file:///models/gone"}}, "neither /models/gone nor .*/models/gone is a folder"),
         ({"model": {"source": "pvc://claim"}}, "write file:///PATH"),
         ({"model": {"source": "oci://image"}}, "write file:///PATH"),
-        ({"router": {"apiKeysSecretRef": {"name": "keys"}}}, "Secret keys is in a cluster"),
+        (
+            {"router": {"apiKeysSecretRef": {"name": "keys"}}},
+            "Secret keys is in a cluster.* reads .*/keys in its place",
+        ),
+        ({"pod": {"volumes": [{"mountPath": "/ca", "configMap": {"name": "ca"}}]}}, "ConfigMap ca is in a cluster"),
+        ({"pod": {"volumes": [{"mountPath": "/ca", "claim": {"name": "ca"}}]}}, r"spec\.pod\.volumes names a claim"),
         ({"replicas": 0}, "0 engine or router replicas"),
         (
             {"pod": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}},

@@ -1,4 +1,4 @@
-"""The engine's Deployment: flags, volumes, resources, probes, overrides."""
+"""An engine role's pods: flags, volumes, probes, and what does and does not make another revision of them."""
 
 import json
 from collections.abc import Callable
@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.resources.engine_deployment import engine_deployment
+from kvasir_operator.desired.roles import engine_roles
+from kvasir_operator.resources.engine_deployment import engine_deployment, engine_pod_template
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]
+SETTINGS = OperatorSettings()
 
 
-def pod_spec(service: InferenceService, settings: OperatorSettings | None = None) -> dict[str, Any]:
-    deployment = engine_deployment(service, settings or OperatorSettings(), "0123456789")
-    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
+def pod_template(service: InferenceService, settings: OperatorSettings = SETTINGS, role: int = 0) -> dict[str, Any]:
+    return engine_pod_template(service, engine_roles(service, settings.defaults)[role], settings)
+
+
+def pod_spec(service: InferenceService, settings: OperatorSettings = SETTINGS) -> dict[str, Any]:
+    spec: dict[str, Any] = pod_template(service, settings)["spec"]
     return spec
 
 
@@ -29,10 +34,10 @@ def flags(service: InferenceService) -> dict[str, str]:
     return dict(pairwise(container(service)["command"]))
 
 
-def test_serves_the_mounted_folder_under_the_models_names(make_service: MakeService) -> None:
+def test_serves_the_mounted_folder_under_the_models_own_name(make_service: MakeService) -> None:
     command = container(make_service(model={"source": "file:///data/m", "name": "big", "aliases": ["b"]}))["command"]
 
-    assert command[:6] == ["kvasir-runtime", "serve", "/models/m", "--served-model-name", "big", "b"]
+    assert command[:6] == ["kvasir-runtime", "serve", "/models/m", "--served-model-name", "big", "--host"]
 
 
 def test_flags_follow_the_manifest_and_args_come_last(make_service: MakeService) -> None:
@@ -41,7 +46,7 @@ def test_flags_follow_the_manifest_and_args_come_last(make_service: MakeService)
     service = make_service(engine=engine | {"args": ["--max-n", "4"]}, rollout={"drainTimeout": "2m"})
     seen = flags(service)
 
-    assert (seen["--host"], seen["--port"], seen["--device"], seen["--dtype"]) == ("0.0.0.0", "8000", "cpu", "float32")
+    assert (seen["--host"], seen["--port"], seen["--device"], seen["--dtype"]) == ("::", "8000", "cpu", "float32")
     assert (seen["--max-model-len"], seen["--max-num-seqs"], seen["--max-num-batched-tokens"]) == ("512", "4", "64")
     assert (seen["--gpu-memory-utilization"], seen["--scheduling-policy"]) == ("0.5", "priority")
     assert (seen["--block-size"], seen["--shutdown-timeout"]) == ("8", "120")
@@ -135,32 +140,6 @@ def test_a_draft_model_is_mounted_beside_its_target_even_under_the_same_name(
     assert mounts["model"]["mountPath"] == "/models/m"
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ({}, {"nvidia.com/gpu": "1"}),
-        ({"engine": {"device": "cpu"}}, None),
-        ({"resources": {"accelerator": "none", "cpu": "2", "memory": "4Gi"}}, {"cpu": "2", "memory": "4Gi"}),
-        ({"parallelism": {"tensor": 4, "data": 2, "pipeline": 2}}, {"nvidia.com/gpu": "8"}),
-        ({"resources": {"accelerator": "nvidia.com/mig-1g.10gb"}}, {"nvidia.com/mig-1g.10gb": "1"}),
-    ],
-)
-def test_resources_are_requested_and_limited(
-    make_service: MakeService, spec: dict[str, Any], expected: dict[str, str] | None
-) -> None:
-    resources = container(make_service(**spec))["resources"]
-
-    assert resources == ({} if expected is None else {"requests": expected, "limits": expected})
-
-
-def test_shared_memory_is_mounted_where_its_size_is_given(make_service: MakeService) -> None:
-    service = make_service(resources={"sharedMemory": "2Gi"})
-    volume = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}
-
-    assert volume in pod_spec(service)["volumes"]
-    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container(service)["volumeMounts"]
-
-
 def test_probes_ask_for_readiness_until_the_start_is_over_then_for_progress(make_service: MakeService) -> None:
     probes = container(make_service())
 
@@ -180,62 +159,8 @@ def test_an_engine_leaves_its_last_words(make_service: MakeService) -> None:
     assert container(make_service())["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_images_are_pulled_with_the_operators_secrets(make_service: MakeService) -> None:
-    settings = OperatorSettings(image_pull_secret=("mirror", "hub"))
-
-    assert pod_spec(make_service(), settings)["imagePullSecrets"] == [{"name": "mirror"}, {"name": "hub"}]
-    assert "imagePullSecrets" not in pod_spec(make_service())  # those of its ServiceAccount then hold
-
-
 def test_the_pod_may_drain_before_it_is_killed(make_service: MakeService) -> None:
     assert pod_spec(make_service(rollout={"drainTimeout": "90s"}))["terminationGracePeriodSeconds"] > 90
-
-
-def test_the_sandbox_is_closed(make_service: MakeService) -> None:
-    pod = pod_spec(make_service())
-    context = pod["containers"][0]["securityContext"]
-
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert not pod["automountServiceAccountToken"]
-    assert context["readOnlyRootFilesystem"]
-    assert context["capabilities"] == {"drop": ["ALL"]}
-    assert {"name": "tmp", "mountPath": "/tmp"} in pod["containers"][0]["volumeMounts"]
-
-
-def test_pod_overrides_are_merged(make_service: MakeService) -> None:
-    overrides = {
-        "image": "mine:1",
-        "nodeSelector": {"gpu": "l4"},
-        "tolerations": [{"key": "gpu"}],
-        "affinity": {"podAntiAffinity": {}},
-        "priorityClassName": "high",
-        "env": [{"name": "HOME", "value": "/home/me"}, {"name": "A", "value": "1"}],
-    }
-    pod = pod_spec(make_service(pod=overrides))
-
-    assert pod["containers"][0]["image"] == "mine:1"
-    assert overrides["env"] == [each for each in pod["containers"][0]["env"] if each["name"] != "KVASIR_ROUTER_SECRET"]
-    assert pod["tolerations"] == [{"key": "gpu", "operator": "Equal"}]
-    assert {key: pod[key] for key in ("nodeSelector", "affinity", "priorityClassName")} == {
-        key: overrides[key] for key in ("nodeSelector", "affinity", "priorityClassName")
-    }
-
-
-def test_labels_of_the_manifest_cannot_hide_our_own(make_service: MakeService) -> None:
-    service = make_service(pod={"labels": {"team": "search", "app.kubernetes.io/managed-by": "me"}})
-    labels = engine_deployment(service, OperatorSettings(), "0123456789")["spec"]["template"]["metadata"]["labels"]
-
-    assert labels["team"] == "search"
-    assert labels["app.kubernetes.io/managed-by"] == "kvasir-operator"
-
-
-def test_pods_are_spread_unless_told_otherwise(make_service: MakeService) -> None:
-    spread = pod_spec(make_service())["topologySpreadConstraints"]
-
-    assert [c["topologyKey"] for c in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
-    assert {c["whenUnsatisfiable"] for c in spread} == {"ScheduleAnyway"}
-    assert "topologySpreadConstraints" not in pod_spec(make_service(pod={"topologySpread": "none"}))
 
 
 def test_the_image_is_the_operators_where_the_manifest_names_none(make_service: MakeService) -> None:
@@ -244,18 +169,57 @@ def test_the_image_is_the_operators_where_the_manifest_names_none(make_service: 
     assert (only["image"], only["imagePullPolicy"]) == ("r:2", "Never")
 
 
-def test_rollout_and_replicas_go_into_the_deployment(make_service: MakeService) -> None:
-    service = make_service(replicas=3, rollout={"maxSurge": "25%", "maxUnavailable": 1})
-    spec = engine_deployment(service, OperatorSettings(), "0123456789")["spec"]
+def test_the_deployment_selects_and_labels_its_role_and_revision(make_service: MakeService) -> None:
+    service = make_service(disaggregation={"prefill": {}, "decode": {}})
+    [prefill, decode] = (
+        engine_deployment(service, role, "0123456789", 3, SETTINGS) for role in engine_roles(service, SETTINGS.defaults)
+    )
+    labels, selector = prefill["spec"]["template"]["metadata"]["labels"], prefill["spec"]["selector"]["matchLabels"]
 
-    assert spec["replicas"] == 3
-    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": 1}
+    assert prefill["metadata"]["name"] == "llama-prefill-0123456789"
+    assert prefill["spec"]["replicas"] == 3
+    assert selector.items() <= labels.items()
+    assert labels["serving.kvasir.dev/revision"] == prefill["metadata"]["labels"]["serving.kvasir.dev/revision"]
+    assert not selector.items() <= decode["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_an_autoscaled_service_starts_with_its_least_replicas_but_never_none(make_service: MakeService) -> None:
-    replicas = [
-        engine_deployment(make_service(autoscaling={"minReplicas": n, "maxReplicas": 8}), OperatorSettings(), "r")
-        for n in (0, 3)
-    ]
+def test_a_role_has_its_own_engine_settings_and_pod_fields(make_service: MakeService) -> None:
+    prefill = {"engine": {"maxNumBatchedTokens": 16384, "args": ["--b"]}, "pod": {"priorityClassName": "high"}}
+    service = make_service(
+        engine={"maxNumBatchedTokens": 2048, "args": ["--a"]},
+        pod={"runtimeClassName": "nvidia"},
+        disaggregation={"prefill": prefill, "decode": {}},
+    )
+    templates = [pod_template(service, role=index)["spec"] for index in range(2)]
+    seen = [dict(pairwise(template["containers"][0]["command"])) for template in templates]
 
-    assert [deployment["spec"]["replicas"] for deployment in replicas] == [1, 3]
+    assert [flags["--max-num-batched-tokens"] for flags in seen] == ["16384", "2048"]
+    assert templates[0]["containers"][0]["command"][-2:] == ["--a", "--b"]
+    assert [template.get("priorityClassName") for template in templates] == ["high", None]
+    assert {template["runtimeClassName"] for template in templates} == {"nvidia"}
+
+
+WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
+    "aliases": {"model": {"source": "file:///models/llama", "aliases": ["b"]}},
+    "adapters": {"engine": {"adapters": {"list": [{"name": "sql", "source": "file:///a"}]}}},
+    "monitoring": {"monitoring": {"podMonitor": "none"}},
+    "the spelling of a duration": {"rollout": {"drainTimeout": "5m"}},
+    "replicas": {"replicas": 7},
+    "router": {"router": {"policy": "roundRobin", "pod": {"labels": {"a": "b"}}}},
+    "rollout": {"rollout": {"maxSurge": 3, "historyLimit": 0, "canary": {"weight": 5}}},
+}
+
+
+@pytest.mark.parametrize("changed", WITHOUT_EFFECT)
+def test_what_shapes_no_engine_pod_is_not_in_its_template(make_service: MakeService, changed: str) -> None:
+    assert pod_template(make_service(**WITHOUT_EFFECT[changed])) == pod_template(make_service())
+
+
+def test_the_template_names_no_revision_as_it_is_what_a_revision_is_made_from(make_service: MakeService) -> None:
+    service = make_service()
+    [role] = engine_roles(service, SETTINGS.defaults)
+    before = engine_pod_template(service, role, SETTINGS)
+    engine_deployment(service, role, "0123456789", 1, SETTINGS)
+
+    assert "serving.kvasir.dev/revision" not in before["metadata"]["labels"]
+    assert engine_pod_template(service, role, SETTINGS) == before

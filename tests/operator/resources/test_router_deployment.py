@@ -3,31 +3,38 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.resources.router_access import router_role, router_role_binding
+from kvasir_operator.desired.roles import router_role
+from kvasir_operator.resources.router_access import router_role_binding
 from kvasir_operator.resources.router_command import router_command
 from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.resources.router_service import router_service, service_url
+from kvasir_operator.resources.service_accounts import router_service_account
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]
+SETTINGS = OperatorSettings(router_image="router:2")
+
+
+def render(service: InferenceService) -> dict[str, Any]:
+    return router_deployment(service, router_role(service, SETTINGS.defaults), SETTINGS)
 
 
 def pod_spec(service: InferenceService) -> dict[str, Any]:
-    spec: dict[str, Any] = router_deployment(service, OperatorSettings(router_image="router:2"))["spec"]["template"][
-        "spec"
-    ]
+    spec: dict[str, Any] = render(service)["spec"]["template"]["spec"]
     return spec
 
 
 def test_the_command_names_the_model_the_engines_and_the_queue(make_service: MakeService) -> None:
     router = {"policy": "roundRobin", "maxQueueSize": 7, "maxQueueWait": "500ms"}
-    service = make_service(model={"source": "file:///m", "name": "big", "aliases": ["b"]}, router=router)
+    service = make_service(model={"source": "file:///m", "name": "big", "aliases": ["b", "c"]}, router=router)
 
     assert router_command(service) == [
-        *("kvasir-router", "serve", "--host", "0.0.0.0", "--port", "8080", "--admin-port", "9090"),
-        *("--policy", "roundRobin", "--model", "big", "--model", "b"),
-        *("--endpoints-service", "models/llama-engine:8000"),
+        *("kvasir-router", "serve", "--host", "::", "--port", "8080", "--admin-port", "9090"),
+        *("--policy", "roundRobin", "--model", "big", "--model-alias", "b", "--model-alias", "c"),
+        *("--endpoints-service", "models/llama:8000"),
         *("--max-queue-size", "7", "--max-queue-wait", "0.5", "--shutdown-timeout", "300"),
     ]
 
@@ -53,6 +60,15 @@ def test_a_leaving_router_outlives_its_streams(make_service: MakeService) -> Non
     assert pod_spec(make_service(rollout={"drainTimeout": "60s"}))["terminationGracePeriodSeconds"] > 60
 
 
+def test_a_leaving_router_takes_connections_until_nobody_opens_any_to_it(make_service: MakeService) -> None:
+    plain = pod_spec(make_service(rollout={"drainTimeout": "60s"}))
+    [container] = plain["containers"]
+    pause_seconds = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+    assert pause_seconds >= 5
+    assert plain["terminationGracePeriodSeconds"] > 60 + pause_seconds
+
+
 def test_a_router_that_hangs_gets_no_time_to_drain_and_leaves_its_last_words(make_service: MakeService) -> None:
     [container] = pod_spec(make_service())["containers"]
 
@@ -60,25 +76,39 @@ def test_a_router_that_hangs_gets_no_time_to_drain_and_leaves_its_last_words(mak
     assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_images_are_pulled_with_the_operators_secrets(make_service: MakeService) -> None:
-    deployment = router_deployment(make_service(), OperatorSettings(image_pull_secret=("mirror",)))
-
-    assert deployment["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "mirror"}]
-
-
 def test_two_routers_unless_told_otherwise(make_service: MakeService) -> None:
-    assert router_deployment(make_service(), OperatorSettings())["spec"]["replicas"] == 2
-    assert router_deployment(make_service(router={"replicas": 5}), OperatorSettings())["spec"]["replicas"] == 5
+    assert render(make_service())["spec"]["replicas"] == 2
+    assert render(make_service(router={"replicas": 5}))["spec"]["replicas"] == 5
 
 
-def test_the_router_may_see_endpoint_slices_and_nothing_else(make_service: MakeService) -> None:
-    [rule] = router_role(make_service())["rules"]
-    binding = router_role_binding(make_service())
+@pytest.mark.parametrize(("namespace", "kind"), [((), "ClusterRole"), (("models", "other"), "Role")])
+def test_the_routers_account_is_bound_to_the_installations_role(
+    make_service: MakeService, namespace: tuple[str, ...], kind: str
+) -> None:
+    service, settings = make_service(), OperatorSettings(namespace=namespace, router_cluster_role="release-router")
+    binding = router_role_binding(service, router_role(service, settings.defaults), settings)
 
-    assert (rule["apiGroups"], rule["resources"]) == (["discovery.k8s.io"], ["endpointslices"])
-    assert set(rule["verbs"]) == {"get", "list", "watch"}
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "llama-router", "namespace": "models"}]
-    assert binding["roleRef"]["name"] == "llama-router"
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, "release-router")
+
+
+def test_an_account_that_the_manifest_names_is_used_and_bound_and_not_made(make_service: MakeService) -> None:
+    service = make_service(router={"pod": {"serviceAccountName": "mine"}})
+    role = router_role(service, SETTINGS.defaults)
+
+    assert pod_spec(service)["serviceAccountName"] == "mine"
+    assert router_role_binding(service, role, SETTINGS)["subjects"][0]["name"] == "mine"
+    assert router_service_account(service, role) is None
+
+
+def test_the_router_has_an_account_of_its_own_otherwise(make_service: MakeService) -> None:
+    service = make_service()
+    account = router_service_account(service, router_role(service, SETTINGS.defaults))
+
+    assert account is not None
+    assert account["metadata"]["name"] == pod_spec(service)["serviceAccountName"]
+    assert not account["automountServiceAccountToken"]
+    assert pod_spec(service)["automountServiceAccountToken"]
 
 
 def test_clients_find_the_router_by_its_service(make_service: MakeService) -> None:
@@ -86,3 +116,13 @@ def test_clients_find_the_router_by_its_service(make_service: MakeService) -> No
 
     assert (port["name"], port["port"]) == ("http", 8080)
     assert service_url(make_service()) == "http://llama-router.models.svc:8080/v1"
+
+
+def test_the_service_is_of_the_manifests_type_with_its_annotations(make_service: MakeService) -> None:
+    wanted = {"type": "LoadBalancer", "annotations": {"cloud.example/internal": "true"}}
+    plain, public = (router_service(make_service(router={"service": service})) for service in ({}, wanted))
+
+    assert (plain["spec"]["type"], public["spec"]["type"]) == ("ClusterIP", "LoadBalancer")
+    assert public["metadata"]["annotations"] == {"cloud.example/internal": "true"}
+    assert "annotations" not in plain["metadata"]
+    assert plain["spec"]["ipFamilyPolicy"] == "PreferDualStack"

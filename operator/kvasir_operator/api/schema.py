@@ -1,0 +1,131 @@
+"""OpenAPI schemas of manifest dataclasses: types, bounds, defaults, descriptions and the CEL text of their rules.
+
+Kubernetes' structural schemas have no references: a group that stands in four places is written out four times.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from kvasir_operator.api.constraints import Bounds, Format, Items, Pattern
+from kvasir_operator.api.descriptions import class_description, field_descriptions
+from kvasir_operator.api.fields import (
+    UNION_ORIGINS,
+    ManifestField,
+    bare,
+    camel_case,
+    constraints,
+    is_group,
+    manifest_fields,
+)
+from kvasir_operator.api.quantity import DURATION_PATTERN, QUANTITY_PATTERN, Duration, Quantity
+from kvasir_operator.api.rule import Rule
+from kvasir_operator.api.rules import rules_of
+from kvasir_operator.api.serialize import as_manifest
+from kvasir_operator.api.source import ModelSource
+
+Schema = dict[str, Any]
+
+_MAX_TEXT_LENGTH = 32  # characters of a duration or quantity
+_MAX_SOURCE_LENGTH = 1024  # characters
+_SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_NUMBER_OR_TEXT = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+_TEXTS: Mapping[Any, Schema] = {
+    Duration: {"type": "string", "maxLength": _MAX_TEXT_LENGTH, "pattern": DURATION_PATTERN},
+    Quantity: {**_NUMBER_OR_TEXT, "minimum": 0, "maxLength": _MAX_TEXT_LENGTH, "pattern": QUANTITY_PATTERN},
+    ModelSource: {"type": "string", "maxLength": _MAX_SOURCE_LENGTH},
+}
+
+
+def group_schema(cls: type) -> Schema:
+    """Of a dataclass whose fields are the manifest's."""
+    fields = manifest_fields(cls)
+    required = [f.key for f in fields if f.is_required]
+    return {
+        "description": class_description(cls),
+        "type": "object",
+        **({"required": required} if required else {}),
+        **validations(rules_of(cls)),
+        "properties": {f.key: _field_schema(cls, f) for f in fields},
+    }
+
+
+def validations(rules: tuple[Rule, ...]) -> Schema:
+    """The rules as the API server evaluates them."""
+    texts = [{"rule": " ".join(rule.cel.split()), "message": rule.message} for rule in rules]
+    return {"x-kubernetes-validations": texts} if texts else {}
+
+
+def _field_schema(cls: type, f: ManifestField) -> Schema:
+    """A field that says nothing itself is described by its group."""
+    schema = _schema(f.hint)
+    said = field_descriptions(cls).get(f.name)
+    if said is not None:
+        schema = {"description": said, **{key: value for key, value in schema.items() if key != "description"}}
+    return {**schema, "default": _default(f)} if f.is_filled_in else schema
+
+
+def _default(f: ManifestField) -> Any:
+    """A group's own fields have theirs, which the API server fills in next."""
+    return {} if is_group(bare(f.hint)) else as_manifest(f.default)
+
+
+def _schema(hint: Any) -> Schema:
+    kind, limits = bare(hint), constraints(hint)
+    origin = get_origin(kind)
+    if kind in _TEXTS:
+        return {**_TEXTS[kind], **validations(rules_of(kind))}
+    if is_group(kind):
+        return group_schema(kind)
+    if origin is tuple:
+        return {"type": "array", **_list_limits(limits), "items": _schema(get_args(kind)[0])}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", **_map_limits(limits), **_values(get_args(kind)[1])}
+    if origin in UNION_ORIGINS:
+        return {**_NUMBER_OR_TEXT, **_scalar_limits(limits), **_only_word(get_args(kind))}
+    if origin is Literal:
+        return {"type": _SCALARS[type(get_args(kind)[0])], "enum": list(get_args(kind))}
+    return {"type": _SCALARS[kind], **_scalar_limits(limits)}
+
+
+def _values(hint: Any) -> Schema:
+    if hint is Any:
+        return {"x-kubernetes-preserve-unknown-fields": True}
+    return {"additionalProperties": _schema(hint)}
+
+
+def _only_word(kinds: tuple[Any, ...]) -> Schema:
+    """Of `int | Literal["auto"]`: the word."""
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    return {"pattern": f"^({'|'.join(words)})$", "maxLength": max(map(len, words))} if words else {}
+
+
+def _scalar_limits(limits: tuple[Any, ...]) -> Schema:
+    schema: Schema = {}
+    for limit in limits:
+        if isinstance(limit, Bounds):
+            schema |= {"minimum": limit.minimum, "maximum": limit.maximum}
+        elif isinstance(limit, Pattern):
+            schema |= {"maxLength": limit.max_length} | ({"pattern": limit.regex} if limit.regex else {})
+        elif isinstance(limit, Format):
+            schema["format"] = limit.name
+    return schema
+
+
+def _list_limits(limits: tuple[Any, ...]) -> Schema:
+    schema: Schema = {}
+    for limit in limits:
+        if isinstance(limit, Items):
+            schema["maxItems"] = limit.maximum
+            if limit.unique:
+                schema["x-kubernetes-list-type"] = "set"
+            if limit.unique_by:
+                schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [camel_case(limit.unique_by)]}
+    return schema
+
+
+def _map_limits(limits: tuple[Any, ...]) -> Schema:
+    schema: Schema = {}
+    for limit in limits:
+        if isinstance(limit, Items):
+            schema["maxProperties"] = limit.maximum
+    return schema

@@ -1,0 +1,1 @@
+"""From desired and observed objects to writes."""

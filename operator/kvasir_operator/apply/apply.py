@@ -1,0 +1,107 @@
+"""Performs a plan: server-side applies in order, then former revisions' replicas and weights, then deletions.
+
+A child that the API server refuses does not hold up the others; it is returned, to be shown in the status and tried
+again. When the API server does not answer at all, the pass ends.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir_operator.api.conditions import Reason
+from kvasir_operator.api.labels import FIELD_MANAGER, TRAFFIC_WEIGHT
+from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Plan, Scale, Unweigh
+from kvasir_operator.errors import (
+    OBJECT_ERRORS,
+    AdmissionFailedError,
+    KubeApiError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    ObjectRefusedError,
+)
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import (
+    NETWORK_POLICY,
+    POD_DISRUPTION_BUDGET,
+    POD_MONITOR,
+    ROLE_BINDING,
+    SECRET,
+    SERVICE_ACCOUNT,
+    KubeObject,
+    ObjectKey,
+)
+from kvasir_operator.resources.router_secret import with_random_value
+
+# Kinds that may be deleted and made anew without touching a pod or a connection.
+_REPLACEABLE = (NETWORK_POLICY, POD_DISRUPTION_BUDGET, POD_MONITOR, ROLE_BINDING, SERVICE_ACCOUNT)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A child that could not be written, and why."""
+
+    key: ObjectKey
+    error: KubeApiError
+
+    @property
+    def reason(self) -> Reason:
+        if isinstance(self.error, AdmissionFailedError):
+            return Reason.ADMISSION_FAILED
+        return Reason.QUOTA_EXCEEDED if "exceeded quota" in str(self.error) else Reason.APPLY_FAILED
+
+
+@dataclass(frozen=True)
+class Applied:
+    """`written` are the applied children as they are now stored; `stale` were left, as they had changed."""
+
+    written: tuple[KubeObject, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    stale: tuple[ObjectKey, ...] = ()
+
+
+async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
+    """Raises KubeUnavailableError when the API server does not answer; what was written until then stays."""
+    written: list[KubeObject] = []
+    stale: list[ObjectKey] = []
+    refusals: list[Refusal] = []
+    for action in plan.applies:
+        try:
+            written.append(await _apply(client, action))
+        except OBJECT_ERRORS as error:
+            refusals.append(Refusal(action.key, error))
+    edits: tuple[Scale | Unweigh, ...] = (*plan.scales, *plan.unweighs)
+    for edit in edits:
+        try:
+            written.append(await _edit(client, namespace, edit))
+        except (ObjectConflictError, ObjectNotFoundError):
+            stale.append(edit.key)
+        except OBJECT_ERRORS as error:
+            refusals.append(Refusal(edit.key, error))
+    for deletion in plan.deletes:
+        try:
+            await client.delete(deletion.key.kind, namespace, deletion.key.name, deletion.uid)
+        except OBJECT_ERRORS as error:
+            refusals.append(Refusal(deletion.key, error))
+    return Applied(tuple(written), tuple(refusals), tuple(stale))
+
+
+async def _apply(client: KubeClient, action: Apply) -> KubeObject:
+    if action.key.kind == SECRET:
+        return await client.create(with_random_value(action.obj))
+    try:
+        return await client.apply(action.obj, FIELD_MANAGER)
+    except ObjectRefusedError:
+        if action.live_uid is None or action.key.kind not in _REPLACEABLE:
+            raise
+        # An immutable field changed, or somebody added a field that excludes one of ours: only a new object helps.
+        await client.delete(action.key.kind, action.obj["metadata"]["namespace"], action.key.name, action.live_uid)
+        return await client.apply(action.obj, FIELD_MANAGER)
+
+
+async def _edit(client: KubeClient, namespace: str, edit: Scale | Unweigh) -> KubeObject:
+    """Raises ObjectConflictError when the object changed since it was seen: what was decided may no longer hold."""
+    metadata: dict[str, Any] = {"uid": edit.uid, "resourceVersion": edit.resource_version}
+    if isinstance(edit, Scale):
+        patch = {"metadata": metadata, "spec": {"replicas": edit.replicas}}
+    else:
+        patch = {"metadata": {**metadata, "labels": {TRAFFIC_WEIGHT: None}, "annotations": {APPLIED_HASH: None}}}
+    return await client.merge(edit.key.kind, namespace, edit.key.name, patch)

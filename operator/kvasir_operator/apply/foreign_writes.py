@@ -1,0 +1,99 @@
+"""What to do about children that are not as we applied them: the plan's drift, weighed with what is known of others.
+
+Three causes look alike in a plan. A person's edit is undone. What admission changes on the way in is learned
+(mutation.py). What another controller writes back each time is put back ever more seldom, and reported (contest.py).
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+
+from kvasir_operator.apply.contest import Contest, contest_message, continued
+from kvasir_operator.apply.drift import find_drift
+from kvasir_operator.apply.mutation import LearnedMutations
+from kvasir_operator.apply.plan import Apply, Cause, Plan
+from kvasir_operator.errors import KubeApiError, KubeUnavailableError
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import KubeObject, object_key
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """`plan` without the applies that would change nothing or must wait; `contested` says who writes what back.
+
+    `retry_seconds`: look again then; None where nothing waits.
+    """
+
+    plan: Plan
+    contested: tuple[str, ...] = ()
+    retry_seconds: float | None = None
+
+
+class ForeignWrites:
+    """Of one service. Kept between passes: what is lost with the process is learned again without a write."""
+
+    def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
+        """`clock` gives monotonic seconds."""
+        self._client = client
+        self._clock = clock
+        self._mutations = LearnedMutations()
+        self._contests: dict[str, Contest] = {}
+
+    async def settle(self, plan: Plan, children: Iterable[KubeObject]) -> Settled:
+        """`children` as they were observed. Raises KubeUnavailableError when the API server does not answer."""
+        now, live = self._clock(), {object_key(child): child for child in children}
+        self._mutations.keep({child["metadata"]["uid"] for child in live.values()})
+        self._contests = {uid: contest for uid, contest in self._contests.items() if now < contest.over_at}
+        applies = []
+        for action in plan.applies:
+            is_drift = action.cause is Cause.DRIFTED and action.key in live
+            settled = await self._settle_drift(action, live[action.key], now) if is_drift else action
+            if settled is not None:
+                applies.append(settled)
+        reported = [contest for contest in self._contests.values() if contest.is_reported]
+        return Settled(
+            replace(plan, applies=tuple(applies)),
+            tuple(contest.message for contest in reported),
+            min((contest.look_at(now) - now for contest in self._contests.values()), default=None),
+        )
+
+    def remember(self, plan: Plan, written: Collection[KubeObject]) -> None:
+        """What the API server answered to the plan's applies."""
+        desired = {action.key: action.obj for action in plan.applies}
+        for stored in written:
+            if (key := object_key(stored)) in desired:
+                self._mutations.learn(stored["metadata"]["uid"], desired[key], stored)
+
+    async def _settle_drift(self, action: Apply, live: KubeObject, now: float) -> Apply | None:
+        uid = live["metadata"]["uid"]
+        contest = self._contests.get(uid)
+        if contest is not None and now < contest.next_write:
+            return None
+        drift = find_drift(await self._expected(uid, action.obj), live)
+        if not drift:
+            return None
+        self._contests[uid] = continued(contest, await self._message(action, drift), now)
+        return replace(action, drift=tuple(drift))
+
+    async def _expected(self, uid: str, desired: KubeObject) -> KubeObject:
+        expected = self._mutations.expected(uid, desired)
+        if expected is not None:
+            return expected
+        try:
+            stored = await self._client.dry_run(desired)
+        except KubeUnavailableError:
+            raise
+        except KubeApiError as error:
+            # Refused, or a webhook that allows no dry run: the real apply will show.
+            logger.info("%s: dry run: %s", object_key(desired), error)
+            return desired
+        self._mutations.learn(uid, desired, stored)
+        return self._mutations.expected(uid, desired) or desired
+
+    async def _message(self, action: Apply, drift: Collection[str]) -> str:
+        """Who it is only the API server knows: the cache keeps no managedFields."""
+        namespace = action.obj["metadata"]["namespace"]
+        live = await self._client.get(action.key.kind, namespace, action.key.name) or action.obj
+        return f"{action.key}: {contest_message(live, [*drift])}"

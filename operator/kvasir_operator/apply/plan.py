@@ -1,0 +1,195 @@
+"""What to do about a service's children: a pure comparison of desired with observed objects.
+
+A child is written when what we want of it changed since we last applied it (a hash, kept as an annotation on the
+child: it also notices fields that are no longer wanted), or when somebody changed a field that we own (drift.py).
+Nothing that the service does not own is ever written or deleted, and a Secret is written once: when it is made.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Self
+
+from kvasir_operator.api.labels import GROUP, SERVICE_LABEL
+from kvasir_operator.apply.drift import find_drift
+from kvasir_operator.kube.kinds import (
+    CHILD_KINDS,
+    INFERENCE_SERVICE,
+    SECRET,
+    KubeObject,
+    ObjectKey,
+    is_terminating,
+    kind_of,
+    object_key,
+)
+
+APPLIED_HASH = f"{GROUP}/applied-hash"
+
+
+class Cause(StrEnum):
+    """Why a child is applied."""
+
+    CREATED = "Created"
+    CHANGED = "Changed"
+    DRIFTED = "Drifted"
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Server-side apply of `obj`; `drift` names the fields that somebody else changed."""
+
+    obj: KubeObject
+    cause: Cause
+    drift: tuple[str, ...] = ()
+    live_uid: str | None = None
+    """UID of the child that is there; None where it is created."""
+
+    @property
+    def key(self) -> ObjectKey:
+        return object_key(self.obj)
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Deletion of a child that is no longer wanted, only while its UID is `uid`."""
+
+    key: ObjectKey
+    uid: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A new `spec.replicas` of a workload that is not rendered any more, only while it is as it was seen."""
+
+    key: ObjectKey
+    replicas: int
+    uid: str
+    resource_version: str
+
+    @classmethod
+    def of(cls, live: KubeObject, replicas: int) -> Self:
+        metadata = live["metadata"]
+        return cls(object_key(live), replicas, metadata["uid"], metadata["resourceVersion"])
+
+
+@dataclass(frozen=True)
+class Unweigh:
+    """Takes the traffic weight off a Service that is not rendered any more, only while it is as it was seen.
+
+    With it goes its hash: it is no longer what was applied, and is applied again where its revision comes back.
+    """
+
+    key: ObjectKey
+    uid: str
+    resource_version: str
+
+    @classmethod
+    def of(cls, live: KubeObject) -> Self:
+        metadata = live["metadata"]
+        return cls(object_key(live), metadata["uid"], metadata["resourceVersion"])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`blocked` are children whose name somebody else's object has; `terminating` must go before they return."""
+
+    applies: tuple[Apply, ...] = ()
+    scales: tuple[Scale, ...] = ()
+    unweighs: tuple[Unweigh, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    blocked: tuple[ObjectKey, ...] = ()
+    terminating: tuple[ObjectKey, ...] = ()
+
+    def without(self, keys: Collection[ObjectKey]) -> "Plan":
+        """What is left of the plan when the children named by `keys` are left out."""
+        return replace(
+            self,
+            applies=tuple(action for action in self.applies if action.key not in keys),
+            scales=tuple(each for each in self.scales if each.key not in keys),
+            unweighs=tuple(each for each in self.unweighs if each.key not in keys),
+            deletes=tuple(each for each in self.deletes if each.key not in keys),
+        )
+
+
+def stamped(obj: KubeObject) -> KubeObject:
+    """A copy of a desired object that carries its own hash: exactly what is applied."""
+    digest = hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
+    metadata = obj["metadata"]
+    return {**obj, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED_HASH: digest}}}
+
+
+def make_plan(
+    desired: Iterable[KubeObject],
+    observed: Iterable[KubeObject],
+    service: KubeObject,
+    scales: tuple[Scale, ...] = (),
+    unweighs: tuple[Unweigh, ...] = (),
+    kept: Collection[ObjectKey] = (),
+) -> Plan:
+    """`desired` as returned by stamped; `observed` may hold objects of other owners (they are left alone).
+
+    `kept` are children that stay as they are although nothing desires them.
+    """
+    wanted = {object_key(obj): obj for obj in desired}
+    live = {object_key(obj): obj for obj in observed}
+    ordered = sorted(wanted, key=lambda key: CHILD_KINDS.index(key.kind))
+    terminating = tuple(key for key in ordered if key in live and _is_leaving(live[key], service))
+    blocked = tuple(
+        key for key in ordered if key in live and key not in terminating and _is_foreign(live[key], service)
+    )
+    free = [key for key in ordered if key not in terminating and key not in blocked]
+    applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key))) is not None]
+    unwanted = [obj for key, obj in live.items() if key not in wanted and key not in kept]
+    return Plan(tuple(applies), scales, unweighs, _prune(unwanted, service["metadata"]["uid"]), blocked, terminating)
+
+
+def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
+    if live is None:
+        return Apply(desired, Cause.CREATED)
+    if kind_of(desired) == SECRET:
+        return None  # pods hold the value that it was made with
+    uid = live["metadata"]["uid"]
+    wanted_hash = desired["metadata"]["annotations"][APPLIED_HASH]
+    if live["metadata"].get("annotations", {}).get(APPLIED_HASH) != wanted_hash:
+        return Apply(desired, Cause.CHANGED, live_uid=uid)
+    drift = find_drift(desired, live)
+    return Apply(desired, Cause.DRIFTED, tuple(drift), live_uid=uid) if drift else None
+
+
+def _prune(unwanted: Iterable[KubeObject], owner_uid: str) -> tuple[Delete, ...]:
+    return tuple(
+        Delete(object_key(obj), obj["metadata"]["uid"])
+        for obj in unwanted
+        if controller_uid(obj) == owner_uid and not is_terminating(obj)
+    )
+
+
+def controller_uid(obj: KubeObject) -> str | None:
+    """UID of the object's controller; None for one that has no controller."""
+    controller = _controller(obj)
+    return None if controller is None else str(controller["uid"])
+
+
+def _controller(obj: KubeObject) -> KubeObject | None:
+    return next((ref for ref in obj["metadata"].get("ownerReferences", []) if ref.get("controller")), None)
+
+
+def _is_leaving(live: KubeObject, service: KubeObject) -> bool:
+    """Being deleted, or left over from a deleted service of the same name and about to be garbage collected."""
+    controller = _controller(live)
+    return is_terminating(live) or (
+        controller is not None
+        and (controller["kind"], controller["name"]) == (INFERENCE_SERVICE.kind, service["metadata"]["name"])
+        and str(controller["uid"]) != str(service["metadata"]["uid"])
+    )
+
+
+def _is_foreign(live: KubeObject, service: KubeObject) -> bool:
+    controller = controller_uid(live)
+    if controller is not None:
+        return controller != str(service["metadata"]["uid"])
+    # A child that lost its owner (a cascade=orphan deletion) still has our label: adopt it.
+    label: str | None = live["metadata"].get("labels", {}).get(SERVICE_LABEL)
+    return label != str(service["metadata"]["name"])

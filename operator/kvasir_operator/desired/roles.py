@@ -1,0 +1,138 @@
+"""The roles of a service: each kind of pod with everything that its builders need to know of the manifest.
+
+Builders, status, scale-down, plan and disruption budgets take a role; none reads the manifest's own groups, whose
+settings may stand once for the service, in a profile, or in a role's own overrides.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults, overlaid
+from kvasir_operator.api.model import (
+    AutoscalingSpec,
+    DisaggregatedRole,
+    EngineOverrides,
+    EngineSpec,
+    InferenceService,
+    ParallelismSpec,
+    PodSpec,
+    ResourcesSpec,
+    ServiceSpec,
+)
+from kvasir_operator.api.quantity import Quantity
+from kvasir_operator.errors import UnknownProfileError
+
+EngineRoleName = Literal["serve", "prefill", "decode"]
+DEFAULT_ROUTER_REPLICAS = 2
+_ROUTER_CPU = Quantity("1")
+_ROUTER_MEMORY = Quantity("512Mi")
+
+
+@dataclass(frozen=True)
+class EngineRole:
+    """Pods that hold the model and compute. `replicas`: pods wanted now, over all revisions."""
+
+    name: EngineRoleName
+    replicas: int
+    engine: EngineSpec
+    parallelism: ParallelismSpec
+    resources: ResourcesSpec
+    pod: PodSpec
+    autoscaling: AutoscalingSpec | None = None
+
+
+@dataclass(frozen=True)
+class RouterRole:
+    """Pods that take clients' requests. `replicas`: pods wanted now."""
+
+    replicas: int
+    cpu: Quantity
+    memory: Quantity
+    pod: PodSpec
+    name: Literal["router"] = "router"
+
+
+Role = EngineRole | RouterRole
+
+
+def roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[Role, ...]:
+    """Engines first, then the router. Raises UnknownProfileError for a profile that the installation lacks."""
+    return (*engine_roles(service, defaults), router_role(service, defaults))
+
+
+def engine_roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[EngineRole, ...]:
+    """Serve; or prefill and decode. Raises UnknownProfileError for a profile that the installation lacks."""
+    spec, split = service.spec, service.spec.disaggregation
+    if split is not None:
+        return (
+            _disaggregated_role("prefill", split.prefill, spec, defaults),
+            _disaggregated_role("decode", split.decode, spec, defaults),
+        )
+    resources = spec.resources or ResourcesSpec()
+    profile = _profile(resources.profile, defaults)
+    return (
+        EngineRole(
+            "serve",
+            _num_replicas(spec, spec.replicas, spec.autoscaling),
+            spec.engine,
+            spec.parallelism,
+            overlaid(profile.resources, resources),
+            overlaid(profile.pod, spec.pod),
+            spec.autoscaling,
+        ),
+    )
+
+
+def router_role(service: InferenceService, defaults: InstallationDefaults) -> RouterRole:
+    """The service's own router."""
+    router = service.spec.router
+    replicas = DEFAULT_ROUTER_REPLICAS if router.replicas is None else router.replicas
+    return RouterRole(
+        0 if service.spec.suspend else replicas,
+        router.resources.cpu or defaults.router.resources.cpu or _ROUTER_CPU,
+        router.resources.memory or defaults.router.resources.memory or _ROUTER_MEMORY,
+        overlaid(defaults.router.pod, router.pod),
+    )
+
+
+def _disaggregated_role(
+    name: EngineRoleName, role: DisaggregatedRole, spec: ServiceSpec, defaults: InstallationDefaults
+) -> EngineRole:
+    resources = role.resources or ResourcesSpec()
+    profile = _profile(resources.profile, defaults)
+    return EngineRole(
+        name,
+        _num_replicas(spec, role.replicas, role.autoscaling),
+        _overridden(spec.engine, role.engine or EngineOverrides()),
+        role.parallelism,
+        overlaid(profile.resources, resources),
+        overlaid(overlaid(profile.pod, spec.pod), role.pod or PodSpec()),
+        role.autoscaling,
+    )
+
+
+def _num_replicas(spec: ServiceSpec, replicas: int | None, autoscaling: AutoscalingSpec | None) -> int:
+    if spec.suspend:
+        return 0
+    if autoscaling is not None:
+        return max(1, autoscaling.min_replicas)
+    return 1 if replicas is None else replicas
+
+
+def _overridden(engine: EngineSpec, overrides: EngineOverrides) -> EngineSpec:
+    given = {f.name: getattr(overrides, f.name) for f in dataclasses.fields(overrides) if f.name != "args"}
+    said = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(engine, **said, args=(*engine.args, *overrides.args))
+
+
+def _profile(name: str | None, defaults: InstallationDefaults) -> PodDefaults:
+    """The named profile over the defaults of all engine pods."""
+    if name is None:
+        return defaults.engine
+    if name not in defaults.profiles:
+        raise UnknownProfileError(name, sorted(defaults.profiles))
+    profile = defaults.profiles[name]
+    return PodDefaults(
+        overlaid(defaults.engine.pod, profile.pod), overlaid(defaults.engine.resources, profile.resources)
+    )

@@ -1,0 +1,68 @@
+"""Answers of the API server, and none at all, as this package's own errors."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client.exceptions import ApiException
+
+from kvasir_operator.errors import (
+    AdmissionFailedError,
+    KindNotServedError,
+    KubeApiError,
+    KubeForbiddenError,
+    KubeUnavailableError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    ObjectRefusedError,
+    WatchExpiredError,
+)
+
+_ERRORS: dict[int, type[KubeApiError]] = {
+    400: ObjectRefusedError,
+    403: KubeForbiddenError,
+    404: ObjectNotFoundError,
+    409: ObjectConflictError,
+    410: WatchExpiredError,
+    413: ObjectRefusedError,
+    422: ObjectRefusedError,
+}
+# A webhook's answer may have any status; one that does not answer is the API server's own error 500.
+_ADMISSION = re.compile(
+    r"failed calling webhook|admission webhook \S+ denied|(Validating|Mutating)AdmissionPolicy|policy '.*' with binding"
+)
+
+
+async def translated(call: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await call()
+    except ApiException as error:
+        raise api_error(error.status, error.reason, error.body or "") from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise KubeUnavailableError(f"the API server did not answer: {error!r}") from error
+
+
+def api_error(status: int, reason: str, body: str) -> KubeApiError:
+    """Our own error for an answer of the API server that is none of success."""
+    try:
+        status_object = json.loads(body)
+        message, names_object = str(status_object["message"]), bool((status_object.get("details") or {}).get("name"))
+    except (ValueError, TypeError, KeyError):
+        message, names_object = f"{status} {reason}", False
+    if _ADMISSION.search(message):
+        return AdmissionFailedError(message, status)
+    if status == 404 and not names_object:
+        return KindNotServedError(f"the API server does not serve this kind: {message}", status)
+    return _ERRORS.get(status, KubeUnavailableError)(message, status)
+
+
+def read_watch_line(line: bytes) -> dict[str, Any]:
+    """One event of a watch; raises WatchExpiredError or KubeUnavailableError for one that says so."""
+    event: dict[str, Any] = json.loads(line)
+    if event["type"] == "ERROR":
+        status = event["object"]
+        error = WatchExpiredError if status.get("code") == 410 else KubeUnavailableError
+        raise error(str(status.get("message")), status.get("code"))
+    return event

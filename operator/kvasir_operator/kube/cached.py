@@ -1,0 +1,41 @@
+"""A client that answers for a service's children and pods from the cache, and puts what it writes in there at once."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kubernetes.aio.client import Configuration
+
+from kvasir_operator.api.labels import SERVICE_LABEL
+from kvasir_operator.kube.client import ClientHooks, KubeClient, LabelSelector
+from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS, Kind, KubeObject, ServiceKey
+from kvasir_operator.observe.cache import InformerCache, Name
+
+
+class CachedClient(KubeClient):
+    """Whatever the cache does not know yet is asked of the API server."""
+
+    def __init__(self, configuration: Configuration, cache: InformerCache, hooks: ClientHooks | None = None) -> None:
+        super().__init__(configuration, hooks)
+        self._cache = cache
+
+    async def list(
+        self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
+    ) -> list[KubeObject]:
+        service = (labels or {}).get(SERVICE_LABEL)
+        if namespace is not None and service is not None and labels == {SERVICE_LABEL: service} and fields is None:
+            found = self._cache.read(kind, ServiceKey(namespace, service))
+            if found is not None:
+                return found
+        return await super().list(kind, namespace, labels, fields)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
+        is_gone = await super().delete(kind, namespace, name, uid)
+        if is_gone:  # a namesake that the watch has shown already stays: nothing would show it again
+            self._cache.remove_own(kind, Name(namespace, name))
+        return is_gone
+
+    async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
+        result = await super()._write(verb, kind, call)
+        if verb != "delete" and kind in LISTED_CHILD_KINDS:
+            self._cache.put_own(kind, result)
+        return result

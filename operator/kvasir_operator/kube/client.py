@@ -1,0 +1,244 @@
+"""The seam to the Kubernetes API: the few calls that the operator makes, on kubernetes.aio's dynamic client.
+
+Objects go in and come out as plain dicts; library and transport errors leave as this package's own. Every write
+passes through `KubeClient._write`, where it is counted, and where a test may count or break it.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import aiohttp
+from kubernetes.aio import client as aio_client
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.dynamic.resource import Resource
+
+from kvasir_operator.api.labels import FIELD_MANAGER, selector_text
+from kvasir_operator.errors import (
+    KindNotServedError,
+    KubeUnavailableError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+)
+from kvasir_operator.kube.answers import read_watch_line, translated
+from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, kind_of
+
+LabelSelector: TypeAlias = Mapping[str, str | None]
+"""Labels that an object must have; None stands for any value."""
+REQUEST_TIMEOUT_SECONDS = 30.0
+PAGE_SIZE = 200
+"""Objects of a list that are in memory at once."""
+
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+@dataclass(frozen=True)
+class ClientHooks:
+    """What a client's owner wants to know of its requests."""
+
+    before_write: Callable[[], None] = lambda: None
+    """May raise: then nothing is sent."""
+    on_write: Callable[[str, str], None] = lambda verb, kind: None
+    """Called with the verb and the kind of every write that the API server accepted."""
+    on_kind_not_served: Callable[[], None] = lambda: None
+    """The API server did not know an optional kind."""
+
+
+class KubeClient:
+    """Reads and writes objects."""
+
+    def __init__(self, configuration: aio_client.Configuration, hooks: ClientHooks | None = None) -> None:
+        self._api = aio_client.ApiClient(configuration)
+        self._dynamic = DynamicClient(self._api)  # type: ignore[no-untyped-call]
+        self._resources: dict[Kind, Any] = {}
+        self._hooks = hooks or ClientHooks()
+
+    async def close(self) -> None:
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
+        """None when there is no such object; raises ObjectNotFoundError never, other KubeApiErrors as they come."""
+        try:
+            found: KubeObject = await self._send(kind, self._resource(kind).get, name=name, namespace=namespace)
+        except ObjectNotFoundError:
+            return None
+        return found
+
+    async def read_path(self, path: str) -> dict[str, Any]:
+        """What the API server says of itself: its version, or the kinds of an API group."""
+        found: dict[str, Any] = await translated(lambda: self._dynamic.request("get", path, **_RAW))
+        return found
+
+    async def list_pages(
+        self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
+    ) -> AsyncIterator[KubeObject]:
+        """List objects page by page; `namespace` None is all. The pages' items carry apiVersion and kind.
+
+        `fields` is a field selector.
+        """
+        token = None
+        while True:
+            page = await self._send(
+                kind,
+                self._resource(kind).get,
+                namespace=namespace,
+                label_selector=None if labels is None else selector_text(labels),
+                field_selector=fields,
+                limit=PAGE_SIZE,
+                _continue=token,
+            )
+            for item in page.get("items") or []:
+                item.setdefault("apiVersion", kind.api_version)
+                item.setdefault("kind", kind.kind)
+            yield page
+            token = page["metadata"].get("continue")
+            if not token:
+                return
+
+    async def list(
+        self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
+    ) -> list[KubeObject]:
+        pages = self.list_pages(kind, namespace, labels, fields)
+        return [item async for page in pages for item in page.get("items") or []]
+
+    async def watch(
+        self, kind: Kind, namespace: str | None, labels: LabelSelector, resource_version: str, seconds: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Events (`type`, `object`) after `resource_version`, bookmarks too, until the server ends the watch.
+
+        Raises WatchExpiredError when the version is too old.
+        """
+        # Bookmarks come every minute at the latest: a stream that is silent for longer is dead.
+        timeout = aiohttp.ClientTimeout(total=seconds + REQUEST_TIMEOUT_SECONDS, sock_read=90.0)
+        response = await self._send(
+            kind,
+            self._resource(kind).get,
+            namespace=namespace,
+            label_selector=selector_text(labels),
+            resource_version=resource_version,
+            timeout_seconds=int(seconds),
+            watch=True,
+            query_params=[("allowWatchBookmarks", "true")],
+            serialize=False,
+            _request_timeout=timeout,
+        )
+        try:
+            async for line in response.content:
+                yield read_watch_line(line)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise KubeUnavailableError(f"watch of {kind.plural} broke off: {error!r}") from error
+        finally:
+            response.close()
+
+    async def apply(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:
+        """Server-side apply; takes over fields that others own. Returns the object as it is now stored."""
+        kind, metadata = kind_of(obj), obj["metadata"]
+        return await self._write(
+            "apply",
+            kind,
+            lambda: self._resource(kind).server_side_apply(
+                body=obj, namespace=metadata["namespace"], field_manager=field_manager, force_conflicts=True, **_RAW
+            ),
+        )
+
+    async def dry_run(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:
+        """What `apply` would store, after defaults and admission; nothing is stored, so it counts as no write."""
+        kind, metadata = kind_of(obj), obj["metadata"]
+        apply = partial(self._resource(kind).server_side_apply, body=obj, namespace=metadata["namespace"])
+        return dict(await self._send(kind, apply, field_manager=field_manager, force_conflicts=True, dry_run="All"))
+
+    async def apply_status(self, obj: KubeObject) -> KubeObject:
+        """Server-side apply of the status subresource.
+
+        Raises ObjectConflictError when the object is not as it was at `metadata.resourceVersion`. A UID alone is no
+        precondition here: the API server does not look at it in an apply of a status.
+        """
+        kind, metadata = kind_of(obj), obj["metadata"]
+        return await self._write(
+            "apply_status",
+            kind,
+            lambda: self._resource(kind).status.server_side_apply(
+                body=obj, namespace=metadata["namespace"], field_manager=FIELD_MANAGER, force_conflicts=True, **_RAW
+            ),
+        )
+
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: dict[str, Any]) -> KubeObject:
+        return await self._write(
+            "patch",
+            kind,
+            lambda: self._resource(kind).patch(
+                body=patch, name=name, namespace=namespace, content_type=_MERGE_PATCH, field_manager=FIELD_MANAGER,
+                **_RAW,
+            ),
+        )  # fmt: skip
+
+    async def create(self, obj: KubeObject) -> KubeObject:
+        """Raises ObjectConflictError when it exists."""
+        kind = kind_of(obj)
+        namespace = obj["metadata"]["namespace"]
+        return await self._write(
+            "create",
+            kind,
+            lambda: self._resource(kind).create(body=obj, namespace=namespace, field_manager=FIELD_MANAGER, **_RAW),
+        )
+
+    async def replace(self, obj: KubeObject) -> KubeObject:
+        """Raises ObjectConflictError when it changed since `metadata.resourceVersion`."""
+        kind = kind_of(obj)
+        namespace = obj["metadata"]["namespace"]
+        return await self._write(
+            "replace",
+            kind,
+            lambda: self._resource(kind).replace(body=obj, namespace=namespace, field_manager=FIELD_MANAGER, **_RAW),
+        )
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
+        """Deletes the object while it has this UID. False where another has the name by now, which is no error."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._write(
+                "delete", kind, lambda: self._resource(kind).delete(name=name, namespace=namespace, body=body, **_RAW)
+            )
+        except ObjectNotFoundError:
+            return True
+        except ObjectConflictError:
+            return False
+        return True
+
+    async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
+        self._hooks.before_write()
+        result = await self._about(kind, call)
+        self._hooks.on_write(verb, kind.kind)
+        return dict(result)
+
+    async def _send(self, kind: Kind, call: Callable[..., Awaitable[Any]], **arguments: Any) -> Any:
+        return await self._about(kind, lambda: call(**{**_RAW, **arguments}))
+
+    async def _about(self, kind: Kind, call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await translated(call)
+        except KindNotServedError:
+            if kind in OPTIONAL_KINDS:
+                self._hooks.on_kind_not_served()
+            raise
+
+    def _resource(self, kind: Kind) -> Any:
+        if kind not in self._resources:
+            self._resources[kind] = Resource(  # type: ignore[no-untyped-call]
+                prefix="apis" if kind.group else "api",
+                group=kind.group,
+                api_version=kind.version,
+                kind=kind.kind,
+                name=kind.plural,
+                namespaced=True,
+                client=self._dynamic,
+                subresources={"status": {"kind": kind.kind, "name": f"{kind.plural}/status", "namespaced": True}},
+            )
+        return self._resources[kind]
+
+
+_RAW: dict[str, Any] = {
+    "serializer": lambda _client, data: data,
+    "_request_timeout": aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS),
+}

@@ -1,0 +1,38 @@
+"""The way to the API server: address, credentials, and the environment's proxy."""
+
+import os
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from kubernetes.aio import client as aio_client
+from kubernetes.aio import config as aio_config
+
+from kvasir_operator.errors import KvasirOperatorError
+
+
+async def load_configuration(kubeconfig: str | None) -> aio_client.Configuration:
+    """Address and credentials: of the file if given, else the pod's own, else of KUBECONFIG or ~/.kube/config.
+
+    Raises KvasirOperatorError when none of them can be read.
+    """
+    configuration = aio_client.Configuration()
+    try:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            aio_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        else:
+            await aio_config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=kubeconfig, client_configuration=configuration
+            )
+    except (aio_config.ConfigException, OSError) as error:
+        where = kubeconfig or "a pod's service account, KUBECONFIG or ~/.kube/config"
+        raise KvasirOperatorError(f"cannot read the cluster's address and credentials from {where}: {error}") from error
+    # aiohttp would look for ~/.netrc and the proxy's variables at every request, which doubles what a request costs.
+    configuration.client_session_kwargs = {"trust_env": False}
+    configuration.proxy = configuration.proxy or proxy_of(configuration.host)
+    return configuration
+
+
+def proxy_of(server: str) -> str | None:
+    """What the environment says of the way to the API server."""
+    address = urlsplit(server)
+    return None if proxy_bypass(address.netloc) else getproxies().get(address.scheme)

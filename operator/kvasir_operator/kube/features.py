@@ -1,0 +1,99 @@
+"""What this cluster has beyond what every one has: its version, and which optional kinds it serves.
+
+Asked at the start, again at every resync, and soon after the API server did not know a kind, so a CRD that is installed
+or removed later is noticed without a restart. A kind that is absent costs one small request each time it is asked for.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvasir_operator.errors import KubeApiError, KubeForbiddenError, ObjectNotFoundError
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS, OPTIONAL_KINDS, Kind
+
+logger = logging.getLogger(__name__)
+
+_SOON_SECONDS = 1.0
+"""Between two looks at least: many passes may miss the same kind at once."""
+
+
+@dataclass(frozen=True)
+class ClusterFeatures:
+    """`server_version` is major and minor; `kinds` are those of OPTIONAL_KINDS that the API server knows."""
+
+    server_version: tuple[int, int]
+    kinds: frozenset[Kind] = frozenset()
+
+    def serves(self, kind: Kind) -> bool:
+        return kind not in OPTIONAL_KINDS or kind in self.kinds
+
+    @property
+    def listed_child_kinds(self) -> tuple[Kind, ...]:
+        """Those that children are found in by their label."""
+        return tuple(kind for kind in LISTED_CHILD_KINDS if self.serves(kind))
+
+
+async def read_features(client: KubeClient) -> ClusterFeatures:
+    """Raises KubeApiError when the API server does not answer."""
+    version = await client.read_path("/version")
+    served = [kind for kind in OPTIONAL_KINDS if await _is_served(client, kind)]
+    return ClusterFeatures((_number(version["major"]), _number(version["minor"])), frozenset(served))
+
+
+async def _is_served(client: KubeClient, kind: Kind) -> bool:
+    try:
+        found = await client.read_path(f"/apis/{kind.api_version}")
+    except (ObjectNotFoundError, KubeForbiddenError):
+        return False
+    return any(resource["name"] == kind.plural for resource in found["resources"])
+
+
+def _number(text: str) -> int:
+    """Some clouds report the minor version as `31+`."""
+    digits = re.match(r"\d*", text)
+    return int(digits[0]) if digits and digits[0] else 0
+
+
+class Discovery:
+    """Keeps `features` up to date. `on_change` is called after they have changed."""
+
+    def __init__(self, client: KubeClient, features: ClusterFeatures, on_change: Callable[[], None]) -> None:
+        self.features = features
+        self._client = client
+        self._on_change = on_change
+        self._doubted = asyncio.Event()
+
+    def doubt(self) -> None:
+        """The API server did not know a kind: what is believed of it may no longer hold."""
+        self._doubted.set()
+
+    async def run(self, interval_seconds: float) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._wait(interval_seconds)
+            try:
+                found = await read_features(self._client)
+            except KubeApiError as error:
+                logger.warning("discovery: %s", error)
+                continue
+            self._take(found)
+
+    async def _wait(self, interval_seconds: float) -> None:
+        await asyncio.sleep(min(_SOON_SECONDS, interval_seconds))
+        try:
+            async with asyncio.timeout(interval_seconds):
+                await self._doubted.wait()
+        except TimeoutError:
+            return
+        self._doubted.clear()
+
+    def _take(self, found: ClusterFeatures) -> None:
+        if found == self.features:
+            return
+        for kind in sorted(found.kinds ^ self.features.kinds, key=str):
+            logger.info("the cluster %s %s", "serves" if kind in found.kinds else "no longer serves", kind.kind)
+        self.features = found
+        self._on_change()

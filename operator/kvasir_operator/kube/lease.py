@@ -1,0 +1,159 @@
+"""Leader election on a coordination.k8s.io Lease: one operator reconciles, the others stand by.
+
+The protocol is client-go's: a holder renews; another takes over once it has itself seen no renewal for the Lease's
+whole duration, by its own clock (clocks of different machines are never compared). A holder that could not renew
+until shortly before that must end: from then on another may lead.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from kvasir_operator.errors import KubeApiError, LeadershipLostError, ObjectConflictError
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import LEASE, KubeObject
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseName(NamedTuple):
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class LeaseTiming:
+    """`duration_seconds` is how long others wait; the holder gives up after `renew_deadline_seconds`, which is less."""
+
+    duration_seconds: float = 15.0
+    renew_deadline_seconds: float = 10.0
+    retry_seconds: float = 2.0
+
+
+@dataclass(frozen=True)
+class SeenLease:
+    """A Lease as last read, and when (own monotonic clock, seconds) its content last changed."""
+
+    obj: KubeObject
+    changed_at: float
+
+
+def can_take(seen: SeenLease, identity: str, now: float) -> bool:
+    """Whether the Lease is ours, free, or was not renewed for its whole duration."""
+    spec = seen.obj.get("spec", {})
+    holder = spec.get("holderIdentity")
+    return not holder or holder == identity or now - seen.changed_at >= spec.get("leaseDurationSeconds", 0)
+
+
+class LeaderElector:
+    """Takes and keeps one Lease. `clock` gives monotonic seconds."""
+
+    def __init__(
+        self, client: KubeClient, lease: LeaseName, identity: str, clock: Callable[[], float], timing: LeaseTiming
+    ) -> None:
+        self.lease = lease
+        self._client = client
+        self._identity = identity
+        self._clock = clock
+        self._timing = timing
+        self._seen: SeenLease | None = None
+        self._renewed_at: float | None = None
+
+    @property
+    def holder(self) -> str | None:
+        """Who held it when it was last read; None where nobody did."""
+        return None if self._seen is None else self._seen.obj.get("spec", {}).get("holderIdentity") or None
+
+    async def take(self) -> bool:
+        """Takes or renews the Lease if that is allowed now; False where another one holds it, or it cannot be read."""
+        started = self._clock()
+        held = await self._bounded(self._take())
+        if held:
+            self._renewed_at = started  # before the request: the API server may have written it at once
+        return held
+
+    async def look(self) -> None:
+        """Reads the Lease, so that its age is known when it could be taken."""
+        await self._bounded(self._look())
+
+    async def keep(self) -> None:
+        """Renews until cancelled. Raises LeadershipLostError when another may be leading."""
+        while True:
+            await asyncio.sleep(self._timing.retry_seconds)
+            if await self.take():
+                continue
+            if self.holder not in (None, self._identity):
+                raise LeadershipLostError(f"{self.holder} took Lease {self.lease}")
+            self.check()
+
+    def check(self) -> None:
+        """Raises LeadershipLostError unless the Lease is ours for certain: to be called before each write."""
+        if self._renewed_at is None:
+            raise LeadershipLostError(f"Lease {self.lease} is not held")
+        if self._clock() - self._renewed_at >= self._timing.renew_deadline_seconds:
+            raise LeadershipLostError(
+                f"Lease {self.lease} was not renewed for {self._timing.renew_deadline_seconds:g} s: another may lead"
+            )
+
+    async def release(self) -> None:
+        """Lets the next one lead at once; a failure only makes it wait for the Lease's duration."""
+        self._renewed_at = None
+        if self._seen is None or self.holder != self._identity:
+            return
+        try:
+            await self._client.replace(self._lease(self._seen.obj, holder="", seconds=1))
+        except KubeApiError as error:
+            logger.warning("Lease %s not released: %s", self.lease, error)
+
+    async def _bounded(self, step: Coroutine[Any, Any, bool]) -> bool:
+        """An API server that does not answer must not make a holder miss that it lost its Lease."""
+        try:
+            async with asyncio.timeout(self._timing.renew_deadline_seconds):
+                return await step
+        except ObjectConflictError:
+            return False  # another one was faster
+        except (KubeApiError, TimeoutError) as error:
+            logger.warning("Lease %s neither read nor renewed: %s", self.lease, str(error) or "no answer in time")
+            return False
+
+    async def _look(self) -> bool:
+        stored = await self._client.get(LEASE, self.lease.namespace, self.lease.name)
+        if stored is not None:
+            self._remember(stored)
+        return stored is not None
+
+    async def _take(self) -> bool:
+        if not await self._look():
+            self._remember(await self._client.create(self._lease(None, self._identity)))
+            return True
+        assert self._seen is not None
+        if not can_take(self._seen, self._identity, self._clock()):
+            return False
+        self._remember(await self._client.replace(self._lease(self._seen.obj, self._identity)))
+        return True
+
+    def _remember(self, stored: KubeObject) -> None:
+        before = self._seen
+        is_same = before is not None and before.obj.get("spec") == stored.get("spec")
+        self._seen = SeenLease(stored, before.changed_at if before and is_same else self._clock())
+
+    def _lease(self, stored: KubeObject | None, holder: str, seconds: float | None = None) -> KubeObject:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        old: dict[str, Any] = (stored or {}).get("spec", {})
+        is_same = old.get("holderIdentity") == holder
+        spec = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": int(seconds or self._timing.duration_seconds),
+            "acquireTime": old.get("acquireTime", now) if is_same else now,
+            "renewTime": now,
+            "leaseTransitions": old.get("leaseTransitions", 0) + (0 if is_same or not holder else 1),
+        }
+        # Of a stored one all is kept: labels and annotations are those of whoever installed it.
+        metadata = {"name": self.lease.name, "namespace": self.lease.namespace} | (stored or {}).get("metadata", {})
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec}

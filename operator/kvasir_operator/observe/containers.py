@@ -1,0 +1,68 @@
+"""Why a container does not start, or does not stay up: one reason and one sentence, from its status alone.
+
+Our containers leave the end of their log as termination message (FallbackToLogsOnError), so an engine's own error is
+reported from its first end on.
+"""
+
+from kvasir_operator.api.conditions import Reason
+from kvasir_operator.kube.kinds import KubeObject
+
+_IMAGE_FAILURES = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+    }
+)
+_CONFIG_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+# A container that ended once may have been unlucky; a second end shows that starting it again does not help.
+_ENDS_OF_A_LOOP = 2
+_MAX_WORDS = 512  # characters of a container's last words
+
+
+def why_container_fails(container: KubeObject) -> tuple[Reason, str] | None:
+    """None for one that has got over its start, was not tried yet, or ended well."""
+    waiting = container.get("state", {}).get("waiting", {})
+    name, cause = container["name"], waiting.get("reason", "")
+    if cause in _IMAGE_FAILURES | _CONFIG_FAILURES:
+        reason = Reason.IMAGE_PULL_FAILED if cause in _IMAGE_FAILURES else Reason.INVALID_CONTAINER_CONFIG
+        return reason, f"container {name}: {cause}: {waiting.get('message', '')}".rstrip(": ")
+    if container.get("started") or container.get("ready"):
+        return None
+    num_restarts, last_end = container.get("restartCount", 0), _last_end(container)
+    if cause == "CrashLoopBackOff" or num_restarts >= _ENDS_OF_A_LOOP:
+        return Reason.CRASH_LOOPING, f"container {name} was restarted {num_restarts} times and last {last_end}"
+    if _has_failed(container):
+        return Reason.CONTAINER_FAILED, f"container {name} {last_end}"
+    return None
+
+
+def _ended(container: KubeObject) -> KubeObject:
+    """How it ended last; empty when it never did."""
+    ended: KubeObject = (
+        container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+    )
+    return ended
+
+
+def _has_failed(container: KubeObject) -> bool:
+    return bool(_ended(container).get("exitCode", 0))
+
+
+def _last_end(container: KubeObject) -> str:
+    ended = _ended(container)
+    if not ended:
+        return "ended for an unknown reason"
+    end = f"ended with exit code {ended.get('exitCode')} ({ended.get('reason', 'unknown')})"
+    words = _last_words(ended.get("message", ""))
+    return f"{end}: {words}" if words else end
+
+
+def _last_words(log: str) -> str:
+    """The last line that speaks of an error, else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return next(reversed(errors or lines), "")[:_MAX_WORDS]

@@ -1,0 +1,92 @@
+"""Keeps a kind's part of the cache up to date, and wakes services when there is news: a paged list, then a watch.
+
+By label, and not through kopf: a cluster's other objects are never decoded here, and what went away while no watch was
+open is noticed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvasir_operator.api.labels import SERVICE_LABEL
+from kvasir_operator.errors import KubeApiError, WatchExpiredError
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import Kind, ServiceKey
+from kvasir_operator.observe.cache import InformerCache, Name
+
+logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 300.0
+ANY_SERVICE: dict[str, str | None] = {SERVICE_LABEL: None}
+_FIRST_RETRY_SECONDS = 1.0
+_LONGEST_RETRY_SECONDS = 30.0
+
+
+class Informer:
+    """Of one kind, in one namespace or in all.
+
+    `wake` is called with every service that there is news of: at the start, all that have a child.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        kind: Kind,
+        namespace: str | None,
+        cache: InformerCache,
+        wake: Callable[[ServiceKey], None],
+        list_turn: asyncio.Lock,
+    ) -> None:
+        """Informers that share `list_turn` list one after the other, so that few pages are in memory at once."""
+        self._client = client
+        self._kind = kind
+        self._namespace = namespace
+        self._cache = cache
+        self._wake = wake
+        self._list_turn = list_turn
+        self.synced = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs until cancelled; an API server that does not answer is tried again with growing waits."""
+        version, retry_seconds = None, _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                version = await self._list() if version is None else await self._watch(version)
+                retry_seconds = _FIRST_RETRY_SECONDS
+            except WatchExpiredError:
+                version = None
+            except KubeApiError as error:
+                logger.warning("watch of %s: %s; again in %g s", self._kind.plural, error, retry_seconds)
+                version = None
+                await asyncio.sleep(retry_seconds)
+                retry_seconds = min(2 * retry_seconds, _LONGEST_RETRY_SECONDS)
+
+    async def _list(self) -> str:
+        listed: set[Name] = set()
+        version = ""
+        async with self._list_turn:
+            async for page in self._client.list_pages(self._kind, self._namespace, ANY_SERVICE):
+                version = page["metadata"]["resourceVersion"]
+                self._report(self._cache.begin_list(self._kind, self._namespace, int(version)))
+                for item in page.get("items") or []:
+                    listed.add(Name(item["metadata"]["namespace"], item["metadata"]["name"]))
+                    self._report(self._cache.put(self._kind, item))
+        self._report(self._cache.finish_list(self._kind, self._namespace, listed, int(version)))
+        self.synced.set()
+        return version
+
+    async def _watch(self, version: str) -> str:
+        """Returns the version to go on from when the server ends the watch."""
+        async for event in self._client.watch(self._kind, self._namespace, ANY_SERVICE, version, WATCH_SECONDS):
+            obj = event["object"]
+            version = obj["metadata"]["resourceVersion"]
+            if event["type"] == "DELETED":
+                self._report(self._cache.remove(self._kind, obj))
+            elif event["type"] != "BOOKMARK":
+                self._report(self._cache.put(self._kind, obj))
+            self._cache.advance(self._kind, self._namespace, int(version))
+        return version
+
+    def _report(self, keys: set[ServiceKey]) -> None:
+        for key in keys:
+            self._wake(key)

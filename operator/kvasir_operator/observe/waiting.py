@@ -1,0 +1,111 @@
+"""Why a pod, or a Deployment that cannot make its pods, is not ready yet: one reason and one sentence.
+
+Pure reading of pod and Deployment status, and of a pod's Events where its status says too little; the reasons are those
+of api/conditions.py. A container's status is read in containers.py, a pod's Events in pod_events.py.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvasir_operator.api.conditions import Reason
+from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
+from kvasir_operator.kube.kinds import KubeObject, is_terminating
+from kvasir_operator.observe.containers import why_container_fails
+from kvasir_operator.observe.pod_events import why_creation_fails
+
+_ENDED_PHASES = ("Failed", "Succeeded")
+# The scheduler's words for a claim that is missing, unbound, or bound nowhere that the pod could run.
+_NO_VOLUME = re.compile(r"persistent ?volume", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """`message` names the pod or Deployment and says what is seen."""
+
+    reason: Reason
+    message: str
+
+
+def is_ready(pod: KubeObject) -> bool:
+    """Ready and not on its way out."""
+    return not is_terminating(pod) and _pod_condition(pod, "Ready").get("status") == "True"
+
+
+def why_pod_waits(pod: KubeObject, events: Sequence[KubeObject] = ()) -> Waiting | None:
+    """`events` are the pod's own; None for a pod that is ready, on its way out, or given up and replaced."""
+    if is_ready(pod) or is_terminating(pod) or pod.get("status", {}).get("phase") in _ENDED_PHASES:
+        return None
+    failures = (failure for container in _containers(pod) if (failure := why_container_fails(container)) is not None)
+    reason, detail = _unscheduled(pod) or next(failures, None) or why_creation_fails(events) or _starting(pod)
+    return Waiting(reason, f"pod {pod['metadata']['name']}: {detail}")
+
+
+def why_deployment_waits(deployment: KubeObject) -> Waiting | None:
+    """What keeps a Deployment from making pods at all: a quota, or an admission policy."""
+    for condition in deployment.get("status", {}).get("conditions", []):
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            message = condition.get("message", "")
+            reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in message else Reason.POD_CREATION_FAILED
+            return Waiting(reason, f"Deployment {deployment['metadata']['name']}: {message}")
+    return None
+
+
+def _unscheduled(pod: KubeObject) -> tuple[Reason, str] | None:
+    scheduled = _pod_condition(pod, "PodScheduled")
+    if scheduled.get("status") != "False":
+        return None
+    if scheduled.get("reason") == "SchedulingGated":
+        gates = ", ".join(gate["name"] for gate in pod.get("spec", {}).get("schedulingGates", []))
+        return Reason.SCHEDULING_GATED, f"scheduling waits for what set its gates{f': {gates}' if gates else ''}"
+    if scheduled.get("reason") != "Unschedulable":
+        return None
+    message = scheduled.get("message") or "no node has room"
+    return Reason.VOLUME_UNAVAILABLE if _NO_VOLUME.search(message) else Reason.INSUFFICIENT_CAPACITY, message
+
+
+def _starting(pod: KubeObject) -> tuple[Reason, str]:
+    status = pod.get("status", {})
+    containers = status.get("containerStatuses", [])
+    if any("running" in container.get("state", {}) for container in status.get("initContainerStatuses", [])):
+        return Reason.INITIALIZING, "an init container is running"
+    if any("waiting" in container.get("state", {}) for container in containers):
+        return Reason.PULLING_IMAGE, "the image is being pulled or a volume is being mounted"
+    if not containers:
+        return Reason.WAITING_FOR_PODS, "no container has been started"
+    if all(container.get("ready") for container in containers):
+        return _held_back(pod)
+    if any(_has_been_ready(pod, container) for container in containers):
+        return Reason.NOT_RESPONDING, "it was ready, and its readiness probe fails"
+    if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER:
+        return Reason.STARTING_ROUTER, "the router is starting"
+    return Reason.LOADING_MODEL, "the engine is loading the model"
+
+
+def _held_back(pod: KubeObject) -> tuple[Reason, str]:
+    """Its containers are ready and it is not: a readiness gate of somebody's, else its node."""
+    gates = [gate["conditionType"] for gate in pod.get("spec", {}).get("readinessGates", [])]
+    closed = [gate for gate in gates if _pod_condition(pod, gate).get("status") != "True"]
+    if closed:
+        return (
+            Reason.READINESS_GATE_CLOSED,
+            f"its containers are ready; readiness gates not yet true: {', '.join(closed)}",
+        )
+    return Reason.NODE_NOT_READY, f"node {pod.get('spec', {}).get('nodeName', '?')} no longer reports how it is"
+
+
+def _has_been_ready(pod: KubeObject, container: KubeObject) -> bool:
+    """Since its start: the pod's readiness changed, to false, after it."""
+    changed_at: str = _pod_condition(pod, "Ready").get("lastTransitionTime") or ""
+    started_at: str = container.get("state", {}).get("running", {}).get("startedAt") or ""
+    return bool(started_at) and changed_at > started_at
+
+
+def _containers(pod: KubeObject) -> list[KubeObject]:
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
+def _pod_condition(pod: KubeObject, name: str) -> dict[str, str]:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return next((condition for condition in conditions if condition["type"] == name), {})

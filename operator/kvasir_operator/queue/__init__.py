@@ -1,0 +1,1 @@
+"""Which service is reconciled when: the work queue and its workers."""

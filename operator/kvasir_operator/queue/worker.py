@@ -1,0 +1,89 @@
+"""What feeds on the queue, and what fills it beside events: workers and the periodic resync."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+
+from kvasir_operator.errors import KubeApiError, KvasirOperatorError
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
+from kvasir_operator.metrics import OperatorMetrics
+from kvasir_operator.queue.work_queue import WorkQueue
+from kvasir_operator.reconcile import Reconciler
+
+logger = logging.getLogger(__name__)
+
+PASS_TIMEOUT_SECONDS = 120.0
+_SPREAD = 0.1
+"""Share of the interval over which a resync's passes are spread by chance."""
+
+
+async def work(queue: WorkQueue, reconciler: Reconciler, metrics: OperatorMetrics) -> None:
+    """Runs passes until the queue is closed. A failed pass is logged here, once, and tried again after its back-off."""
+    while (key := await queue.get()) is not None:
+        started = time.monotonic()
+        failure: Exception | None = None
+        try:
+            await _pass(queue, reconciler, key)
+        except Exception as error:
+            failure = error
+            _log_failure(key, error, queue.failed(key))
+        metrics.count_pass(time.monotonic() - started, failure)
+
+
+async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey) -> None:
+    async with asyncio.timeout(PASS_TIMEOUT_SECONDS):
+        outcome = await reconciler.reconcile(key)
+    if outcome.is_gone:
+        queue.forget(key)
+        return
+    queue.done(key)
+    if outcome.retry_seconds is not None:
+        queue.add(key, outcome.retry_seconds)
+
+
+def _log_failure(key: ServiceKey, error: Exception, delay_seconds: float) -> None:
+    # Our own errors say all there is to say; anything else is a bug, whose place one wants to know.
+    trace = None if isinstance(error, KvasirOperatorError | TimeoutError) else error
+    logger.warning("%s: pass failed, again in %g s: %r", key, delay_seconds, error, exc_info=trace)
+
+
+class Resync:
+    """Queues every service once an interval, for events that were lost, and when asked to. `namespaces` None is all."""
+
+    def __init__(self, client: KubeClient, namespaces: Sequence[str] | None, queue: WorkQueue) -> None:
+        self._client = client
+        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        self._queue = queue
+        self._hastened = asyncio.Event()
+
+    def hasten(self) -> None:
+        """The next one begins now."""
+        self._hastened.set()
+
+    async def run(self, interval_seconds: float) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._wait(interval_seconds)
+            try:
+                await self._queue_all(interval_seconds * _SPREAD)
+            except KubeApiError as error:
+                logger.warning("resync: %s; again in %g s", error, interval_seconds)
+
+    async def _wait(self, interval_seconds: float) -> None:
+        try:
+            async with asyncio.timeout(interval_seconds):
+                await self._hastened.wait()
+        except TimeoutError:
+            return
+        self._hastened.clear()
+
+    async def _queue_all(self, spread_seconds: float) -> None:
+        for namespace in self._namespaces:
+            async for page in self._client.list_pages(INFERENCE_SERVICE, namespace):
+                for item in page.get("items") or []:
+                    metadata = item["metadata"]
+                    key = ServiceKey(metadata["namespace"], metadata["name"])
+                    self._queue.add(key, random.uniform(0.0, spread_seconds))

@@ -1,0 +1,66 @@
+"""What a rollout means for the children of former revisions: which are scaled, which stay, which are deleted.
+
+They are not rendered again, so only `spec.replicas` of their Deployments is ever written, and a canary's weight taken
+off its Service. A Service stays while its Deployment has pods: routers find them by it.
+"""
+
+from collections.abc import Collection, Iterable
+
+from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER
+from kvasir_operator.apply.plan import Scale, Unweigh
+from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
+from kvasir_operator.rollout.observed import ObservedWorkload
+from kvasir_operator.rollout.plan import RolloutPlan
+
+
+def scales(plan: RolloutPlan, workloads: Iterable[ObservedWorkload]) -> tuple[Scale, ...]:
+    """Of former workloads, those that shrink first: what they free may be needed."""
+    former = [each for each in workloads if each.workload.key.revision != plan.revision]
+    changes = [
+        (wanted - each.workload.replicas, Scale.of(each.deployment, wanted))
+        for each in former
+        if (wanted := plan.replicas.get(each.workload.key, each.workload.replicas)) != each.workload.replicas
+    ]
+    return tuple(scale for _, scale in sorted(changes, key=lambda change: change[0]))
+
+
+def unweighs(
+    plan: RolloutPlan, workloads: Iterable[ObservedWorkload], children: Iterable[KubeObject]
+) -> tuple[Unweigh, ...]:
+    """Services of canaries that were given up: the last of their pods could not carry what the weight says."""
+    weighed = {
+        each.deployment["metadata"]["name"]
+        for each in workloads
+        if each.workload.key.revision != plan.revision and each.workload.traffic_weight and not each.workload.is_idle
+    }
+    services = (child for child in children if object_key(child).kind == SERVICE)
+    return tuple(Unweigh.of(service) for service in services if service["metadata"]["name"] in weighed)
+
+
+def kept_children(
+    plan: RolloutPlan, workloads: Collection[ObservedWorkload], children: Iterable[KubeObject]
+) -> frozenset[ObjectKey]:
+    """Children of former revisions that nobody renders and nobody may delete yet."""
+    children = list(children)
+    staying = {each.deployment["metadata"]["name"] for each in workloads if each.workload.key not in plan.expired}
+    busy = {each.deployment["metadata"]["name"] for each in workloads if not each.workload.is_idle}
+    services = {child["metadata"]["name"] for child in children if _is_unrevised_service(child)}
+    busy |= services if services and not _have_routers_rolled(children) else set()
+    return frozenset({ObjectKey(DEPLOYMENT, name) for name in staying} | {ObjectKey(SERVICE, name) for name in busy})
+
+
+def _is_unrevised_service(child: KubeObject) -> bool:
+    """Of a release before 0.3, whose routers know it by its name and no other."""
+    metadata_labels = child["metadata"].get("labels", {})
+    is_engines = object_key(child).kind == SERVICE and metadata_labels.get(ROLE_LABEL) in ENGINE_ROLES
+    return is_engines and REVISION_LABEL not in metadata_labels
+
+
+def _have_routers_rolled(children: Iterable[KubeObject]) -> bool:
+    """Whether no router of an earlier template is left."""
+    for child in children:
+        if object_key(child).kind == DEPLOYMENT and child["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER:
+            status = child.get("status", {})
+            is_seen = status.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
+            return bool(is_seen and status.get("replicas", 0) == status.get("updatedReplicas", 0))
+    return True

@@ -1,0 +1,101 @@
+"""What a rollout aims at for now: how many pods the current revision and the former ones are to have.
+
+Straight on, all pods are to be the current revision's. It is held back until it has shown that its pods become ready,
+while pods of it are in trouble, and at its share of a canary; former revisions then make up what is wanted.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvasir_operator.api.model import CanarySpec
+from kvasir_operator.rollout.limits import RoleLimits
+from kvasir_operator.rollout.workload import Fleet, RoleName, Workload
+
+
+class RolloutPhase(StrEnum):
+    COMPLETE = "Complete"
+    """No pods of former revisions are left."""
+    PROGRESSING = "Progressing"
+    PAUSED = "Paused"
+    """The current revision has its canary's share until `pause` is lifted."""
+    HALTED = "Halted"
+    """Pods of the current revision are in trouble, or it cannot run: former revisions go on serving."""
+
+
+@dataclass(frozen=True)
+class RoleGoal:
+    """Pods of one role; `former` over all former revisions."""
+
+    current: int
+    former: int
+
+
+@dataclass(frozen=True)
+class Goal:
+    phase: RolloutPhase
+    roles: Mapping[RoleName, RoleGoal]
+    traffic_weight: int | None = None
+    """Per cent of the requests for the current revision; None: its part by the router's policy."""
+    trouble: str | None = None
+    """Why it is halted."""
+
+
+def choose_goal(
+    fleet: Fleet, limits: Mapping[RoleName, RoleLimits], canary: CanarySpec | None, blocked: str | None
+) -> Goal:
+    """`blocked`: why no pod of the current revision may be started."""
+    straight_on = {role: RoleGoal(each.desired, 0) for role, each in limits.items()}
+    if not fleet.has_former_pods or not any(each.desired for each in limits.values()):
+        phase = RolloutPhase.PROGRESSING if fleet.has_former_pods else RolloutPhase.COMPLETE
+        return Goal(phase, straight_on if blocked is None else _nothing_current(limits))
+    if blocked is not None:
+        return Goal(RolloutPhase.HALTED, _nothing_current(limits), trouble=blocked)
+    if not is_anything_served(fleet.former):
+        return Goal(RolloutPhase.PROGRESSING, straight_on)
+    weight = canary.weight if canary is not None and canary.pause and not _is_past_canary(fleet) else None
+    trouble = next((each.trouble for each in fleet.current.values() if each.trouble is not None), None)
+    held = {role: _held_back(fleet, role, each, weight) for role, each in limits.items()}
+    if trouble is not None:
+        return Goal(RolloutPhase.HALTED, held, weight, trouble)
+    if not any(map(fleet.available, fleet.current.values())):
+        return Goal(RolloutPhase.PROGRESSING, held, weight)
+    if weight is not None:
+        shares = {role: _canary_share(each, weight) for role, each in limits.items()}
+        return Goal(RolloutPhase.PAUSED, shares, weight)
+    return Goal(RolloutPhase.PROGRESSING, straight_on)
+
+
+def _nothing_current(limits: Mapping[RoleName, RoleLimits]) -> dict[RoleName, RoleGoal]:
+    return {role: RoleGoal(0, each.desired) for role, each in limits.items()}
+
+
+def is_anything_served(former: Iterable[Workload]) -> bool:
+    """Or could be again: a pod that was ready once may come back by itself."""
+    return any(min(each.replicas, each.num_pods) > each.num_useless for each in former)
+
+
+def _is_past_canary(fleet: Fleet) -> bool:
+    """A revision that serves without a weight was let go on already, or is what a canary is rolled back to."""
+    return any(each.num_ready and each.traffic_weight is None for each in fleet.current.values())
+
+
+def _held_back(fleet: Fleet, role: RoleName, limits: RoleLimits, weight: int | None) -> RoleGoal:
+    """As many as may be replaced at a time, and never fewer than there are; former pods that serve all stay."""
+    workload = fleet.current[role]
+    first = limits.max_replaced if weight is None else min(limits.max_replaced, _num_tried(limits, weight))
+    current = min(limits.desired, max(workload.replicas, first))
+    num_former = sum(each.replicas for each in fleet.former_of(role))
+    missing = limits.desired - fleet.available(workload)
+    return RoleGoal(current, min(limits.max_total - current, max(missing, min(limits.desired, num_former))))
+
+
+def _canary_share(limits: RoleLimits, weight: int) -> RoleGoal:
+    """Enough pods of either side for its share of the requests, as far as surge allows it."""
+    current = _num_tried(limits, weight)
+    rest = -(-(100 - weight) * limits.desired // 100)
+    return RoleGoal(current, min(limits.max_total - current, rest))
+
+
+def _num_tried(limits: RoleLimits, weight: int) -> int:
+    return -(-weight * limits.desired // 100)

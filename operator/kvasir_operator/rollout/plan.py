@@ -1,0 +1,93 @@
+"""One step of a rollout, decided from what is observed alone; a pass over a finished one decides on what there is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvasir_operator.api.model import RolloutSpec
+from kvasir_operator.rollout.goal import Goal, RoleGoal, RolloutPhase, choose_goal, is_anything_served
+from kvasir_operator.rollout.history import current_number, expired
+from kvasir_operator.rollout.limits import RoleLimits, role_limits
+from kvasir_operator.rollout.pairing import keep_in_step, keep_pairs
+from kvasir_operator.rollout.step import Replicas, grow, shrink
+from kvasir_operator.rollout.workload import Fleet, RevisionName, RoleName, Workload, WorkloadKey, make_fleet
+
+
+@dataclass(frozen=True)
+class RolloutState:
+    """Where a rollout is, for the status.
+
+    traffic_weight: per cent of the requests for `revision` while it is a canary. trouble: why it is halted.
+    num_former: pods of former revisions by role, of roles that have some.
+    """
+
+    phase: RolloutPhase
+    revision: RevisionName
+    traffic_weight: int | None = None
+    trouble: str | None = None
+    num_former: Mapping[RoleName, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """What holds next. `replicas`: of every workload that stays; `expired`: former workloads to delete."""
+
+    revision: RevisionName
+    number: int
+    replicas: Mapping[WorkloadKey, int]
+    traffic_weight: int | None
+    expired: frozenset[WorkloadKey]
+    state: RolloutState
+
+
+def plan_rollout(
+    revision: RevisionName,
+    desired: Mapping[RoleName, int],
+    rollout: RolloutSpec,
+    workloads: Sequence[Workload],
+    blocked: str | None = None,
+) -> RolloutPlan:
+    """`desired`: pods by role, over all revisions. `blocked`: why no pod of `revision` may be started."""
+    fleet = make_fleet(revision, desired, workloads)
+    limits = {role: role_limits(wanted, rollout) for role, wanted in desired.items()}
+    goal = choose_goal(fleet, limits, rollout.canary, blocked)
+    replicas = {each.key: each.replicas for each in (*fleet.current.values(), *fleet.former)}
+    replicas |= _step(fleet, limits, goal.roles) | _roles_left_behind(fleet, limits, goal)
+    gone = expired(fleet, rollout.history_limit)
+    return RolloutPlan(
+        revision,
+        current_number(fleet),
+        {key: number for key, number in replicas.items() if key not in gone},
+        goal.traffic_weight,
+        gone,
+        RolloutState(goal.phase, revision, goal.traffic_weight, goal.trouble, _num_former(fleet)),
+    )
+
+
+def _step(fleet: Fleet, limits: Mapping[RoleName, RoleLimits], goals: Mapping[RoleName, RoleGoal]) -> Replicas:
+    grown: Replicas = {}
+    shrunk: Replicas = {}
+    for role, each in limits.items():
+        grown |= grow(fleet, role, each, goals[role])
+        shrunk |= shrink(fleet, role, each, goals[role])
+    grown = keep_in_step(fleet, limits, grown)
+    return grown | keep_pairs(fleet, limits, grown, shrunk)
+
+
+def _roles_left_behind(fleet: Fleet, limits: Mapping[RoleName, RoleLimits], goal: Goal) -> Replicas:
+    """Pods of roles that the spec no longer has serve on until the current revision does all by itself."""
+    left_behind = {each.key: 0 for each in fleet.former if each.key.role not in limits}
+    if goal.phase in (RolloutPhase.HALTED, RolloutPhase.PAUSED):
+        return {}
+    is_taken_over = all(_does_all(fleet.available(fleet.current[role]), each) for role, each in limits.items())
+    return left_behind if is_taken_over or not is_anything_served(fleet.former) else {}
+
+
+def _does_all(num_available: int, limits: RoleLimits) -> bool:
+    return num_available >= min(limits.desired, max(1, limits.min_available))
+
+
+def _num_former(fleet: Fleet) -> dict[RoleName, int]:
+    counts: dict[RoleName, int] = {}
+    for each in fleet.former:
+        counts[each.key.role] = counts.get(each.key.role, 0) + each.num_pods
+    return {role: number for role, number in counts.items() if number}

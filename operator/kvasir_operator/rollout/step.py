@@ -1,0 +1,67 @@
+"""How far one role may go towards its goal at once, without more pods or fewer serving ones than its limits say.
+
+The rules are those of Kubernetes' Deployments over their ReplicaSets: pods that are about to be made or to go count
+already, pods that are not ready go first, and pods that serve go only while enough others do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvasir_operator.rollout.goal import RoleGoal
+from kvasir_operator.rollout.limits import RoleLimits
+from kvasir_operator.rollout.workload import Fleet, RoleName, Workload, WorkloadKey
+
+Replicas = dict[WorkloadKey, int]
+
+
+def room(workloads: Sequence[Workload], limits: RoleLimits) -> int:
+    """Pods that may be added."""
+    return max(0, limits.max_total - sum(each.num_held for each in workloads))
+
+
+def grow(fleet: Fleet, role: RoleName, limits: RoleLimits, goal: RoleGoal) -> Replicas:
+    """What is to grow, the current revision first; of the former ones that which serves most."""
+    current, former = fleet.current[role], fleet.former_of(role)
+    free = room([current, *former], limits)
+    grown: Replicas = {}
+    if (more := min(free, goal.current - current.replicas)) > 0:
+        grown[current.key] = current.replicas + more
+        free -= more
+    missing = goal.former - sum(each.replicas for each in former)
+    if former and (more := min(free, missing)) > 0:
+        grown[former[-1].key] = former[-1].replicas + more
+    return grown
+
+
+def shrink(fleet: Fleet, role: RoleName, limits: RoleLimits, goal: RoleGoal) -> Replicas:
+    """What is to shrink, former revisions first; of each side pods that do not serve before those that do."""
+    current, former = fleet.current[role], fleet.former_of(role)
+    sides = [_Side(former, goal.former), _Side([current], goal.current)]
+    workloads = [*former, current]
+    kept = [each for side in sides if side.surplus <= 0 for each in side.workloads]
+    num_kept_waiting = sum(each.replicas - fleet.available(each) for each in kept)
+    spare = sum(each.replicas for each in workloads) - limits.min_available - num_kept_waiting
+    spare_serving = sum(map(fleet.available, workloads)) - limits.min_available
+    left = {each.key: each.replicas for each in workloads}
+    for side in sides:
+        surplus = max(0, side.surplus)
+        for each in side.workloads:
+            num_waiting = each.replicas - fleet.available(each)
+            cut = min(surplus, max(each.num_expendable, min(num_waiting, spare)))
+            surplus, spare, left[each.key] = surplus - cut, spare - cut, left[each.key] - cut
+        for each in side.workloads:
+            cut = max(0, min(surplus, left[each.key], spare_serving))
+            surplus, spare_serving, left[each.key] = surplus - cut, spare_serving - cut, left[each.key] - cut
+    return {each.key: left[each.key] for each in workloads if left[each.key] < each.replicas}
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The current revision's workload, or those of former revisions, and how many pods they are to have."""
+
+    workloads: Sequence[Workload]
+    goal: int
+
+    @property
+    def surplus(self) -> int:
+        return sum(each.replicas for each in self.workloads) - self.goal

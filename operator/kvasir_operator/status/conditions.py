@@ -1,0 +1,174 @@
+"""The five conditions of a service, one function each, from its roles and its situation."""
+
+from collections.abc import Iterable, Sequence
+
+from kvasir_operator.api.conditions import DEGRADING_REASONS, Condition, ConditionType, Reason, severity
+from kvasir_operator.api.labels import ROLE_DECODE, ROLE_PREFILL, ROLE_SERVE
+from kvasir_operator.observe.waiting import Waiting
+from kvasir_operator.rollout.goal import RolloutPhase
+from kvasir_operator.rollout.plan import RolloutState
+from kvasir_operator.status.roles import RoleState
+from kvasir_operator.status.situation import Situation
+
+# Engine roles that serve together.
+_TEAMS = ((ROLE_SERVE,), (ROLE_PREFILL, ROLE_DECODE))
+
+
+def service_conditions(roles: Sequence[RoleState], situation: Situation) -> list[Condition]:
+    """In the order in which they are shown; Ready comes first."""
+    return [
+        _ready(roles, situation),
+        _model_loaded(roles, situation),
+        _routable(roles, situation),
+        _progressing(roles, situation),
+        _degraded(roles, situation),
+    ]
+
+
+def engines_of(roles: Iterable[RoleState]) -> list[RoleState]:
+    return [state for state in roles if state.is_engine]
+
+
+def _routers(roles: Iterable[RoleState]) -> list[RoleState]:
+    return [state for state in roles if not state.is_engine]
+
+
+def _ready(roles: Sequence[RoleState], situation: Situation) -> Condition:
+    engines = engines_of(roles)
+    if situation.is_suspended:
+        return Condition(ConditionType.READY, False, Reason.SUSPENDED, "spec.suspend is true")
+    if _has_router(roles) and _can_serve(engines):
+        ready, desired = sum(state.ready for state in engines), sum(state.desired for state in engines)
+        message = f"{ready} of {desired} replicas serve {situation.model_name}"
+        return Condition(ConditionType.READY, True, Reason.SERVING, message)
+    if _has_router(roles) and _is_idle(engines, situation):
+        return Condition(ConditionType.READY, True, Reason.IDLE, "no replicas are wanted")
+    lacking = _lacking(roles)
+    return _not(ConditionType.READY, _why_not_serving(lacking, situation))
+
+
+def _has_router(roles: Sequence[RoleState]) -> bool:
+    return any(state.ready for state in _routers(roles))
+
+
+def _can_serve(engines: Sequence[RoleState]) -> bool:
+    """In one revision every role that is wanted has a ready pod: pods of different ones never exchange KV blocks.
+
+    A service that is being split, or joined again, has roles of either kind for a while.
+    """
+    by_role = {state.role: state for state in engines}
+    return any(_can_team_serve([by_role[role] for role in team if role in by_role]) for team in _TEAMS)
+
+
+def _can_team_serve(team: Sequence[RoleState]) -> bool:
+    needed = [state.ready_revisions for state in team if state.desired] or [state.ready_revisions for state in team]
+    return bool(needed) and bool(frozenset.intersection(*needed))
+
+
+def _is_idle(engines: Sequence[RoleState], situation: Situation) -> bool:
+    """At zero because the spec wants it so; one that does not hold wants nothing."""
+    is_valid = all(problem.reason is not Reason.INVALID_SPEC for problem in situation.problems)
+    return bool(engines) and is_valid and not any(state.desired for state in engines)
+
+
+def _lacking(roles: Sequence[RoleState]) -> Sequence[RoleState]:
+    """The roles without which nothing is served; all, where each has something."""
+    return [state for state in roles if state.desired and not state.ready] or roles
+
+
+def _why_not_serving(lacking: Sequence[RoleState], situation: Situation) -> Waiting:
+    if situation.blocked is not None and any(state.is_engine for state in lacking):
+        return Waiting(Reason.UNSUPPORTED_FEATURE, situation.blocked)
+    return _worst([*_waits(lacking), *situation.problems])
+
+
+def _model_loaded(roles: Sequence[RoleState], situation: Situation) -> Condition:
+    engines = engines_of(roles)
+    if num_ready := sum(state.ready for state in engines):
+        message = f"{num_ready} replicas have loaded {situation.model_name}"
+        return Condition(ConditionType.MODEL_LOADED, True, Reason.MODEL_LOADED, message)
+    return _no_engine(ConditionType.MODEL_LOADED, engines, situation) or _not(
+        ConditionType.MODEL_LOADED, _why_not_serving(engines, situation)
+    )
+
+
+def _routable(roles: Sequence[RoleState], situation: Situation) -> Condition:
+    engines, routers = engines_of(roles), _routers(roles)
+    if situation.is_suspended:
+        return Condition(ConditionType.ROUTABLE, False, Reason.SUSPENDED, "spec.suspend is true")
+    if not _has_router(roles):
+        return _not(ConditionType.ROUTABLE, _worst([*_waits(routers), *situation.problems]))
+    if _can_serve(engines):
+        message = f"{sum(state.ready for state in routers)} routers are ready"
+        return Condition(ConditionType.ROUTABLE, True, Reason.ROUTER_READY, message)
+    return _no_engine(ConditionType.ROUTABLE, engines, situation) or Condition(
+        ConditionType.ROUTABLE, False, Reason.NO_READY_ENGINE, "the router has no ready engine"
+    )
+
+
+def _no_engine(wanted: ConditionType, engines: Sequence[RoleState], situation: Situation) -> Condition | None:
+    """Where no engine is wanted."""
+    if situation.is_suspended:
+        return Condition(wanted, False, Reason.SUSPENDED, "spec.suspend is true")
+    if _is_idle(engines, situation):
+        return Condition(wanted, False, Reason.IDLE, "no replicas are wanted")
+    return None
+
+
+def _progressing(roles: Sequence[RoleState], situation: Situation) -> Condition:
+    moving = [state for state in roles if not (state.is_settled and state.is_ready)]
+    if (held := _held(situation)) is not None:
+        return _not(ConditionType.PROGRESSING, held)
+    if not moving:
+        if situation.is_suspended:
+            return Condition(ConditionType.PROGRESSING, False, Reason.SUSPENDED, "no pods are left")
+        return Condition(ConditionType.PROGRESSING, False, Reason.ROLLOUT_COMPLETE, "every pod is as the spec says")
+    message = ", ".join(f"{state.role}: {state.ready} of {state.desired} ready" for state in moving)
+    if any(state.num_former for state in moving):
+        former = ", ".join(f"{state.num_former} {state.role}" for state in moving if state.num_former)
+        message = f"{message}; pods of former revisions left: {former}"
+        return Condition(ConditionType.PROGRESSING, True, Reason.ROLLOUT_IN_PROGRESS, message)
+    is_scaling = all(state.ready for state in moving)
+    return Condition(ConditionType.PROGRESSING, True, Reason.SCALING if is_scaling else Reason.STARTING, message)
+
+
+def _held(situation: Situation) -> Waiting | None:
+    """Why the operator goes no further by itself."""
+    rollout = situation.rollout
+    if rollout is not None and rollout.phase is RolloutPhase.HALTED:
+        return Waiting(Reason.ROLLOUT_HALTED, _halted_message(rollout))
+    if rollout is not None and rollout.phase is RolloutPhase.PAUSED:
+        share = f"revision {rollout.revision} gets {rollout.traffic_weight} % of the requests"
+        return Waiting(Reason.ROLLOUT_PAUSED, f"{share} until rollout.canary.pause is false")
+    if situation.blocked is not None:
+        return Waiting(Reason.UNSUPPORTED_FEATURE, situation.blocked)
+    return None
+
+
+def _halted_message(rollout: RolloutState) -> str:
+    return f"revision {rollout.revision} does not become ready, former pods serve on: {rollout.trouble}"
+
+
+def _degraded(roles: Sequence[RoleState], situation: Situation) -> Condition:
+    waits = [wait for wait in [*situation.problems, *_waits(roles)] if wait.reason in DEGRADING_REASONS]
+    rollout = situation.rollout
+    if not waits and rollout is not None and rollout.phase is RolloutPhase.HALTED:
+        waits = [Waiting(Reason.ROLLOUT_HALTED, _halted_message(rollout))]
+    if not waits:
+        return Condition(ConditionType.DEGRADED, False, Reason.AS_EXPECTED, "")
+    by_severity = sorted(waits, key=lambda wait: severity(wait.reason))
+    message = "; ".join(dict.fromkeys(wait.message for wait in by_severity))
+    return Condition(ConditionType.DEGRADED, True, by_severity[0].reason, message)
+
+
+def _waits(roles: Iterable[RoleState]) -> list[Waiting]:
+    return [state.waiting for state in roles if state.waiting is not None]
+
+
+def _worst(waits: Sequence[Waiting]) -> Waiting:
+    nothing = Waiting(Reason.WAITING_FOR_PODS, "no pods yet")
+    return min(waits, key=lambda wait: severity(wait.reason), default=nothing)
+
+
+def _not(wanted: ConditionType, wait: Waiting) -> Condition:
+    return Condition(wanted, False, wait.reason, wait.message)

@@ -1,0 +1,20 @@
+"""What a pass knows of a service besides its pods."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvasir_operator.observe.waiting import Waiting
+from kvasir_operator.rollout.plan import RolloutState
+
+
+@dataclass(frozen=True)
+class Situation:
+    """`problems` are what this pass found: an invalid spec, unsupported features, refused writes, contested fields."""
+
+    model_name: str
+    problems: Sequence[Waiting] = ()
+    rollout: RolloutState | None = None
+    """None where the spec is invalid, so that nothing was planned."""
+    blocked: str | None = None
+    """Why no engine of the current revision may be started."""
+    is_suspended: bool = False

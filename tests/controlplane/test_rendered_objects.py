@@ -1,0 +1,122 @@
+"""What the builders render, before a real API server: it is stored as it was sent, and its pods pass admission."""
+
+from itertools import chain, combinations
+from typing import Any
+
+import pytest
+from kubernetes.dynamic.exceptions import ForbiddenError
+
+from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.apply.drift import find_drift
+from kvasir_operator.desired.objects import desired_objects
+from kvasir_operator.settings import OperatorSettings
+
+from .control_plane import ControlPlane
+
+SETTINGS = OperatorSettings(image_pull_secret=("mirror",))
+# Every field of a pod, and what else of a manifest goes into an object as it is.
+EVERY_POD_FIELD: dict[str, Any] = {
+    "image": "registry.example/mine:1",
+    "nodeSelector": {"pool": "gpu"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}],
+    "affinity": {"podAntiAffinity": {}},
+    "priorityClassName": "high",
+    "runtimeClassName": "nvidia",
+    "schedulerName": "volcano",
+    "imagePullSecrets": [{"name": "own"}],
+    "securityContext": {"runAsUser": 1000, "supplementalGroups": [7], "capabilities": {"add": ["IPC_LOCK"]}},
+    "volumes": [
+        {"mountPath": "/ca", "configMap": {"name": "ca"}},
+        {"mountPath": "/s", "secret": {"name": "s"}},
+        {"mountPath": "/files", "claim": {"name": "files"}},
+    ],
+    "labels": {"team": "search"},
+    "annotations": {"note": "x"},
+    "env": [
+        {"name": "A", "value": "1"},
+        {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+    ],
+}
+EVERYTHING: dict[str, Any] = {
+    "model": {"source": "oci://registry.example/model:1", "name": "big", "aliases": ["b"]},
+    "engine": {"speculative": {"method": "draftModel", "model": "pvc://drafts/small"}},
+    "resources": {
+        "memory": "2048Mi",
+        "sharedMemory": "1024Mi",
+        "extra": {"rdma/ib": 1, "ephemeral-storage": "1024Mi"},
+        "claims": [{"name": "gpu", "resourceClaimTemplateName": "one"}, {"name": "nic", "resourceClaimName": "two"}],
+    },
+    "pod": EVERY_POD_FIELD,
+    "router": {
+        "pod": EVERY_POD_FIELD,
+        "apiKeysSecretRef": {"name": "keys"},
+        "service": {"type": "LoadBalancer", "annotations": {"cloud.example/internal": "true"}},
+    },
+    "replicas": 3,
+}
+IDS = ("runAsUser", "runAsGroup", "fsGroup")
+COMBINATIONS = list(chain.from_iterable(combinations(IDS, number) for number in range(len(IDS) + 1)))
+
+
+def service(namespace: str, **spec: Any) -> InferenceService:
+    metadata = {"name": "llama", "namespace": namespace}
+    kind = {"apiVersion": "serving.kvasir.dev/v1alpha1", "kind": "InferenceService"}
+    return parse_service({**kind, "metadata": metadata, "spec": {"model": {"source": "pvc://models"}, **spec}})
+
+
+@pytest.fixture
+def restricted(control_plane: ControlPlane, namespace: str) -> str:
+    """A namespace whose pods must pass the strictest level of Pod Security."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
+    control_plane.apply(manifest, field_manager="pod-security")
+    return namespace
+
+
+def create_pods(control_plane: ControlPlane, wanted: InferenceService) -> int:
+    """Asks for one pod of each Deployment and keeps none. Raises ForbiddenError where admission refuses one."""
+    objects = desired_objects(wanted, SETTINGS)
+    for account in (child for child in objects if child["kind"] == "ServiceAccount"):
+        control_plane.apply(account)
+    templates = [child["spec"]["template"] for child in objects if child["kind"] == "Deployment"]
+    for template in templates:
+        metadata = {**template["metadata"], "generateName": "pod-"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        path = f"/api/v1/namespaces/{wanted.namespace}/pods"
+        control_plane.request("post", path, pod, dryRun="All", fieldValidation="Strict")
+    return len(templates)
+
+
+@pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["the least", "everything"])
+def test_an_object_is_stored_as_it_was_sent(control_plane: ControlPlane, namespace: str, spec: dict[str, Any]) -> None:
+    for wanted in desired_objects(service(namespace, **spec), SETTINGS):
+        assert find_drift(wanted, control_plane.apply(wanted)) == [], wanted["kind"]
+
+
+@pytest.mark.parametrize("named", COMBINATIONS, ids=lambda names: "+".join(names) or "none")
+def test_pods_pass_the_restricted_level_whichever_ids_are_left_to_the_platform(
+    control_plane: ControlPlane, restricted: str, named: tuple[str, ...]
+) -> None:
+    pod = {
+        "securityContext": dict.fromkeys(named, 1000),
+        "volumes": [{"mountPath": "/ca", "configMap": {"name": "ca"}}, {"mountPath": "/s", "secret": {"name": "s"}}],
+    }
+    router = {"pod": pod, "apiKeysSecretRef": {"name": "keys"}}
+
+    assert create_pods(control_plane, service(restricted, pod=pod, router=router)) == 2
+
+
+def test_a_model_that_is_an_image_passes_too(control_plane: ControlPlane, restricted: str) -> None:
+    assert create_pods(control_plane, service(restricted, model={"source": "oci://registry.example/model:1"})) == 2
+
+
+@pytest.mark.parametrize(
+    "spec", [{"model": {"source": "file:///models/m"}}, {"pod": {"securityContext": {"runAsNonRoot": None}}}]
+)
+def test_what_a_manifest_opens_on_purpose_is_refused_there(
+    control_plane: ControlPlane, restricted: str, spec: dict[str, Any]
+) -> None:
+    with pytest.raises(ForbiddenError, match="violates PodSecurity"):
+        create_pods(control_plane, service(restricted, **spec))

@@ -1,0 +1,235 @@
+"""Rollouts on a real API server, whose own controllers make and remove the pods."""
+
+from contextlib import suppress
+from typing import Any
+
+from kubernetes.dynamic.exceptions import NotFoundError
+
+from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
+from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, Kind, KubeObject, ObjectKey
+from kvasir_operator.observe.waiting import is_ready
+
+from .control_plane import ControlPlane
+from .processes import wait_until
+from .reconciling import (
+    NAME,
+    current_engine,
+    current_revision,
+    engine_pods,
+    get_children,
+    get_events,
+    get_service,
+    manifest,
+    mark_engines_ready,
+    path_of,
+    revision_of_pod,
+    roll_out,
+    run_pass,
+    settle,
+)
+
+NEW = {"device": "cpu", "maxNumSeqs": 8}
+
+
+def deploy(control_plane: ControlPlane, namespace: str, **spec: Any) -> str:
+    """The name of its current revision's objects."""
+    control_plane.apply(manifest(namespace, **spec))
+    settle(control_plane, namespace)
+    return current_engine(control_plane, namespace)
+
+
+def serve(control_plane: ControlPlane, namespace: str, **spec: Any) -> str:
+    """As deploy, with all engines ready."""
+    name = deploy(control_plane, namespace, **spec)
+    roll_out(control_plane, namespace)
+    return name
+
+
+def engines(control_plane: ControlPlane, namespace: str, kind: Kind = DEPLOYMENT) -> dict[str, KubeObject]:
+    """Objects of engine revisions by name."""
+    children = get_children(control_plane, namespace)
+    return {
+        key.name: child
+        for key, child in children.items()
+        if key.kind == kind and REVISION_LABEL in child["metadata"]["labels"]
+    }
+
+
+def replicas(control_plane: ControlPlane, namespace: str) -> dict[str, int]:
+    return {name: each["spec"]["replicas"] for name, each in engines(control_plane, namespace).items()}
+
+
+def num_ready(control_plane: ControlPlane, namespace: str) -> int:
+    return sum(map(is_ready, engine_pods(control_plane, namespace)))
+
+
+def test_a_new_spec_rolls_the_pods_one_by_one(control_plane: ControlPlane, namespace: str) -> None:
+    old = serve(control_plane, namespace)
+    new = deploy(control_plane, namespace, engine=NEW)
+    assert replicas(control_plane, namespace) == {old: 2, new: 1}
+    assert get_service(control_plane, namespace)["status"]["phase"] == "Updating"
+
+    def is_done() -> bool:
+        mark_engines_ready(control_plane, namespace)
+        assert num_ready(control_plane, namespace) >= 2
+        run_pass(control_plane, namespace)
+        assert sum(replicas(control_plane, namespace).values()) <= 3
+        return replicas(control_plane, namespace) == {old: 0, new: 2}
+
+    wait_until(is_done, 60, "the rollout to end")
+    settle(control_plane, namespace)
+    assert set(engines(control_plane, namespace, SERVICE)) == {new}
+    assert "RevisionRolled" in [reason for reason, _ in get_events(control_plane, namespace)]
+    assert run_pass(control_plane, namespace).writes == []
+
+
+def test_a_rollback_brings_the_same_workload_back(control_plane: ControlPlane, namespace: str) -> None:
+    old = serve(control_plane, namespace)
+    uid = engines(control_plane, namespace)[old]["metadata"]["uid"]
+    new = serve(control_plane, namespace, engine=NEW)
+    assert replicas(control_plane, namespace) == {old: 0, new: 2}
+    assert serve(control_plane, namespace) == old
+    assert replicas(control_plane, namespace) == {old: 2, new: 0}
+    assert engines(control_plane, namespace)[old]["metadata"]["uid"] == uid
+
+
+def test_a_revision_that_cannot_start_leaves_what_serves_alone(control_plane: ControlPlane, namespace: str) -> None:
+    old = serve(control_plane, namespace)
+    new = deploy(control_plane, namespace, engine=NEW)
+    label = f"{REVISION_LABEL}={current_revision(control_plane, namespace)}"
+    control_plane.mark_pods_waiting(namespace, label, "ErrImagePull", "no such image")
+    settle(control_plane, namespace)
+    assert replicas(control_plane, namespace) == {old: 2, new: 1}
+    assert num_ready(control_plane, namespace) == 2
+    deploy(control_plane, namespace)
+    assert replicas(control_plane, namespace) == {old: 2, new: 0}
+
+
+def test_only_so_many_former_revisions_are_kept(control_plane: ControlPlane, namespace: str) -> None:
+    rollout = {"historyLimit": 1}
+    names = [
+        serve(control_plane, namespace, engine={"device": "cpu", "maxNumSeqs": number}, replicas=1, rollout=rollout)
+        for number in (1, 2, 3)
+    ]
+    settle(control_plane, namespace)
+    assert replicas(control_plane, namespace) == {names[1]: 0, names[2]: 1}
+
+
+def weights(control_plane: ControlPlane, namespace: str) -> dict[str, str | None]:
+    services = engines(control_plane, namespace, SERVICE)
+    return {name: each["metadata"]["labels"].get(TRAFFIC_WEIGHT) for name, each in services.items()}
+
+
+def slice_weights(control_plane: ControlPlane, namespace: str) -> set[str | None]:
+    """As routers read them."""
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    items = control_plane.request("get", path, labelSelector=f"{REVISION_LABEL}")["items"]
+    return {each["metadata"]["labels"].get(TRAFFIC_WEIGHT) for each in items}
+
+
+def test_a_canary_waits_at_its_weight_until_it_is_let_go_on(control_plane: ControlPlane, namespace: str) -> None:
+    old = serve(control_plane, namespace)
+    new = deploy(control_plane, namespace, engine=NEW, rollout={"canary": {"weight": 10}})
+    mark_engines_ready(control_plane, namespace)
+    settle(control_plane, namespace)
+    assert replicas(control_plane, namespace) == {old: 2, new: 1}
+    assert weights(control_plane, namespace) == {old: None, new: "10"}
+    wait_until(lambda: slice_weights(control_plane, namespace) == {None, "10"}, 30, "the slices' weights")
+    serve(control_plane, namespace, engine=NEW, rollout={"canary": {"weight": 10, "pause": False}})
+    assert replicas(control_plane, namespace) == {old: 0, new: 2}
+    assert weights(control_plane, namespace) == {new: None}
+    wait_until(lambda: slice_weights(control_plane, namespace) == {None}, 30, "the slices to have no weight")
+
+
+def test_a_canary_that_is_given_up_has_no_weight_until_it_comes_back(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    canary = {"engine": NEW, "rollout": {"canary": {"weight": 50}}}
+    old = serve(control_plane, namespace)
+    new = deploy(control_plane, namespace, **canary)
+    mark_engines_ready(control_plane, namespace)
+    settle(control_plane, namespace)
+    assert weights(control_plane, namespace) == {old: None, new: "50"}
+    control_plane.apply(manifest(namespace))
+    run_pass(control_plane, namespace)
+    assert weights(control_plane, namespace) == {old: None, new: None}
+    control_plane.apply(manifest(namespace, **canary))
+    run_pass(control_plane, namespace)
+    assert weights(control_plane, namespace) == {old: None, new: "50"}
+
+
+def earlier_release(service: KubeObject, replicas: int = 2) -> list[KubeObject]:
+    """The engine objects that release 0.2 made: one Deployment and one Service of all revisions."""
+    namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
+    selector = {"serving.kvasir.dev/service": name, "serving.kvasir.dev/role": "serve"}
+    labels = {**selector, "app.kubernetes.io/managed-by": "kvasir-operator"}
+    owner = {
+        "apiVersion": service["apiVersion"],
+        "kind": service["kind"],
+        "name": name,
+        "uid": service["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    metadata = {"name": f"{name}-engine", "namespace": namespace, "ownerReferences": [owner]}
+    revision = {REVISION_LABEL: "0123456789"}
+    container = {"name": "engine", "image": "kvasir-runtime:0.2", "ports": [{"name": "http", "containerPort": 8000}]}
+    template = {"metadata": {"labels": {**labels, **revision}}, "spec": {"containers": [container]}}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {**metadata, "labels": labels},
+            "spec": {"clusterIP": "None", "selector": selector, "ports": [{"port": 8000, "targetPort": "http"}]},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {**metadata, "labels": {**labels, **revision}},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": selector}, "template": template},
+        },
+    ]
+
+
+def test_what_an_earlier_release_made_is_rolled_away_without_a_gap(control_plane: ControlPlane, namespace: str) -> None:
+    service = control_plane.apply(manifest(namespace))
+    for obj in earlier_release(service):
+        control_plane.apply(obj, "kvasir-operator")
+    control_plane.mark_pods_ready(namespace, f"{REVISION_LABEL}=0123456789", 2)
+    wait_until(lambda: not run_pass(control_plane, namespace).writes, 30, "a pass that waits for the new engine")
+    new = current_engine(control_plane, namespace)
+    assert replicas(control_plane, namespace) == {f"{NAME}-engine": 2, new: 1}
+
+    def is_done() -> bool:
+        mark_engines_ready(control_plane, namespace)
+        assert num_ready(control_plane, namespace) >= 2
+        run_pass(control_plane, namespace)
+        return replicas(control_plane, namespace) == {new: 2}
+
+    wait_until(is_done, 60, "the earlier release's Deployment to go")
+    assert {revision_of_pod(pod) for pod in engine_pods(control_plane, namespace)} == {
+        current_revision(control_plane, namespace)
+    }
+
+
+def test_the_earlier_releases_service_goes_after_its_routers(control_plane: ControlPlane, namespace: str) -> None:
+    service = control_plane.apply(manifest(namespace, replicas=1))
+    for obj in earlier_release(service, replicas=0):
+        control_plane.apply(obj, "kvasir-operator")
+    deployment = path_of(DEPLOYMENT, namespace, f"{NAME}-router")
+    settle(control_plane, namespace)
+    kept = ObjectKey(SERVICE, f"{NAME}-engine")
+    assert kept not in get_children(control_plane, namespace)  # there never was another router
+    control_plane.apply(earlier_release(service)[0], "kvasir-operator")
+    change = {"spec": {"template": {"metadata": {"annotations": {"example.com/earlier": "router"}}}}}
+    control_plane.request("patch", deployment, change, "application/merge-patch+json")
+    run_pass(control_plane, namespace)
+    assert kept in get_children(control_plane, namespace)
+
+    def has_gone() -> bool:
+        with suppress(NotFoundError):  # a router went after it was listed
+            control_plane.mark_pods_ready(namespace, f"{SERVICE_LABEL}={NAME},{ROLE_LABEL}=router")
+        run_pass(control_plane, namespace)
+        return kept not in get_children(control_plane, namespace)
+
+    wait_until(has_gone, 30, "the earlier release's Service to go")

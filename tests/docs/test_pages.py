@@ -1,0 +1,83 @@
+"""The pages under docs/ hold: manifests and values parse, named files are there, every reason is explained."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from kvasir_operator.api.conditions import ConditionType, Reason
+from kvasir_operator.manifests import load_services
+
+ROOT = Path(__file__).parents[2]
+INSTALL = (ROOT / "docs" / "install.md").read_text()
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
+SCHEMA = json.loads((ROOT / "charts" / "kvasir" / "values.schema.json").read_text())
+YAML_BLOCKS = re.findall(r"```yaml\n(.*?)```", INSTALL, re.DOTALL)
+VALUES = [block for block in YAML_BLOCKS if block.startswith("# values.yaml")]
+MANIFESTS = [block for block in YAML_BLOCKS if block not in VALUES]
+
+
+def test_every_reason_is_explained_and_no_other() -> None:
+    explained = re.findall(r"^### (\w+)$", TROUBLESHOOTING, re.MULTILINE)
+    assert sorted(explained) == sorted(reason.value for reason in Reason)
+
+
+def test_every_condition_is_explained() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", TROUBLESHOOTING, re.MULTILINE) == [each.value for each in ConditionType]
+
+
+@pytest.mark.parametrize("block", VALUES)
+def test_the_chart_takes_the_values_of_the_page(block: str) -> None:
+    values: dict[str, Any] = yaml.safe_load(block)
+    jsonschema.validate(values, SCHEMA)
+    assert values["images"]["registry"], "values that name no registry are refused"
+
+
+def test_the_service_of_the_page_holds_and_asks_for_what_the_page_has_made(tmp_path: Path) -> None:
+    (tmp_path / "page.yaml").write_text("---\n".join(MANIFESTS))
+    documents = list(yaml.safe_load_all((tmp_path / "page.yaml").read_text()))
+    (tmp_path / "service.yaml").write_text(yaml.safe_dump(documents[0]))
+    [service] = load_services(tmp_path / "service.yaml")
+    [secret] = [document for document in documents if document["kind"] == "Secret"]
+    keys = service.spec.router.api_keys_secret_ref
+    assert keys is not None
+    assert (keys.name, service.namespace) == (secret["metadata"]["name"], secret["metadata"]["namespace"])
+    profiles = {name for block in VALUES for name in yaml.safe_load(block).get("profiles", {})}
+    assert service.spec.resources is not None
+    assert service.spec.resources.profile in profiles
+
+
+def test_the_first_request_has_a_key_of_the_page() -> None:
+    [secret] = [document for block in MANIFESTS if (document := yaml.safe_load(block))["kind"] == "Secret"]
+    keys = [key for value in secret["stringData"].values() for key in value.split()]
+    [used] = re.findall(r"Authorization: Bearer (\S+)'", INSTALL)
+    assert used in keys
+
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+TOP = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(rf"`((?:{TOP})/[\w./-]+)", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_reading_order_names_every_room_of_the_operator_and_files_that_are_there() -> None:
+    path = (
+        (ROOT / "README.md")
+        .read_text()
+        .partition("**A manifest becomes pods.**")[2]
+        .partition("`kvasir-operator local`")[0]
+    )
+    package = ROOT / "operator" / "kvasir_operator"
+    rooms = {room.name for room in package.iterdir() if (room / "__init__.py").exists()} - {"local"}
+    assert [room for room in sorted(rooms) if f"{room}/" not in path] == []
+    named = re.findall(r"`(?:operator/kvasir_operator/)?([a-z_]+/[a-z_]+\.py)`", path)
+    assert named
+    assert [name for name in named if not (package / name).exists()] == []

@@ -1,0 +1,73 @@
+"""Who keeps writing fields back, and how long each further attempt waits."""
+
+from typing import Any
+
+import pytest
+from tests.operator.cluster_objects import child, stored
+
+from kvasir_operator.apply.contest import Contest, contest_message, continued, writers_of
+
+SCALER = {"f:spec": {"f:replicas": {}}}
+IMAGES = {
+    "f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"engine"}': {".": {}, "f:image": {}}}}}},
+}
+PORTS = {"f:spec": {"f:ports": {'k:{"port":80,"protocol":"TCP"}': {"f:targetPort": {}}}}}
+SUBJECTS = {"f:subjects": {}}
+
+
+def owned(**fields_by_manager: dict[str, Any]) -> dict[str, Any]:
+    entries = [{"manager": name, "fieldsV1": fields} for name, fields in fields_by_manager.items()]
+    return stored(child("Deployment"), managedFields=entries)
+
+
+@pytest.mark.parametrize(
+    ("path", "writers"),
+    [
+        ("spec.replicas", ["scaler"]),
+        ("spec.template.spec.containers[engine].image", ["mirror"]),
+        ("spec.template.spec.containers[engine]", ["mirror"]),
+        ("spec.template.spec.containers[other].image", []),
+        ("spec.ports[80,TCP].targetPort", ["mesh"]),
+        ("subjects[0].name", ["admin"]),
+        ("spec.paused", []),
+    ],
+)
+def test_the_writers_of_a_field_are_read_from_who_owns_it(path: str, writers: list[str]) -> None:
+    live = owned(scaler=SCALER, mirror=IMAGES, mesh=PORTS, admin=SUBJECTS, **{"kvasir-operator": SCALER | SUBJECTS})
+    assert writers_of(live, path) == writers
+
+
+def test_the_message_names_the_writers_and_the_fields() -> None:
+    message = contest_message(owned(scaler=SCALER), ["spec.replicas"])
+    assert message.startswith("scaler keeps writing spec.replicas: ")
+
+
+def test_a_writer_that_nobody_can_name_is_somebody() -> None:
+    assert contest_message(owned(), ["spec.replicas"]).startswith("somebody keeps writing")
+
+
+def contest_after(*moments: float) -> Contest:
+    contest: Contest | None = None
+    for moment in moments:
+        contest = continued(contest, "m", moment)
+    assert contest is not None
+    return contest
+
+
+def test_each_edit_that_follows_soon_waits_twice_as_long_up_to_a_bound() -> None:
+    moments, waits = [0.0], []
+    for _ in range(11):
+        contest = contest_after(*moments)
+        waits.append(contest.next_write - moments[-1])
+        moments.append(contest.next_write)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
+
+
+def test_an_edit_after_a_quiet_while_is_the_first_again() -> None:
+    second = contest_after(0.0, 1.0)  # may be undone again from 3 s on, and is over a minute later
+    assert continued(second, "m", 62.9).num_edits == 3
+    assert continued(second, "m", 63.0).num_edits == 1
+
+
+def test_only_a_third_edit_in_a_row_is_reported() -> None:
+    assert [contest_after(*range(n)).is_reported for n in (1, 2, 3)] == [False, False, True]

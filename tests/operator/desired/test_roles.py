@@ -1,0 +1,110 @@
+"""The roles of a service: how many pods, and whose settings hold for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
+from kvasir_operator.api.model import InferenceService, PodSpec, ResourcesSpec
+from kvasir_operator.api.quantity import Quantity
+from kvasir_operator.desired.roles import EngineRole, engine_roles, roles, router_role
+from kvasir_operator.errors import UnknownProfileError
+
+MakeService = Callable[..., InferenceService]
+NO_DEFAULTS = InstallationDefaults()
+SPLIT = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "replicas"),
+    [
+        ({}, {"serve": 1, "router": 2}),
+        ({"replicas": 0}, {"serve": 0, "router": 2}),
+        ({"replicas": 5, "router": {"replicas": 1}}, {"serve": 5, "router": 1}),
+        ({"router": {"replicas": 0}}, {"serve": 1, "router": 0}),
+        ({"autoscaling": {"minReplicas": 3, "maxReplicas": 8}}, {"serve": 3, "router": 2}),
+        ({"autoscaling": {"minReplicas": 0, "maxReplicas": 8}}, {"serve": 1, "router": 2}),
+        ({"disaggregation": SPLIT}, {"prefill": 2, "decode": 3, "router": 2}),
+        ({"disaggregation": {"prefill": {}, "decode": {}}}, {"prefill": 1, "decode": 1, "router": 2}),
+        ({"replicas": 5, "suspend": True}, {"serve": 0, "router": 0}),
+        ({"autoscaling": {"minReplicas": 3, "maxReplicas": 8}, "suspend": True}, {"serve": 0, "router": 0}),
+        ({"disaggregation": SPLIT, "suspend": True}, {"prefill": 0, "decode": 0, "router": 0}),
+    ],
+)
+def test_each_role_wants_its_own_number_of_pods(
+    make_service: MakeService, spec: dict[str, Any], replicas: dict[str, int]
+) -> None:
+    assert {role.name: role.replicas for role in roles(make_service(**spec), NO_DEFAULTS)} == replicas
+
+
+def decode_of(service: InferenceService, defaults: InstallationDefaults = NO_DEFAULTS) -> EngineRole:
+    """Serve, of a service that is not split."""
+    return engine_roles(service, defaults)[-1]
+
+
+def test_a_roles_engine_settings_win_over_the_services_and_its_arguments_come_after(make_service: MakeService) -> None:
+    decode = {"engine": {"maxNumSeqs": 8, "args": ["--b"]}}
+    engine = {"maxNumSeqs": 4, "scheduling": "fcfs", "args": ["--a"]}
+    role = decode_of(make_service(engine=engine, disaggregation={"prefill": {}, "decode": decode}))
+
+    assert (role.engine.max_num_seqs, role.engine.scheduling, role.engine.args) == (8, "fcfs", ("--a", "--b"))
+
+
+DEFAULTS = InstallationDefaults(
+    engine=PodDefaults(PodSpec(labels={"of": "all"}, image="all:1"), ResourcesSpec(cpu=Quantity("4"))),
+    router=PodDefaults(PodSpec(image="router:1"), ResourcesSpec(cpu=Quantity("3"), memory=Quantity("2Gi"))),
+    profiles={"h100": PodDefaults(PodSpec(image="h100:1"), ResourcesSpec(memory=Quantity("90Gi")))},
+)
+PROFILE = {"profile": "h100"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "image", "memory"),
+    [
+        ({}, "all:1", None),
+        ({"resources": PROFILE}, "h100:1", "90Gi"),
+        ({"resources": {**PROFILE, "memory": "8Gi"}}, "h100:1", "8Gi"),
+        ({"resources": PROFILE, "pod": {"image": "mine:1"}}, "mine:1", "90Gi"),
+        ({"pod": {"image": "mine:1"}}, "mine:1", None),
+        ({"disaggregation": {"prefill": {}, "decode": {"resources": PROFILE}}}, "h100:1", "90Gi"),
+        ({"disaggregation": {"prefill": {"resources": PROFILE}, "decode": {}}}, "all:1", None),
+        (
+            {"pod": {"image": "a:1"}, "disaggregation": {"prefill": {}, "decode": {"pod": {"image": "b:1"}}}},
+            "b:1",
+            None,
+        ),
+        ({"pod": {"image": "a:1"}, "disaggregation": {"prefill": {}, "decode": {}}}, "a:1", None),
+    ],
+)
+def test_the_role_wins_over_the_service_over_the_profile_over_the_defaults(
+    make_service: MakeService, spec: dict[str, Any], image: str, memory: str | None
+) -> None:
+    role = decode_of(make_service(**spec), DEFAULTS)
+
+    assert role.pod.image == image
+    assert role.resources.memory == (None if memory is None else Quantity(memory))
+    assert (role.pod.labels, role.resources.cpu) == ({"of": "all"}, Quantity("4"))
+
+
+def test_a_profile_that_the_installation_lacks_is_named_with_those_it_has(make_service: MakeService) -> None:
+    with pytest.raises(UnknownProfileError, match=r"spec\.resources\.profile: 'a100': this installation has h100"):
+        engine_roles(make_service(resources={"profile": "a100"}), DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("router", "defaults", "expected"),
+    [
+        ({}, NO_DEFAULTS, ("1", "512Mi")),
+        ({}, DEFAULTS, ("3", "2Gi")),
+        ({"resources": {"cpu": 7}}, DEFAULTS, ("7", "2Gi")),
+        ({"resources": {"memory": "1Gi"}}, NO_DEFAULTS, ("1", "1Gi")),
+    ],
+)
+def test_a_router_asks_for_what_the_manifest_else_the_installation_says(
+    make_service: MakeService, router: dict[str, Any], defaults: InstallationDefaults, expected: tuple[str, str]
+) -> None:
+    role = router_role(make_service(router=router), defaults)
+
+    assert (role.cpu.text, role.memory.text) == expected
+    assert role.pod.image == defaults.router.pod.image

@@ -1,0 +1,114 @@
+"""What the cluster is found to serve, and when it is asked again."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import Configuration
+
+from kvasir_operator.errors import KindNotServedError, KubeApiError, KubeForbiddenError, KubeUnavailableError
+from kvasir_operator.kube import features as features_module
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.features import ClusterFeatures, Discovery, read_features
+from kvasir_operator.kube.kinds import HTTP_ROUTE, POD_DISRUPTION_BUDGET, POD_MONITOR, SECRET
+
+
+class ServingKube(KubeClient):
+    """Answers discovery from `served`; a path that is not there raises `missing`."""
+
+    def __init__(self, *paths: str, missing: KubeApiError | None = None) -> None:
+        super().__init__(Configuration())
+        self.served = {path.rpartition("/")[0]: path.rpartition("/")[2] for path in paths}
+        self.missing = missing or KindNotServedError("404 page not found", 404)
+        self.asked = asyncio.Event()
+
+    async def read_path(self, path: str) -> dict[str, Any]:
+        self.asked.set()
+        if path == "/version":
+            return {"major": "1", "minor": "31+"}
+        if path not in self.served:
+            raise self.missing
+        return {"resources": [{"name": self.served[path]}, {"name": f"{self.served[path]}/status"}]}
+
+
+MONITORS = "/apis/monitoring.coreos.com/v1/podmonitors"
+
+
+def test_a_kind_is_served_where_its_group_names_it() -> None:
+    kube = ServingKube(MONITORS, "/apis/gateway.networking.k8s.io/v1/gateways")
+    assert asyncio.run(read_features(kube)) == ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+
+
+def test_a_group_that_may_not_be_read_counts_as_absent() -> None:
+    kube = ServingKube(missing=KubeForbiddenError("forbidden", 403))
+    assert asyncio.run(read_features(kube)).kinds == frozenset()
+
+
+def test_an_api_server_that_is_away_is_no_answer() -> None:
+    with pytest.raises(KubeUnavailableError):
+        asyncio.run(read_features(ServingKube(missing=KubeUnavailableError("down"))))
+
+
+def test_children_are_listed_of_every_kind_that_is_served_but_secrets() -> None:
+    without, with_monitors = ClusterFeatures((1, 31)), ClusterFeatures((1, 31), frozenset({POD_MONITOR, HTTP_ROUTE}))
+    assert set(with_monitors.listed_child_kinds) - set(without.listed_child_kinds) == {POD_MONITOR}
+    assert POD_DISRUPTION_BUDGET in without.listed_child_kinds
+    assert SECRET not in with_monitors.listed_child_kinds
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features_module, "_SOON_SECONDS", 0.0)
+
+
+async def changed_to(discovery: Discovery, before: ClusterFeatures) -> ClusterFeatures:
+    while discovery.features == before:  # noqa: ASYNC110, discovery has no event for tests
+        await asyncio.sleep(0.001)
+    return discovery.features
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_crd_that_is_installed_later_is_found_and_reported() -> None:
+    async def body() -> tuple[ClusterFeatures, int]:
+        kube, calls = ServingKube(), []
+        before = await read_features(kube)
+        discovery = Discovery(kube, before, lambda: calls.append(1))
+        running = asyncio.create_task(discovery.run(0.001))
+        kube.served = {"/apis/monitoring.coreos.com/v1": "podmonitors"}
+        after = await changed_to(discovery, before)
+        kube.asked.clear()
+        await kube.asked.wait()  # looked again, and nothing had changed
+        running.cancel()
+        return after, len(calls)
+
+    assert asyncio.run(asyncio.wait_for(body(), 10)) == (ClusterFeatures((1, 31), frozenset({POD_MONITOR})), 1)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_kind_that_is_no_longer_known_is_looked_for_before_the_interval_is_over() -> None:
+    async def body() -> frozenset[Any]:
+        kube = ServingKube()
+        before = ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+        discovery = Discovery(kube, before, lambda: None)
+        running = asyncio.create_task(discovery.run(3600.0))
+        discovery.doubt()
+        after = await changed_to(discovery, before)
+        running.cancel()
+        return after.kinds
+
+    assert asyncio.run(asyncio.wait_for(body(), 10)) == frozenset()
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_was_known_holds_while_the_api_server_is_away() -> None:
+    async def body() -> ClusterFeatures:
+        kube = ServingKube(missing=KubeUnavailableError("down"))
+        discovery = Discovery(kube, ClusterFeatures((1, 31), frozenset({POD_MONITOR})), lambda: None)
+        running = asyncio.create_task(discovery.run(0.001))
+        for _ in range(3):
+            kube.asked.clear()
+            await kube.asked.wait()
+        running.cancel()
+        return discovery.features
+
+    assert asyncio.run(asyncio.wait_for(body(), 10)).kinds == {POD_MONITOR}

@@ -1,0 +1,119 @@
+"""Which Leases an operator needs, and what becomes of it while another one holds one of them."""
+
+import asyncio
+
+import pytest
+from tests.operator.memory_kube import MemoryKube
+
+from kvasir_operator.errors import KvasirOperatorError, LeadershipLostError
+from kvasir_operator.kube.leadership import Leadership, lease_names
+from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming
+from kvasir_operator.settings import OperatorSettings
+
+OWN_A, OWN_B = LeaseName("release-a", "kvasir-operator"), LeaseName("release-b", "kvasir-operator")
+CLUSTER = LeaseName("default", "kvasir-operator-cluster-wide")
+TIMING = LeaseTiming(retry_seconds=0.001)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"leader_election": False}, []),
+        ({}, ["kvasir/kvasir-operator", "default/kvasir-operator-cluster-wide"]),
+        ({"lease_namespace": "locks"}, ["locks/kvasir-operator", "default/kvasir-operator-cluster-wide"]),
+        ({"cluster_lease_namespace": "x"}, ["kvasir/kvasir-operator", "x/kvasir-operator-cluster-wide"]),
+        ({"namespace": ("b", "a")}, ["a/kvasir-operator", "b/kvasir-operator"]),
+        ({"namespace": ("b", "a"), "lease_namespace": "locks"}, ["locks/kvasir-operator"]),
+    ],
+)
+def test_each_way_of_watching_has_its_leases(flags: dict[str, object], expected: list[str]) -> None:
+    settings = OperatorSettings(**{"leader_election": True, **flags})  # type: ignore[arg-type]
+    assert [str(name) for name in lease_names(settings, "kvasir")] == expected
+
+
+def test_a_lease_outside_a_pod_needs_a_namespace() -> None:
+    with pytest.raises(KvasirOperatorError, match="give --lease-namespace"):
+        lease_names(OperatorSettings(leader_election=True), None)
+
+
+class Contender:
+    """One operator process with its Leases."""
+
+    def __init__(self, kube: MemoryKube, identity: str, *leases: LeaseName) -> None:
+        clock = asyncio.get_running_loop().time
+        electors = [LeaderElector(kube, lease, identity, clock, TIMING) for lease in leases]
+        self.leadership = Leadership(electors, TIMING.retry_seconds)
+        self.leading = asyncio.create_task(self.leadership.acquire())
+
+    async def leads_within(self, seconds: float) -> bool:
+        done, _ = await asyncio.wait({self.leading}, timeout=seconds)
+        return bool(done)
+
+
+def holder(kube: MemoryKube, lease: LeaseName) -> str:
+    return str(kube.objects[("Lease", lease.namespace, lease.name)]["spec"]["holderIdentity"])
+
+
+def test_a_second_cluster_wide_release_says_who_leads_and_stands_by_until_it_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        kube = MemoryKube()
+        first = Contender(kube, "release-a/pod", OWN_A, CLUSTER)
+        assert await first.leads_within(10)
+        second = Contender(kube, "release-b/pod", OWN_B, CLUSTER)
+        assert not await second.leads_within(0.05)
+        assert (holder(kube, OWN_B), holder(kube, CLUSTER)) == ("release-b/pod", "release-a/pod")
+        with pytest.raises(LeadershipLostError):
+            second.leadership.check()
+        await first.leadership.release()
+        assert await second.leads_within(10)
+        second.leadership.check()
+
+    asyncio.run(body())
+    [warning] = caplog.messages
+    assert "release-a/pod serves the whole cluster (it holds Lease default/kvasir-operator-cluster-wide)" in warning
+    assert "--namespace" in warning
+
+
+def test_a_replica_that_stands_by_takes_no_lease_beyond_the_one_that_it_lacks() -> None:
+    async def body() -> None:
+        kube = MemoryKube()
+        leader = Contender(kube, "leader", OWN_A)
+        assert await leader.leads_within(10)
+        standby = Contender(kube, "standby", OWN_A, CLUSTER)
+        assert not await standby.leads_within(0.05)
+        assert ("Lease", *CLUSTER) not in kube.objects
+        standby.leading.cancel()
+
+    asyncio.run(body())
+
+
+def test_operators_of_different_namespaces_do_not_wait_for_each_other() -> None:
+    async def body() -> None:
+        kube = MemoryKube()
+        assert await Contender(kube, "a", OWN_A).leads_within(10)
+        assert await Contender(kube, "b", OWN_B).leads_within(10)
+
+    asyncio.run(body())
+
+
+def test_losing_any_lease_ends_leadership() -> None:
+    async def body() -> None:
+        kube = MemoryKube()
+        leader = Contender(kube, "leader", OWN_A, CLUSTER)
+        assert await leader.leads_within(10)
+        kube.objects[("Lease", *CLUSTER)]["spec"]["holderIdentity"] = "usurper"
+        with pytest.raises(LeadershipLostError, match="usurper took Lease default/kvasir-operator-cluster-wide"):
+            await leader.leadership.keep()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
+
+
+def test_without_leases_it_leads_at_once() -> None:
+    async def body() -> None:
+        alone = Contender(MemoryKube(), "alone")
+        assert await alone.leads_within(10)
+        alone.leadership.check()
+
+    asyncio.run(body())

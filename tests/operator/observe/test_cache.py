@@ -1,0 +1,111 @@
+"""What the cache holds after news that comes in any order."""
+
+from typing import Any
+
+from kvasir_operator.api.labels import SERVICE_LABEL
+from kvasir_operator.kube.kinds import POD, SERVICE, ServiceKey
+from kvasir_operator.observe.cache import InformerCache, Name
+
+LLAMA, QWEN = ServiceKey("models", "llama"), ServiceKey("models", "qwen")
+
+
+def child(version: int, service: str = "llama", name: str = "llama-engine", **fields: Any) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: service}
+    metadata = {"name": name, "namespace": "models", "labels": labels, "resourceVersion": str(version)}
+    return {"metadata": metadata, **fields}
+
+
+def listed(*objects: dict[str, Any], version: int = 1) -> InformerCache:
+    """A cache after a first list."""
+    cache = InformerCache()
+    for obj in objects:
+        cache.put(SERVICE, obj)
+    cache.finish_list(SERVICE, None, {Name("models", obj["metadata"]["name"]) for obj in objects}, version)
+    return cache
+
+
+def test_nothing_is_known_before_the_first_list_is_complete() -> None:
+    cache = InformerCache()
+    cache.put(SERVICE, child(1))
+    assert cache.read(SERVICE, LLAMA) is None
+    cache.finish_list(SERVICE, None, {Name("models", "llama-engine")}, 1)
+    assert cache.read(SERVICE, LLAMA) == [child(1)]
+    assert cache.read(SERVICE, QWEN) == []
+
+
+def test_an_older_state_neither_replaces_a_newer_one_nor_is_news() -> None:
+    cache = listed(child(1))
+    assert cache.put(SERVICE, child(5)) == {LLAMA}
+    assert cache.put(SERVICE, child(4)) == cache.put(SERVICE, child(5)) == set()
+    assert cache.read(SERVICE, LLAMA) == [child(5)]
+
+
+def test_an_own_write_is_seen_at_once_and_its_echo_is_no_news() -> None:
+    cache = listed()
+    cache.put_own(SERVICE, child(7))
+    assert cache.read(SERVICE, LLAMA) == [child(7)]
+    assert cache.put(SERVICE, child(7)) == set()
+
+
+def test_an_own_write_that_was_deleted_before_its_answer_came_stays_away() -> None:
+    cache = listed()
+    cache.put(SERVICE, child(7))
+    cache.remove(SERVICE, child(8))
+    cache.advance(SERVICE, None, 8)
+    cache.put_own(SERVICE, child(7))
+    assert cache.read(SERVICE, LLAMA) == []
+
+
+def test_the_deletion_of_a_predecessor_leaves_the_namesake() -> None:
+    cache = listed(child(1))
+    cache.remove_own(SERVICE, Name("models", "llama-engine"))
+    cache.put_own(SERVICE, child(6))
+    assert cache.remove(SERVICE, child(5)) == set()
+    assert cache.read(SERVICE, LLAMA) == [child(6)]
+
+
+def test_what_a_later_list_no_longer_has_is_gone_but_not_what_was_written_since() -> None:
+    cache = listed(child(1, name="old"), child(2, name="kept"), version=2)
+    cache.put_own(SERVICE, child(9, name="new"))
+    assert cache.finish_list(SERVICE, None, {Name("models", "kept")}, 5) == {LLAMA}
+    assert [each["metadata"]["name"] for each in cache.read(SERVICE, LLAMA) or []] == ["kept", "new"]
+
+
+def test_a_list_of_an_earlier_version_makes_all_that_was_known_void() -> None:
+    cache = listed(child(9), version=9)
+    assert cache.begin_list(SERVICE, None, 10) == set()
+    assert cache.begin_list(SERVICE, None, 5) == {LLAMA}
+    assert cache.read(SERVICE, LLAMA) is None
+    cache.put(SERVICE, child(3))
+    assert cache.begin_list(SERVICE, None, 5) == set()  # its second page
+    cache.finish_list(SERVICE, None, {Name("models", "llama-engine")}, 5)
+    assert cache.read(SERVICE, LLAMA) == [child(3)]
+
+
+def test_a_child_that_changes_its_label_is_news_for_both_services() -> None:
+    cache = listed(child(1))
+    assert cache.put(SERVICE, child(2, service="qwen")) == {LLAMA, QWEN}
+    assert cache.read(SERVICE, LLAMA) == []
+    assert cache.read(SERVICE, QWEN) == [child(2, service="qwen")]
+
+
+def test_an_object_without_our_label_belongs_to_no_service() -> None:
+    cache, stranger = listed(), child(1)
+    del stranger["metadata"]["labels"]
+    assert cache.put(SERVICE, stranger) == set()
+
+
+def test_who_set_which_field_is_not_kept() -> None:
+    cache = InformerCache()
+    cache.finish_list(SERVICE, None, set(), 1)
+    obj = child(2)
+    cache.put(SERVICE, {**obj, "metadata": {**obj["metadata"], "managedFields": [{"manager": "kvasir-operator"}]}})
+    assert cache.read(SERVICE, LLAMA) == [obj]
+
+
+def test_a_pod_is_kept_without_its_containers() -> None:
+    cache = InformerCache()
+    cache.put(POD, child(1, spec={"nodeName": "n", "containers": [{"name": "engine"}]}, status={"phase": "Running"}))
+    cache.finish_list(POD, None, {Name("models", "llama-engine")}, 1)
+    [pod] = cache.read(POD, LLAMA) or []
+    assert (pod["spec"], pod["status"]) == ({"nodeName": "n"}, {"phase": "Running"})

@@ -1,0 +1,91 @@
+"""A watch of children: which services it wakes, and how it goes on after it broke or expired."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tests.operator.cluster_objects import pod
+from tests.operator.memory_kube import MemoryKube
+
+from kvasir_operator.errors import KubeUnavailableError, WatchExpiredError
+from kvasir_operator.kube.client import LabelSelector
+from kvasir_operator.kube.kinds import POD, Kind, ServiceKey
+from kvasir_operator.observe.cache import InformerCache
+from kvasir_operator.observe.informer import Informer
+
+LLAMA = ServiceKey("models", "llama")
+BOOKMARK = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "99"}}}
+Script = list[list[dict[str, Any]] | Exception]
+
+
+class ScriptedKube(MemoryKube):
+    """Each watch gives the script's next entry; when there is none, it stays silent."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self.script = script
+        self.versions: list[str] = []
+        self.silent = asyncio.Event()
+
+    async def watch(
+        self, kind: Kind, namespace: str | None, labels: LabelSelector, resource_version: str, seconds: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        assert labels == {"serving.kvasir.dev/service": None}
+        self.versions.append(resource_version)
+        if not self.script:
+            self.silent.set()
+            await asyncio.Event().wait()
+        step = self.script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        for event in step:
+            yield event
+
+
+def versioned(name: str, version: str) -> dict[str, Any]:
+    obj = pod(name)
+    return {**obj, "metadata": {**obj["metadata"], "resourceVersion": version}}
+
+
+def event(kind: str, name: str, version: str) -> dict[str, Any]:
+    return {"type": kind, "object": versioned(name, version)}
+
+
+def watched(script: Script, num_pods: int = 0) -> tuple[list[ServiceKey], list[str], list[str]]:
+    """Woken keys, the versions from which watches were opened, and the names of the pods that are then known."""
+
+    async def body() -> tuple[list[ServiceKey], list[str], list[str]]:
+        woken: list[ServiceKey] = []
+        kube, cache = ScriptedKube(script), InformerCache()
+        for number in range(num_pods):
+            kube.objects[("Pod", "models", str(number))] = versioned(str(number), "0")
+        running = asyncio.create_task(Informer(kube, POD, None, cache, woken.append, asyncio.Lock()).run())
+        await asyncio.wait_for(kube.silent.wait(), 10)
+        running.cancel()
+        return woken, kube.versions, [each["metadata"]["name"] for each in cache.read(POD, LLAMA) or []]
+
+    return asyncio.run(body())
+
+
+def test_the_first_list_wakes_the_service_of_every_pod_on_every_page() -> None:
+    assert watched([], num_pods=3) == ([LLAMA] * 3, ["0"], ["0", "1", "2"])
+
+
+def test_each_change_wakes_its_service_and_bookmarks_only_move_on() -> None:
+    woken, versions, known = watched([[event("ADDED", "p", "5"), BOOKMARK]])
+    assert (woken, versions, known) == ([LLAMA], ["0", "99"], ["p"])
+
+
+def test_a_pod_that_goes_wakes_its_service() -> None:
+    woken, _, known = watched([[event("ADDED", "p", "5"), event("DELETED", "p", "6")]])
+    assert (woken, known) == ([LLAMA, LLAMA], [])
+
+
+def test_an_expired_watch_lists_again_and_wakes_services_whose_pods_went_away_meanwhile() -> None:
+    woken, versions, known = watched([[event("ADDED", "p", "0")], WatchExpiredError("too old", 410)])
+    assert (woken, versions, known) == ([LLAMA, LLAMA], ["0", "0", "0"], [])
+
+
+def test_a_broken_watch_lists_again_after_a_while() -> None:
+    _, versions, _ = watched([KubeUnavailableError("gone")])
+    assert versions == ["0", "0"]

@@ -1,0 +1,99 @@
+"""What workers get of the work queue, and when they are woken."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from kvasir_operator.kube.kinds import ServiceKey
+from kvasir_operator.queue.back_off import BackOff
+from kvasir_operator.queue.work_queue import WorkQueue
+
+A, B = ServiceKey("models", "a"), ServiceKey("models", "b")
+
+
+def within(seconds: float, body: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(body, seconds))
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_worker_wakes_for_a_new_key() -> None:
+    async def body() -> ServiceKey | None:
+        queue = WorkQueue(Clock())
+        waiting = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        queue.add(A)
+        return await waiting
+
+    assert within(5, body()) == A
+
+
+def test_every_waiting_worker_gets_a_key_of_its_own() -> None:
+    async def body() -> set[ServiceKey | None]:
+        queue = WorkQueue(Clock())
+        workers = [asyncio.create_task(queue.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        queue.add(A)
+        queue.add(B)
+        return set(await asyncio.gather(*workers))
+
+    assert within(5, body()) == {A, B}
+
+
+def test_a_failed_key_comes_back_by_itself() -> None:
+    async def body() -> ServiceKey | None:
+        queue = WorkQueue(asyncio.get_running_loop().time, BackOff(0.01, 0.01), spacing_seconds=0.0)
+        queue.add(A)
+        assert await queue.get() == A
+        assert queue.failed(A) == 0.01
+        return await queue.get()
+
+    assert within(5, body()) == A
+
+
+def test_closing_lets_waiting_workers_end_and_hands_out_nothing_more() -> None:
+    async def body() -> list[ServiceKey | None]:
+        queue = WorkQueue(Clock())
+        waiting = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        queue.close()
+        queue.add(A)
+        return [await waiting, await queue.get()]
+
+    assert within(5, body()) == [None, None]
+
+
+def test_a_forgotten_key_is_handed_out_without_the_spacing_of_its_last_pass() -> None:
+    async def body() -> ServiceKey | None:
+        queue = WorkQueue(Clock(), spacing_seconds=5.0)
+        queue.add(A)
+        await queue.get()
+        queue.forget(A)
+        queue.add(A)
+        return await queue.get()
+
+    assert within(5, body()) == A
+
+
+def test_a_key_whose_service_is_gone_keeps_none_of_its_failures() -> None:
+    async def body() -> float:
+        queue = WorkQueue(asyncio.get_running_loop().time, BackOff(0.01, 1.0), spacing_seconds=0.0)
+        queue.add(A)
+        for _ in range(2):
+            assert await queue.get() == A
+            queue.failed(A)
+        assert await queue.get() == A
+        queue.forget(A)
+        queue.add(A)
+        assert await queue.get() == A
+        return queue.failed(A)
+
+    assert within(5, body()) == 0.01

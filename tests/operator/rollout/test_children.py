@@ -1,0 +1,88 @@
+"""Which children of former revisions are scaled, and which nobody may delete yet."""
+
+from dataclasses import replace
+
+from tests.operator.cluster_objects import child, deployment, stored
+
+from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
+from kvasir_operator.apply.plan import Scale, Unweigh
+from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey
+from kvasir_operator.rollout.children import kept_children, scales, unweighs
+from kvasir_operator.rollout.goal import RolloutPhase
+from kvasir_operator.rollout.observed import ObservedWorkload
+from kvasir_operator.rollout.plan import RolloutPlan, RolloutState
+from kvasir_operator.rollout.workload import Workload, WorkloadKey
+
+
+def workload(revision: str, replicas: int = 0, num_leaving: int = 0) -> ObservedWorkload:
+    obj = stored(
+        deployment(replicas=replicas, revision=revision), uid=f"uid-{revision}", name=f"llama-serve-{revision}"
+    )
+    return ObservedWorkload(Workload(key(revision), 1, replicas, num_leaving=num_leaving), obj, ())
+
+
+def key(revision: str) -> WorkloadKey:
+    return WorkloadKey("serve", revision)
+
+
+def plan(replicas: dict[str, int], *expired: str) -> RolloutPlan:
+    """With `new` as the current revision."""
+    by_key = {key(revision): number for revision, number in replicas.items()}
+    state = RolloutState(RolloutPhase.PROGRESSING, "new")
+    return RolloutPlan("new", 2, by_key, None, frozenset(map(key, expired)), state)
+
+
+def names(found: frozenset[tuple[object, str]]) -> dict[str, list[str]]:
+    return {kind.kind: sorted(name for each, name in found if each == kind) for kind in (DEPLOYMENT, SERVICE)}
+
+
+def test_former_workloads_are_scaled_and_those_that_shrink_come_first() -> None:
+    former = [workload("up", 1), workload("down", 3), workload("same", 2), workload("new", 1)]
+    found = scales(plan({"up": 2, "down": 1, "same": 2, "new": 4}), former)
+    assert found == (Scale.of(former[1].deployment, 1), Scale.of(former[0].deployment, 2))
+    assert (found[0].uid, found[0].resource_version) == ("uid-down", "7")
+
+
+def test_deployments_stay_until_they_expire_and_services_while_there_are_pods() -> None:
+    former = [workload("serving", 1), workload("leaving", num_leaving=1), workload("kept"), workload("past")]
+    found = kept_children(plan({}, "past"), former, [])
+    assert names(found) == {
+        "Deployment": ["llama-serve-kept", "llama-serve-leaving", "llama-serve-serving"],
+        "Service": ["llama-serve-leaving", "llama-serve-serving"],
+    }
+
+
+def test_the_weight_of_a_canary_that_was_given_up_is_taken_off_while_it_has_pods() -> None:
+    weights = {"canary": 50, "served": None, "unweighed": 0, "new": 10}
+    former = [workload(revision, 1) for revision in weights] + [workload("idle")]
+    workloads = [
+        replace(each, workload=replace(each.workload, traffic_weight=weights.get(each.workload.key.revision, 50)))
+        for each in former
+    ]
+    services = [stored(child("Service", each.deployment["metadata"]["name"])) for each in workloads]
+    found = unweighs(plan({}), workloads, [*services, *(each.deployment for each in workloads)])
+    assert found == (Unweigh(ObjectKey(SERVICE, "llama-serve-canary"), "child-uid", "7"),)
+
+
+def engine_service(**more_labels: str) -> KubeObject:
+    obj = stored(child("Service", "llama-engine"))
+    obj["metadata"]["labels"] |= {ROLE_LABEL: "serve", **more_labels}
+    return obj
+
+
+def routers(updated: int, observed_generation: int = 1) -> KubeObject:
+    obj = stored(deployment("router", replicas=2, updated=updated), generation=1)
+    obj["status"]["observedGeneration"] = observed_generation
+    return obj
+
+
+def test_the_service_of_an_earlier_release_stays_until_no_router_needs_it() -> None:
+    kept = {"Deployment": [], "Service": ["llama-engine"]}
+    gone: dict[str, list[str]] = {"Deployment": [], "Service": []}
+    for router, expected in ((routers(1), kept), (routers(2, observed_generation=0), kept), (routers(2), gone)):
+        assert names(kept_children(plan({}), [], [engine_service(), router])) == expected
+
+
+def test_a_revisions_own_service_waits_for_no_router() -> None:
+    children = [engine_service(**{REVISION_LABEL: "a"}), routers(1)]
+    assert names(kept_children(plan({}), [], children))["Service"] == []

@@ -1,0 +1,141 @@
+"""Workloads as they are read from Deployments, Services and pods."""
+
+from typing import Any
+
+from tests.operator.cluster_objects import NOW, child, deployment, owner, pod, stored, waiting_container
+
+from kvasir_operator.api.labels import REVISION_LABEL, REVISION_NUMBER, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
+from kvasir_operator.apply.plan import stamped
+from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.observe.observe import Observed
+from kvasir_operator.rollout.observed import observe_workloads
+from kvasir_operator.rollout.workload import Workload, WorkloadKey
+
+LATER = "2026-11-20T12:00:01Z"
+
+
+def engines(revision: str, replicas: int = 2, number: int | None = 1, **selector: str) -> KubeObject:
+    """A revision's Deployment; without a number one of an earlier release, which selects pods of any revision."""
+    obj = stored(deployment(replicas=replicas, revision=revision), uid=f"uid-{revision}")
+    obj["metadata"] |= {"name": f"llama-serve-{revision}", "ownerReferences": [owner()]}
+    match = {SERVICE_LABEL: "llama", ROLE_LABEL: "serve"}
+    if number is not None:
+        obj["metadata"]["annotations"] = {REVISION_NUMBER: str(number)}
+        match[REVISION_LABEL] = revision
+    obj["spec"] |= {"selector": {"matchLabels": match}, "progressDeadlineSeconds": 7200}
+    return obj
+
+
+def headless(revision: str, **more_labels: str) -> KubeObject:
+    obj = child("Service", f"llama-serve-{revision}")
+    obj["metadata"]["labels"] |= more_labels
+    return stored(stamped(obj))
+
+
+def engine(name: str, revision: str, **fields: Any) -> KubeObject:
+    obj = pod(name, **fields)
+    obj["metadata"]["labels"][REVISION_LABEL] = revision
+    return obj
+
+
+def seen(children: list[KubeObject], pods: list[KubeObject] | None = None, now: str = NOW) -> dict[str, Workload]:
+    """By revision."""
+    found = observe_workloads(Observed(tuple(children), tuple(pods or [])), "uid-1", now)
+    return {each.workload.key.revision: each.workload for each in found}
+
+
+def loading(**fields: Any) -> list[dict[str, Any]]:
+    return [{"name": "engine", "state": {"running": {}}, "ready": False, "restartCount": 0, **fields}]
+
+
+def test_counts_each_revisions_pods() -> None:
+    pods = [
+        engine("a1", "a"),
+        engine("a2", "a", ready=False, containerStatuses=loading()),
+        engine("a3", "a", leaving=True),
+        engine("a4", "a", ready=False, phase="Failed"),
+        engine("b1", "b"),
+        pod("router", "router"),
+    ]
+    found = seen([engines("a"), headless("a"), engines("b", 1, number=2), headless("b")], pods)
+    key = WorkloadKey("serve", "a")
+    assert found["a"] == Workload(key, 1, replicas=2, num_pods=2, num_ready=1, num_useless=1, num_leaving=1)
+    assert (found["b"].number, found["b"].replicas, found["b"].num_ready) == (2, 1, 1)
+
+
+def test_pods_that_no_service_shows_to_a_router_do_not_serve() -> None:
+    found = seen([engines("a")], [engine("a1", "a")])["a"]
+    assert (found.num_pods, found.num_ready) == (1, 0)
+
+
+def test_a_services_weight_is_its_revisions() -> None:
+    assert seen([engines("a"), headless("a", **{TRAFFIC_WEIGHT: "10"})])["a"].traffic_weight == 10
+    assert seen([engines("a"), headless("a", **{TRAFFIC_WEIGHT: "much"})])["a"].traffic_weight is None
+
+
+def test_a_weight_that_was_taken_off_is_none_of_the_requests_and_not_no_weight() -> None:
+    unweighed = headless("a")
+    unweighed["metadata"]["annotations"] = {}
+    assert seen([engines("a"), unweighed])["a"].traffic_weight == 0
+
+
+def test_a_deployment_of_an_earlier_release_has_the_pods_that_no_revision_of_its_own_has() -> None:
+    legacy = engines("old", number=None)
+    legacy["metadata"]["name"] = "llama-engine"
+    pods = [engine("o1", "old"), engine("o2", "older"), engine("n1", "new")]
+    found = seen([legacy, engines("new", 1, 1)], pods)
+    assert (found["old"].number, found["old"].num_pods) == (0, 2)
+    assert found["new"].num_pods == 1
+
+
+def test_somebody_elses_deployments_and_those_without_engines_are_no_workloads() -> None:
+    theirs = engines("a")
+    theirs["metadata"]["ownerReferences"] = [owner(uid="another")]
+    router = stored({**engines("b"), "metadata": {**engines("b")["metadata"], "name": "llama-router"}})
+    router["spec"]["template"]["metadata"]["labels"] = {ROLE_LABEL: "router"}
+    assert seen([theirs, router]) == {}
+
+
+def test_a_workload_is_known_by_its_template_whatever_its_labels_say() -> None:
+    obj = engines("a")
+    obj["metadata"]["labels"] = {}
+    assert set(seen([obj])) == {"a"}
+
+
+def test_a_pod_that_fails_or_was_never_ready_is_useless() -> None:
+    crashing = engine("c", "a", ready=False, containerStatuses=[waiting_container("CrashLoopBackOff", restartCount=4)])
+    unscheduled = engine("u", "a", ready=False, containerStatuses=[])
+    assert seen([engines("a")], [crashing, unscheduled])["a"].num_useless == 2
+
+
+def test_a_pod_that_may_be_ready_again_is_not() -> None:
+    was_ready = engine("r", "a", ready=False, containerStatuses=loading(state={"running": {"startedAt": "2026"}}))
+    was_ready["status"]["conditions"][0]["lastTransitionTime"] = NOW
+    restarted = engine("s", "a", ready=False, containerStatuses=loading(restartCount=1))
+    gone_quiet = engine("q", "a", ready=False, containerStatuses=loading(ready=True))
+    found = seen([engines("a")], [was_ready, restarted, gone_quiet, engine("ok", "a")])["a"]
+    assert found.num_useless == 0
+
+
+def test_trouble_is_what_waiting_seldom_mends() -> None:
+    waits = engine("w", "a", ready=False, containerStatuses=loading())
+    fails = engine("f", "a", ready=False, containerStatuses=[waiting_container("ErrImagePull", "no such image")])
+    assert seen([engines("a")], [waits])["a"].trouble is None
+    trouble = seen([engines("a")], [engine("ok", "a"), waits, fails])["a"].trouble
+    assert trouble == "pod f: container engine: ErrImagePull: no such image"
+
+
+def test_a_deployment_that_may_not_make_pods_is_in_trouble() -> None:
+    refused = engines("a")
+    refused["status"] = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
+    assert "exceeded quota" in (seen([refused])["a"].trouble or "")
+    refused["spec"]["replicas"] = 0
+    assert seen([refused])["a"].trouble is None
+
+
+def test_no_ready_pod_within_the_deadline_is_trouble() -> None:
+    waits = engine("w", "a", ready=False, containerStatuses=loading())
+    assert seen([engines("a"), headless("a")], [waits], "2026-11-20T12:00:00Z")["a"].trouble is None
+    trouble = seen([engines("a"), headless("a")], [waits], LATER)["a"].trouble
+    assert trouble == "llama-serve-a: no pod became ready within 7200 s"
+    assert seen([engines("a"), headless("a")], [waits, engine("ok", "a")], LATER)["a"].trouble is None

@@ -1,0 +1,47 @@
+"""A service's status from its Deployments and pods, as a pass derives it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.operator.cluster_objects import NOW, deployment, service
+
+from kvasir_operator.api.labels import REVISION_LABEL
+from kvasir_operator.rollout.goal import RolloutPhase
+from kvasir_operator.rollout.plan import RolloutState
+from kvasir_operator.status.roles import role_state
+from kvasir_operator.status.situation import Situation
+from kvasir_operator.status.status import derive_status
+
+KubeObject = dict[str, Any]
+URL = "http://llama-router.models.svc:8080/v1"
+SETTLED = Situation("llama-8b", rollout=RolloutState(RolloutPhase.COMPLETE, "aaaa"))
+
+
+def status_of(
+    engines: Sequence[KubeObject],
+    pods: Sequence[KubeObject],
+    situation: Situation = SETTLED,
+    previous: KubeObject | None = None,
+    router: KubeObject | None = None,
+) -> KubeObject:
+    """`engines`: Deployments of engine roles, of a role's revisions the current one first; pods wanted are as many."""
+    by_role: dict[str, list[KubeObject]] = {}
+    for each in (router or deployment("router"), *engines):
+        by_role.setdefault(each["metadata"]["labels"]["serving.kvasir.dev/role"], []).append(each)
+    roles = [role_state(each, sum(one["spec"]["replicas"] for one in each), pods) for each in by_role.values()]
+    return derive_status(service(status=previous), roles, situation, URL, NOW)
+
+
+def condition(status: KubeObject, name: str) -> tuple[str, str]:
+    found = find(status, name)
+    return found["status"], found["reason"]
+
+
+def find(status: KubeObject, name: str) -> KubeObject:
+    (found,) = (each for each in status["conditions"] if each["type"] == name)
+    return dict(found)
+
+
+def of_revision(pod: KubeObject, revision: str) -> KubeObject:
+    pod["metadata"]["labels"][REVISION_LABEL] = revision
+    return pod

@@ -1,0 +1,53 @@
+"""What one role's Deployments and pods come to."""
+
+from tests.operator.cluster_objects import deployment, pod, pod_event, waiting_container
+from tests.operator.status.service_under_test import of_revision
+
+from kvasir_operator.api.conditions import Reason
+from kvasir_operator.status.roles import role_state
+
+STUCK = pod("old", ready=False, containerStatuses=[waiting_container("ErrImagePull", "no such image")])
+
+
+def test_pods_are_counted_over_the_revisions_of_a_role_and_no_other() -> None:
+    pods = [of_revision(pod("e1"), "aaaa"), of_revision(pod("e2"), "bbbb"), pod("e3", leaving=True), pod("r", "router")]
+    state = role_state([deployment(replicas=1, revision="bbbb"), deployment(replicas=1, revision="aaaa")], 2, pods)
+    assert (state.role, state.desired, state.ready, state.draining, state.revision) == ("serve", 2, 2, 1, "bbbb")
+    assert (state.num_pods, state.num_former, state.ready_revisions) == (2, 1, {"aaaa", "bbbb"})
+    assert not state.is_settled
+
+
+def test_former_revisions_kept_at_zero_do_not_hold_a_role_up() -> None:
+    state = role_state([deployment(revision="bbbb"), deployment(replicas=0)], 2, [pod("e1"), pod("e2")])
+    assert state.is_settled
+    assert state.waiting is None
+
+
+def test_a_role_with_pods_of_another_number_than_is_wanted_is_not_settled() -> None:
+    assert not role_state([deployment(replicas=1)], 2, [pod("e1")]).is_settled
+    assert not role_state([deployment(replicas=3)], 2, [pod(f"e{number}") for number in range(3)]).is_settled
+
+
+def test_what_a_former_revisions_pod_lacked_is_over_once_it_has_a_successor() -> None:
+    stuck, successor = of_revision(STUCK, "aaaa"), of_revision(pod("new", ready=False), "bbbb")
+    mended = deployment(replicas=1, total=2, updated=1, revision="bbbb")
+    alone, followed = role_state([mended], 1, [stuck]), role_state([mended], 1, [stuck, successor])
+    assert alone.waiting is not None
+    assert alone.waiting.reason is Reason.IMAGE_PULL_FAILED
+    assert followed.waiting is not None
+    assert followed.waiting.reason is Reason.LOADING_MODEL
+
+
+def test_the_worst_of_what_pods_wait_for_is_shown() -> None:
+    pods = [pod("e1", ready=False), STUCK, pod("e2", ready=False)]
+    waiting = role_state([deployment(replicas=3)], 3, pods).waiting
+    assert waiting is not None
+    assert waiting.reason is Reason.IMAGE_PULL_FAILED
+
+
+def test_events_of_a_pod_say_what_its_status_does_not() -> None:
+    creating = pod("e", ready=False, containerStatuses=[waiting_container("ContainerCreating")])
+    events = {"e": [pod_event("FailedMount", 'secret "keys" not found')]}
+    waiting = role_state([deployment()], 2, [creating], events).waiting
+    assert waiting is not None
+    assert waiting.reason is Reason.SECRET_NOT_FOUND

@@ -1,0 +1,323 @@
+"""What one client sends, and when, has bounds; and others are served meanwhile. Nobody has shown a key yet."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kvasir_router import body, http_protocol, server
+from kvasir_router.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+
+pytestmark = pytest.mark.anyio
+CHAT = b"/v1/chat/completions"
+BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
+
+
+class Connection:
+    """A client that says what it is told to, byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, *parts: bytes) -> None:
+        """As far as the router takes it."""
+        try:
+            for part in parts:
+                self._writer.write(part)
+                await self._writer.drain()
+        except ConnectionError:
+            return
+
+    async def until_closed(self) -> bytes:
+        """What comes before the router closes."""
+        received = b""
+        try:
+            async with asyncio.timeout(10):
+                while chunk := await self._reader.read(65536):
+                    received += chunk
+        except ConnectionError:
+            pass
+        return received
+
+    async def received(self, text: bytes) -> None:
+        async with asyncio.timeout(10):
+            await self._reader.readuntil(text)
+
+    async def answer(self) -> tuple[int, dict[str, Any]]:
+        """Of the next request; the connection stays."""
+        async with asyncio.timeout(10):
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            body = await self._reader.readexactly(int(length.split(b":")[1]))
+        return int(head.split()[1]), json.loads(body)
+
+
+@asynccontextmanager
+async def connected(router: Any) -> AsyncIterator[Connection]:
+    host, port = router.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield Connection(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def status_and_code(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+async def asked(router: Any, *lines: bytes) -> bytes:
+    async with connected(router) as connection:
+        await connection.send(b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n", *lines, b"\r\n")
+        return await connection.until_closed()
+
+
+async def served(router: Any) -> bool:
+    return (await asked(router)).startswith(b"HTTP/1.1 200")
+
+
+def request(body: bytes = BODY, *, path: bytes = CHAT) -> bytes:
+    return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)
+
+
+async def test_a_head_of_the_greatest_size_is_taken_and_one_byte_more_refused(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    rest = MAX_HEAD_BYTES - len("/v1/models" + "Connection" + "close" + "X")
+    assert (await asked(router, b"X: " + b"a" * rest + b"\r\n")).startswith(b"HTTP/1.1 200")
+    too_large = await asked(router, b"X: " + b"a" * (rest + 1) + b"\r\n")
+    assert status_and_code(too_large) == (431, "head_too_large")
+
+
+async def test_as_many_headers_as_allowed_are_taken_and_one_more_refused(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    assert (await asked(router, b"X: a\r\n" * (MAX_HEADERS - 1))).startswith(b"HTTP/1.1 200")
+    assert status_and_code(await asked(router, b"X: a\r\n" * MAX_HEADERS)) == (431, "head_too_large")
+
+
+CHUNKED = b"POST " + CHAT + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"GET / HTTP/1.1\r\nX: ",  # one header
+        b"GET / HTTP/1.1\r\n",  # one header's name
+        b"GET /",  # the path
+        CHUNKED + b"5;",  # an extension of a chunk
+        CHUNKED + b"0\r\nX: ",  # a trailer
+        b"\r\n",  # nothing at all
+    ],
+)
+async def test_nothing_without_end_is_taken_in(beginning: bytes, start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    filling = b"\r\n" * 1000 if beginning == b"\r\n" else b"a" * 2000
+    num_sent = 0
+    async with connected(router) as connection:
+        closed = asyncio.create_task(connection.until_closed())
+        await connection.send(beginning)
+        while not closed.done() and num_sent < 50 * MAX_HEAD_BYTES:
+            await connection.send(filling)
+            num_sent += len(filling)
+            await asyncio.sleep(0)
+        assert closed.done()
+    assert await served(router)
+
+
+async def test_others_are_served_while_a_head_without_end_is_sent(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+
+    async def flood() -> None:
+        async with connected(router) as connection:
+            await connection.send(b"GET / HTTP/1.1\r\n", *[b"X: " + b"a" * 2**20] * 50)
+
+    floods = [asyncio.create_task(flood()) for _ in range(4)]
+    async with asyncio.timeout(5):
+        assert all([await served(router) for _ in range(10)])
+    await asyncio.gather(*floods)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("sent", "is_answered"), [(b"", False), (b"\r\n", False), (b"GET / HT", True), (b"GET / HTTP/1.1\r\nX: ", True)]
+)
+async def test_a_head_that_does_not_come_ends_the_connection(
+    sent: bytes, is_answered: bool, is_first: bool, start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_CLIENT_KEEPALIVE_SECONDS", 0.2)
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        if not is_first:
+            await connection.send(request())
+            await connection.answer()
+        await connection.send(sent)
+        received = await connection.until_closed()
+    assert (status_and_code(received) if received else None) == ((408, "head_timeout") if is_answered else None)
+
+
+async def test_a_head_that_comes_in_time_may_be_followed_by_a_long_answer(
+    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    router = await start_router(engine)
+    engine.token_seconds = 0.1
+    async with connected(router) as connection:
+        await connection.send(request())
+        assert (await connection.answer())[0] == 200
+
+
+async def test_a_request_begun_during_an_answer_gets_its_time_after_it(
+    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    router = await start_router(engine)
+    engine.token_seconds = 0.1
+    async with connected(router) as connection:
+        await connection.send(request() + b"GET / HT")
+        assert (await connection.answer())[0] == 200
+        assert status_and_code(await connection.until_closed()) == (408, "head_timeout")
+
+
+async def test_a_connection_is_kept_between_requests(
+    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool's idle time is longer than the time for a head."""
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        for _ in range(2):
+            await connection.send(request())
+            assert (await connection.answer())[0] == 200
+            await asyncio.sleep(0.2)
+
+
+async def test_a_stalled_body_is_refused(start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.1)
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        await connection.send(request()[:-1])
+        status, answer = await connection.answer()
+    assert (status, answer["error"]["code"]) == (408, "body_timeout")
+
+
+async def test_a_slow_body_gets_more_time_with_every_byte(
+    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(body, "BODY_BYTES_PER_SECOND", len(BODY))
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        for byte in request():
+            await connection.send(bytes([byte]))
+            await asyncio.sleep(0.005)
+        assert (await connection.answer())[0] == 200
+
+
+async def test_a_body_that_goes_on_after_its_answer_ends_the_connection(
+    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    router = await start_router(engine, max_body_size=10)
+    async with connected(router) as connection:
+        await connection.send(b"POST " + CHAT + b" HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
+        assert (await connection.answer())[0] == 413
+        trickle = asyncio.create_task(trickled(connection))
+        assert await connection.until_closed() == b""
+        trickle.cancel()
+
+
+async def trickled(connection: Connection) -> None:
+    while True:
+        await connection.send(b"x")
+        await asyncio.sleep(0.01)
+
+
+async def test_each_request_of_a_connection_may_have_as_many_headers(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        for _ in range(2):
+            await connection.send(b"GET /v1/models HTTP/1.1\r\n", b"X: a\r\n" * MAX_HEADERS, b"\r\n")
+            assert (await connection.answer())[0] == 200
+
+
+async def test_an_answer_that_has_begun_is_not_mixed_with_a_refusal(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    engine.num_tokens, engine.token_seconds = 10**6, 0.01
+    async with connected(router) as connection:
+        await connection.send(request(BODY[:-1] + b',"stream":true}'))
+        await connection.received(b"data: ")
+        await connection.send(b"SSH-2.0-OpenSSH\r\n")
+        assert b"HTTP/1.1" not in await connection.until_closed()
+
+
+async def test_what_is_no_http_is_told_so_in_openais_shape(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        await connection.send(b"SSH-2.0-OpenSSH\r\n")
+        assert status_and_code(await connection.until_closed()) == (400, "malformed_http")
+
+
+async def test_trailers_are_counted_and_dropped(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        chunk = b"%x\r\n%s\r\n0\r\nX-Forged: 1\r\n\r\n" % (len(BODY), BODY)
+        await connection.send(CHUNKED + chunk)
+        assert (await connection.answer())[0] == 200
+    assert "x-forged" not in engine.headers[0]
+
+
+async def test_where_all_connections_are_idle_a_newcomer_is_served(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine, max_connections=2)
+    async with connected(router) as first, connected(router):
+        assert await served(router)
+        assert await first.until_closed() == b""
+
+
+async def test_a_connection_between_two_requests_makes_way(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine, max_connections=1)
+    async with connected(router) as first:
+        await first.send(request())
+        await first.answer()
+        assert await served(router)
+        assert await first.until_closed() == b""
+
+
+async def test_a_client_that_left_during_its_answer_has_left_its_place(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine, max_connections=1)
+    engine.gate.clear()
+    async with connected(router) as first:
+        await first.send(request())
+        await engine.wait_for_requests(1)
+    await asyncio.wait_for(engine.aborted.wait(), 5)
+    assert await served(router)
+
+
+@pytest.mark.parametrize("option", ["max_connections", "max_connections_per_peer"])
+async def test_where_all_connections_are_busy_a_newcomer_is_refused(
+    option: str, start_router: Any, engine: Any
+) -> None:
+    router = await start_router(engine, **{option: 1})
+    engine.gate.clear()
+    async with connected(router) as first:
+        await first.send(request())
+        await engine.wait_for_requests(1)
+        async with connected(router) as second:
+            assert status_and_code(await second.until_closed()) == (503, "too_many_connections")
+        engine.gate.set()
+        assert (await first.answer())[0] == 200
+
+
+async def test_half_sent_bodies_do_not_keep_their_places(
+    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.1)
+    router = await start_router(engine, max_connections=1)
+    async with connected(router) as slow:
+        await slow.send(request()[:-1])
+        assert (await slow.answer())[0] == 408
+        assert await served(router)

@@ -1,0 +1,140 @@
+"""A client that asks and does not read costs a bounded buffer for a bounded time, wherever in the answer it stops."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from kvasir_router import http_protocol
+from kvasir_router.connections import ConnectionLimits, Connections
+from kvasir_router.errors import RequestError
+from kvasir_router.exchange import Exchange
+from kvasir_router.http_protocol import BoundedHttpProtocol
+
+pytestmark = pytest.mark.anyio
+STREAMED = b'{"model":"tiny","stream":true,"messages":[]}'
+WHOLE = b'{"model":"tiny","messages":[]}'
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "READER_SECONDS", 0.3)
+
+
+@asynccontextmanager
+async def asked_by_a_stalled_reader(router: Any, body: bytes, *, headers: bytes = b"") -> AsyncIterator[None]:
+    """Its receive buffer takes a few kB, and nobody empties it."""
+    host, port = router.url.removeprefix("http://").split(":")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, (host, int(port)))
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n%s\r\n" % (len(body), headers)
+        await loop.sock_sendall(client, head + body)
+        yield
+
+
+def state(router: Any) -> dict[str, float]:
+    wanted = ("kvasir_router_in_flight", "kvasir_router_connections")
+    lines = (line.split() for line in router.metrics.render().decode().splitlines())
+    return {name: float(value) for name, value in (line for line in lines if line[0] in wanted)}
+
+
+NOTHING_HELD = {"kvasir_router_in_flight": 0.0, "kvasir_router_connections": 0.0}
+
+
+async def test_a_stream_that_is_not_read_is_aborted_at_the_engine(engine: Any, start_router: Any, until: Any) -> None:
+    router = await start_router(engine)
+    engine.num_tokens = 10**9
+    async with asked_by_a_stalled_reader(router, STREAMED):
+        await asyncio.wait_for(engine.aborted.wait(), 10)
+        await until(lambda: state(router) == NOTHING_HELD)
+        assert router.fleet.describe()[0]["num_in_flight"] == 0
+
+
+async def test_an_answer_that_is_not_read_to_its_end_frees_its_slot(engine: Any, start_router: Any, until: Any) -> None:
+    router = await start_router(engine)
+    engine.num_tokens = 10**6
+    async with asked_by_a_stalled_reader(router, WHOLE):
+        await engine.wait_for_requests(1)
+        await until(lambda: state(router) == NOTHING_HELD)
+        assert router.fleet.describe()[0]["num_in_flight"] == 0
+
+
+class Server:
+    """One connection to an application, on which either side buffers a few kB."""
+
+    def __init__(self) -> None:
+        self.connections = Connections(ConnectionLimits(9, 9))
+
+    @asynccontextmanager
+    async def asked(self, app: Any) -> AsyncIterator[socket.socket]:
+        loop = asyncio.get_running_loop()
+        config = uvicorn.Config(app, lifespan="off", log_config=None)
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        theirs.setblocking(False)
+        with theirs:
+            await loop.connect_accepted_socket(
+                lambda: BoundedHttpProtocol(
+                    counted_in=self.connections, config=config, server_state=ServerState(), app_state={}, _loop=loop
+                ),
+                ours,
+            )
+            await loop.sock_sendall(theirs, b"GET / HTTP/1.1\r\n\r\n")
+            yield theirs
+
+
+async def test_a_reader_that_is_only_slow_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time that it has made room its time begins anew."""
+    monkeypatch.setattr(http_protocol, "READER_SECONDS", 1.0)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"300000")]})
+        for number in range(30):
+            await send({"type": "http.response.body", "body": b"x" * 10_000, "more_body": number < 29})
+
+    received = b""
+    async with Server().asked(answer) as client:
+        while not received.endswith(b"x") or len(received.partition(b"\r\n\r\n")[2]) < 300_000:
+            chunk = await asyncio.get_running_loop().sock_recv(client, 20_000)
+            assert chunk, "the router has closed"
+            received += chunk
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_broken", [True, False])
+async def test_neither_the_end_nor_the_error_that_ends_a_stream_is_waited_for(is_broken: bool, until: Any) -> None:
+    has_ended = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, send, 0.0)
+        await exchange.start(200, [(b"content-type", b"text/event-stream")])
+        await exchange.send({"type": "http.response.body", "body": b"x" * 200_000, "more_body": True})
+        await (exchange.fail(RequestError("the engine is gone")) if is_broken else exchange.end())
+        has_ended.set()
+
+    server = Server()
+    async with server.asked(answer):
+        await asyncio.wait_for(has_ended.wait(), 5)
+        await until(lambda: len(server.connections) == 0)
+
+
+async def test_the_rest_of_an_answer_does_not_keep_a_closed_connection_open(until: Any) -> None:
+    """So little is left that nobody waits for it but the transport, which would for ever."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"40000"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * 40000})
+
+    server = Server()
+    async with server.asked(answer):
+        assert len(server.connections) == 1
+        await until(lambda: len(server.connections) == 0)
