@@ -108,7 +108,7 @@ BROKEN = [
 
 REFUSED = {
     "unknown field": ({"engine": SPEC["engine"] | {"maxSeqs": 4}}, 'unknown field "spec.engine.maxSeqs"'),
-    "contradiction": ({"autoscaling": {"maxReplicas": 2}}, "write replicas or autoscaling, not both"),
+    "contradiction": ({"replicas": 2, "autoscaling": {"maxReplicas": 2}}, "write replicas or autoscaling, not both"),
     "no such value": ({"engine": SPEC["engine"] | {"device": "tpu"}}, 'supported values: "auto", "cuda", "cpu"'),
 }
 """What `kubectl apply` itself refuses, with the words that it must say."""

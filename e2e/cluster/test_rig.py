@@ -21,6 +21,11 @@ from e2e.cluster.rig.oci_archive import pack, write_blob
 from e2e.cluster.rig.scraping import UntranslatedError, prometheus_config, rule_files, scrape_configs
 from e2e.helm.helm import Helm, built_directory
 
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.desired.objects import desired_service
+from kvasir_operator.settings import OperatorSettings
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NAME = "kvasir.dev/thing:1"
 
 
@@ -191,9 +196,13 @@ def test_without_monitors_nothing_is_scraped() -> None:
     assert json.dumps(config)
 
 
-def test_every_monitor_of_the_chart_is_translated(tmp_path: Path) -> None:
+def test_every_monitor_of_chart_and_operator_is_translated(tmp_path: Path) -> None:
     helm = Helm(built_directory() / "helm", tmp_path)
-    objects = helm.template("--api-versions=monitoring.coreos.com/v1/PodMonitor")
+    service = parse_service(yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text()))
+    objects = [
+        *helm.template("--api-versions=monitoring.coreos.com/v1/PodMonitor"),
+        *desired_service(service, OperatorSettings(), with_pod_monitors=True).shared,
+    ]
     monitors = [each for each in objects if each["kind"] == "PodMonitor"]
     config = prometheus_config(monitors, "file", "rules/*.json")
     ports = [
