@@ -159,7 +159,7 @@ def test_a_canary_that_is_given_up_has_no_weight_until_it_comes_back(
 
 
 def earlier_release(service: KubeObject, replicas: int = 2) -> list[KubeObject]:
-    """The engine objects that release 0.2 made: one Deployment and one Service of all revisions."""
+    """The engine objects that operators made before: one Deployment and one Service of all revisions."""
     namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
     selector = {"serving.kvasir.dev/service": name, "serving.kvasir.dev/role": "serve"}
     labels = {**selector, "app.kubernetes.io/managed-by": "kvasir-operator"}

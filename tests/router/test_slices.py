@@ -118,7 +118,7 @@ def test_a_pod_of_two_services_counts_once_with_the_revision_that_one_tells(firs
 
 
 @pytest.mark.parametrize(("text", "weight"), [("10", 10.0), ("0", 0.0), ("100", 100.0), ("0.5", 0.5), (None, None)])
-def test_a_revisions_weight_is_its_slices_annotation(text: str | None, weight: float | None) -> None:
+def test_a_revisions_weight_is_its_slices_label(text: str | None, weight: float | None) -> None:
     (address,) = found(endpoint_slice(endpoint(IPV4), weight=text))
     assert address.traffic_weight == weight
 

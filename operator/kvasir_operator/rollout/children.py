@@ -50,7 +50,7 @@ def kept_children(
 
 
 def _is_unrevised_service(child: KubeObject) -> bool:
-    """Of a release before 0.3, whose routers know it by its name and no other."""
+    """Of an earlier operator, whose routers know it by its name and no other."""
     metadata_labels = child["metadata"].get("labels", {})
     is_engines = object_key(child).kind == SERVICE and metadata_labels.get(ROLE_LABEL) in ENGINE_ROLES
     return is_engines and REVISION_LABEL not in metadata_labels

@@ -16,7 +16,7 @@ def current_number(fleet: Fleet) -> int:
 def expired(fleet: Fleet, history_limit: int) -> frozenset[WorkloadKey]:
     """Former workloads to delete: of revisions that have no pods left, all but those used last.
 
-    What a release before 0.3 made (number 0) cannot be rolled back to.
+    A Deployment of all revisions (number 0), as earlier operators made it, cannot be rolled back to.
     """
     busy = {each.key.revision for each in fleet.former if not each.is_idle}
     numbers = {each.key.revision: each.number for each in fleet.former if each.key.revision not in busy}

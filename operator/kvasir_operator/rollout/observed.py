@@ -1,7 +1,7 @@
 """Workloads as the cluster's objects show them.
 
-A Deployment of an engine role is a workload whatever its name, also one of a release before 0.3, whose selector takes
-in every revision: a pod belongs to its revision's own Deployment, and only without one to that.
+A Deployment of an engine role is a workload whatever its name, also one of an earlier operator, whose selector takes in
+every revision: a pod belongs to its revision's own Deployment, and only without one to that.
 """
 
 from collections.abc import Collection, Sequence
@@ -77,7 +77,7 @@ def _observed_workload(
 
 
 def revision_number(deployment: KubeObject) -> int:
-    """Its order of use; 0 where a release before 0.3 made it."""
+    """Its order of use; 0 where an operator made it that had one for all revisions."""
     text = deployment["metadata"].get("annotations", {}).get(REVISION_NUMBER, "")
     return int(text) if text.isdecimal() else 0
 

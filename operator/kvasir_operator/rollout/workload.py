@@ -19,7 +19,8 @@ class WorkloadKey(NamedTuple):
 class Workload:
     """One workload as it was observed.
 
-    number: order of use of its revision, the current one's the highest; 0 of one that a release before 0.3 made.
+    number: order of use of its revision, the current one's the highest; 0 of an earlier operator's Deployment,
+        which had pods of all revisions.
     replicas: what its Deployment asks for.
     num_pods: pods that exist and are not going.
     num_ready: of these, those that take requests.
