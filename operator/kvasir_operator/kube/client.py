@@ -4,6 +4,7 @@ Objects go in and come out as plain dicts; library and transport errors leave as
 passes through `KubeClient._write`, where it is counted, and where a test may count or break it.
 """
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from kvasir_operator.errors import (
     ObjectConflictError,
     ObjectNotFoundError,
 )
-from kvasir_operator.kube.answers import read_watch_line, translated
+from kvasir_operator.kube.answers import api_error, read_watch_line, translated
 from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, kind_of
 
 LabelSelector: TypeAlias = Mapping[str, str | None]
@@ -58,9 +59,13 @@ class KubeClient:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
-        """None when there is no such object; raises ObjectNotFoundError never, other KubeApiErrors as they come."""
+        """None when there is no such object; raises ObjectNotFoundError never, other KubeApiErrors as they come.
+
+        Asked past the dynamic client, which formats a traceback for every 404: a new service's children are all looked
+        for by name first.
+        """
         try:
-            found: KubeObject = await self._send(kind, self._resource(kind).get, name=name, namespace=namespace)
+            found: KubeObject = await self._about(kind, partial(self._get, kind, namespace, name))
         except ObjectNotFoundError:
             return None
         return found
@@ -205,6 +210,17 @@ class KubeClient:
         except ObjectConflictError:
             return False
         return True
+
+    async def _get(self, kind: Kind, namespace: str, name: str) -> KubeObject:
+        path = self._resource(kind).path(name=name, namespace=namespace)
+        headers = {"Accept": "application/json"}
+        request = await self._api.param_serialize("GET", path, header_params=headers, auth_settings=["BearerToken"])
+        response = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_SECONDS)
+        body: bytes = await response.read()  # type: ignore[no-untyped-call]
+        if response.status != 200:
+            raise api_error(response.status, response.reason, body.decode(errors="replace"))
+        found: KubeObject = json.loads(body)
+        return found
 
     async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
         self._hooks.before_write()
