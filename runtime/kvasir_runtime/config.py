@@ -12,6 +12,11 @@ from kvasir_runtime.errors import ConfigurationError
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+LOAD_TOPIC = "kvasir-load"
+"""Of load reports, on the socket of the KV events."""
+MAX_LOAD_HZ = 1000
+MAX_BUFFERED = 10_000_000
+"""Messages, of a replay and of a reader."""
 
 
 def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
@@ -34,6 +39,31 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventsConfig:
+    """The JSON object of `--kv-events-config`, with vLLM's keys; unknown ones are errors."""
+
+    enable_kv_cache_events: bool = False
+    """Off: no socket is opened, and the load is not reported either."""
+    publisher: Literal["zmq", "null"] = "zmq"
+    """null: as if off."""
+    endpoint: str = "tcp://*:5557"
+    """Where events are published; `*` is every address of the machine, IPv6 and IPv4."""
+    replay_endpoint: str | None = None
+    """Where readers ask for what they missed; None: nowhere."""
+    buffer_steps: int = 10_000
+    """Steps with events that can be replayed as they were; of earlier ones, the blocks that are still there."""
+    hwm: int = 100_000
+    """Messages that wait for a reader that is slow, before it misses some."""
+    topic: str = ""
+    load_hz: float = 0.0
+    """Most load reports a second, under the topic `kvasir-load`; 0: none. Ours, not vLLM's."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     block_size: Literal[8, 16, 32, 64] = option("tokens of one KV-cache block", default=16)
     gpu_memory_utilization: float | None = option(
@@ -46,6 +76,11 @@ class CacheConfig:
         "number of KV-cache blocks on any device, instead of a share", default=None
     )
     enable_prefix_caching: bool = option("reuse the KV blocks of equal prompt prefixes", default=True)
+    kv_events_config: KvEventsConfig | None = option(
+        'JSON: {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", '
+        '"buffer_steps": N, "hwm": N, "topic": TEXT, "load_hz": HZ}; default: nothing is published',
+        default=None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +200,18 @@ def check_values(config: RuntimeConfig) -> None:
         raise ConfigurationError(f"--gpu-memory-utilization is {share:g}; it is a share, more than 0 and at most 1")
     if config.execution.speculative_config is not None:
         _check_speculative(config.execution.speculative_config)
+    if cache.kv_events_config is not None:
+        _check_kv_events(cache.kv_events_config)
 
 
 def _check_at_least(flag: str, value: float | None, least: int) -> None:
     if value is not None and not value >= least:  # written so that nan is refused
         raise ConfigurationError(f"{flag} is {value}; it must be at least {least}")
+
+
+def _check_between(flag: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:  # written so that nan is refused
+        raise ConfigurationError(f"{flag} is {value:g}; it must be from {least:g} to {most:g}")
 
 
 def _check_speculative(speculative: SpeculativeConfig) -> None:
@@ -182,3 +224,21 @@ def _check_speculative(speculative: SpeculativeConfig) -> None:
         raise ConfigurationError(f'{flag}: the method {speculative.method} needs a model; name its folder as "model"')
     if not needs_model and speculative.model is not None:
         raise ConfigurationError(f'{flag}: the method {speculative.method} takes no model; leave "model" out')
+
+
+def _check_kv_events(events: KvEventsConfig) -> None:
+    flag = "--kv-events-config"
+    _check_between(f"{flag}: buffer_steps", events.buffer_steps, 1, MAX_BUFFERED)
+    _check_between(f"{flag}: hwm", events.hwm, 1, MAX_BUFFERED)
+    _check_between(f"{flag}: load_hz", events.load_hz, 0, MAX_LOAD_HZ)
+    if events.load_hz and not events.is_on:
+        raise ConfigurationError(
+            f'{flag}: load_hz is {events.load_hz:g}, but nothing is published; set "enable_kv_cache_events" to true'
+        )
+    for key, endpoint in (("endpoint", events.endpoint), ("replay_endpoint", events.replay_endpoint)):
+        if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):
+            raise ConfigurationError(f"{flag}: {key} is {endpoint!r}; write tcp://ADDRESS:PORT or ipc://PATH")
+    if events.endpoint == events.replay_endpoint:
+        raise ConfigurationError(f"{flag}: endpoint and replay_endpoint are both {events.endpoint}; give each its own")
+    if LOAD_TOPIC.startswith(events.topic) and events.topic:
+        raise ConfigurationError(f"{flag}: topic {events.topic!r} also selects {LOAD_TOPIC}; choose another, or none")

@@ -127,6 +127,9 @@ class MetricsCollector(Collector):
         yield counter("kvasir_prefix_cache_queries", "Prompt tokens looked up.", stats.num_prefix_queries)
         yield counter("kvasir_prefix_cache_hits", "Prompt tokens found.", stats.num_prefix_hits)
         yield counter("kvasir_engine_steps", "Steps that the engine has finished.", stats.num_steps)
+        yield counter(
+            "kvasir_kv_events_published", "Events of the KV cache sent to whoever listens.", stats.num_kv_events
+        )
         yield gauge(
             "kvasir_engine_last_progress_timestamp_seconds",
             "When the engine finished its last step.",

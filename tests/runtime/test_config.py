@@ -62,3 +62,37 @@ def test_a_speculative_config_that_cannot_work_is_refused(config, message):
 @pytest.mark.parametrize("method", ["draft_model", "medusa", "eagle", "eagle3"])
 def test_methods_with_a_model_of_their_own_take_it(method):
     check("--speculative-config", f'{{"method": "{method}", "model": "folder"}}')
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ('{"enable_kv_cache_events": true, "buffer_steps": 0}', "buffer_steps is 0; it must be from 1 to"),
+        ('{"enable_kv_cache_events": true, "hwm": 0}', "hwm is 0; it must be from 1 to"),
+        ('{"enable_kv_cache_events": true, "load_hz": 1000.5}', "load_hz is 1000.5; it must be from 0 to 1000"),
+        ('{"enable_kv_cache_events": true, "load_hz": -1}', "load_hz is -1"),
+        ('{"load_hz": 20}', "load_hz is 20, but nothing is published; set"),
+        ('{"enable_kv_cache_events": true, "publisher": "null", "load_hz": 20}', "but nothing is published"),
+        ('{"endpoint": "*:5557"}', r"endpoint is '\*:5557'; write tcp://ADDRESS:PORT"),
+        ('{"replay_endpoint": "inproc://x"}', "replay_endpoint is 'inproc://x'; write tcp://"),
+        ('{"replay_endpoint": "tcp://*:5557"}', "endpoint and replay_endpoint are both"),
+        ('{"topic": "kvasir-load"}', "topic 'kvasir-load' also selects kvasir-load"),
+        ('{"topic": "kv"}', "topic 'kv' also selects kvasir-load"),
+    ],
+)
+def test_a_kv_events_config_that_cannot_work_is_refused(config, message):
+    with pytest.raises(ConfigurationError, match=f"--kv-events-config: .*{message}"):
+        check("--kv-events-config", config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"enable_kv_cache_events": true, "buffer_steps": 1, "hwm": 1, "load_hz": 1000, "topic": "kv-events"}',
+        '{"enable_kv_cache_events": true, "endpoint": "ipc:///tmp/events", "replay_endpoint": "tcp://[::1]:5558"}',
+        '{"enable_kv_cache_events": false, "publisher": "zmq", "topic": ""}',
+        "{}",
+    ],
+)
+def test_a_kv_events_config_at_its_bounds_is_taken(config):
+    check("--kv-events-config", config)

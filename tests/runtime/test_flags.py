@@ -6,6 +6,7 @@ from kvasir_runtime.config import RuntimeConfig, SpeculativeConfig
 from kvasir_runtime.flags import Parser, add_flags, config_from
 
 SPECULATIVE = ("--speculative-config",)
+KV_EVENTS = ("--kv-events-config",)
 
 
 def parse(*arguments: str) -> RuntimeConfig:
@@ -47,6 +48,11 @@ def test_flags_are_typed_as_their_fields():
             ["folder", *SPECULATIVE, '{"method": "ngram", "num_speculative_tokens": "4"}'],
             "Expected `int`, got `str` - at `$.num_speculative_tokens`",
         ),
+        (
+            ["folder", *KV_EVENTS, '{"enable_kv_cache_event": true}'],
+            "unknown key 'enable_kv_cache_event'; did you mean enable_kv_cache_events?",
+        ),
+        (["folder", *KV_EVENTS, '{"publisher": "kafka"}'], "Invalid enum value 'kafka' - at `$.publisher`"),
         (
             ["folder", *SPECULATIVE, '{"method": "ngram", "num_speculative_token": 4}'],
             "unknown key 'num_speculative_token'; did you mean num_speculative_tokens?",

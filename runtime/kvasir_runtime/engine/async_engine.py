@@ -105,12 +105,16 @@ class AsyncEngine:
         return bool(self._requests) and time.monotonic() - self._last_progress > stall_seconds
 
     def generate(
-        self, requests: Sequence[GenerateRequest], so_far: Mapping[int, SequenceDelta] = _NOTHING
+        self,
+        requests: Sequence[GenerateRequest],
+        so_far: Mapping[int, SequenceDelta] = _NOTHING,
+        http_request_id: str | None = None,
     ) -> Generation:
         """Starts at once; the sequences are numbered through all requests, `n` of the first one first.
 
-        `so_far`: what other engines have made of some of them; only what follows is generated. Raises EngineDeadError,
-        ServerUnavailableError before the core is ready, and InvalidRequestError where nothing can follow.
+        `so_far`: what other engines have made of some of them; only what follows is generated. `http_request_id`: told
+        to routers once, with the first request that is left. Raises EngineDeadError, ServerUnavailableError before the
+        core is ready, and InvalidRequestError where nothing can follow.
         """
         if self._dead is not None:
             raise self._dead
@@ -127,7 +131,8 @@ class AsyncEngine:
                 self._requests[message.request_id] = ActiveRequest(
                     generation, len(message.prompt_token_ids), arrival, sequences
                 )
-                self._channel.send(message)
+                self._channel.send(msgspec.structs.replace(message, http_request_id=http_request_id))
+                http_request_id = None
         return generation
 
     def give_up(self, error: KvasirRuntimeError) -> None:
@@ -267,6 +272,7 @@ def _stats_at_start(ready: EngineReady) -> SchedulerStats:
         num_waiting=0,
         num_blocks_used=0,
         num_blocks=ready.num_blocks,
+        kv_capacity_tokens=ready.kv_capacity_tokens,
         num_steps=0,
         num_preemptions=0,
         num_prefix_queries=0,

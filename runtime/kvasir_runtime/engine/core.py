@@ -21,6 +21,8 @@ from kvasir_runtime.engine.messages import (
     StepOutputs,
     ToCore,
 )
+from kvasir_runtime.engine.router_feed import RouterFeed
+from kvasir_runtime.engine.step_rates import StepRates
 from kvasir_runtime.execution.executor import Executor, PendingResult
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
@@ -78,12 +80,15 @@ class EngineCore:
         *,
         steps_ahead: int,
         step_costs: StepCosts | None = None,
+        router_feed: RouterFeed | None = None,
     ) -> None:
         self._executor = executor
         self._channel = channel
         self._scheduler = scheduler
         self._steps_ahead = steps_ahead
         self._step_costs = step_costs
+        self._router_feed = router_feed
+        self._rates = StepRates()
         self._running_steps: deque[RunningStep] = deque()
         self._num_steps = 0
         self._num_failed_in_a_row = 0
@@ -116,16 +121,22 @@ class EngineCore:
         is_idle = self._is_idle
         if is_idle:
             self._executor.use_idle_time()
-        messages = self._channel.receive(None if is_idle else 0.0)
+        messages = self._channel.receive(self._idle_seconds() if is_idle else 0.0)
         if is_idle:
             self._last_end = self._now()
         for message in messages:
             match message:
                 case AddRequest():
+                    if self._router_feed is not None:
+                        self._router_feed.arrive(message)
                     self._scheduler.add(message)
                 case AbortRequests():
                     for abort in message.aborts:
                         self._scheduler.abort(abort.request_id, abort.index)
+
+    def _idle_seconds(self) -> float | None:
+        """How long there may be nothing to do; None: until a message comes."""
+        return None if self._router_feed is None else self._router_feed.wait_seconds()
 
     def _execute(self, plan: StepPlan) -> RunningStep:
         self._executor.forward(plan)
@@ -147,25 +158,25 @@ class EngineCore:
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
         """A step's time is all that passes from one result to the next, or on a CPU what the threads work in between:
         what drafts cost the core counts as well."""
-        if self._step_costs is None:
-            return
         now, before = self._now(), self._last_end
         self._last_end = now
-        seconds = now.clock - before.clock
+        seconds = clock_seconds = now.clock - before.clock
         if result.processor_seconds is not None:
             seconds = now.processor - before.processor + result.processor_seconds
         num_decode_tokens = int(plan.num_new_tokens[: plan.num_decodes].sum())
-        self._step_costs.observe_step(
-            TimedStep(
-                num_decodes=plan.num_decodes,
-                num_prompt_tokens=plan.num_tokens - num_decode_tokens,
-                num_asked=num_decode_tokens - plan.num_decodes,
-                num_proposals=plan.num_proposals,
-                seconds=seconds,
-                proposer_seconds=result.proposer_seconds,
-                is_catching_up=result.is_catching_up,
-            )
+        step = TimedStep(
+            num_decodes=plan.num_decodes,
+            num_prompt_tokens=plan.num_tokens - num_decode_tokens,
+            num_asked=num_decode_tokens - plan.num_decodes,
+            num_proposals=plan.num_proposals,
+            seconds=seconds,
+            clock_seconds=clock_seconds,
+            proposer_seconds=result.proposer_seconds,
+            is_catching_up=result.is_catching_up,
         )
+        self._rates.observe_step(step)
+        if self._step_costs is not None:
+            self._step_costs.observe_step(step)
 
     @staticmethod
     def _now() -> Moment:
@@ -184,13 +195,8 @@ class EngineCore:
         self._scheduler.fail(step.plan, f"the step that computed this request failed: {error}", outcome)
 
     def _emit(self, outcome: Outcome) -> None:
-        """Send out what a turn brought; tell everybody how things stand, now and then and before falling asleep."""
-        stats = self._scheduler.stats(self._num_steps, self._last_step_time)
-        is_stats_due = self._last_step_time - self._last_stats_time >= STATS_INTERVAL_SECONDS
-        if is_stats_due or (self._is_idle and stats != self._last_stats):
-            self._last_stats_time = self._last_step_time
-            self._last_stats = stats
-            self._channel.broadcast(StepOutputs(outputs=[], stats=stats))
+        """Send out what a turn brought: to the clients first, then to routers."""
+        stats = self._stats()
         by_api: dict[int, list[SequenceOutput]] = defaultdict(list)
         for addressed in outcome.outputs:
             by_api[addressed.api_index].append(addressed.output)
@@ -199,3 +205,26 @@ class EngineCore:
                 api_index,
                 StepOutputs(outputs=by_api.get(api_index, []), plain=outcome.plain.get(api_index), stats=stats),
             )
+        if self._router_feed is not None:
+            self._router_feed.publish(stats)
+        self._broadcast_stats()
+
+    def _broadcast_stats(self) -> None:
+        """Tell everybody how things stand, now and then and before falling asleep."""
+        is_due = self._last_step_time - self._last_stats_time >= STATS_INTERVAL_SECONDS
+        if not is_due and not self._is_idle:
+            return
+        stats = self._stats()
+        if is_due or stats != self._last_stats:
+            self._last_stats_time = self._last_step_time
+            self._last_stats = stats
+            self._channel.broadcast(StepOutputs(outputs=[], stats=stats))
+
+    def _stats(self) -> SchedulerStats:
+        return self._scheduler.stats(
+            self._num_steps,
+            self._last_step_time,
+            steps_per_second=self._rates.steps_per_second,
+            prefill_tokens_per_second=self._rates.prefill_tokens_per_second,
+            num_kv_events=0 if self._router_feed is None else self._router_feed.num_kv_events,
+        )

@@ -73,6 +73,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tenant: str = ""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
+    http_request_id: str | None = None
+    """The `x-request-id` that brought it; told once, by the first of the requests that one HTTP request becomes."""
     beam: BeamSearch | None = None
     """None: every sequence draws its tokens."""
 
@@ -150,6 +152,19 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Draft tokens that held."""
     num_accepted_per_position: list[int] = []
     """How often the first, second, ... draft token held."""
+    waiting_uncached_tokens: int = 0
+    """Known tokens still to be computed of what waits: those that are neither cached nor under way for another."""
+    running_uncached_tokens: int = 0
+    """The same of prompts that are partly computed, what steps under way compute included."""
+    kv_used_tokens: int = 0
+    """That the blocks in use have room for."""
+    kv_capacity_tokens: int = 0
+    steps_per_second: float = 0.0
+    """While there is work, over the last seconds of it."""
+    prefill_tokens_per_second: float | None = None
+    """Prompt tokens computed, in steps with many of them; None before the first."""
+    num_kv_events: int = 0
+    """Published since the start."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -169,6 +184,10 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     attention_backend: str
     startup_seconds: dict[str, float]
     """Phase -> seconds: load_weights, measure_linear, allocate_kv, warm_up, ..."""
+    kv_capacity_tokens: int = 0
+    """That fit into all blocks."""
+    instance: str = ""
+    """Random, of this engine core alone: another one holds nothing of what this one had cached."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -9,6 +9,8 @@ whatever copies a block beside the steps holds a reference.
 
 from collections.abc import Iterable, Sequence
 
+from kvasir_runtime.kv_cache.events import KvEventLog
+
 ContentKey = tuple[int, bytes]
 """What a block holds: its KV group, and the hash of its tokens."""
 
@@ -80,10 +82,11 @@ class BlockPool:
     Free blocks without a hash are handed out first, then those with one, least recently released first.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, event_log: KvEventLog | None = None) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._free = FreeList(self.blocks)
         self._by_content: dict[ContentKey, Block] = {}
+        self._event_log = event_log
 
     @property
     def num_blocks(self) -> int:
@@ -135,4 +138,6 @@ class BlockPool:
         """Make a block findable no more; whoever holds it keeps it."""
         if block.content is not None:
             del self._by_content[block.content]
+            if self._event_log is not None:
+                self._event_log.forget(block.block_id, *block.content)
             block.content = None

@@ -5,11 +5,15 @@ needs only the blocks that its next token sees, so a prefix is found where every
 every window group the last few.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvasir_runtime.kv_cache.block_pool import Block, BlockPool
+from kvasir_runtime.kv_cache.events import AnnouncedBlock, KvEventLog
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks, Tokens
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, num_tokens_in
 
 TableWrite = tuple[int, int, int]
 """KV group, index in the sequence's table of that group, block id."""
@@ -33,15 +37,32 @@ class KvCache:
     """Counters are in tokens and only grow."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, groups: tuple[KvGroup, ...], *, enable_prefix_caching: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        groups: tuple[KvGroup, ...],
+        *,
+        enable_prefix_caching: bool,
+        event_log: KvEventLog | None = None,
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, event_log)
         self.block_size = block_size
         self.num_queries = 0
         self.num_hits = 0
         self._windows = tuple(group.window for group in groups)
         self._window_groups = [(index, group.window) for index, group in enumerate(groups) if group.window is not None]
         self._is_caching = enable_prefix_caching
+        self._event_log = event_log
+
+    @property
+    def num_used_tokens(self) -> int:
+        """That the blocks in use have room for."""
+        return num_tokens_in(self.pool.num_used, self.block_size, len(self._windows))
+
+    @property
+    def num_tokens(self) -> int:
+        """That all blocks have room for."""
+        return num_tokens_in(self.pool.num_blocks, self.block_size, len(self._windows))
 
     def empty(self, extra_keys: tuple[bytes, ...] = ()) -> SequenceBlocks:
         """Tables of a sequence that holds nothing yet."""
@@ -52,7 +73,7 @@ class KvCache:
 
         At least one token is left to compute, since the next token is sampled from its logits.
         """
-        num_blocks = (len(token_ids) - 1) // self.block_size if self._is_caching else 0
+        num_blocks = self._num_to_look_up(token_ids)
         for group, window in enumerate(self._windows):
             if window is None:
                 num_blocks = self._num_found(token_ids, blocks, group, num_blocks)
@@ -110,7 +131,8 @@ class KvCache:
         return writes
 
     def offer(self, token_ids: Tokens, blocks: SequenceBlocks, num_tokens: int) -> list[Block]:
-        """Make findable every block that the first `num_tokens` tokens fill; those that became so."""
+        """Make findable every block that the first `num_tokens` tokens fill; those that became so, to be reported with
+        `wrote` once they are written."""
         num_full = num_tokens // self.block_size
         found: list[Block] = []
         if self._is_caching:
@@ -120,8 +142,29 @@ class KvCache:
                     block = table[index]
                     if block is not None and self.pool.remember(block, (group, content_hash)):
                         found.append(block)
+                        if self._event_log is not None:
+                            is_reported = group == self._event_log.group
+                            announced = self._announced(token_ids, blocks, index) if is_reported else None
+                            self._event_log.announce(block.block_id, announced)
         blocks.num_offered = max(blocks.num_offered, num_full)
         return found
+
+    def wrote(self, found: Iterable[Block]) -> None:
+        """Blocks that were made findable hold what was said of them."""
+        if self._event_log is not None:
+            self._event_log.wrote(block.block_id for block in found)
+
+    def withdraw(self, found: Iterable[Block]) -> None:
+        """No step under way will end, and these were to be written by them: they cannot be found any more."""
+        for block in found:
+            self.pool.forget(block)
+        if self._event_log is not None:
+            self._event_log.lose_steps()
+
+    def hashes_to_look_up(self, token_ids: Tokens, blocks: SequenceBlocks) -> list[bytes]:
+        """Of all full blocks that `match` may find."""
+        num_blocks = self._num_to_look_up(token_ids)
+        return [blocks.hash_of(token_ids, index) for index in range(num_blocks)]
 
     def free_behind(self, blocks: SequenceBlocks, num_tokens: int) -> None:
         """Let go of blocks that no token from position `num_tokens` on can see."""
@@ -163,6 +206,18 @@ class KvCache:
 
     def release(self, blocks: SequenceBlocks) -> None:
         self.pool.release(blocks.take_all())
+
+    def _num_to_look_up(self, token_ids: Tokens) -> int:
+        return (len(token_ids) - 1) // self.block_size if self._is_caching else 0
+
+    def _announced(self, token_ids: Tokens, blocks: SequenceBlocks, index: int) -> AnnouncedBlock:
+        first = index * self.block_size
+        return AnnouncedBlock(
+            blocks.hashes[index],
+            blocks.hashes[index - 1] if index else None,
+            np.asarray(token_ids[first : first + self.block_size]).tolist(),
+            () if index else blocks.extra_keys,
+        )
 
     def _num_found(self, token_ids: Tokens, blocks: SequenceBlocks, group: int, most: int) -> int:
         """Length of the group's chain of findable blocks."""

@@ -139,7 +139,7 @@ class Planner:
             if draft.budget and sequence.status is Status.RUNNING:
                 planned = int(self._rows.most_planned[sequence.row])
                 known = int(self._rows.num_known[sequence.row])
-                length = min(_num_to_compute(sequence, known) - planned, draft.budget)
+                length = min(num_to_compute(sequence, known) - planned, draft.budget)
                 if self._make_room(sequence, planned + length):
                     self._take_chunk(draft, sequence, length)
 
@@ -153,7 +153,7 @@ class Planner:
         """Move a waiting sequence into the step, if rows, and blocks for all of its known tokens, are to be had."""
         request, kv, token_ids = sequence.request, self._kv, sequence.token_ids
         prefix = kv.no_prefix() if request.lacks_prompt_logprobs else kv.match(token_ids, sequence.blocks)
-        num_new = _num_to_compute(sequence, len(token_ids)) - prefix.num_tokens
+        num_new = num_to_compute(sequence, len(token_ids)) - prefix.num_tokens
         if num_new > draft.budget and not self._limits.enable_chunked_prefill:
             return False
         num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
@@ -210,6 +210,6 @@ class Planner:
             self._running.prefilling.remove(sequence)
 
 
-def _num_to_compute(sequence: Sequence, num_known: int) -> int:
+def num_to_compute(sequence: Sequence, num_known: int) -> int:
     """Tokens to compute before it decodes, or its heirs fork from it."""
     return sequence.num_fork_tokens if sequence.heirs else num_known

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from kvasir_runtime.engine.messages import AddRequest, FinishReason, SchedulerStats, SequenceOutput
 from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.scheduling.beam_step import BeamStep
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
-from kvasir_runtime.scheduling.planner import Planner
+from kvasir_runtime.scheduling.measured_queue import MeasuredQueue
+from kvasir_runtime.scheduling.planner import Planner, num_to_compute
 from kvasir_runtime.scheduling.policies import PolicyName, WaitingQueue, waiting_queue
 from kvasir_runtime.scheduling.request import Sequence
 from kvasir_runtime.scheduling.requests import Requests
@@ -48,6 +50,8 @@ class StepUnderWay:
     """Tokens that each of the rows can bring at most."""
     announced: list[Block]
     """Blocks that became findable because the step writes them."""
+    num_prompt_tokens: int
+    """That it computes."""
 
 
 @dataclass(slots=True)
@@ -65,12 +69,12 @@ class Scheduler:
         self, limits: SchedulerLimits, kv: KvCache, waiting: WaitingQueue, depth: DraftDepth | None = None
     ) -> None:
         self._kv = kv
-        self._waiting = waiting
+        self._waiting = MeasuredQueue(waiting, kv)
         self._depth = depth
         self._running = RunningSet(limits, kv, depth)
         self._rows = self._running.rows
-        self._requests = Requests(limits, waiting, self._running)
-        self._planner = Planner(limits, waiting, self._running, self._requests, depth)
+        self._requests = Requests(limits, self._waiting, self._running)
+        self._planner = Planner(limits, self._waiting, self._running, self._requests, depth)
         self._beam_step = BeamStep(self._running, self._requests)
         self._under_way: deque[StepUnderWay] = deque()
         self._step_numbers = itertools.count()
@@ -101,8 +105,16 @@ class Scheduler:
         rejected, self._requests.rejected = self._requests.rejected, []
         return rejected
 
-    def stats(self, num_steps: int, last_step_time: float) -> SchedulerStats:
-        """State now, with the loop's own two figures."""
+    def stats(
+        self,
+        num_steps: int,
+        last_step_time: float,
+        *,
+        steps_per_second: float = 0.0,
+        prefill_tokens_per_second: float | None = None,
+        num_kv_events: int = 0,
+    ) -> SchedulerStats:
+        """State now, with what only the loop knows of itself."""
         return SchedulerStats(
             num_running=len(self._running.sequences),
             num_waiting=len(self._waiting) + self._requests.num_heirs,
@@ -118,6 +130,13 @@ class Scheduler:
             num_draft_tokens=self._drafts.num_draft_tokens,
             num_accepted_tokens=self._drafts.num_accepted_tokens,
             num_accepted_per_position=list(self._drafts.per_position),
+            waiting_uncached_tokens=self._waiting.num_uncached_tokens,
+            running_uncached_tokens=self._num_running_uncached_tokens(),
+            kv_used_tokens=self._kv.num_used_tokens,
+            kv_capacity_tokens=self._kv.num_tokens,
+            steps_per_second=steps_per_second,
+            prefill_tokens_per_second=prefill_tokens_per_second,
+            num_kv_events=num_kv_events,
         )
 
     def schedule(self) -> StepPlan | None:
@@ -131,7 +150,10 @@ class Scheduler:
         rows = plan.rows.astype(np.int64)
         most_brought = plan.samples.astype(np.int64)
         most_brought[: plan.num_decodes] += draft.num_drafts
-        self._under_way.append(StepUnderWay(plan, rows, self._rows.generation[rows], most_brought, draft.announced))
+        generations = self._rows.generation[rows]
+        self._under_way.append(
+            StepUnderWay(plan, rows, generations, most_brought, draft.announced, sum(draft.chunk_lengths))
+        )
         self._waiting.served(self._rows.tenant[rows], plan.num_new_tokens)
         return plan
 
@@ -139,6 +161,7 @@ class Scheduler:
         """Take the results of a step, in the order in which steps were planned; what they come to joins the outcome."""
         step = self._under_way.popleft()
         assert plan is step.plan, "results come in the order of the plans"
+        self._kv.wrote(step.announced)
         is_current = self._rows.generation[step.rows] == step.generations
         self._take_prompts(plan, result, is_current)
         self._take_tokens(step, result, is_current, outcome)
@@ -155,9 +178,7 @@ class Scheduler:
         """
         step = self._under_way[0]
         assert plan is step.plan, "steps fail in the order of the plans"
-        for lost in self._under_way:
-            for block in lost.announced:
-                self._kv.pool.forget(block)
+        self._kv.withdraw(block for lost in self._under_way for block in lost.announced)
         self._under_way.clear()
         is_current = self._rows.generation[plan.rows] == step.generations
         hit = [self._rows.sequences[row] for row in plan.rows[is_current].tolist()]
@@ -175,6 +196,15 @@ class Scheduler:
             request = running.sequences[0].request
             assert request.beam is not None, f"{request.request_id} runs alone and does not fit"
             self._requests.give_up_beams(self._requests.beams[request.request_id])
+
+    def _num_running_uncached_tokens(self) -> int:
+        """Of prompts under way, those that steps under way compute included."""
+        num_known, most_planned = self._rows.num_known, self._rows.most_planned
+        to_plan = sum(
+            num_to_compute(sequence, int(num_known[sequence.row])) - int(most_planned[sequence.row])
+            for sequence in self._running.prefilling
+        )
+        return to_plan + sum(step.num_prompt_tokens for step in self._under_way)
 
     def _take_prompts(self, plan: StepPlan, result: StepResult, is_current: NDArray[np.bool_]) -> None:
         """Chunks are written: keep their scores, let go of what is behind windows."""
@@ -216,7 +246,7 @@ class Scheduler:
         sequence = self._rows.sequences[row]
         assert sequence is not None
         blocks, written = sequence.blocks, int(self._rows.num_written[row])
-        self._kv.offer(self._rows.known(row), blocks, written)
+        self._kv.wrote(self._kv.offer(self._rows.known(row), blocks, written))
         self._kv.free_behind(blocks, written)
         self._rows.next_boundary[row] = blocks.next_boundary
 
@@ -266,7 +296,8 @@ def make_scheduler(
     groups: tuple[KvGroup, ...],
     enable_prefix_caching: bool,
     depth: DraftDepth | None = None,
+    event_log: KvEventLog | None = None,
 ) -> Scheduler:
     """A scheduler over blocks of its own."""
-    kv = KvCache(num_blocks, block_size, groups, enable_prefix_caching=enable_prefix_caching)
+    kv = KvCache(num_blocks, block_size, groups, enable_prefix_caching=enable_prefix_caching, event_log=event_log)
     return Scheduler(limits, kv, waiting_queue(policy), depth)

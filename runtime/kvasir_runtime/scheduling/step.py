@@ -109,6 +109,8 @@ class TimedStep:
     num_proposals: int
     """A request, for the next step."""
     seconds: float
-    """Planning and sending out included."""
+    """Planning and sending out included. On a CPU of the threads that work: see `StepResult.processor_seconds`."""
+    clock_seconds: float
+    """The same as it passed for those who wait."""
     proposer_seconds: float
     is_catching_up: bool

@@ -16,6 +16,7 @@ from kvasir_runtime.server.probes import Probes, probe_routes
 from kvasir_runtime.server.router_trust import RouterTrustMiddleware
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.tokenize import tokenize_routes
+from kvasir_runtime.server.tokenizer_description import tokenizer_routes
 
 
 def create_app(
@@ -26,6 +27,7 @@ def create_app(
     app.include_router(completion_routes(serving))
     app.include_router(model_routes(serving))
     app.include_router(tokenize_routes(serving))
+    app.include_router(tokenizer_routes(serving.description))
     app.include_router(probe_routes(probes))
     app.add_exception_handler(KvasirRuntimeError, handle_runtime_error)
     app.add_exception_handler(HTTPException, handle_http_error)

@@ -28,7 +28,7 @@ from kvasir_runtime.server.responses import (
     to_event,
 )
 from kvasir_runtime.server.sampling import beam_search, sampling_params, text_options
-from kvasir_runtime.server.serving import Serving, new_request_id, tenant_of
+from kvasir_runtime.server.serving import Serving, http_request_id_of, new_request_id, tenant_of
 from kvasir_runtime.server.streaming import answer, event_stream
 
 
@@ -56,6 +56,7 @@ def chat_routes(serving: Serving) -> APIRouter:
             stream_options=chat.stream_options or StreamOptions(),
             journal=journal,
             writer=writer,
+            http_request_id=http_request_id_of(request),
         )
         if not chat.stream:
             return await answer(request, exchange.whole())

@@ -32,6 +32,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         """Raises ConfigurationError when the source is not a Jinja template."""
+        self.source = source
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:

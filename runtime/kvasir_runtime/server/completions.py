@@ -21,7 +21,7 @@ from kvasir_runtime.server.prompts import Prompt
 from kvasir_runtime.server.protocol import CompletionRequest, StreamOptions
 from kvasir_runtime.server.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, to_event
 from kvasir_runtime.server.sampling import Limits, beam_search, sampling_params, text_options
-from kvasir_runtime.server.serving import Serving, new_request_id, tenant_of
+from kvasir_runtime.server.serving import Serving, http_request_id_of, new_request_id, tenant_of
 from kvasir_runtime.server.streaming import answer, event_stream
 
 DEFAULT_MAX_TOKENS = 16
@@ -57,6 +57,7 @@ def completion_routes(serving: Serving) -> APIRouter:
             stream_options=wishes.stream_options or StreamOptions(),
             journal=journal,
             writer=writer,
+            http_request_id=http_request_id_of(request),
         )
         if not wishes.stream:
             return await answer(request, exchange.whole())

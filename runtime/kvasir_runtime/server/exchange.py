@@ -49,6 +49,7 @@ class Exchange:
     stream_options: StreamOptions
     journal: Journal = BEGINS_HERE
     writer: EventWriter = WITHOUT_JOURNAL
+    http_request_id: str | None = None
 
     async def whole(self) -> Any:
         meter = self._meter()
@@ -78,7 +79,7 @@ class Exchange:
     def _generation(self) -> Iterator[Generation]:
         with (
             self.admission.hold(self._num_sequences),
-            self.engine.generate(self.requests, self.journal.sequences) as generation,
+            self.engine.generate(self.requests, self.journal.sequences, self.http_request_id) as generation,
         ):
             yield generation
 

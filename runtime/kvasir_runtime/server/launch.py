@@ -39,6 +39,7 @@ from kvasir_runtime.server.prompts import PromptBuilder
 from kvasir_runtime.server.router_trust import SECRET_VARIABLE
 from kvasir_runtime.server.sampling import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
+from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 from kvasir_runtime.shared_rows import SharedRows
 
 logger = logging.getLogger(__name__)
@@ -242,6 +243,7 @@ def _serving(config: RuntimeConfig, engine: AsyncEngine, admission: Admission, t
         admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
+        description=TokenizerDescription(tokenizer, None if template is None else template.source),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
         model_names=config.model.served_model_name or (folder.resolve().name,),
         model_folder=str(folder),

@@ -71,9 +71,7 @@ def probe_routes(probes: Probes) -> APIRouter:
 
     @router.get("/load")
     async def load() -> Response:
-        stats = probes.engine.stats
-        running, waiting = (0, 0) if stats is None else (stats.num_running, stats.num_waiting)
-        return _json(LoadResponse(probes.admission.num_in_flight, running, waiting))
+        return _json(_load(probes))
 
     @router.get("/version")
     async def version() -> Response:
@@ -85,6 +83,24 @@ def probe_routes(probes: Probes) -> APIRouter:
         return Response(generate_latest(probes.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router
+
+
+def _load(probes: Probes) -> LoadResponse:
+    ready, stats = probes.engine.ready, probes.engine.stats
+    if ready is None or stats is None:
+        return LoadResponse(probes.admission.num_in_flight)
+    return LoadResponse(
+        probes.admission.num_in_flight,
+        stats.num_running,
+        stats.num_waiting,
+        stats.waiting_uncached_tokens,
+        stats.running_uncached_tokens,
+        stats.kv_used_tokens,
+        stats.kv_capacity_tokens,
+        stats.steps_per_second,
+        stats.prefill_tokens_per_second,
+        ready.instance,
+    )
 
 
 def _drain_state(admission: Admission) -> DrainResponse:

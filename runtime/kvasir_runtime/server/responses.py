@@ -161,6 +161,16 @@ class TokenizeResponse(msgspec.Struct):
     token_strs: list[str] | None
 
 
+class TokenizerResponse(msgspec.Struct):
+    tokenizer: str
+    """The text of a tokenizer.json, with what tokenizer_config.json overrules."""
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    adds_bos: bool
+    digest: str
+    """Of the rest, sha256 in hex."""
+
+
 class DetokenizeResponse(msgspec.Struct):
     prompt: str
 
@@ -172,10 +182,19 @@ class DrainResponse(msgspec.Struct):
 
 
 class LoadResponse(msgspec.Struct):
+    """What a load report says (engine/load_report.py), for those who ask; of an engine that is not ready, nothing."""
+
     server_load: int
     """Requests being answered by all API processes (vLLM's name)."""
-    num_requests_running: int
-    num_requests_waiting: int
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    waiting_uncached_tokens: int = 0
+    running_uncached_tokens: int = 0
+    kv_used_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    steps_per_second: float = 0.0
+    prefill_tokens_per_second: float | None = None
+    instance: str | None = None
 
 
 class VersionResponse(msgspec.Struct):

@@ -1,19 +1,22 @@
-"""Which requests are the router's: only it may name a tenant, ask for a journal and hand one over.
+"""Which requests are the router's: only it may name a tenant, ask for a journal, hand one over, and get the tokenizer.
 
 With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
 is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
-client's; a journal is refused, because what is behind the client's own body cannot be told apart from it.
+client's; a journal is refused, because what is behind the client's own body cannot be told apart from it, and so is the
+tokenizer, which may be a model's own.
 """
 
 import ipaddress
 import secrets
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir_runtime.server.errors import NotTheRouterError, error_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_runtime.server.serving import TENANT_HEADER
+from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
 
 SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
 SECRET_HEADER = "x-kvasir-router-secret"
@@ -30,11 +33,9 @@ class RouterTrustMiddleware:
         if scope["type"] != "http" or self._is_from_router(scope):
             await self._app(scope, receive, send)
         elif JOURNAL_HEADER in Headers(scope=scope):
-            error = NotTheRouterError(
-                f"{JOURNAL_HEADER}: only the router may continue a stream; it sends {SECRET_HEADER} with the value of "
-                f"{SECRET_VARIABLE}, which both must be started with"
-            )
-            await error_response(error)(scope, receive, send)
+            await _refused(f"{JOURNAL_HEADER}: only the router may continue a stream")(scope, receive, send)
+        elif scope["path"] == TOKENIZER_PATH:
+            await _refused(f"{TOKENIZER_PATH}: only the router may ask for the tokenizer")(scope, receive, send)
         else:
             headers = [header for header in scope["headers"] if header[0] not in _DROPPED]
             await self._app({**scope, "headers": headers}, receive, send)
@@ -44,6 +45,14 @@ class RouterTrustMiddleware:
             return scope["client"] is not None and is_loopback(scope["client"][0])
         given = Headers(scope=scope).get(SECRET_HEADER, "")
         return secrets.compare_digest(given.encode(), self._secret)
+
+
+def _refused(what: str) -> Response:
+    return error_response(
+        NotTheRouterError(
+            f"{what}; it sends {SECRET_HEADER} with the value of {SECRET_VARIABLE}, which both must be started with"
+        )
+    )
 
 
 def is_loopback(host: str) -> bool:

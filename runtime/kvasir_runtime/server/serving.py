@@ -12,9 +12,12 @@ from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.prompts import PromptBuilder
 from kvasir_runtime.server.sampling import Limits, SamplingDefaults
+from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
 TENANT_HEADER = "x-kvasir-tenant"
 """Set by the router from the client's key; names whose share of the engine a request uses (see `router_trust`)."""
+REQUEST_ID_HEADER = "x-request-id"
+MAX_REQUEST_ID_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class Serving:
     admission: Admission
     tokenizer: Tokenizer
     prompts: PromptBuilder
+    description: TokenizerDescription
     defaults: SamplingDefaults
     model_names: tuple[str, ...]
     model_folder: str
@@ -67,3 +71,9 @@ def new_request_id(prefix: str) -> str:
 
 def tenant_of(request: Request) -> str:
     return request.headers.get(TENANT_HEADER, "")
+
+
+def http_request_id_of(request: Request) -> str | None:
+    """None where it is longer than any that a router would draw: reports to routers repeat it."""
+    request_id = request.headers.get(REQUEST_ID_HEADER)
+    return request_id if request_id is not None and len(request_id) <= MAX_REQUEST_ID_CHARS else None

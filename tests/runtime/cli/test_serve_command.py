@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
+import zmq
 from safetensors.torch import load_file, save_file
 
 from kvasir_runtime.heartbeat import SILENT_SECONDS
@@ -115,6 +117,46 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(serve):
     assert "choose another --port" in log
 
 
+def test_a_port_for_kv_events_in_use_is_told_by_name_and_ends_with_1(serve):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        server = serve("--kv-events-config", json.dumps({"enable_kv_cache_events": True, "endpoint": endpoint}))
+        status, log = server.end()
+    assert status == 1
+    assert f"--kv-events-config: cannot listen on endpoint {endpoint}: Address already in use" in log
+    assert "Traceback" not in log
+
+
+def test_one_engine_of_two_api_processes_publishes_what_it_caches_and_how_busy_it_is(serve, tmp_path):
+    endpoints = {"endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": f"ipc://{tmp_path}/replay"}
+    config = {"enable_kv_cache_events": True, "load_hz": 50, **endpoints}
+    server = serve("--api-server-count", "2", "--kv-events-config", json.dumps(config)).wait_ready()
+    prompt = list(range(64))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    reader = context.socket(zmq.SUB)
+    reader.setsockopt(zmq.SUBSCRIBE, b"")
+    reader.setsockopt(zmq.RCVTIMEO, 30_000)
+    reader.connect(endpoints["endpoint"])
+    batches, reports = [], []
+    try:
+        for number in range(8):  # on connections of their own, so that both processes take some
+            body = BODY | {"prompt": [number, *prompt], "max_tokens": 2}
+            headers = {"x-request-id": f"request-{number}"}
+            assert httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).is_success
+        while len(batches) < 8 or sum(len(report[9]) for report in reports) < 8:
+            topic, _, payload = reader.recv_multipart()
+            (reports if topic == b"kvasir-load" else batches).append(msgspec.msgpack.decode(payload))
+    finally:
+        reader.close(linger=0)
+        context.term()
+    stored = [event for _, events, _ in batches for event in events if event[0] == "BlockStored"]
+    assert [event[3] for event in stored] == [[number, *prompt[:63]] for number in range(8)]
+    assert {name for report in reports for name in report[9]} == {f"request-{number}" for number in range(8)}
+    assert {report[10] for report in reports} == {httpx.get(f"{server.url}/load").json()["instance"]}
+    published = 'kvasir_kv_events_published_total{model_name="tiny"} 9.0'
+    assert published in httpx.get(f"{server.url}/metrics").text.splitlines()
+
+
 def test_an_unknown_flag_is_an_error_that_names_the_nearest(serve):
     status, log = serve("--max-num-seq", "4").end()
     assert status == 2
@@ -128,6 +170,7 @@ def test_an_unknown_flag_is_an_error_that_names_the_nearest(serve):
         ("--gpu-memory-utilization", "1.5"),
         ("--speculative-config", '{"method": "eagle"}'),
         ("--speculative-config", '{"method": "ngram", "k": 4}'),
+        ("--kv-events-config", '{"enable_kv_cache_events": true, "hwm": 0}'),
     ],
 )
 def test_a_value_that_cannot_work_is_an_error_of_the_first_second(serve, flags):

@@ -327,3 +327,14 @@ def test_seeds_of_children_differ_and_are_the_same_each_time() -> None:
     assert seeds[0] == 2**64 - 1
     assert len(set(seeds)) == 100
     assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_an_http_request_is_named_by_the_first_of_its_requests_that_is_left(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            done = {0: SequenceDelta(index=0, token_ids=ids("a"), finish_reason="stop")}
+            with engine.generate([request(), request(), request()], done, "router-7"):
+                added = await core.receive(2)
+            assert [message.http_request_id for message in added] == ["router-7", None]
+
+    asyncio.run(play())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvasir_runtime.engine.core import EngineCore
+from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
@@ -20,8 +21,10 @@ from kvasir_runtime.engine.messages import (
     SequenceStart,
     StepOutputs,
 )
+from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
+from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockStored, KvEvent, KvEventLog
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
@@ -88,6 +91,24 @@ class CountingRunner:
         return False
 
 
+class MemoryPublisher:
+    """What routers would get."""
+
+    def __init__(self, channel: MemoryChannel) -> None:
+        self._channel = channel
+        self.events: list[KvEvent] = []
+        self.reports: list[LoadReport] = []
+        self.num_sent_before: list[int] = []
+        """Of each batch of events: messages that clients had got by then."""
+
+    def publish_events(self, events: list[KvEvent]) -> None:
+        self.events += events
+        self.num_sent_before.append(len(self._channel.sent))
+
+    def publish_load(self, report: LoadReport) -> None:
+        self.reports.append(report)
+
+
 class StepTimes:
     def __init__(self) -> None:
         self.observed: list[TimedStep] = []
@@ -126,28 +147,36 @@ def channel() -> MemoryChannel:
     return MemoryChannel()
 
 
-def new_scheduler() -> Scheduler:
+GROUPS = (KvGroup((0,), None),)
+
+
+def new_scheduler(event_log: KvEventLog | None = None) -> Scheduler:
     return make_scheduler(
-        LIMITS, policy="fcfs", num_blocks=16, block_size=4, groups=(KvGroup((0,), None),), enable_prefix_caching=True
-    )
+        LIMITS, policy="fcfs", num_blocks=16, block_size=4, groups=GROUPS, enable_prefix_caching=True,
+        event_log=event_log,
+    )  # fmt: skip
 
 
 @pytest.fixture
 def make_core(channel: MemoryChannel) -> Iterator[Callable[..., EngineCore]]:
     executors: list[Executor] = []
 
-    def make(runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None) -> EngineCore:
+    def make(
+        runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None
+    ) -> EngineCore:
         executors.append(Executor(runner))
-        return EngineCore(executors[-1], channel, new_scheduler(), steps_ahead=ahead, step_costs=step_costs)
+        scheduler = new_scheduler(None if feed is None else feed.event_log)
+        return EngineCore(executors[-1], channel, scheduler, steps_ahead=ahead, step_costs=step_costs, router_feed=feed)
 
     yield make
     for executor in executors:
         executor.close()
 
 
-def add(request_id: str, *, api_index: int = 0, max_tokens: int = 3) -> AddRequest:
+def add(request_id: str, *, api_index: int = 0, max_tokens: int = 3, http_request_id: str | None = None) -> AddRequest:
     return AddRequest(
         request_id=request_id, api_index=api_index, prompt_token_ids=[1, 2, 3], arrival_time=0.0,
+        http_request_id=http_request_id,
         sampling=SamplingParams(max_tokens=max_tokens, seed=0), sequences=[SequenceStart(index=0, seed=0)],
     )  # fmt: skip
 
@@ -433,3 +462,62 @@ def test_the_device_recovers_only_after_all_steps_behind_the_failed_one_were_ski
     for _ in range(3):
         core.step()
     assert executor.log == ["forward"] * 3 + ["taken"] * 2 + ["recover"]
+
+
+# --- what routers are told --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def publisher(channel: MemoryChannel) -> MemoryPublisher:
+    return MemoryPublisher(channel)
+
+
+def feed_of(publisher: MemoryPublisher, clock: Callable[[], float], load_hz: float | None = None) -> RouterFeed:
+    reporter = None if load_hz is None else LoadReporter(load_hz, "cafe")
+    return RouterFeed(KvEventLog(4, GROUPS), publisher, reporter, clock)  # type: ignore[arg-type]
+
+
+def test_blocks_are_published_when_they_are_written_and_after_clients_got_their_tokens(make_core, channel, publisher):
+    core = make_core(CountingRunner(), ahead=0, feed=feed_of(publisher, lambda: 0.0))
+    channel.inbox.append(add("a"))
+    core.step()
+    assert publisher.events == [AllBlocksCleared()]
+    core.step()
+    [_, stored] = publisher.events
+    assert isinstance(stored, BlockStored)
+    assert stored.token_ids == [1, 2, 3, 1]
+    assert publisher.num_sent_before == [1, 2]
+
+
+def test_published_events_are_counted_when_the_core_falls_asleep(make_core, channel, publisher):
+    core = make_core(CountingRunner(), ahead=0, feed=feed_of(publisher, lambda: 0.0))
+    channel.inbox.append(add("a"))
+    for _ in range(3):
+        core.step()
+    assert channel.broadcasts[-1].stats.num_kv_events == len(publisher.events) == 2
+
+
+def test_a_report_names_the_requests_that_came_and_follows_what_they_do(make_core, channel, publisher):
+    seconds = iter(range(100))
+    core = make_core(CountingRunner(), ahead=0, feed=feed_of(publisher, lambda: float(next(seconds)), load_hz=20))
+    channel.inbox.extend([add("a", max_tokens=2, http_request_id="x-1"), add("b", max_tokens=1)])
+    for _ in range(2):
+        core.step()
+    figures = [(report.num_running, report.kv_used_tokens, report.arrived) for report in publisher.reports]
+    assert figures == [(1, 4, ["x-1"]), (0, 0, [])]
+
+
+def test_a_core_that_owes_a_report_sleeps_no_longer_than_until_it_is_due(make_core, channel, publisher):
+    now = [0.0]
+    core = make_core(CountingRunner(), ahead=0, feed=feed_of(publisher, lambda: now[0], load_hz=20))
+    channel.inbox.append(add("a", max_tokens=2))
+    for _ in range(2):
+        core.step()
+    assert [report.num_running for report in publisher.reports] == [1]
+    now[0] = 0.05
+    core.step()
+    assert channel.timeouts[-1] == 0.0
+    assert [report.num_running for report in publisher.reports] == [1, 0]
+    core.step()
+    assert channel.timeouts[-1] is None, "an idle core that owes nothing waits without a limit"
+    assert len(publisher.reports) == 2

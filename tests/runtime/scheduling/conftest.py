@@ -9,6 +9,7 @@ from hypothesis import settings
 from tests.runtime.scheduling.fake_rank import FakeRank
 
 from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, SequenceOutput, SequenceStart
+from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.scheduling.limits import SchedulerLimits
@@ -50,6 +51,7 @@ class Engine:
     kv: KvCache
     rank: FakeRank
     ahead: int
+    event_log: KvEventLog
     under_way: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
     outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -120,13 +122,15 @@ def make_engine() -> Callable[..., Engine]:
         policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
         wrong_drafts: int = 0,
     ) -> Engine:  # fmt: skip
-        kv = KvCache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=cache)
+        log = KvEventLog(BLOCK_SIZE, groups)
+        log.take()
+        kv = KvCache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=cache, event_log=log)
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN,
             enable_chunked_prefill=chunked,
         )  # fmt: skip
         depth = FixedDepth(drafts) if drafts else None
         scheduler = Scheduler(limits, kv, waiting_queue(policy), depth)
-        return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), ahead)
+        return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), ahead, log)
 
     return make

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, continuation
 
 from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, SequenceOutput, SequenceStart
+from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, num_candidates
@@ -71,6 +72,33 @@ class VaryingDepth:
         assert (num_accepted <= num_asked).all()
 
     def forget(self, row: int) -> None: ...
+
+
+class EventReader:
+    """A router that hears every event."""
+
+    def __init__(self, block_size: int, groups: tuple[KvGroup, ...]) -> None:
+        self.log = KvEventLog(block_size, groups)
+        self.tokens: dict[bytes, list[int]] = {}
+        """Of each block that is there, from the beginning of its sequence."""
+        self._ever: dict[bytes, list[int]] = {}
+
+    def read(self) -> None:
+        for event in self.log.take():
+            match event:
+                case BlockStored():
+                    self._store(event)
+                case BlockRemoved():
+                    for block_hash in event.block_hashes:
+                        del self.tokens[block_hash]
+                case AllBlocksCleared():
+                    self.tokens.clear()
+
+    def _store(self, event: BlockStored) -> None:
+        before = [] if event.parent_block_hash is None else self._ever[event.parent_block_hash]
+        for number, block_hash in enumerate(event.block_hashes, start=1):
+            assert block_hash not in self.tokens, "stored twice"
+            self.tokens[block_hash] = self._ever[block_hash] = before + event.token_ids[: number * event.block_size]
 
 
 @dataclass
@@ -193,7 +221,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(setup=setups)
     def begin(self, setup: Setup) -> None:
         self.setup = setup
-        self.kv = KvCache(setup.num_blocks, setup.block_size, setup.groups, enable_prefix_caching=setup.cache)
+        self.reader = EventReader(setup.block_size, setup.groups)
+        self.kv = KvCache(
+            setup.num_blocks,
+            setup.block_size,
+            setup.groups,
+            enable_prefix_caching=setup.cache,
+            event_log=self.reader.log,
+        )
         limits = SchedulerLimits(
             max_num_seqs=setup.max_num_seqs,
             max_num_batched_tokens=setup.budget if setup.chunked else MAX_MODEL_LEN,
@@ -349,6 +384,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         pool = self.kv.pool
         assert {block.block_id: block.num_references for block in pool.blocks if block.num_references} == held
         assert pool.num_used == len(held)
+
+    @invariant()
+    def readers_of_events_know_the_blocks_that_can_be_found_and_are_written(self) -> None:
+        self.reader.read()
+        pool, group = self.kv.pool, self.reader.log.group
+        found = {block.content[1] for block in pool.blocks if block.content is not None and block.content[0] == group}
+        to_come = {each.block_hash for each in self.reader.log._announced.values() if each is not None}
+        assert set(self.reader.tokens) == found - to_come
+        for block_hash, tokens in self.reader.tokens.items():
+            block = pool.find((group, block_hash))
+            assert block is not None
+            last = (block.block_id, self.setup.block_size - 1)
+            assert self.rank.slots[last] == tuple(tokens), "reported before it was written"
 
     @invariant()
     def a_row_is_occupied_by_one_running_sequence_or_free(self) -> None:

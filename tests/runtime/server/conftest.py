@@ -94,6 +94,8 @@ class FakeCore:
             device="cpu",
             attention_backend="reference",
             startup_seconds={"load_weights": 0.5},
+            kv_capacity_tokens=1600,
+            instance="cafe",
         )
         self._channel.broadcast(ready)
 
@@ -101,7 +103,7 @@ class FakeCore:
         """A message that no API process can make sense of."""
         self._channel.broadcast({"type": "Nonsense"})  # type: ignore[arg-type]
 
-    def tell_stats(self, **figures: int) -> None:
+    def tell_stats(self, **figures: float) -> None:
         """Statistics without a step, as of a core that becomes idle."""
         stats = msgspec.structs.replace(self._stats(), **figures)
         self._channel.broadcast(StepOutputs(outputs=[], stats=stats))

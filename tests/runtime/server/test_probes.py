@@ -206,3 +206,29 @@ def wait_for_load(running, expected: tuple[int, int]) -> None:
         if (load["num_requests_running"], load["num_requests_waiting"]) == expected:
             return
         assert time.monotonic() < deadline, load
+
+
+def test_load_says_what_a_load_report_says(start_server) -> None:
+    with start_server() as running:
+        figures = {
+            "waiting_uncached_tokens": 7, "running_uncached_tokens": 8, "kv_used_tokens": 400,
+            "kv_capacity_tokens": 1600, "steps_per_second": 12.5, "prefill_tokens_per_second": 900.0,
+        }  # fmt: skip
+        running.core.tell_stats(num_running=3, num_waiting=2, **figures)
+        wait_for_load(running, (3, 2))
+        load = running.http.get("/load").json()
+    assert load == figures | {
+        "server_load": 0, "num_requests_running": 3, "num_requests_waiting": 2, "instance": "cafe"
+    }  # fmt: skip
+
+
+def test_load_of_an_engine_that_is_not_ready_is_nothing(start_server) -> None:
+    with start_server(is_ready=False) as running:
+        load = running.http.get("/load").json()
+    assert (load["num_requests_running"], load["kv_capacity_tokens"], load["instance"]) == (0, 0, None)
+
+
+def test_load_of_an_engine_that_has_made_no_step_knows_its_capacity(start_server) -> None:
+    with start_server() as running:
+        load = running.http.get("/load").json()
+    assert (load["kv_used_tokens"], load["kv_capacity_tokens"], load["instance"]) == (0, 1600, "cafe")

@@ -20,13 +20,13 @@ async def tell_headers(scope: Any, receive: Any, send: Any) -> None:
     await JSONResponse(dict(Request(scope).headers))(scope, receive, send)
 
 
-def ask(secret: str | None, peer: str, headers: dict[str, str]) -> httpx.Response:
+def ask(secret: str | None, peer: str, headers: dict[str, str], path: str = "/") -> httpx.Response:
     """What an application behind the middleware sees of a request from this peer."""
     transport = httpx.ASGITransport(RouterTrustMiddleware(tell_headers, secret), client=(peer, 1234))
 
     async def get() -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
-            return await client.get("/", headers=headers)
+            return await client.get(path, headers=headers)
 
     return asyncio.run(get())
 

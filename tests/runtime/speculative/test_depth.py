@@ -54,7 +54,9 @@ class Engine:
 
 def timed(num_decodes: int, seconds: float, **changes: int | float) -> TimedStep:
     step = {"num_prompt_tokens": 0, "num_asked": 0, "num_proposals": 0, "proposer_seconds": 0.0}
-    return TimedStep(num_decodes=num_decodes, seconds=seconds, is_catching_up=False, **(step | changes))
+    return TimedStep(
+        num_decodes=num_decodes, seconds=seconds, clock_seconds=seconds, is_catching_up=False, **(step | changes)
+    )
 
 
 def test_drafts_that_always_hold_are_asked_for_in_full() -> None:

@@ -1,0 +1,85 @@
+"""What routers are told of an engine's load, and when: soon after it changes, never more often than they asked for.
+
+Between two reports a router adds what it has sent here itself, so a report names the requests that have arrived since
+the last one: exactly those the router no longer adds.
+"""
+
+import msgspec
+
+from kvasir_runtime.engine.messages import SchedulerStats
+
+VERSION = 1
+BUSY_SECONDS = 1.0
+"""An engine that works reports so often, whether anything a router reads has changed or not."""
+
+
+class LoadReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One message under the topic `kvasir-load`: an array in this order."""
+
+    version: int = VERSION
+    num_running: int
+    num_waiting: int
+    waiting_uncached_tokens: int
+    running_uncached_tokens: int
+    kv_used_tokens: int
+    kv_capacity_tokens: int
+    steps_per_second: float
+    prefill_tokens_per_second: float | None
+    arrived: list[str]
+    """`x-request-id` of the requests that came since the last report."""
+    instance: str
+    """Of the engine core; another one has cached nothing of this one's."""
+
+
+class LoadReporter:
+    """Decides what is due. Times are seconds of one monotonic clock."""
+
+    def __init__(self, load_hz: float, instance: str) -> None:
+        self._interval = 1 / load_hz
+        self._instance = instance
+        self._arrived: list[str] = []
+        self._last: LoadReport | None = None
+        self._last_time = float("-inf")
+        self._is_held_back = False
+
+    def arrive(self, http_request_id: str) -> None:
+        self._arrived.append(http_request_id)
+
+    def due(self, stats: SchedulerStats, now: float) -> LoadReport | None:
+        """The report to send now, if one is due."""
+        self._is_held_back = now - self._last_time < self._interval
+        if self._is_held_back:
+            return None
+        report = self._report(stats)
+        is_busy = stats.num_running + stats.num_waiting > 0
+        if not self._says_more(report) and not (is_busy and now - self._last_time >= BUSY_SECONDS):
+            return None
+        self._arrived = []
+        self._last, self._last_time = report, now
+        return report
+
+    def wait_seconds(self, now: float) -> float | None:
+        """Until `due` should be asked again even if nothing happens; None: not before something does."""
+        return max(0.0, self._last_time + self._interval - now) if self._is_held_back else None
+
+    def _says_more(self, report: LoadReport) -> bool:
+        """Rates alone are no news: they change with every step."""
+        last = self._last
+        if last is None or report.arrived:
+            return True
+        rates = {name: getattr(last, name) for name in ("steps_per_second", "prefill_tokens_per_second")}
+        return msgspec.structs.replace(report, **rates, arrived=last.arrived) != last
+
+    def _report(self, stats: SchedulerStats) -> LoadReport:
+        return LoadReport(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            waiting_uncached_tokens=stats.waiting_uncached_tokens,
+            running_uncached_tokens=stats.running_uncached_tokens,
+            kv_used_tokens=stats.kv_used_tokens,
+            kv_capacity_tokens=stats.kv_capacity_tokens,
+            steps_per_second=stats.steps_per_second,
+            prefill_tokens_per_second=stats.prefill_tokens_per_second,
+            arrived=self._arrived,
+            instance=self._instance,
+        )

@@ -1,0 +1,94 @@
+"""When a load report is due, and what it says."""
+
+import msgspec
+import pytest
+
+from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
+from kvasir_runtime.engine.messages import SchedulerStats
+
+HZ = 20
+INTERVAL = 1 / HZ
+
+
+def stats(**figures) -> SchedulerStats:
+    base = SchedulerStats(
+        num_running=0, num_waiting=0, num_blocks_used=0, num_blocks=8, num_steps=0, num_preemptions=0,
+        num_prefix_queries=0, num_prefix_hits=0, last_step_time=0.0, kv_capacity_tokens=128,
+    )  # fmt: skip
+    return msgspec.structs.replace(base, **figures)
+
+
+IDLE = stats()
+
+
+@pytest.fixture
+def reporter() -> LoadReporter:
+    """That has told of an idle engine at second 0."""
+    reporter = LoadReporter(HZ, "cafe")
+    assert reporter.due(IDLE, 0.0) is not None
+    return reporter
+
+
+def test_a_report_holds_the_scheduler_s_figures_the_arrivals_and_the_instance():
+    reporter = LoadReporter(HZ, "cafe")
+    reporter.arrive("a")
+    reporter.arrive("b")
+    figures = {
+        "num_running": 1, "num_waiting": 2, "waiting_uncached_tokens": 3, "running_uncached_tokens": 4,
+        "kv_used_tokens": 5, "kv_capacity_tokens": 6, "steps_per_second": 7.5, "prefill_tokens_per_second": 8.5,
+    }  # fmt: skip
+    assert reporter.due(stats(**figures), 0.0) == LoadReport(**figures, arrived=["a", "b"], instance="cafe")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_running": 1}, {"num_waiting": 1}, {"waiting_uncached_tokens": 1}, {"running_uncached_tokens": 1},
+        {"kv_used_tokens": 1}, {"kv_capacity_tokens": 1},
+    ],
+)  # fmt: skip
+def test_what_changes_is_told(reporter, change):
+    assert reporter.due(stats(**change), 1.0) is not None
+
+
+def test_an_idle_engine_tells_nothing_however_long(reporter):
+    assert reporter.due(IDLE, 3600.0) is None
+    assert reporter.wait_seconds(3600.0) is None
+
+
+def test_rates_alone_are_no_news(reporter):
+    assert reporter.due(stats(steps_per_second=9.0, prefill_tokens_per_second=9.0), 1.0) is None
+
+
+def test_an_arrival_is_news_although_nothing_else_changed_and_is_told_once(reporter):
+    reporter.arrive("a")
+    report = reporter.due(IDLE, 1.0)
+    assert report is not None
+    assert report.arrived == ["a"]
+    assert reporter.due(IDLE, 2.0) is None
+    busy = reporter.due(stats(num_running=1), 3.0)
+    assert busy is not None
+    assert busy.arrived == []
+
+
+def test_a_working_engine_reports_once_a_second_though_nothing_changes(reporter):
+    busy = stats(num_running=1)
+    reports = [reporter.due(busy, 1.0 + second / 10) for second in range(31)]
+    assert [index for index, report in enumerate(reports) if report is not None] == [0, 10, 20, 30]
+
+
+def test_a_burst_of_changes_is_told_no_more_often_than_asked_for(reporter):
+    times = [1.0 + step / 1000 for step in range(1000)]
+    reports = [reporter.due(stats(kv_used_tokens=index + 1), now) for index, now in enumerate(times)]
+    assert sum(report is not None for report in reports) == pytest.approx(HZ, abs=1)
+
+
+def test_what_was_held_back_is_told_when_its_time_has_come(reporter):
+    reporter.arrive("a")
+    assert reporter.due(IDLE, 0.4 * INTERVAL) is None
+    assert reporter.wait_seconds(0.4 * INTERVAL) == pytest.approx(0.6 * INTERVAL)
+    assert reporter.wait_seconds(2 * INTERVAL) == 0.0
+    report = reporter.due(IDLE, INTERVAL)
+    assert report is not None
+    assert report.arrived == ["a"]
+    assert reporter.wait_seconds(INTERVAL) is None
