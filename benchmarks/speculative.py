@@ -26,7 +26,7 @@ from datetime import date
 from pathlib import Path
 
 import aiohttp
-from engines import Engine
+from servers import Server
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "examples" / "models"
@@ -109,7 +109,7 @@ def held_out_prompts(number: int) -> list[list[int]]:
     return list(itertools.islice(prompts, number))
 
 
-def engine_of(method: str, port: int, options: argparse.Namespace) -> Engine:
+def engine_of(method: str, port: int, options: argparse.Namespace) -> Server:
     command = [
         sys.executable, "-m", "kvasir_runtime", "serve", str(MODELS / TARGET), "--served-model-name", "m",
         "--port", str(port), "--device", "cpu", "--max-num-seqs", "32", "--kv-cache-memory-bytes", str(1 << 28),
@@ -119,16 +119,16 @@ def engine_of(method: str, port: int, options: argparse.Namespace) -> Engine:
         speculative = {"method": method, "num_speculative_tokens": NUM_DRAFTS, "adaptive": not options.fixed}
         model = MODEL_OF[method]
         command += ["--speculative-config", json.dumps(speculative | ({"model": str(MODELS / model)} if model else {}))]
-    return Engine("kvasir", command, port, {"PYTHONPATH": str(ROOT / "runtime")})
+    return Server("kvasir", command, port, {"PYTHONPATH": str(ROOT / "runtime")}, ready_path="/ready")
 
 
-def pause_all_but(engine: Engine, engines: dict[str, Engine]) -> None:
+def pause_all_but(engine: Server, engines: dict[str, Server]) -> None:
     for other in engines.values():
         if other.process is not None:
             other.resume() if other is engine else other.pause()
 
 
-def measure(engine: Engine, prompts: list[list[int]], streams: int, temperature: float) -> Run:
+def measure(engine: Server, prompts: list[list[int]], streams: int, temperature: float) -> Run:
     before, begin = counters(engine), time.perf_counter()
     num_tokens = asyncio.run(complete_all(engine, prompts, streams, temperature))
     seconds = time.perf_counter() - begin
@@ -137,7 +137,7 @@ def measure(engine: Engine, prompts: list[list[int]], streams: int, temperature:
     return Run(num_tokens / seconds, length, (verified + held) / num_tokens)
 
 
-def counters(engine: Engine) -> tuple[float, float]:
+def counters(engine: Server) -> tuple[float, float]:
     """(verifications of drafts, drafts that held) so far."""
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
@@ -147,7 +147,7 @@ def counters(engine: Engine) -> tuple[float, float]:
     )
 
 
-async def complete_all(engine: Engine, prompts: list[list[int]], streams: int, temperature: float) -> int:
+async def complete_all(engine: Server, prompts: list[list[int]], streams: int, temperature: float) -> int:
     """Tokens written for all prompts, so many at once."""
     gate = asyncio.Semaphore(streams)
 

@@ -1,15 +1,21 @@
-"""Probes, metrics and the fleet's picture, on a port of their own."""
+"""Probes, metrics, what is known of each endpoint, and a page about routing, on a port of their own."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi.responses import FileResponse
 
-from kvasir_router.fleet import Fleet
+from kvasir_router.debug.decisions import DecisionLog
+from kvasir_router.debug.routing import PAGE, PAGE_HEADERS, describe_routing
 from kvasir_router.metrics import Metrics
+from kvasir_router.service.services import Services
 
 
-def create_admin_app(fleet: Fleet, metrics: Metrics, is_ready: Callable[[], bool]) -> FastAPI:
+def create_admin_app(
+    services: Services, metrics: Metrics, decisions: DecisionLog, is_ready: Callable[[], bool]
+) -> FastAPI:
     """/ready holds once the router listens and knows its endpoints, even if there are none: it then holds requests, and
     taking it out of its Service while engines start from zero would refuse them instead.
     """
@@ -30,6 +36,14 @@ def create_admin_app(fleet: Fleet, metrics: Metrics, is_ready: Callable[[], bool
 
     @app.get("/endpoints")
     async def endpoints() -> list[dict[str, Any]]:
-        return fleet.describe()
+        return services.describe()
+
+    @app.get("/debug/routing")
+    async def routing_page() -> FileResponse:
+        return FileResponse(PAGE, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
+
+    @app.get("/debug/routing.json")
+    async def routing(service: str | None = None) -> dict[str, Any]:
+        return describe_routing(services, decisions, service, time.perf_counter(), time.time())
 
     return app

@@ -1,6 +1,6 @@
-"""The main path of every forwarded request: handle -> parse -> admit -> pick -> forward, and again where that fails.
+"""The main path of every forwarded request: handle -> parse -> admit -> place -> forward, and again where that fails.
 
-It is plain ASGI: request models and response classes would cost more than the routing itself.
+It works on bytes and headers as they came: request models and response classes would cost more than the routing itself.
 """
 
 import asyncio
@@ -8,36 +8,30 @@ import logging
 import time
 from dataclasses import dataclass
 
-from starlette.types import Receive, Scope, Send
-
-from kvasir_router import proxy, request
-from kvasir_router.admission import Admission
+from kvasir_router import request
+from kvasir_router.admission.deadline import deadline_seconds_of
+from kvasir_router.admission.tenant_limits import TenantLimits
+from kvasir_router.admission.tenant_queue import QueuedRequest
 from kvasir_router.api_keys import ApiKeys
-from kvasir_router.body import Body, BodyBudget
-from kvasir_router.disconnect import cancelled_on_disconnect
-from kvasir_router.endpoints.endpoint import EndpointView
 from kvasir_router.errors import (
     BadGatewayError,
-    ClientDisconnectedError,
-    QueueFullError,
-    QueueWaitExceededError,
     RequestError,
-    RequestTimeoutError,
     RouterStoppingError,
     StreamInterruptedError,
+    UpstreamBusyError,
     UpstreamConnectError,
     UpstreamError,
 )
-from kvasir_router.exchange import Exchange
-from kvasir_router.fleet import Fleet, Ticket
-from kvasir_router.hang import interrupted_when_hung
-from kvasir_router.health import Prober
 from kvasir_router.job import Job
+from kvasir_router.liveness import while_alive
 from kvasir_router.metrics import Metrics
-from kvasir_router.models import ModelCatalog
-from kvasir_router.picker import Picker
-from kvasir_router.proxy import Proxy
-from kvasir_router.request import InferenceRequest, PromptSettings
+from kvasir_router.placement.placement import Placement
+from kvasir_router.relay.exchange import Exchange
+from kvasir_router.relay.headers import RawHeaders
+from kvasir_router.relay.proxy import Proxy, forwarded_headers
+from kvasir_router.request import InferenceRequest
+from kvasir_router.service.ledger import Ticket
+from kvasir_router.service.services import Services
 
 logger = logging.getLogger(__name__)
 
@@ -46,163 +40,166 @@ _CLIENT_CLOSED_STATUS = 499
 
 
 @dataclass(frozen=True)
-class Limits:
-    max_body_bytes: int
-    request_timeout_seconds: float
-    num_retries: int
-
-
-@dataclass(frozen=True)
 class Parts:
     """What the handler works with, built once in `server`."""
 
-    models: ModelCatalog
+    services: Services
     api_keys: ApiKeys | None  # None: open to everybody
-    router_secret: str | None  # None: engines are not told who asks
-    prompt_settings: PromptSettings
-    bodies: BodyBudget
-    admission: Admission
-    picker: Picker
-    fleet: Fleet
-    prober: Prober
+    tenant_limits: TenantLimits
     proxy: Proxy
     metrics: Metrics
 
 
 class Handler:
-    """An ASGI application for every route that is forwarded."""
+    """Of every request that is forwarded."""
 
-    def __init__(self, parts: Parts, limits: Limits) -> None:
+    def __init__(self, parts: Parts, num_retries: int) -> None:
         self._parts = parts
-        self._limits = limits
+        self._num_retries = num_retries
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.handle(scope, receive, send)
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         """Every request gets an answer here, and is counted once."""
-        exchange = Exchange(scope, send, time.perf_counter())
-        body = Body(self._parts.bodies)
         job: Job | None = None
         status = 500
         self._parts.metrics.in_flight.inc()
         try:
-            job = await self._receive(scope, receive, exchange, body)
-            async with cancelled_on_disconnect(receive):
-                status = await self._answer(job)
-            await exchange.end()
-        except ClientDisconnectedError:
-            status = _CLIENT_CLOSED_STATUS
+            job = await self._receive(exchange)
+            status = await self._answer(job)
+            exchange.end()
         except RequestError as error:
             status = error.status
             logger.info("request_id=%s status=%d %s", exchange.request_id, status, error)
-            await exchange.fail(error)
+            exchange.fail(error)
         except asyncio.CancelledError:
-            # The server's time to drain is over; the task ends here, so swallowing the cancellation loses nothing.
-            status = RouterStoppingError.status
-            await exchange.fail(
-                RouterStoppingError("the router is stopping and cannot wait for this answer any longer")
-            )
+            # The client is gone, or the time to drain is over. The task ends here: no cancellation is lost.
+            status = _CLIENT_CLOSED_STATUS if exchange.has_client_left else RouterStoppingError.status
+            if not exchange.has_client_left:
+                exchange.fail(RouterStoppingError("the router is stopping and cannot wait for this answer any longer"))
         except Exception:
             logger.exception("request_id=%s failed", exchange.request_id)
-            await exchange.fail(RequestError("the router failed to handle this request; its log says why"))
+            exchange.fail(RequestError("the router failed to handle this request; its log says why"))
         finally:
-            body.drop()
+            exchange.body.drop()
             self._count(exchange, job, status)
 
-    async def _receive(self, scope: Scope, receive: Receive, exchange: Exchange, body: Body) -> Job:
+    async def _receive(self, exchange: Exchange) -> Job:
         """The request as far as it concerns routing. Raises RequestError for whoever may not ask or asks nonsense."""
-        headers, api_keys = scope["headers"], self._parts.api_keys
+        headers, api_keys = exchange.headers, self._parts.api_keys
         tenant = None if api_keys is None else api_keys.tenant_of(headers)
-        await body.read(receive, self._limits.max_body_bytes, exchange.announced_bytes)
+        content = await exchange.receive()
         body_received = time.perf_counter()
-        inference = request.parse(exchange.path, body.content, self._parts.prompt_settings, self._parts.models.resolve)
-        self._parts.models.check(inference.model)
-        body.content = request.engine_body(inference, body.content)
-        forwarded = proxy.forwarded_headers(
-            headers, exchange.request_id, tenant, self._parts.router_secret, is_stream=inference.is_stream
+        fields = request.read_fields(exchange.dialect, content)
+        service = self._parts.services.of(request.model_of(fields))
+        inference = await request.parse(
+            request.Envelope(exchange.path, exchange.request_id, headers, tenant, exchange.dialect),
+            fields,
+            service.catalog.resolve,
+            service.index,
         )
-        return Job(exchange, inference, body, forwarded, body_received, self._limits.num_retries)
+        exchange.body.content = request.engine_body(inference, content)
+        forwarded = forwarded_headers(
+            headers, exchange.request_id, tenant, service.router_secret, is_resumable=inference.is_resumable
+        )
+        queued = self._queued(inference, headers)
+        return Job(exchange, service, inference, queued, forwarded, body_received, self._num_retries)
+
+    def _queued(self, inference: InferenceRequest, headers: RawHeaders) -> QueuedRequest:
+        """What admission must know. Raises InvalidDeadlineError (400) and TenantRateLimitError (429)."""
+        tenant, num_tokens = inference.tenant or "", inference.num_prompt_tokens
+        deadline_seconds = deadline_seconds_of(headers)
+        self._parts.tenant_limits.charge(tenant, num_tokens, time.perf_counter())
+        return QueuedRequest(inference.model, tenant, num_tokens, inference.priority, deadline_seconds)
 
     async def _answer(self, job: Job) -> int:
-        """Tries endpoints until one gives the answer, or the rest of a stream that others have begun."""
+        """Tries placements until one gives the answer, or the rest of a stream that others have begun."""
+        job.service.prober.count_request()
+        job.service.retry_budget.count_request(time.perf_counter())
         while True:
-            endpoint = await self._choose(job)
-            job.tried.add(endpoint.url)
-            job.revision = endpoint.revision
+            placement = await self._place(job)
+            job.count_attempt(placement)
             try:
-                return await self._forward(job, endpoint)
+                with self._parts.tenant_limits.in_flight(job.queued.tenant):
+                    return await self._forward(job, placement)
             except UpstreamError as error:
                 if job.exchange.has_whole_stream:
                     return 200
-                self._decide_on_retry(job, endpoint, error)
+                self._decide_on_retry(job, placement, error)
 
-    async def _choose(self, job: Job) -> EndpointView:
-        """Admission and pick; nothing is awaited between them and the dispatch, so the place is still free."""
-        parts, model, has_begun = self._parts, job.request.model, job.exchange.has_started
+    async def _place(self, job: Job) -> Placement:
+        """Admission and placement; nothing is awaited between them and the dispatch, so there is still room."""
+        job.queued.has_begun = job.exchange.has_started
         while True:
             try:
-                waited_seconds = await parts.admission.admit(
-                    lambda: parts.fleet.can_place(model), job.waited_seconds, has_begun=has_begun
-                )
-            except (QueueFullError, QueueWaitExceededError) as error:
-                if not has_begun:
-                    raise
-                raise StreamInterruptedError(f"the engine stopped in the middle of its answer, and {error}") from error
+                waited_seconds = await job.service.admission.admit(job.queued, job.waited_seconds)
+            except RequestError as error:
+                if job.queued.has_begun:
+                    message = f"the engine stopped in the middle of its answer, and {error}"
+                    raise StreamInterruptedError(message) from error
+                self._parts.tenant_limits.refund(job.queued.tenant, job.queued.num_tokens)
+                raise
             job.count_wait(waited_seconds)
-            endpoint = parts.picker.pick(job.request, parts.fleet.snapshot(job.request, job.tried))
-            if endpoint is not None:
-                return endpoint
+            placement = job.service.place(job.request, job.tried)
+            if placement is not None:
+                return placement
 
-    async def _forward(self, job: Job, endpoint: EndpointView) -> int:
-        ticket = self._parts.fleet.dispatch(job.request, endpoint)
-        self._parts.metrics.count_dispatch(job.request, endpoint, self._own_seconds(job))
+    async def _forward(self, job: Job, placement: Placement) -> int:
+        tickets = job.service.dispatch(job.request, placement)
+        self._parts.metrics.count_dispatch(job.request, placement, job.service.policy, self._own_seconds(job))
+        ticket = tickets[0]
         release = self._release_when_expected(job.request, ticket)
         try:
-            async with (
-                asyncio.timeout(self._limits.request_timeout_seconds),
-                interrupted_when_hung(ticket, lambda: job.exchange.can_go_elsewhere),
-            ):
-                return await self._attempt(job, endpoint, ticket)
-        except TimeoutError as error:
-            seconds = self._limits.request_timeout_seconds
-            raise RequestTimeoutError(f"{endpoint.url} did not finish the answer within {seconds:g} s") from error
+            async with while_alive(ticket, lambda: job.exchange.can_go_elsewhere):
+                return await self._attempt(job, ticket)
         finally:
             if release is not None:
                 release.cancel()
-            ticket.finish()
+            for each in tickets:
+                each.finish()
 
-    async def _attempt(self, job: Job, endpoint: EndpointView, ticket: Ticket) -> int:
+    async def _attempt(self, job: Job, ticket: Ticket) -> int:
         """From the beginning, or from what the client has."""
         exchange, journal = job.exchange, job.exchange.journal
         if exchange.has_started and journal is not None:
             return await self._parts.proxy.resume(
-                job.body,
-                job.headers,
-                endpoint.url,
                 exchange,
+                job.headers,
+                ticket.url,
                 journal,
                 on_first_byte=lambda _: self._note_resumption(job, ticket),
             )
-        has_other = job.can_fail_again and self._parts.fleet.can_place(job.request.model, job.tried)
+        has_other = (
+            job.can_fail_again
+            and job.service.retry_budget.has_left(time.perf_counter())
+            and job.service.registry.can_place(job.request.model, job.tried)
+        )
         return await self._parts.proxy.forward(
-            job.body,
-            job.headers,
-            endpoint.url,
             exchange,
+            job.headers,
+            ticket.url,
             relay_unavailable=not has_other,
             on_first_byte=lambda status: self._note_first_byte(job, ticket, status),
         )
 
-    def _decide_on_retry(self, job: Job, endpoint: EndpointView, error: UpstreamError) -> None:
+    def _decide_on_retry(self, job: Job, placement: Placement, error: UpstreamError) -> None:
         """Raises RequestError when that was the last attempt."""
-        can_retry = job.count_failure(endpoint.url, error)
-        self._note_failure(job, endpoint, error, is_last=not can_retry)
-        if can_retry:
+        can_retry = job.count_failure(placement.leg.endpoint.url, error)
+        is_over_budget = can_retry and not self._takes_retry(job, error)
+        self._note_failure(job, placement, error, is_last=not can_retry or is_over_budget)
+        if can_retry and not is_over_budget:
             return
         if job.exchange.has_started:
             raise StreamInterruptedError(str(error)) from error
-        raise BadGatewayError(f"no engine answered; the last attempt: {error}") from error
+        reason = "; too many requests are being repeated already" if is_over_budget else ""
+        raise BadGatewayError(f"no engine answered; the last attempt: {error}{reason}") from error
+
+    def _takes_retry(self, job: Job, error: UpstreamError) -> bool:
+        """A stream that has begun always goes on, and an engine that refused the connection has not been asked."""
+        if job.exchange.has_started or isinstance(error, UpstreamConnectError):
+            return True
+        if job.service.retry_budget.take(time.perf_counter()):
+            return True
+        self._parts.metrics.retries_refused.inc()
+        return False
 
     def _own_seconds(self, job: Job) -> float | None:
         """What the router itself has added so far: neither the client's sending nor the queue; None once it answers."""
@@ -211,19 +208,24 @@ class Handler:
         return max(time.perf_counter() - job.body_received - job.queue_wait_seconds, 0.0)
 
     def _release_when_expected(self, inference: InferenceRequest, ticket: Ticket) -> asyncio.TimerHandle | None:
-        """Without a stream the first byte comes long after the prefill: assume that took what was expected."""
-        if inference.is_stream:
+        """Of an answer in one piece the first byte comes long after the prefill: that is taken to last as expected."""
+        if inference.is_stream or not inference.num_output_tokens:
             return None
         return asyncio.get_running_loop().call_later(ticket.expected_prefill_seconds, ticket.release_prefill)
 
     def _note_first_byte(self, job: Job, ticket: Ticket, status: int) -> None:
-        if job.request.is_stream and status == 200:
-            now = time.perf_counter()
+        now = time.perf_counter()
+        job.service.in_flight_limits.answered(ticket.url, is_error=_is_endpoints_fault(status))
+        if status == 200 and not job.request.is_stream:
+            ticket.whole_answer(now)
+        elif status == 200:
             ticket.first_token(now)
             self._parts.metrics.time_to_first_byte(job.request.model or "").observe(now - job.exchange.arrived)
 
     def _note_resumption(self, job: Job, ticket: Ticket) -> None:
-        ticket.release_prefill()  # how long it took says little: the tokens made so far were computed as well
+        journal = job.exchange.journal
+        job.service.in_flight_limits.answered(ticket.url, is_error=False)
+        ticket.first_token(time.perf_counter(), 0 if journal is None else journal.num_events)
         self._parts.metrics.streams_resumed(job.lost_reason).inc()
         logger.info(
             "request_id=%s endpoint=%s goes on with a stream lost elsewhere (%s)",
@@ -232,20 +234,33 @@ class Handler:
             job.lost_reason,
         )
 
-    def _note_failure(self, job: Job, endpoint: EndpointView, error: UpstreamError, *, is_last: bool) -> None:
+    def _note_failure(self, job: Job, placement: Placement, error: UpstreamError, *, is_last: bool) -> None:
+        endpoint = placement.leg.endpoint
         logger.warning("request_id=%s endpoint=%s %s", job.exchange.request_id, endpoint.url, error)
         self._parts.metrics.upstream_errors(error.reason).inc()
         self._parts.metrics.revision_errors(endpoint.revision, error.reason).inc()
         if not is_last:
             self._parts.metrics.retries(error.reason).inc()
+        if error.is_endpoints_fault:
+            job.service.in_flight_limits.answered(endpoint.url, is_error=True)
+        elif isinstance(error, UpstreamBusyError):
+            job.service.in_flight_limits.busy(endpoint.url)
         if isinstance(error, UpstreamConnectError):
-            self._parts.prober.eject(endpoint.url)
+            job.service.prober.eject(endpoint.url)
+        if not job.exchange.has_started:
+            job.service.withdraw(job.request, placement)
 
     def _count(self, exchange: Exchange, job: Job | None, status: int) -> None:
         """A model that is not served here is the client's invention and must not make a series: its label is empty."""
-        asked = job.request.model if job is not None else None
-        model = asked if asked is not None and self._parts.models.is_known(asked) else ""
-        queue_wait_seconds = job.queue_wait_seconds if job is not None else 0.0
-        if job is not None and job.revision is not None:
-            self._parts.metrics.revision_requests(job.revision, str(status)).inc()
+        model, queue_wait_seconds = "", 0.0
+        if job is not None:
+            asked, queue_wait_seconds = job.request.model, job.queue_wait_seconds
+            model = asked if asked is not None and job.service.catalog.is_known(asked) else ""
+            if job.revision is not None:
+                self._parts.metrics.revision_requests(job.revision, str(status)).inc()
         self._parts.metrics.count_end(model, status, time.perf_counter() - exchange.arrived, queue_wait_seconds)
+
+
+def _is_endpoints_fault(status: int) -> bool:
+    """Of an answer that is relayed. 501 is the request's, and 503 is relayed where it is the only endpoint's."""
+    return status >= 500 and status not in (501, 503)

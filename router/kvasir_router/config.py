@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from kvasir_router.errors import ConfigError
 
-PolicyName = Literal["finishTime", "roundRobin"]
+PolicyName = Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 ROUTER_SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
+GATEWAY_SECRET_VARIABLE = "KVASIR_GATEWAY_SECRET"
+"""What the secrets of a gateway's services are derived from."""
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -36,6 +38,23 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
+@dataclass(frozen=True, slots=True)
+class KvEventPorts:
+    """Where every engine publishes, beside its own port."""
+
+    events: int
+    replay: int
+
+
+def parse_event_ports(text: str) -> KvEventPorts:
+    """Of `5557:5558`."""
+    match = re.fullmatch(r"(\d{1,5}):(\d{1,5})", text)
+    ports = KvEventPorts(int(match[1]), int(match[2])) if match is not None else None
+    if ports is None or not (0 < ports.events < 2**16 and 0 < ports.replay < 2**16):
+        raise ConfigError(f"{text!r} are not two ports; write for example 5557:5558")
+    return ports
+
+
 def _flag(help_text: str, *, read: Callable[[str], Any] | None = None, metavar: str | None = None) -> dict[str, Any]:
     return {"help": help_text, "read": read, "metavar": metavar}
 
@@ -54,15 +73,20 @@ def router_secret_of(environment: Mapping[str, str]) -> str | None:
     return secret or None
 
 
+def gateway_secret_of(environment: Mapping[str, str]) -> str | None:
+    """None where nothing is set."""
+    return environment.get(GATEWAY_SECRET_VARIABLE) or None
+
+
 @dataclass(frozen=True)
 class RouterConfig:
-    """Exactly one of `endpoint` and `endpoints_service` must be given."""
+    """Exactly one of `endpoint`, `endpoints_service` and `gateway` must be given."""
 
     host: str = field(default="127.0.0.1", metadata=_flag("address to listen on; :: takes IPv6 and IPv4"))
     port: int = field(default=8080, metadata=_flag("port of the OpenAI API; 0 takes a free one"))
     admin_host: str | None = field(default=None, metadata=_flag("address of probes and metrics (default: --host)"))
     admin_port: int = field(
-        default=9090, metadata=_flag("port of /health, /ready, /metrics, /endpoints; 0: a free one")
+        default=9090, metadata=_flag("port of /health, /ready, /metrics, /endpoints, /debug/routing; 0: a free one")
     )
     policy: PolicyName = field(default="finishTime", metadata=_flag("how an endpoint is chosen"))
     model: str | None = field(
@@ -88,11 +112,38 @@ class RouterConfig:
             metavar="NAMESPACE/NAME:PORT",
         ),
     )
+    gateway: tuple[str, ...] = field(
+        default=(),
+        metadata=_flag(
+            "serve all InferenceServices of a namespace that have spec.router.mode gateway, each by its models' names; "
+            "repeat for more namespaces, * is all",
+            metavar="NAMESPACE",
+        ),
+    )
     max_in_flight: int = field(
         default=512, metadata=_flag("requests sent to one endpoint at once; more wait in the queue")
     )
+    max_prefill_queue: float = field(
+        default=0.25,
+        metadata=_duration("prefill that an engine may have ahead; where all have more, requests wait in the queue"),
+    )
     max_queue_size: int = field(default=1000, metadata=_flag("requests held in the queue; more get 429"))
     max_queue_wait: float = field(default=60.0, metadata=_duration("longest time in the queue, then 503"))
+    tenant_tokens_per_minute: int | None = field(
+        default=None,
+        metadata=_flag(
+            "prompt tokens that a tenant may send to one router in a minute, in bursts of as many; more get 429 "
+            "(default: no limit)",
+            metavar="NUM",
+        ),
+    )
+    tenant_max_in_flight: int | None = field(
+        default=None,
+        metadata=_flag(
+            "requests that a tenant may have at engines through one router; more wait in the queue (default: no limit)",
+            metavar="NUM",
+        ),
+    )
     api_keys_file: Path | None = field(
         default=None,
         metadata=_flag(
@@ -114,7 +165,16 @@ class RouterConfig:
     max_connections_per_peer: int = field(
         default=4096, metadata=_flag("the same for one IPv4 address or IPv6 /64; as many as all behind one proxy need")
     )
-    request_timeout: float = field(default=3600.0, metadata=_duration("longest time from dispatch to the answer's end"))
+    cors_origin: tuple[str, ...] = field(
+        default=(),
+        metadata=_flag(
+            "origin of pages whose scripts may use this router, * for all; repeat for more (default: engines decide)",
+            metavar="ORIGIN",
+        ),
+    )
+    request_timeout: float = field(
+        default=3600.0, metadata=_duration("longest time in which an answer brings nothing, its first byte included")
+    )
     connect_timeout: float = field(default=2.0, metadata=_duration("longest time to connect to an engine"))
     retries: int = field(
         default=2, metadata=_flag("further attempts before an answer begins, and each time a stream is lost")
@@ -125,25 +185,54 @@ class RouterConfig:
     )
     prefix_ttl: float = field(default=1200.0, metadata=_duration("blocks unused this long are forgotten"))
     bytes_per_token: float = field(default=4.0, metadata=_flag("estimate that turns prompt bytes into tokens"))
+    kv_events: KvEventPorts | None = field(
+        default=None,
+        metadata=_flag(
+            "follow the KV events and load that engines publish over ZMQ on these two ports of theirs "
+            "(default: guess what they have cached, and scrape their load)",
+            read=parse_event_ports,
+            metavar="EVENTS_PORT:REPLAY_PORT",
+        ),
+    )
+    kv_index_size: int = field(
+        default=1_000_000,
+        metadata=_flag("blocks remembered from KV events, of all endpoints of a service; 200 bytes each"),
+    )
     probe_interval: float = field(default=1.0, metadata=_duration("time between two probes of an endpoint"))
     shutdown_timeout: float = field(default=300.0, metadata=_duration("time that running requests get after SIGTERM"))
     log_level: LogLevel = field(default="info", metadata=_flag("least severe level that is logged"))
 
     def __post_init__(self) -> None:
-        if bool(self.endpoint) == (self.endpoints_service is not None):
-            seen = "both" if self.endpoint else "neither"
-            raise ConfigError(f"need exactly one of --endpoint and --endpoints-service, got {seen}")
+        sources = {
+            "--endpoint": bool(self.endpoint),
+            "--endpoints-service": self.endpoints_service is not None,
+            "--gateway": bool(self.gateway),
+        }
+        given = [name for name, is_given in sources.items() if is_given]
+        if len(given) != 1:
+            raise ConfigError(f"need exactly one of {', '.join(sources)}; got {' and '.join(given) or 'none'}")
+        if self.gateway and self.model is not None:
+            raise ConfigError("--model says nothing to a gateway: its models are those of the InferenceServices")
+        if "*" in self.gateway and len(self.gateway) > 1:
+            raise ConfigError("--gateway * is all namespaces; name no other beside it")
         if self.model_alias and self.model is None:
             raise ConfigError(f"--model-alias {self.model_alias[0]!r} stands for no model; name it with --model")
         for url in self.endpoint:
             if re.fullmatch(r"https?://[^/\s]+/?", url) is None:
                 raise ConfigError(f"--endpoint {url!r} is not a base URL; write for example http://127.0.0.1:8000")
+        for origin in self.cors_origin:
+            if re.fullmatch(r"\*|https?://[^/\s]+", origin) is None:
+                raise ConfigError(f"--cors-origin {origin!r} is no origin; write for example https://chat.example.com")
+        for name in ("tenant_tokens_per_minute", "tenant_max_in_flight"):
+            self._check_tenant_limit(name)
         for name in (
             "max_in_flight",
             "prefix_block_size",
             "prefix_index_size",
+            "kv_index_size",
             "bytes_per_token",
             "probe_interval",
+            "max_prefill_queue",
             "max_connections",
             "max_connections_per_peer",
         ):
@@ -157,3 +246,12 @@ class RouterConfig:
         for name in ("port", "admin_port", "max_queue_size", "retries"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+
+    def _check_tenant_limit(self, name: str) -> None:
+        flag, limit = f"--{name.replace('_', '-')}", getattr(self, name)
+        if limit is None:
+            return
+        if limit <= 0:
+            raise ConfigError(f"{flag} must be positive, got {limit}; leave it out for no limit")
+        if self.api_keys_file is None:
+            raise ConfigError(f"{flag} {limit} is a limit to each tenant, and needs --api-keys-file to tell them apart")

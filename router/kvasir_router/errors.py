@@ -3,8 +3,7 @@
 RouterError
 ├── StartupError              ConfigError, PortInUseError, EndpointSourceError
 ├── RequestError              has an HTTP status, an OpenAI type and code, and a body
-├── UpstreamError             an attempt failed; the app decides on another one or an answer
-└── ClientDisconnectedError   nobody is left to answer
+└── UpstreamError             an attempt failed; the app decides on another one or an answer
 """
 
 import msgspec
@@ -32,10 +31,6 @@ class EndpointSourceError(StartupError):
     """The Kubernetes API cannot be configured (no in-cluster account, no KUBECONFIG)."""
 
 
-class ClientDisconnectedError(RouterError):
-    pass
-
-
 class RequestError(RouterError):
     """An answer in OpenAI's error shape: https://platform.openai.com/docs/guides/error-codes."""
 
@@ -53,6 +48,13 @@ class RequestError(RouterError):
         error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What goes with the body, its length apart."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_seconds is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_seconds))
+        return headers
+
 
 class MalformedRequestError(RequestError):
     status, type, code = 400, "invalid_request_error", "malformed_json"
@@ -62,8 +64,19 @@ class MalformedHttpError(RequestError):
     status, type, code = 400, "invalid_request_error", "malformed_http"
 
 
+class InvalidDeadlineError(RequestError):
+    status, type, code = 400, "invalid_request_error", "invalid_deadline"
+
+
 class InvalidApiKeyError(RequestError):
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"www-authenticate", b"Bearer")]
+
+
+class MissingModelError(RequestError):
+    status, type, code = 400, "invalid_request_error", "missing_model"
 
 
 class UnknownModelError(RequestError):
@@ -76,6 +89,14 @@ class UnknownPathError(RequestError):
 
 class MethodNotAllowedError(RequestError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+    def __init__(self, message: str, allowed: str) -> None:
+        """`allowed`: methods, comma-separated."""
+        super().__init__(message)
+        self._allowed = allowed
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"allow", self._allowed.encode())]
 
 
 class HeadTimeoutError(RequestError):
@@ -90,6 +111,13 @@ class BodyTooLargeError(RequestError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class UnknownContentEncodingError(RequestError):
+    status, type, code = 415, "invalid_request_error", "unknown_content_encoding"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"accept-encoding", b"identity")]
+
+
 class HeadTooLargeError(RequestError):
     status, type, code = 431, "invalid_request_error", "head_too_large"
 
@@ -102,12 +130,24 @@ class QueueFullError(RequestError):
     status, type, code = 429, "rate_limit_error", "queue_full"
 
 
+class TenantRateLimitError(RequestError):
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
+class TenantInFlightLimitError(RequestError):
+    status, type, code = 429, "rate_limit_error", "too_many_in_flight"
+
+
 class BodyBudgetExceededError(RequestError):
     status, type, code = 503, "server_error", "body_budget_exceeded"
 
 
 class QueueWaitExceededError(RequestError):
     status, type, code = 503, "server_error", "no_ready_endpoint"
+
+
+class DeadlineExceededError(RequestError):
+    status, type, code = 503, "server_error", "deadline_exceeded"
 
 
 class BadGatewayError(RequestError):
@@ -134,6 +174,9 @@ class UpstreamError(RouterError):
     Another endpoint may be tried as long as the client has seen no byte, or only events of a stream with a journal.
     """
 
+    is_endpoints_fault = True
+    """Too many such, and the endpoint is ejected."""
+
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
@@ -147,21 +190,35 @@ class UpstreamLostError(UpstreamError):
     """The connection ended before the first byte of the answer's body."""
 
 
+class UpstreamMalformedError(UpstreamError):
+    """The endpoint sent what is no answer of HTTP/1.1, before the first byte of a body."""
+
+
 class UpstreamUnavailableError(UpstreamError):
     """The endpoint answered 502, 503 or 504; where a stream is to go on, any 5xx."""
+
+
+class UpstreamBusyError(UpstreamUnavailableError):
+    """A 503 that says when to come back: the endpoint drains, or is full."""
+
+    is_endpoints_fault = False
 
 
 class UpstreamRedirectedError(UpstreamError):
     """The endpoint sends the client elsewhere: to an address that is nobody's business, or that only it can reach."""
 
+    is_endpoints_fault = False
+
 
 class UpstreamRefusedError(UpstreamError):
     """The endpoint does not continue this stream: it serves another model, or keeps no journals."""
+
+    is_endpoints_fault = False
 
 
 class UpstreamBrokenError(UpstreamError):
     """The connection ended in the middle of the answer's body."""
 
 
-class UpstreamHungError(UpstreamError):
+class UpstreamUnresponsiveError(UpstreamError):
     """The endpoint was found to answer no more; its connections stay open for ever."""

@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass, field
 
-from multidict import CIMultiDict
-
-from kvasir_router.body import Body
+from kvasir_router.admission.tenant_queue import QueuedRequest
 from kvasir_router.errors import (
     UpstreamBrokenError,
     UpstreamConnectError,
     UpstreamError,
-    UpstreamHungError,
     UpstreamRefusedError,
+    UpstreamUnresponsiveError,
 )
-from kvasir_router.exchange import Exchange
+from kvasir_router.placement.placement import Placement
+from kvasir_router.relay.exchange import Exchange
 from kvasir_router.request import InferenceRequest
+from kvasir_router.service.service import Service
 
 
 @dataclass(slots=True)
@@ -25,9 +25,10 @@ class Job:
     """
 
     exchange: Exchange
+    service: Service
     request: InferenceRequest
-    body: Body
-    headers: CIMultiDict[str]  # to be forwarded
+    queued: QueuedRequest  # the same as admission sees it
+    headers: bytes  # to be forwarded, as lines
     body_received: float
     max_failures: int
     queue_wait_seconds: float = 0.0  # altogether
@@ -47,12 +48,16 @@ class Job:
         self.queue_wait_seconds += seconds
         self.waited_seconds += seconds
 
+    def count_attempt(self, placement: Placement) -> None:
+        self.tried.add(placement.leg.endpoint.url)
+        self.revision = placement.leg.endpoint.revision
+
     def count_failure(self, url: str, error: UpstreamError) -> bool:
         """Whether another attempt may follow."""
         if self._has_got_further():
             self._num_failures, self.waited_seconds = 0, 0.0
             self.tried, self._refused_by = {url}, set()
-        if isinstance(error, (UpstreamBrokenError, UpstreamHungError)):
+        if isinstance(error, (UpstreamBrokenError, UpstreamUnresponsiveError)):
             self.lost_reason = error.reason
         if self._is_first_refusal(url, error):
             self._refused_by.add(url)

@@ -1,13 +1,17 @@
 """The router's own series, in a registry of its own so that several routers fit in one process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
-from kvasir_router.endpoints.endpoint import EndpointView
-from kvasir_router.fleet import EndpointState
+from kvasir_router.admission.demand_metrics import DemandCollector, HeldByService
+from kvasir_router.placement.placement import Placement
 from kvasir_router.request import InferenceRequest
+from kvasir_router.service.registry import EndpointState
+from kvasir_router.service.series import ServiceCollector
+from kvasir_router.service.service import Service
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
@@ -16,8 +20,7 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 class Metrics:
     """Series with labels are looked up through cached methods: `labels()` costs more than the count itself."""
 
-    def __init__(self, policy_name: str) -> None:
-        self._policy_name = policy_name
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = self._counter("requests", "Answered requests.", "model", "code")
         self._duration = self._histogram("request_duration_seconds", "Arrival to end.", _SECONDS, "model")
@@ -33,6 +36,7 @@ class Metrics:
             "revision_upstream_errors", "Attempts that failed, by revision.", "revision", "reason"
         )
         self._retries = self._counter("retries", "Attempts repeated elsewhere.", "reason")
+        self.retries_refused = self._counter("retries_refused", "Attempts not repeated: too many were already.")
         self._upstream_errors = self._counter("upstream_errors", "Attempts that failed.", "reason")
         self._streams_resumed = self._counter("streams_resumed", "Broken streams continued elsewhere.", "reason")
         self._queue_wait_seconds = self._histogram("queue_wait_seconds", "Time held in the queue.", _SECONDS)
@@ -51,14 +55,16 @@ class Metrics:
         self.retries = cache(self._retries.labels)
         self.upstream_errors = cache(self._upstream_errors.labels)
         self.streams_resumed = cache(self._streams_resumed.labels)
-        for reason in ("broken", "hung"):
+        for reason in ("broken", "unresponsive"):
             self.streams_resumed(reason)  # at zero before the first
 
-    def count_dispatch(self, request: InferenceRequest, endpoint: EndpointView, own_seconds: float | None) -> None:
+    def count_dispatch(
+        self, request: InferenceRequest, placement: Placement, policy: str, own_seconds: float | None
+    ) -> None:
         """`own_seconds` None: a stream goes on, and what it took before was its answer."""
-        self._pick_count(endpoint.url, self._policy_name).inc()
+        self._pick_count(placement.leg.endpoint.url, policy).inc()
         self._prompt_tokens.inc(request.num_prompt_tokens)
-        self._prefix_hit_tokens.inc(min(endpoint.cached_tokens, request.num_prompt_tokens))
+        self._prefix_hit_tokens.inc(placement.leg.cached_tokens)
         if own_seconds is not None:
             self._overhead_seconds.observe(own_seconds)
 
@@ -73,6 +79,9 @@ class Metrics:
         gauge = Gauge("kvasir_router_queue_depth", "Requests held in the queue.", registry=self._registry)
         gauge.set_function(num_waiting)
 
+    def observe_demand(self, held: Callable[[], HeldByService]) -> None:
+        self._registry.register(DemandCollector(held))
+
     def observe_bodies(self, num_bytes: Callable[[], int]) -> None:
         gauge = Gauge("kvasir_router_held_body_bytes", "Request bodies held.", registry=self._registry)
         gauge.set_function(num_bytes)
@@ -85,6 +94,14 @@ class Metrics:
         gauge = Gauge("kvasir_router_endpoints", "Known endpoints by state.", ["state"], registry=self._registry)
         for state in EndpointState:
             gauge.labels(state.value).set_function(partial(num_in_state, state))
+
+    def observe_services(self, services: Iterable[Service]) -> None:
+        """Each for itself: of a gateway."""
+        self._registry.register(ServiceCollector(services))
+
+    def observe_ejected(self, num_ejected: Callable[[], int]) -> None:
+        gauge = Gauge("kvasir_router_ejected_endpoints", "Get few or no requests.", registry=self._registry)
+        gauge.set_function(num_ejected)
 
     def forget_endpoint(self, url: str) -> None:
         """Pods come and go: the series of one that is gone must not stay for ever."""
@@ -99,6 +116,10 @@ class Metrics:
         ):
             series.remove_by_labels({"revision": revision})
             children.cache_clear()
+
+    def add(self, collector: Collector) -> None:
+        """Series that somebody else counts."""
+        self._registry.register(collector)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

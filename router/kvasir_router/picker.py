@@ -1,38 +1,66 @@
-"""Filter, then the revision whose turn it is, then the policy's pick. No clock, no network.
+"""Filter, then the revision whose turn it is, then the policy's placement. No clock, no network.
 
 A request is split by weight once: where it has failed before, it may go wherever it can be served.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
+from typing import Protocol
 
-from kvasir_router.endpoints.endpoint import EndpointView, Snapshot
-from kvasir_router.policies import Policy
+from kvasir_router.placement.placement import Placement, Policy
+from kvasir_router.placement.traffic_split import TrafficSplit
 from kvasir_router.request import InferenceRequest
-from kvasir_router.traffic_split import TrafficSplit
+from kvasir_router.service.registry import Endpoint
 
 
-def candidates(request: InferenceRequest, snapshot: Snapshot) -> tuple[EndpointView, ...]:
-    """Endpoints that serve the model and have room; those already tried only when no other is left."""
-    fitting = tuple(
-        endpoint
-        for endpoint in snapshot.endpoints
-        if endpoint.num_in_flight < endpoint.max_in_flight
-        and (endpoint.models is None or request.model is None or request.model in endpoint.models)
-    )
-    untried = tuple(endpoint for endpoint in fitting if endpoint.url not in snapshot.avoid)
-    return untried or fitting
+def candidates(endpoints: Sequence[Endpoint], avoid: Set[str], now: float) -> Sequence[Endpoint]:
+    """Those with room; those in `avoid`, and those that have just failed others, only when no other is left."""
+    fitting = [endpoint for endpoint in endpoints if endpoint.has_room]
+    untried = [endpoint for endpoint in fitting if endpoint.url not in avoid] if avoid else fitting
+    choice = untried or fitting
+    return [endpoint for endpoint in choice if endpoint.suspect_until <= now] or choice
+
+
+class OnPlaced(Protocol):
+    def __call__(
+        self,
+        policy: Policy,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        cached: Mapping[str, int],
+        placement: Placement,
+        now: float,
+    ) -> None:
+        """`endpoints` are those among which the policy has chosen."""
+        ...
 
 
 class Picker:
-    def __init__(self, policy: Policy) -> None:
+    """`on_placed` is told of every placement before it is dispatched."""
+
+    def __init__(self, policy: Policy, on_placed: OnPlaced | None = None) -> None:
         self._policy = policy
+        self._on_placed = on_placed
         self._split = TrafficSplit()
 
-    def pick(self, request: InferenceRequest, snapshot: Snapshot) -> EndpointView | None:
-        """None when no endpoint can take the request now."""
-        endpoints = candidates(request, snapshot)
-        if not endpoints:
+    @property
+    def policy_name(self) -> str:
+        return type(self._policy).__name__
+
+    def pick(
+        self,
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        cached: Mapping[str, int],
+        now: float,
+        avoid: Set[str] = frozenset(),
+    ) -> Placement | None:
+        """On one of the endpoints, which serve the model; None when none has room. `avoid`: it has failed there."""
+        choice = candidates(endpoints, avoid, now)
+        if not choice:
             return None
-        if not snapshot.avoid:
-            endpoints = self._split.choose(endpoints)
-        return self._policy.pick(request, replace(snapshot, endpoints=endpoints))
+        if not avoid:
+            choice = self._split.choose(choice)
+        placement = self._policy.place(request, choice, cached, now)
+        if self._on_placed is not None:
+            self._on_placed(self._policy, request, choice, cached, placement, now)
+        return placement

@@ -1,84 +1,101 @@
-"""Reads the few fields of a request that routing needs: model, stream, and the prompt's length and prefix hashes.
+"""A request as routing sees it: for which model, by whom, how urgent, and what its prompt shares with others.
 
-The engine validates everything else; the original bytes travel on untouched, so a wrong type here is not an error. Only
-a model's alias, which no engine knows, is replaced by the model's own name.
+What a body says is read by its dialect; how a prompt is cut and hashed is the index's. The original bytes travel on
+untouched. Only a model's alias, which no engine knows, is replaced by the model's own name.
 """
 
-from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
+from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields
 from kvasir_router.errors import MalformedRequestError
-from kvasir_router.prefix_index.approximate import hash_blocks, hash_seed
+from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
 
-_BYTES_PER_TOKEN_ID = 4
-# Output that a request is expected to hold in the KV cache besides its prompt: its length is not known beforehand.
-EXPECTED_OUTPUT_TOKENS = 256
+_SESSION_HEADER = b"x-session-id"
+# Of a prompt whose client names no session: as much as tells conversations apart, and does not grow with them.
+_SESSION_PROMPT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSettings:
-    block_tokens: int
-    bytes_per_token: float  # estimate for text; token ids are exact
+class Envelope:
+    """What comes with a body."""
+
+    path: str  # with the query string, as the client sent it
+    request_id: str
+    raw_headers: Iterable[tuple[bytes, bytes]]
+    tenant: str | None  # None: the router is open to everybody
+    dialect: Dialect
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     path: str  # with the query string, as the client sent it
+    dialect: Dialect
     model: str | None  # as engines know it; None when absent or not a string: the engine says what is wrong
     is_stream: bool
-    num_prompt_tokens: int  # estimated for text, exact for token ids
-    block_hashes: tuple[int, ...]  # chained: one for every full block of the prompt
+    prefix: PrefixKey | None  # None: nothing is prefilled
+    request_id: str = ""
     has_alias: bool = False  # the client has called the model otherwise
+    tenant: str | None = None  # None: the router is open to everybody
+    priority: int = 0  # lower is earlier
+    session: str | None = None  # requests of one session belong together; None: neither client nor prompt tell
 
     @property
-    def num_resident_tokens(self) -> int:
-        """KV tokens that it will hold at its end, as far as can be guessed; none without a prompt (/tokenize)."""
-        return self.num_prompt_tokens + EXPECTED_OUTPUT_TOKENS if self.num_prompt_tokens else 0
+    def num_prompt_tokens(self) -> int:
+        return 0 if self.prefix is None else self.prefix.num_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Expected, as far as can be guessed; none without a prompt."""
+        return self.dialect.num_output_tokens if self.num_prompt_tokens else 0
+
+    @property
+    def is_resumable(self) -> bool:
+        """An engine may be asked to keep a journal: where the stream ends can be told."""
+        return self.is_stream and self.dialect.end_of_stream is not None
 
 
-_ABSENT = msgspec.Raw(b"null")
+def read_fields(dialect: Dialect, body: bytes) -> RoutingFields:
+    """Raises MalformedRequestError (400) when the body is not a JSON object in UTF-8."""
+    try:
+        return dialect.read(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise _malformed(error) from error
 
 
-class _Body(msgspec.Struct, gc=False):
-    # Raw leaves what is not needed undecoded: a 40 kB body costs microseconds.
-    model: Any = None
-    stream: Any = False
-    prompt: msgspec.Raw = _ABSENT
-    messages: msgspec.Raw = _ABSENT
-    tools: msgspec.Raw = _ABSENT
-    cache_salt: msgspec.Raw = _ABSENT
+def model_of(fields: RoutingFields) -> str | None:
+    """As the client has called it."""
+    return fields.model if isinstance(fields.model, str) else None
 
 
-_decoder = msgspec.json.Decoder(_Body)
-_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def parse(
-    path: str, body: bytes, settings: PromptSettings, resolve: Callable[[str], str] = lambda model: model
+async def parse(
+    envelope: Envelope, fields: RoutingFields, resolve: Callable[[str], str], index: PrefixIndex
 ) -> InferenceRequest:
-    """Raises MalformedRequestError (400) when the body is not a JSON object in UTF-8.
+    """Raises MalformedRequestError (400) when the prompt is not UTF-8.
 
     `resolve` gives the name by which engines know the model that the client has named.
     """
-    try:
-        fields = _decoder.decode(body)
-        prompt, bytes_per_token = _canonical_prompt(fields, settings.bytes_per_token)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequestError(f"the request body is not a JSON object: {error}") from error
-    asked = fields.model if isinstance(fields.model, str) else None
+    asked = model_of(fields)
     model = None if asked is None else resolve(asked)
+    prompt = _prompt(envelope.dialect, fields, model)
     return InferenceRequest(
-        path=path,
+        path=envelope.path,
+        dialect=envelope.dialect,
         model=model,
         is_stream=fields.stream is True,
-        num_prompt_tokens=int(len(prompt) / bytes_per_token),
-        block_hashes=hash_blocks(prompt, int(settings.block_tokens * bytes_per_token), _seed(path, model, fields)),
+        prefix=None if prompt is None else await index.key(prompt),
+        request_id=envelope.request_id,
         has_alias=model != asked,
+        tenant=envelope.tenant,
+        priority=fields.priority if type(fields.priority) is int else 0,
+        session=_session(envelope.raw_headers, fields, prompt),
     )
+
+
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def engine_body(request: InferenceRequest, body: bytes) -> bytes:
@@ -90,39 +107,22 @@ def engine_body(request: InferenceRequest, body: bytes) -> bytes:
     return msgspec.json.encode(members)
 
 
-def _seed(path: str, model: str | None, fields: _Body) -> int:
-    """Prompts share blocks only within a model, a salt and a way of being turned into tokens."""
-    return hash_seed(path.encode(), (model or "").encode(), bytes(fields.cache_salt))
-
-
-def _canonical_prompt(fields: _Body, bytes_per_token: float) -> tuple[bytes, float]:
-    """The prompt as bytes that grow at the end when a conversation grows, and how many of them make a token."""
-    if fields.messages is not _ABSENT:
-        return _canonical_chat(fields.messages, fields.tools), bytes_per_token
-    prompt = msgspec.json.decode(fields.prompt)
-    if isinstance(prompt, str):
-        return prompt.encode(), bytes_per_token
-    if not isinstance(prompt, list):
-        return b"", bytes_per_token
-    if all(isinstance(part, str) for part in prompt):
-        return "\0".join(prompt).encode(), bytes_per_token
-    return _token_bytes(prompt), _BYTES_PER_TOKEN_ID
-
-
-def _canonical_chat(messages: msgspec.Raw, tools: msgspec.Raw) -> bytes:
-    """All messages in order with their roles, keys sorted; tools first, where chat templates put them."""
-    decoded = msgspec.json.decode(messages)
-    parts: list[Any] = [msgspec.json.decode(tools)] if tools is not _ABSENT else []
-    parts.extend(decoded if isinstance(decoded, list) else [decoded])
-    return b"\n".join(msgspec.json.encode(part, order="sorted") for part in parts)
-
-
-def _token_bytes(prompt: Iterable[Any]) -> bytes:
-    """Token ids, or lists of them, as uint32; anything else is the engine's to refuse."""
-    flat: list[Any] = []
-    for part in prompt:
-        flat.extend(part) if isinstance(part, list) else flat.append(part)
+def _prompt(dialect: Dialect, fields: RoutingFields, model: str | None) -> Prompt | None:
     try:
-        return array("I", flat).tobytes()
-    except (TypeError, OverflowError):
-        return b""
+        return dialect.prompt(fields, model)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise _malformed(error) from error
+
+
+def _session(raw_headers: Iterable[tuple[bytes, bytes]], fields: RoutingFields, prompt: Prompt | None) -> str | None:
+    """What the client calls its session, else its user, else how the prompt begins."""
+    named = next((value for name, value in raw_headers if name == _SESSION_HEADER), None)
+    if named:
+        return named.decode("latin-1")
+    if isinstance(fields.user, str) and fields.user:
+        return fields.user
+    return None if prompt is None else xxh3_64_hexdigest(prompt.seed + prompt.content[:_SESSION_PROMPT_BYTES])
+
+
+def _malformed(error: Exception) -> MalformedRequestError:
+    return MalformedRequestError(f"the request body is not a JSON object: {error}")

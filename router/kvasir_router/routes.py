@@ -1,26 +1,30 @@
-"""The OpenAI surface as a FastAPI application: what is named here is forwarded, models are listed, errors take OpenAI's
-shape. An engine's other paths, those that load adapters or change its state, are not reachable from outside.
+"""The APIs as a FastAPI application: what is named here is forwarded, models are listed, errors take OpenAI's shape.
+An engine's other paths, those that load adapters or change its state, are not reachable from outside.
 """
+
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvasir_router import openapi
 from kvasir_router.api_keys import ApiKeys
-from kvasir_router.app import Handler
+from kvasir_router.dialects.chat import Chat
+from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.dialects.embeddings import Embeddings
+from kvasir_router.dialects.passthrough import Passthrough
+from kvasir_router.dialects.tokenize import Tokenize
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
-from kvasir_router.models import ModelCatalog
+from kvasir_router.relay.cors import EXPOSED_HEADERS
+from kvasir_router.service.services import Services
 
-_HOT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-FORWARDED_PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/tokenize",
-    "/detokenize",
-    # Of engines of other makes:
+_OTHER_MAKES = (
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
@@ -31,33 +35,45 @@ FORWARDED_PATHS = (
     "/rerank",
     "/score",
 )
-"""POST with a JSON object that names a model; each is answered by one engine."""
+DIALECTS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": Chat(),
+    "/v1/completions": Completions(),
+    "/v1/embeddings": Embeddings(),
+    "/tokenize": Tokenize(),
+    "/detokenize": Tokenize(),
+    **{path: Passthrough(path) for path in _OTHER_MAKES},
+}
+"""What is forwarded, by path: POST with a JSON object that names a model; each is answered by one engine."""
 
 
-def create_app(handler: Handler, models: ModelCatalog, api_keys: ApiKeys | None) -> ASGIApp:
-    """The two paths that carry the load go straight to the handler; FastAPI serves and refuses everything else.
-
-    A slash at the end of a path means nothing, and no engine sees it: some would answer with a redirect to themselves.
-    """
-    app = _create_fastapi(handler, models, api_keys)
+def create_app(services: Services, api_keys: ApiKeys | None, cors_origins: Sequence[str] = ()) -> ASGIApp:
+    """What is answered here: all that is not forwarded. A slash at the end of a path means nothing."""
+    app: ASGIApp = _create_fastapi(services, api_keys)
+    if cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/"):
             scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
-        is_hot = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _HOT_PATHS
-        await (handler if is_hot else app)(scope, receive, send)
+        await app(scope, receive, send)
 
     return serve
 
 
-def _create_fastapi(handler: Handler, models: ModelCatalog, api_keys: ApiKeys | None) -> FastAPI:
+def _create_fastapi(services: Services, api_keys: ApiKeys | None) -> FastAPI:
     app = FastAPI(title="Kvasir router", openapi_url=None, redirect_slashes=False)
-    listing = _ModelRoutes(models, api_keys)
+    listing = _ModelRoutes(services, api_keys)
     app.router.routes.extend(
         [
+            Route("/openapi.json", _show_document, methods=["GET"]),
             Route("/v1/models", listing.list, methods=["GET"]),
             Route("/v1/models/{name:path}", listing.show, methods=["GET"]),
-            *(Route(path, handler, methods=["POST"]) for path in FORWARDED_PATHS),
         ]
     )
     app.add_exception_handler(RequestError, _answer_error)
@@ -66,20 +82,22 @@ def _create_fastapi(handler: Handler, models: ModelCatalog, api_keys: ApiKeys | 
     return app
 
 
+async def _show_document(request: Request) -> Response:
+    return JSONResponse(openapi.document(DIALECTS))
+
+
 class _ModelRoutes:
-    def __init__(self, models: ModelCatalog, api_keys: ApiKeys | None) -> None:
-        self._models = models
+    def __init__(self, services: Services, api_keys: ApiKeys | None) -> None:
+        self._services = services
         self._api_keys = api_keys
 
     async def list(self, request: Request) -> Response:
         self._authenticate(request)
-        return JSONResponse(self._models.listing())
+        return JSONResponse({"object": "list", "data": self._services.cards()})
 
     async def show(self, request: Request) -> Response:
         self._authenticate(request)
-        name = request.path_params["name"]
-        self._models.check(name)
-        return JSONResponse(self._models.card(name))
+        return JSONResponse(self._services.card(request.path_params["name"]))
 
     def _authenticate(self, request: Request) -> None:
         if self._api_keys is not None:
@@ -88,13 +106,25 @@ class _ModelRoutes:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return Response(error.body(), error.status, media_type="application/json")
+    response = Response(error.body(), error.status)
+    response.raw_headers.extend(error.headers())
+    return response
 
 
 async def _answer_unknown_path(request: Request, error: Exception) -> Response:
-    message = f"there is no {request.url.path}; see /v1/models and /v1/chat/completions"
-    return await _answer_error(request, UnknownPathError(message))
+    path = request.scope["path"]
+    if path in DIALECTS:
+        return await _answer_error(request, _wrong_method(request, "POST"))
+    error = UnknownPathError(f"there is no {path}; see /v1/models and /v1/chat/completions")
+    return await _answer_error(request, error)
 
 
 async def _answer_wrong_method(request: Request, error: Exception) -> Response:
-    return await _answer_error(request, MethodNotAllowedError(f"{request.url.path} does not take {request.method}"))
+    assert isinstance(error, HTTPException)
+    assert error.headers is not None
+    allowed = sorted(error.headers["Allow"].split(", "))
+    return await _answer_error(request, _wrong_method(request, ", ".join(allowed)))
+
+
+def _wrong_method(request: Request, allowed: str) -> MethodNotAllowedError:
+    return MethodNotAllowedError(f"{request.url.path} does not take {request.method}, but {allowed}", allowed)

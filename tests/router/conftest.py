@@ -14,10 +14,12 @@ import pytest
 from aiohttp import web
 
 from kvasir_router.config import RouterConfig
-from kvasir_router.endpoints.kubernetes import SliceApi
-from kvasir_router.fleet import EndpointState
-from kvasir_router.journal import JOURNAL_HEADER, RESUMABLE_HEADER
+from kvasir_router.discovery import Kubernetes
+from kvasir_router.endpoints.kubernetes import ServiceReference
+from kvasir_router.endpoints.reflector import ObjectApi
+from kvasir_router.relay.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_router.server import RunningRouter, running
+from kvasir_router.service.registry import EndpointState
 
 MODEL = "tiny"
 
@@ -35,6 +37,7 @@ class FakeEngine:
         self.num_tokens = 5
         self.token_seconds = 0.0
         self.status = 200
+        self.retry_after: str | None = None
         self.is_ready = True
         self.die_before_headers = False
         self.die_before_first_token = False
@@ -46,7 +49,11 @@ class FakeEngine:
         self.hang_after_tokens: int | None = None
         self.metrics = ""
         self.redirect_to: str | None = None
+        self.tokenizer_card: dict[str, Any] | None = None  # None: it has none to give
+        self.num_tokenizer_requests = 0
         self.gate = asyncio.Event()  # closed: an answer waits before its first token
+        self.later_gate = asyncio.Event()  # closed: a stream waits before its second token
+        self.later_gate.set()
         self.gate.set()
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -72,6 +79,7 @@ class FakeEngine:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/tokenizer", self._tokenizer)
         app.router.add_post("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -99,6 +107,11 @@ class FakeEngine:
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
 
+    async def _tokenizer(self, request: web.Request) -> web.Response:
+        self.headers.append(dict(request.headers))
+        self.num_tokenizer_requests += 1
+        return web.Response(status=404) if self.tokenizer_card is None else web.json_response(self.tokenizer_card)
+
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.metrics)
 
@@ -106,15 +119,19 @@ class FakeEngine:
         body = await request.read()
         at = int(request.headers.get(JOURNAL_HEADER, len(body)))
         body, journal = body[:at], body[at:]
+        try:
+            asked = json.loads(body)
+        except ValueError:  # the router reads only what it needs, and leaves the rest of a body to the engine
+            return web.json_response({"error": {"message": "no JSON"}}, status=400)
         async with self.started:
             self.paths.append(request.raw_path)
             self.journals.append(journal)
             self.bodies.append(body)
-            self.requests.append(json.loads(body))
+            self.requests.append(asked)
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
             self.started.notify_all()
         try:
-            return await self._speak(request, self.requests[-1])
+            return await self._speak(request, asked)
         except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
             self.aborted.set()
             raise
@@ -125,7 +142,9 @@ class FakeEngine:
         if self.redirect_to is not None:
             return web.Response(status=307, headers={"location": self.redirect_to + request.path})
         if self.status != 200:
-            return web.json_response({"error": {"message": self.name, "code": self.status}}, status=self.status)
+            headers = {} if self.retry_after is None else {"retry-after": self.retry_after}
+            body = {"error": {"message": self.name, "code": self.status}}
+            return web.json_response(body, status=self.status, headers=headers)
         if asked.get("stream"):
             return await self._stream(request, self.journals[-1])
         await self.gate.wait()
@@ -154,6 +173,8 @@ class FakeEngine:
         for number in range(num_sent, self.num_tokens):
             if number == self.die_after_tokens:
                 _abort(request)
+            if number:
+                await self.later_gate.wait()
             if number == self.hang_after_tokens:
                 await asyncio.Event().wait()
             block = (b": kvasir [%d]\n" % number if is_kept else b"") + _token_event(number)
@@ -224,6 +245,21 @@ def engine(engines: list[FakeEngine]) -> FakeEngine:
     return engines[0]
 
 
+class OneService:
+    """A cluster of which a dedicated router follows one service's slices."""
+
+    def __init__(self, slices: ObjectApi) -> None:
+        self._slices = slices
+
+    def slices_of(self, service: ServiceReference) -> ObjectApi:
+        return self._slices
+
+    def slices(self, namespace: str | None) -> ObjectApi:
+        raise AssertionError("a dedicated router asks for one service's slices only")
+
+    inference_services = slices
+
+
 StartRouter = Callable[..., Awaitable[RunningRouter]]
 
 
@@ -232,7 +268,11 @@ async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
     """start_router(*engines, **config): a router with short intervals that has found its ready engines."""
 
     async def start(
-        *engines: FakeEngine, slice_api: SliceApi | None = None, router_secret: str | None = None, **options: Any
+        *engines: FakeEngine,
+        slice_api: ObjectApi | None = None,
+        kubernetes: Kubernetes | None = None,
+        router_secret: str | None = None,
+        **options: Any,
     ) -> RunningRouter:
         values: dict[str, Any] = {
             "port": 0,
@@ -243,11 +283,16 @@ async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
             "max_queue_wait": 5.0,
         }
         config = RouterConfig(**values | options)
-        router = await exit_stack.enter_async_context(running(config, slice_api, router_secret))
+        if slice_api is not None:
+            kubernetes = OneService(slice_api)
+        router = await exit_stack.enter_async_context(running(config, kubernetes, router_secret))
+        await _until(lambda: router.is_ready)
+        if kubernetes is not None:
+            return router
         num_ready = sum(engine.is_ready and engine._runner is not None for engine in engines)
-        await _until(lambda: router.fleet.num_in_state(EndpointState.READY) == num_ready)
+        await _until(lambda: router.services.num_in_state(EndpointState.READY) == num_ready)
         if num_ready:
-            await _until(lambda: router.fleet.can_place(None))
+            await _until(lambda: router.services.of(None).registry.can_place(None))
         return router
 
     return start

@@ -10,7 +10,7 @@ import pytest
 from yarl import URL
 
 from kvasir_router import server
-from kvasir_router.routes import FORWARDED_PATHS
+from kvasir_router.routes import DIALECTS
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -67,10 +67,10 @@ async def test_an_engines_error_is_relayed(engine: Any, start_router: Any, clien
 
 async def test_other_paths_are_passed_through(engine: Any, start_router: Any, client: Any) -> None:
     router = await start_router(engine)
-    for path in FORWARDED_PATHS:
+    for path in DIALECTS:
         async with client.post(router.url + path, json={"model": "tiny", "prompt": [1, 2]}) as response:
             assert response.status == 200, path
-    assert engine.paths == list(FORWARDED_PATHS)
+    assert engine.paths == list(DIALECTS)
 
 
 @pytest.mark.parametrize(
@@ -317,14 +317,14 @@ async def test_an_adapter_is_listed_and_goes_to_the_engine_that_has_it(
 ) -> None:
     engines[1].models = ["tiny", "sql"]
     router = await start_router(*engines, model="tiny", policy="roundRobin")
-    await until(lambda: "sql" in router.fleet.known_models())
+    await until(lambda: "sql" in router.services.of(None).catalog.names())
     async with client.get(router.url + "/v1/models") as response:
         assert [card["id"] for card in (await response.json())["data"]] == ["tiny", "sql"]
     for _ in range(3):
         async with client.post(router.url + CHAT, json=chat() | {"model": "sql"}) as response:
             assert (response.status, response.headers["x-engine"]) == (200, "two")
     engines[1].models = ["tiny"]
-    await until(lambda: "sql" not in router.fleet.known_models())
+    await until(lambda: "sql" not in router.services.of(None).catalog.names())
     async with client.post(router.url + CHAT, json=chat() | {"model": "sql"}) as response:
         assert response.status == 404
 
@@ -372,9 +372,9 @@ async def test_a_prompt_without_stream_counts_as_prefill_only_as_long_as_that_sh
     engine.gate.clear()
     answer = asyncio.create_task(client.post(router.url + CHAT, json=chat("story " * 2000)))
     await engine.wait_for_requests(1)
-    assert router.fleet.describe()[0]["prefill_tokens"] > 0
-    await until(lambda: router.fleet.describe()[0]["prefill_tokens"] == 0)
-    assert router.fleet.describe()[0]["num_in_flight"] == 1
+    assert router.services.describe()[0]["prefill_tokens"] > 0
+    await until(lambda: router.services.describe()[0]["prefill_tokens"] == 0)
+    assert router.services.describe()[0]["num_in_flight"] == 1
     engine.gate.set()
     (await answer).close()
 

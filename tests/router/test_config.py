@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_router.cli import main, parse_arguments
-from kvasir_router.config import parse_duration, parse_size, router_secret_of
+from kvasir_router.config import KvEventPorts, parse_duration, parse_event_ports, parse_size, router_secret_of
 from kvasir_router.errors import ConfigError
 
 ENDPOINT = ["serve", "--endpoint", "http://127.0.0.1:8000"]
@@ -19,6 +19,17 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(("text", "size"), [("64Mi", 64 * 2**20), ("10M", 10**7), ("5", 5)])
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+def test_engines_publish_on_two_ports() -> None:
+    config = parse_arguments([*ENDPOINT, "--kv-events", "5557:5558"])
+    assert config.kv_events == KvEventPorts(events=5557, replay=5558)
+
+
+@pytest.mark.parametrize("text", ["5557", "5557:", ":5558", "0:5558", "5557:0", "65536:1", "1:65536", "a:b", "1:2:3"])
+def test_other_texts_are_no_two_ports(text: str) -> None:
+    with pytest.raises(ConfigError, match="write for example 5557:5558"):
+        parse_event_ports(text)
 
 
 def test_flags_become_the_configuration() -> None:
@@ -37,8 +48,10 @@ def test_a_model_may_have_several_aliases() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["serve"], "exactly one of --endpoint and --endpoints-service, got neither"),
-        ([*ENDPOINT, "--endpoints-service", "a/b:1"], "got both"),
+        (["serve"], "exactly one of --endpoint, --endpoints-service, --gateway; got none"),
+        ([*ENDPOINT, "--endpoints-service", "a/b:1"], "got --endpoint and --endpoints-service"),
+        (["serve", "--gateway", "a", "--model", "m"], "--model says nothing to a gateway"),
+        (["serve", "--gateway", "a", "--gateway", "*"], "--gateway * is all namespaces"),
         ([*ENDPOINT, "--model-alias", "a"], "--model-alias 'a' stands for no model; name it with --model"),
         ([*ENDPOINT, "--model", "m", "--model", "a"], "--model is given twice, but takes one value"),
         (
@@ -51,6 +64,14 @@ def test_a_model_may_have_several_aliases() -> None:
         ([*ENDPOINT, "--port", "x"], "invalid int value"),
         ([*ENDPOINT, "--max-queue-wait", "soon"], "'soon' is not a duration"),
         ([*ENDPOINT, "--max-in-flight", "0"], "--max-in-flight must be positive, got 0"),
+        (
+            [*ENDPOINT, "--tenant-max-in-flight", "0"],
+            "--tenant-max-in-flight must be positive, got 0; leave it out for",
+        ),
+        (
+            [*ENDPOINT, "--tenant-tokens-per-minute", "5"],
+            "--tenant-tokens-per-minute 5 is a limit to each tenant, and needs --api-keys-file to tell them apart",
+        ),
         (["serve", "--endpoint", "127.0.0.1:8000"], "is not a base URL"),
         (["serve", "--endpoints-service", "llama"], "NAMESPACE/NAME:PORT"),
     ],

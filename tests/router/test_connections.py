@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from kvasir_router.connections import ConnectionLimits, Connections, peer_of, possible_connections
+from kvasir_router.relay.connections import ConnectionLimits, Connections, peer_of, possible_connections
 
 
 class Client:

@@ -96,7 +96,7 @@ async def test_requests_wait_for_an_engine_to_become_ready(engine: Any, start_ro
     engine.is_ready = False
     router = await start_router(engine, model="tiny")
     answer = asyncio.create_task(ask(client, router))
-    while router.admission.num_waiting == 0:  # noqa: ASYNC110
+    while router.services.num_waiting == 0:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     engine.is_ready = True
     assert (await answer)[0] == 200
@@ -106,7 +106,7 @@ async def test_requests_survive_a_restart_of_the_only_engine(engine: Any, start_
     router = await start_router(engine, probe_interval=60.0)
     await engine.stop()
     answer = asyncio.create_task(ask(client, router))
-    while router.admission.num_waiting == 0:  # noqa: ASYNC110
+    while router.services.num_waiting == 0:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     await engine.start()
     assert (await answer)[0] == 200
@@ -133,7 +133,7 @@ async def test_more_than_an_engine_may_have_wait_here(engine: Any, start_router:
     engine.gate.clear()
     answers = [asyncio.create_task(ask(client, router)) for _ in range(5)]
     await engine.wait_for_requests(2)
-    await until(lambda: router.admission.num_waiting == 3)
+    await until(lambda: router.services.num_waiting == 3)
     assert len(engine.requests) == 2
     engine.gate.set()
     assert [status for status, _, _ in await asyncio.gather(*answers)] == [200] * 5
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_aborts_the_engines_work(
     with contextlib.suppress(asyncio.CancelledError):
         await answer
     await asyncio.wait_for(engine.aborted.wait(), 5)
-    await until(lambda: router.fleet.describe()[0]["num_in_flight"] == 0)
+    await until(lambda: router.services.describe()[0]["num_in_flight"] == 0)
 
 
 async def test_a_client_that_leaves_in_mid_stream_aborts_the_engines_work(
@@ -170,11 +170,11 @@ async def test_a_client_that_leaves_the_queue_never_reaches_an_engine(
     engine.is_ready = False
     router = await start_router(engine, model="tiny")
     answer = asyncio.create_task(ask(client, router))
-    await until(lambda: router.admission.num_waiting == 1)
+    await until(lambda: router.services.num_waiting == 1)
     answer.cancel()
-    await until(lambda: router.admission.num_waiting == 0)
+    await until(lambda: router.services.num_waiting == 0)
     engine.is_ready = True
-    await until(lambda: router.fleet.can_place("tiny"))
+    await until(lambda: router.services.of("tiny").registry.can_place("tiny"))
     assert engine.requests == []
 
 
@@ -191,5 +191,5 @@ async def test_an_engine_that_drains_gets_no_new_requests(
 ) -> None:
     router = await start_router(*engines)
     engines[0].is_ready = False
-    await until(lambda: [one["state"] for one in router.fleet.describe()].count("ready") == 1)
+    await until(lambda: [one["state"] for one in router.services.describe()].count("ready") == 1)
     assert [(await ask(client, router))[2] for _ in range(3)] == ["two"] * 3

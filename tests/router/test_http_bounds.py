@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvasir_router import body, http_protocol, server
-from kvasir_router.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from kvasir_router.relay import body, http_protocol, http_server
+from kvasir_router.relay.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 
 pytestmark = pytest.mark.anyio
 CHAT = b"/v1/chat/completions"
@@ -149,7 +149,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(
     sent: bytes, is_answered: bool, is_first: bool, start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(server, "_CLIENT_KEEPALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "_CLIENT_KEEPALIVE_SECONDS", 0.2)
     router = await start_router(engine)
     async with connected(router) as connection:
         if not is_first:

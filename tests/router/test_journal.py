@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from kvasir_router import journal as journal_module
-from kvasir_router.journal import Journal
+from kvasir_router.relay import journal as journal_module
+from kvasir_router.relay.journal import Journal
 
 STREAM = (
     b': kvasir {"id":1}\n\n'

@@ -3,19 +3,39 @@ from typing import Any
 
 import pytest
 
+from kvasir_router.dialects.chat import Chat
+from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.dialects.tokenize import Tokenize
 from kvasir_router.errors import MalformedRequestError
-from kvasir_router.request import InferenceRequest, PromptSettings, engine_body, parse
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
+from kvasir_router.request import Envelope, InferenceRequest, engine_body, model_of, parse, read_fields
 
-SETTINGS = PromptSettings(block_tokens=4, bytes_per_token=4.0)
-CHAT = "/v1/chat/completions"
+pytestmark = pytest.mark.anyio
+INDEX = ApproximatePrefixIndex(100, 10.0, block_tokens=4, bytes_per_token=4.0)
+CHAT = Chat()
 
 
-def parsed(body: dict[str, Any], path: str = CHAT) -> InferenceRequest:
-    return parse(path, json.dumps(body).encode(), SETTINGS)
+async def parsed_bytes(
+    body: bytes, dialect: Dialect = CHAT, headers: dict[bytes, bytes] | None = None, path: str = "/v1/path"
+) -> InferenceRequest:
+    """`alias` is another name of m."""
+    envelope = Envelope(path, "id", tuple((headers or {}).items()), "tenant", dialect)
+    fields = read_fields(dialect, body)
+    return await parse(envelope, fields, lambda name: {"alias": "m"}.get(name, name), INDEX)
+
+
+async def parsed(body: dict[str, Any], dialect: Dialect = CHAT, **options: Any) -> InferenceRequest:
+    return await parsed_bytes(json.dumps(body).encode(), dialect, **options)
+
+
+def hashes(request: InferenceRequest) -> tuple[int, ...]:
+    assert isinstance(request.prefix, BlockHashes)
+    return request.prefix.hashes
 
 
 def shared_blocks(one: InferenceRequest, other: InferenceRequest) -> int:
-    return sum(a == b for a, b in zip(one.block_hashes, other.block_hashes, strict=False))
+    return sum(a == b for a, b in zip(hashes(one), hashes(other), strict=False))
 
 
 def turns(*texts: str) -> list[dict[str, str]]:
@@ -32,107 +52,134 @@ def turns(*texts: str) -> list[dict[str, str]]:
         b'"text"',
         b'{"model": "\xff"}',
         b'{"messages": [{"content": "\xfe"}]}',
+        b'{"messages": [{"content": "\\ud800"}]}',
         b"[" * 100_000,
+        b'{"messages": ' + b"[" * 100_000,
     ],
 )
-def test_a_body_that_is_no_json_object_is_malformed(body: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedRequestError, match="not a JSON object"):
-        parse(CHAT, body, SETTINGS)
+        await parsed_bytes(body)
 
 
+@pytest.mark.parametrize("dialect", [CHAT, Completions()])
 @pytest.mark.parametrize(
     "body",
     [
         {"model": 7},
         {"messages": 3},
         {"messages": [1, None]},
+        {"messages": [{"content": [7, None, {"text": 1}]}]},
         {"prompt": {}},
         {"prompt": [[1], "a"]},
         {"prompt": [-1]},
+        {"prompt": None},
+        {"priority": "high"},
+        {"user": 7},
         {},
     ],
 )
-def test_wrong_types_are_left_to_the_engine(body: dict[str, Any]) -> None:
+async def test_wrong_types_are_left_to_the_engine(body: dict[str, Any], dialect: Dialect) -> None:
     sent = json.dumps(body).encode()
-    assert engine_body(parsed(body), sent) == sent
+    assert engine_body(await parsed_bytes(sent, dialect), sent) == sent
 
 
-def resolved(body: bytes) -> InferenceRequest:
-    return parse(CHAT, body, SETTINGS, lambda name: {"alias": "m"}.get(name, name))
-
-
-def test_an_alias_becomes_the_models_own_name_and_every_other_value_keeps_its_bytes() -> None:
+async def test_an_alias_becomes_the_models_own_name_and_every_other_value_keeps_its_bytes() -> None:
     body = b'{"a" :  1e3, "model": "alias", "n":[ 1.0 ,9007199254740993], "s":"\\u00e4\xc3\xa4"}'
-    request = resolved(body)
+    request = await parsed_bytes(body)
     assert request.model == "m"
     assert engine_body(request, body) == b'{"a":1e3,"model":"m","n":[ 1.0 ,9007199254740993],"s":"\\u00e4\xc3\xa4"}'
 
 
 @pytest.mark.parametrize("model", [b'"m"', b'"other"', b"7", b"null", b'["alias"]'])
-def test_without_an_alias_the_body_is_the_clients_own(model: bytes) -> None:
+async def test_without_an_alias_the_body_is_the_clients_own(model: bytes) -> None:
     body = b'{ "model" : %s }' % model
-    assert engine_body(resolved(body), body) is body
+    assert engine_body(await parsed_bytes(body), body) is body
 
 
-def test_of_a_model_named_twice_the_last_counts_here_and_for_the_engine() -> None:
+async def test_of_a_model_named_twice_the_last_counts_here_and_for_the_engine() -> None:
     body = b'{"model":"m","model":"alias"}'
-    request = resolved(body)
+    request = await parsed_bytes(body)
+    assert model_of(read_fields(CHAT, body)) == "alias"
     assert (request.model, engine_body(request, body)) == ("m", b'{"model":"m"}')
 
 
-def test_an_alias_shares_the_blocks_of_the_models_own_name() -> None:
-    one, other = (resolved(json.dumps({"model": name, "prompt": "a" * 64}).encode()) for name in ("m", "alias"))
-    assert one.block_hashes == other.block_hashes != ()
+async def test_an_alias_shares_the_blocks_of_the_models_own_name() -> None:
+    one, other = [await parsed({"model": name, "prompt": "a" * 64}, Completions()) for name in ("m", "alias")]
+    assert hashes(one) == hashes(other) != ()
 
 
-def test_reads_model_and_stream() -> None:
-    request = parsed({"model": "m", "stream": True, "messages": turns("hi"), "unknown": {"nested": [1]}})
-    assert (request.model, request.is_stream) == ("m", True)
+async def test_the_query_string_shares_all_blocks() -> None:
+    one, other = [
+        await parsed({"messages": turns("a" * 64)}, path=path)
+        for path in ("/v1/chat/completions", "/v1/chat/completions?api-version=1")
+    ]
+    assert hashes(one) == hashes(other) != ()
 
 
-def test_stream_counts_only_when_it_is_true() -> None:
-    assert not parsed({"stream": "yes"}).is_stream
+async def test_reads_what_routing_needs() -> None:
+    body = {"model": "m", "stream": True, "priority": -3, "messages": turns("hi"), "unknown": {"nested": [1]}}
+    request = await parsed(body)
+    assert (request.model, request.is_stream, request.priority) == ("m", True, -3)
+    assert (request.path, request.request_id, request.tenant) == ("/v1/path", "id", "tenant")
 
 
-def test_token_ids_are_counted_exactly() -> None:
-    assert parsed({"prompt": list(range(11))}).num_prompt_tokens == 11
+@pytest.mark.parametrize("stream", ["yes", 1, None, False])
+async def test_stream_counts_only_when_it_is_true(stream: Any) -> None:
+    assert not (await parsed({"stream": stream})).is_stream
 
 
-def test_lists_of_token_ids_are_counted_together() -> None:
-    assert parsed({"prompt": [[1, 2, 3], [4, 5]]}).num_prompt_tokens == 5
+@pytest.mark.parametrize("priority", ["1", 1.5, True, None])
+async def test_a_priority_that_is_no_integer_is_none(priority: Any) -> None:
+    assert (await parsed({"priority": priority})).priority == 0
 
 
-def test_text_is_counted_by_its_utf8_bytes() -> None:
-    assert parsed({"prompt": "ä" * 40}).num_prompt_tokens == 20
+async def test_a_stream_can_be_resumed_where_its_end_can_be_told() -> None:
+    assert (await parsed({"stream": True})).is_resumable
+    assert not (await parsed({"stream": True}, Tokenize())).is_resumable
+    assert not (await parsed({})).is_resumable
 
 
-def test_a_longer_conversation_shares_the_blocks_of_its_beginning() -> None:
-    short = parsed({"model": "m", "messages": turns("a" * 100)})
-    long = parsed({"model": "m", "messages": turns("a" * 100, "b" * 100)})
-    assert shared_blocks(short, long) == len(short.block_hashes) > 5
+async def test_a_request_holds_its_prompt_and_what_it_is_expected_to_generate() -> None:
+    request = await parsed({"prompt": list(range(11))}, Completions())
+    assert (request.num_prompt_tokens, request.num_output_tokens) == (11, 256)
 
 
-def test_the_last_message_counts_not_only_the_first() -> None:
-    one = parsed({"messages": turns("a" * 64, "b" * 64)})
-    other = parsed({"messages": turns("a" * 64, "c" * 64)})
-    assert 0 < shared_blocks(one, other) < len(one.block_hashes)
+async def test_what_needs_no_prefill_costs_nothing() -> None:
+    request = await parsed({"prompt": "a" * 64}, Tokenize())
+    assert (request.prefix, request.num_prompt_tokens, request.num_output_tokens) == (None, 0, 0)
 
 
-def test_key_order_and_spacing_do_not_matter() -> None:
-    one = parse(CHAT, b'{"messages": [{"role": "user", "content": "0123456789"}]}', SETTINGS)
-    other = parse(CHAT, b'{"messages":[{"content":"0123456789",  "role":"user"}]}', SETTINGS)
-    assert one.block_hashes == other.block_hashes != ()
+async def test_a_session_is_what_the_client_calls_it() -> None:
+    body, header = {"user": "u", "messages": turns("hello")}, {b"x-session-id": b"s"}
+    assert (await parsed(body, headers=header)).session == "s"
+    assert (await parsed(body)).session == "u"
+
+
+async def test_a_session_without_a_name_is_one_that_begins_alike() -> None:
+    beginning = "a" * 2000
+    sessions = [(await parsed({"messages": turns(*texts)})).session for texts in ((beginning,), (beginning, "b"))]
+    assert sessions[0] == sessions[1] is not None
+    assert (await parsed({"messages": turns("other")})).session != sessions[0]
+    assert (await parsed({})).session is None
+
+
+async def test_a_longer_conversation_shares_the_blocks_of_its_beginning() -> None:
+    short = await parsed({"model": "m", "messages": turns("a" * 100)})
+    long = await parsed({"model": "m", "messages": turns("a" * 100, "b" * 100)})
+    assert shared_blocks(short, long) == len(hashes(short)) > 5
+
+
+async def test_the_last_message_counts_not_only_the_first() -> None:
+    one = await parsed({"messages": turns("a" * 64, "b" * 64)})
+    other = await parsed({"messages": turns("a" * 64, "c" * 64)})
+    assert 0 < shared_blocks(one, other) < len(hashes(one))
 
 
 @pytest.mark.parametrize(
     "changed",
     [{"model": "other"}, {"cache_salt": "s"}, {"tools": [{"type": "function"}]}, {"messages": turns("b" * 64)}],
 )
-def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dict[str, Any]) -> None:
+async def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dict[str, Any]) -> None:
     body = {"model": "m", "messages": turns("a" * 64)}
-    assert shared_blocks(parsed(body), parsed(body | changed)) == 0
-
-
-def test_text_and_tokens_of_different_paths_share_no_block() -> None:
-    body = {"prompt": "a" * 64}
-    assert shared_blocks(parsed(body, "/v1/completions"), parsed(body, "/tokenize")) == 0
+    assert shared_blocks(await parsed(body), await parsed(body | changed)) == 0

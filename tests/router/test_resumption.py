@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvasir_router import health
+from kvasir_router.service import health
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -156,7 +156,7 @@ async def test_a_stream_waits_for_the_only_engine_to_come_back(
     answer = asyncio.create_task(stream(client, router))
     await engine.wait_for_requests(1)
     engine.is_healthy = False
-    await until(lambda: router.admission.num_waiting == 1)
+    await until(lambda: router.services.num_waiting == 1)
     engine.hang_after_tokens, engine.is_healthy = None, True
     assert await answer == whole
 
@@ -170,7 +170,7 @@ async def test_a_stream_waits_when_all_engines_die_at_once(
         first = await response.content.readexactly(len(engines[0].stream_bytes(4)))
         await engines[1].stop()
         await engines[0].stop()
-        await until(lambda: router.admission.num_waiting == 1)
+        await until(lambda: router.services.num_waiting == 1)
         await engines[1].start()
         assert first + await response.content.read() == whole
 
@@ -179,13 +179,11 @@ async def test_without_any_engine_left_the_stream_ends_with_an_error(
     engines: Any, start_router: Any, client: Any
 ) -> None:
     router = await start_router(engines[0], max_queue_wait=0.1)
-    engines[0].hang_after_tokens, engines[0].is_healthy = 2, True
-    answer = asyncio.create_task(stream(client, router))
-    await engines[0].wait_for_requests(1)
-    engines[0].is_healthy = False
-    body = await answer
-    assert body.startswith(engines[0].stream_bytes(2))
-    assert b'"code":"stream_interrupted"' in body
+    engines[0].hang_after_tokens = 2
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        await response.content.readexactly(len(engines[0].stream_bytes(2)))
+        engines[0].is_healthy = False
+        assert b'"code":"stream_interrupted"' in await response.content.read()
 
 
 async def test_streams_of_an_unhealthy_engine_go_elsewhere(
@@ -197,7 +195,7 @@ async def test_streams_of_an_unhealthy_engine_go_elsewhere(
     await engines[0].wait_for_requests(1)
     engines[0].is_healthy = False
     assert await answer == whole
-    assert 'streams_resumed_total{reason="hung"} 1.0' in await metrics(client, router)
+    assert 'streams_resumed_total{reason="unresponsive"} 1.0' in await metrics(client, router)
     await asyncio.wait_for(engines[0].aborted.wait(), 5)
 
 
@@ -224,10 +222,10 @@ async def test_a_client_may_leave_while_its_stream_is_moved(
     answer = asyncio.create_task(stream(client, router))
     await engines[0].wait_for_requests(1)
     engines[0].is_healthy = False
-    await until(lambda: bool(engines[1].requests if has_other else router.admission.num_waiting))
+    await until(lambda: bool(engines[1].requests if has_other else router.services.num_waiting))
     answer.cancel()
-    await until(lambda: router.admission.num_waiting == 0)
-    await until(lambda: all(one["num_in_flight"] == 0 for one in router.fleet.describe()))
+    await until(lambda: router.services.num_waiting == 0)
+    await until(lambda: all(one["num_in_flight"] == 0 for one in router.services.describe()))
     assert 'requests_total{code="499",model="tiny"} 1.0' in await metrics(client, router)
     if has_other:
         await asyncio.wait_for(engines[1].aborted.wait(), 5)
@@ -241,11 +239,11 @@ async def test_a_moved_stream_is_counted_where_it_is(
     engines[1].gate.clear()
     answer = asyncio.create_task(stream(client, router))
     await engines[1].wait_for_requests(1)
-    first, second = sorted(router.fleet.describe(), key=lambda one: one["url"])
+    first, second = sorted(router.services.describe(), key=lambda one: one["url"])
     assert (first["num_in_flight"], first["resident_tokens"], second["num_in_flight"]) == (0, 0, 1)
     engines[1].gate.set()
     assert await answer == whole
-    await until(lambda: all(one["num_in_flight"] == one["resident_tokens"] == 0 for one in router.fleet.describe()))
+    await until(lambda: all(one["num_in_flight"] == one["resident_tokens"] == 0 for one in router.services.describe()))
 
 
 async def test_streams_of_a_silent_engine_go_elsewhere(
@@ -281,7 +279,7 @@ async def test_a_draining_engine_keeps_its_streams(
     answer = asyncio.create_task(stream(client, router))
     await engines[0].wait_for_requests(1)
     engines[0].is_ready = False
-    await until(lambda: [one["state"] for one in router.fleet.describe()].count("not_ready") == 1)
+    await until(lambda: [one["state"] for one in router.services.describe()].count("not_ready") == 1)
     engines[0].gate.set()
     assert await answer == whole
     assert engines[1].requests == []
@@ -297,7 +295,7 @@ async def test_a_stream_without_a_journal_is_left_to_wait(
     async with client.post(router.url + CHAT, json=BODY) as response:
         first = await response.content.readany()
         engines[0].is_healthy = False
-        await until(lambda: router.fleet.describe()[0]["state"] == "unreachable")
+        await until(lambda: router.services.describe()[0]["state"] == "unreachable")
         assert first + await response.content.read() == whole
 
 
@@ -330,7 +328,7 @@ async def test_an_endpoint_that_kubernetes_calls_ready_is_watched(
     engines: Any, whole: bytes, start_router: Any, client: Any, until: Any
 ) -> None:
     router = await start_router(slice_api=OneSlice(*engines), endpoints_service="models/llama:http")
-    await until(lambda: router.fleet.can_place("tiny"))
+    await until(lambda: router.services.of("tiny").registry.can_place("tiny"))
     for engine in engines:
         engine.hang_after_tokens = 4
     answer = asyncio.create_task(stream(client, router))
@@ -346,7 +344,7 @@ async def test_an_endpoint_that_is_gone_is_watched_as_long_as_streams_come_from_
 ) -> None:
     api = OneSlice(*engines)
     router = await start_router(slice_api=api, endpoints_service="models/llama:http")
-    await until(lambda: len(router.fleet.known_models()) == 1)
+    await until(lambda: len(router.services.of(None).catalog.names()) == 1)
     for engine in engines:
         engine.hang_after_tokens = 4
     answer = asyncio.create_task(stream(client, router))
@@ -354,6 +352,6 @@ async def test_an_endpoint_that_is_gone_is_watched_as_long_as_streams_come_from_
     hung, other = sorted(engines, key=lambda engine: -len(engine.requests))
     other.hang_after_tokens = None
     api.take_away(hung)
-    await until(lambda: router.fleet.urls() == {other.url})
+    await until(lambda: [one["url"] for one in router.services.describe()] == [other.url])
     hung.is_healthy = False
     assert await answer == whole

@@ -61,7 +61,7 @@ async def test_endpoints_page_shows_what_is_known(engine: Any, start_router: Any
         'kvasir_kv_cache_usage_ratio 0.5\nvllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0\n'
     )
     router = await start_router(engine)
-    await until(lambda: router.fleet.describe()[0]["kv_usage"] == 0.5)
+    await until(lambda: router.services.describe()[0]["kv_usage"] == 0.5)
     async with client.get(router.admin_url + "/endpoints") as response:
         (shown,) = await response.json()
     assert (shown["url"], shown["state"], shown["models"]) == (engine.url, "ready", ["tiny"])
@@ -96,12 +96,12 @@ class OneSlice:
 async def test_endpoints_follow_the_services_slices(engine: Any, start_router: Any, client: Any, until: Any) -> None:
     api = OneSlice(engine.port)
     router = await start_router(slice_api=api, endpoints_service="models/llama:http")
-    assert router.fleet.urls() == frozenset()
+    assert router.services.describe() == []
     api.set_ready(True)
     async with client.post(router.url + CHAT, json=BODY) as response:
         assert response.status == 200
     api.set_ready(False)
-    await until(lambda: router.fleet.urls() == frozenset())
+    await until(lambda: router.services.describe() == [])
 
 
 DOMAIN = "serving.kvasir.dev"
@@ -154,13 +154,13 @@ async def test_a_canary_gets_its_weight_of_the_requests_and_a_new_one_without_re
 ) -> None:
     api = TwoRevisions(*engines)
     router = await start_router(slice_api=api, endpoints_service="models/llama:http")
-    await until(lambda: len([one for one in router.fleet.describe() if one["models"]]) == 2)
+    await until(lambda: len([one for one in router.services.describe() if one["models"]]) == 2)
     assert (await ask(client, router, 8)).count("one") == 2
     api.change("75")
-    await until(lambda: {one["traffic_weight"] for one in router.fleet.describe()} == {75.0, None})
+    await until(lambda: {one["traffic_weight"] for one in router.services.describe()} == {75.0, None})
     assert (await ask(client, router, 8)).count("one") == 6
     api.change("75", is_ready=False)
-    await until(lambda: len(router.fleet.urls()) == 1)
+    await until(lambda: len(router.services.describe()) == 1)
     assert await ask(client, router, 4) == ["two"] * 4
 
 
@@ -169,14 +169,14 @@ async def test_requests_and_failures_are_counted_by_revision_as_long_as_it_has_e
 ) -> None:
     api = TwoRevisions(*engines)
     router = await start_router(slice_api=api, endpoints_service="models/llama:http", policy="roundRobin")
-    await until(lambda: len([one for one in router.fleet.describe() if one["models"]]) == 2)
+    await until(lambda: len([one for one in router.services.describe() if one["models"]]) == 2)
     engines[0].die_before_headers = True
     assert await ask(client, router, 4) == ["two"] * 4
     _, text = await read(client, router.admin_url + "/metrics")
     assert 'kvasir_router_revision_requests_total{code="200",revision="old"} 4.0' in text
     assert 'kvasir_router_revision_upstream_errors_total{reason="lost",revision="new"} 1.0' in text
     api.change("25", is_ready=False)
-    await until(lambda: len(router.fleet.urls()) == 1)
+    await until(lambda: len(router.services.describe()) == 1)
     _, text = await read(client, router.admin_url + "/metrics")
     assert 'revision="new"' not in text
     assert 'kvasir_router_revision_requests_total{code="200",revision="old"} 4.0' in text
@@ -197,8 +197,8 @@ async def test_an_engine_on_ipv6_is_probed_scraped_and_asked(
     await engine.start()
     router = await start_router(engine)
     assert await ask(client, router, 1) == ["one"]
-    await until(lambda: router.fleet.describe()[0]["kv_usage"] == 0.5)
-    assert router.fleet.describe()[0]["url"] == f"http://[::1]:{engine.port}"
+    await until(lambda: router.services.describe()[0]["kv_usage"] == 0.5)
+    assert router.services.describe()[0]["url"] == f"http://[::1]:{engine.port}"
 
 
 def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,17 +241,31 @@ async def test_sigterm_lets_a_stream_finish_and_takes_no_more(engine: Any, clien
 
 
 async def test_a_client_that_asks_again_on_its_connection_after_sigterm_is_answered(engine: Any, client: Any) -> None:
+    engine.later_gate.clear()
+    async with _router_process(engine) as (process, url):
+        async with client.post(url + CHAT, json=BODY) as first:
+            await first.content.readany()
+            process.send_signal(signal.SIGTERM)
+            await _refuses_connections(url)
+            engine.later_gate.set()
+            assert (await first.read()).endswith(b"data: [DONE]\n\n")
+        async with client.post(url + CHAT, json=BODY) as second:
+            assert second.headers["connection"] == "close"
+            assert (await second.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def test_an_answer_that_begins_after_sigterm_announces_its_connections_end(engine: Any, client: Any) -> None:
     engine.gate.clear()
     async with _router_process(engine) as (process, url):
-        first = asyncio.create_task(_streamed(client, url))
+        answer = asyncio.create_task(client.post(url + CHAT, json=BODY))
         await engine.wait_for_requests(1)
         process.send_signal(signal.SIGTERM)
         await _refuses_connections(url)
         engine.gate.set()
-        await first
-        async with client.post(url + CHAT, json=BODY) as second:
-            assert second.headers["connection"] == "close"
-            assert (await second.read()).endswith(b"data: [DONE]\n\n")
+        async with await answer as response:
+            assert response.headers["connection"] == "close"
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
         assert await asyncio.wait_for(process.wait(), 20) == 0
 
 

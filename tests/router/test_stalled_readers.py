@@ -10,11 +10,14 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from kvasir_router import http_protocol
-from kvasir_router.connections import ConnectionLimits, Connections
+from kvasir_router.dialects.chat import Chat
 from kvasir_router.errors import RequestError
-from kvasir_router.exchange import Exchange
-from kvasir_router.http_protocol import BoundedHttpProtocol
+from kvasir_router.relay import http_protocol
+from kvasir_router.relay.body import BodyBudget
+from kvasir_router.relay.connections import ConnectionLimits, Connections
+from kvasir_router.relay.drain import Drain
+from kvasir_router.relay.exchange import Exchange
+from kvasir_router.relay.http_protocol import BoundedHttpProtocol, Forwarding
 
 pytestmark = pytest.mark.anyio
 STREAMED = b'{"model":"tiny","stream":true,"messages":[]}'
@@ -55,7 +58,7 @@ async def test_a_stream_that_is_not_read_is_aborted_at_the_engine(engine: Any, s
     async with asked_by_a_stalled_reader(router, STREAMED):
         await asyncio.wait_for(engine.aborted.wait(), 10)
         await until(lambda: state(router) == NOTHING_HELD)
-        assert router.fleet.describe()[0]["num_in_flight"] == 0
+        assert router.services.describe()[0]["num_in_flight"] == 0
 
 
 async def test_an_answer_that_is_not_read_to_its_end_frees_its_slot(engine: Any, start_router: Any, until: Any) -> None:
@@ -64,7 +67,11 @@ async def test_an_answer_that_is_not_read_to_its_end_frees_its_slot(engine: Any,
     async with asked_by_a_stalled_reader(router, WHOLE):
         await engine.wait_for_requests(1)
         await until(lambda: state(router) == NOTHING_HELD)
-        assert router.fleet.describe()[0]["num_in_flight"] == 0
+        assert router.services.describe()[0]["num_in_flight"] == 0
+
+
+async def nothing(scope: Any, receive: Any, send: Any) -> None:
+    """Is asked for nothing."""
 
 
 class Server:
@@ -72,22 +79,33 @@ class Server:
 
     def __init__(self) -> None:
         self.connections = Connections(ConnectionLimits(9, 9))
+        self.drain = Drain()
 
     @asynccontextmanager
-    async def asked(self, app: Any) -> AsyncIterator[socket.socket]:
+    async def asked(
+        self, app: Any = nothing, *, handle: Any = None, request: bytes = b"GET / HTTP/1.1\r\n\r\n"
+    ) -> AsyncIterator[socket.socket]:
+        """An ASGI application, or what handles requests that are forwarded."""
         loop = asyncio.get_running_loop()
         config = uvicorn.Config(app, lifespan="off", log_config=None)
+        forwarding = Forwarding({"/chat": Chat()}, handle, BodyBudget(10**6), 10**6) if handle is not None else None
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         theirs.setblocking(False)
         with theirs:
             await loop.connect_accepted_socket(
                 lambda: BoundedHttpProtocol(
-                    counted_in=self.connections, config=config, server_state=ServerState(), app_state={}, _loop=loop
+                    counted_in=self.connections,
+                    drain=self.drain,
+                    forwarding=forwarding,
+                    config=config,
+                    server_state=ServerState(),
+                    app_state={},
+                    _loop=loop,
                 ),
                 ours,
             )
-            await loop.sock_sendall(theirs, b"GET / HTTP/1.1\r\n\r\n")
+            await loop.sock_sendall(theirs, request)
             yield theirs
 
 
@@ -113,15 +131,14 @@ async def test_a_reader_that_is_only_slow_gets_everything(monkeypatch: pytest.Mo
 async def test_neither_the_end_nor_the_error_that_ends_a_stream_is_waited_for(is_broken: bool, until: Any) -> None:
     has_ended = asyncio.Event()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        exchange = Exchange(scope, send, 0.0)
-        await exchange.start(200, [(b"content-type", b"text/event-stream")])
-        await exchange.send({"type": "http.response.body", "body": b"x" * 200_000, "more_body": True})
-        await (exchange.fail(RequestError("the engine is gone")) if is_broken else exchange.end())
+    async def handle(exchange: Exchange) -> None:
+        exchange.start(200, [(b"content-type", b"text/event-stream")])
+        exchange.write(b"x" * 200_000)
+        exchange.fail(RequestError("the engine is gone")) if is_broken else exchange.end()
         has_ended.set()
 
     server = Server()
-    async with server.asked(answer):
+    async with server.asked(handle=handle, request=b"POST /chat HTTP/1.1\r\ncontent-length: 0\r\n\r\n"):
         await asyncio.wait_for(has_ended.wait(), 5)
         await until(lambda: len(server.connections) == 0)
 

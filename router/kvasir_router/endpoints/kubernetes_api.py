@@ -1,19 +1,22 @@
-"""The two calls that following a service needs, on a real API server, with plain JSON instead of the client's models.
+"""The two calls that following objects needs, on a real API server, with plain JSON instead of the client's models.
 
-Apart from `kubernetes.py` because importing the client takes most of a second, which fixed endpoints need not pay.
+Apart from the sources because importing the client takes most of a second, which fixed endpoints need not pay.
 """
 
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
 from kubernetes.aio import client, config
 
-from kvasir_router.endpoints.kubernetes import ResourceExpiredError, ServiceReference, WatchFailedError
-from kvasir_router.endpoints.slices import EndpointSlice, label_selector
+from kvasir_router.endpoints.inference_services import GROUP, PLURAL, VERSION
+from kvasir_router.endpoints.kubernetes import ServiceReference
+from kvasir_router.endpoints.objects import KubernetesObject
+from kvasir_router.endpoints.reflector import ResourceExpiredError, WatchFailedError
+from kvasir_router.endpoints.slices import ENGINES_SELECTOR, label_selector
 from kvasir_router.errors import EndpointSourceError
 
 _WATCH_SECONDS = 240
@@ -21,22 +24,19 @@ _WATCH_GRACE_SECONDS = 15
 _HTTP_GONE = 410
 
 
-class KubernetesSliceApi:
-    """The calls on a real API server, with plain JSON instead of the client's models."""
+class KubernetesObjects:
+    """`read` lists or watches objects of one kind; `query` says which of them."""
 
-    def __init__(self, api: client.DiscoveryV1Api, service: ServiceReference) -> None:
-        self._read = api.list_namespaced_endpoint_slice_without_preload_content
-        self._query: dict[str, Any] = {
-            "namespace": service.namespace,
-            "label_selector": label_selector(service.name),
-        }
+    def __init__(self, read: Callable[..., Any], query: Mapping[str, Any]) -> None:
+        self._read = read
+        self._query = query
 
-    async def list(self) -> tuple[list[EndpointSlice], str]:
+    async def list(self) -> tuple[list[KubernetesObject], str]:
         response = await self._read(**self._query, _request_timeout=30.0)
         body = await response.read()
         _check_status(response.status, body)
         parsed = json.loads(body)
-        return parsed["items"], parsed["metadata"]["resourceVersion"]
+        return [_trimmed(item) for item in parsed["items"]], parsed["metadata"]["resourceVersion"]
 
     async def watch(self, resource_version: str) -> AsyncIterator[Mapping[str, Any]]:
         response = await self._read(
@@ -51,9 +51,45 @@ class KubernetesSliceApi:
             if response.status != 200:
                 _check_status(response.status, await response.read())
             async for event in _events(response.content):
+                _trimmed(event["object"])
                 yield event
         finally:
             _hang_up(response)
+
+
+class KubernetesApi:
+    """Which objects the router follows. `client` is the connection that they share."""
+
+    def __init__(self, api_client: client.ApiClient) -> None:
+        self._discovery = client.DiscoveryV1Api(api_client)
+        self._custom = client.CustomObjectsApi(api_client)
+
+    def slices_of(self, service: ServiceReference) -> KubernetesObjects:
+        """Of the service's engines."""
+        query = {"namespace": service.namespace, "label_selector": label_selector(service.name)}
+        return KubernetesObjects(self._discovery.list_namespaced_endpoint_slice_without_preload_content, query)
+
+    def slices(self, namespace: str | None) -> KubernetesObjects:
+        """Of all services' engines; None: of all namespaces."""
+        query, discovery = {"label_selector": ENGINES_SELECTOR}, self._discovery
+        if namespace is None:
+            return KubernetesObjects(discovery.list_endpoint_slice_for_all_namespaces_without_preload_content, query)
+        query["namespace"] = namespace
+        return KubernetesObjects(discovery.list_namespaced_endpoint_slice_without_preload_content, query)
+
+    def inference_services(self, namespace: str | None) -> KubernetesObjects:
+        """None: of all namespaces."""
+        query = {"group": GROUP, "version": VERSION, "plural": PLURAL}
+        if namespace is None:
+            return KubernetesObjects(self._custom.list_cluster_custom_object_without_preload_content, query)
+        query["namespace"] = namespace
+        return KubernetesObjects(self._custom.list_namespaced_custom_object_without_preload_content, query)
+
+
+def _trimmed(one: KubernetesObject) -> KubernetesObject:
+    """Without what is most of an object, and concerns only those who write it."""
+    one["metadata"].pop("managedFields", None)
+    return one
 
 
 def _hang_up(response: aiohttp.ClientResponse) -> None:
@@ -83,7 +119,7 @@ def _check_status(status: int, body: bytes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connect(service: ServiceReference) -> AsyncIterator[KubernetesSliceApi]:
+async def connect() -> AsyncIterator[KubernetesApi]:
     """Connects with the pod's service account, else with KUBECONFIG. Raises EndpointSourceError without either."""
     try:
         if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -92,7 +128,7 @@ async def connect(service: ServiceReference) -> AsyncIterator[KubernetesSliceApi
             await config.load_kube_config()  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         raise EndpointSourceError(
-            f"--endpoints-service needs the Kubernetes API, but neither a service account nor KUBECONFIG works: {error}"
+            f"the Kubernetes API is needed, but neither a service account nor KUBECONFIG works: {error}"
         ) from error
     async with client.ApiClient() as api_client:
-        yield KubernetesSliceApi(client.DiscoveryV1Api(api_client), service)
+        yield KubernetesApi(api_client)

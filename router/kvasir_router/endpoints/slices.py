@@ -5,11 +5,11 @@ what the operator has written on the Service. Invariant: a pod never counts twic
 each address family, one for each Service that selects it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir_router.endpoints.endpoint import Address, Role
+from kvasir_router.endpoints.address import Address, Role
 
 EndpointSlice = Mapping[str, Any]
 """An EndpointSlice as the API's JSON."""
@@ -23,8 +23,12 @@ TRAFFIC_WEIGHT_LABEL = "serving.kvasir.dev/traffic-weight"
 _ROLES = {role.value: role for role in Role}
 
 
+ENGINES_SELECTOR = f"{SERVICE_LABEL},{ROLE_LABEL} notin (router)"
+"""Of the engines' slices: all but the routers' own, those that carry no role among them."""
+
+
 def label_selector(service_name: str) -> str:
-    """Of the engines' slices: all but the router's own, those that carry no role among them."""
+    """Of one service's."""
     return f"{SERVICE_LABEL}={service_name},{ROLE_LABEL} notin (router)"
 
 
@@ -38,14 +42,14 @@ class _Listing:
     rank: tuple[bool, bool, str]  # of several the lowest tells
 
 
-def addresses_of(slices: Mapping[str, EndpointSlice], port: str) -> frozenset[Address]:
+def addresses_of(slices: Iterable[EndpointSlice], port: str) -> frozenset[Address]:
     """Of pods that are ready and not terminating.
 
     Which of its slices tells of a pod does not depend on readiness, so that its address stays the same while the slices
     of a dual-stack pod change one after the other.
     """
     chosen: dict[str, _Listing] = {}
-    for endpoint_slice in slices.values():
+    for endpoint_slice in slices:
         for listing in _listings(endpoint_slice, port):
             known = chosen.setdefault(listing.pod, listing)
             if listing.rank < known.rank:

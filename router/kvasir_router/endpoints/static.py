@@ -1,9 +1,8 @@
 """Endpoints named on the command line: a fixed set, whose health only probes can tell."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 
-from kvasir_router.endpoints.endpoint import Address
+from kvasir_router.endpoints.address import Address
 
 
 class StaticSource:
@@ -13,8 +12,8 @@ class StaticSource:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._addresses = frozenset(Address(url.rstrip("/")) for url in urls)
-        self.synced = asyncio.Event()
+        self.is_synced = False
 
     async def run(self, publish: Callable[[frozenset[Address]], None]) -> None:
         publish(self._addresses)
-        self.synced.set()
+        self.is_synced = True

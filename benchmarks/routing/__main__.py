@@ -1,0 +1,84 @@
+"""How routing rules place the requests of a trace, in virtual time.
+
+    python -m benchmarks.routing --trace FILE --speed 0.5 1 2 3 --replicas 8 64 --routers 1 2 4
+
+FILE is in Mooncake's format, or one of agents, chats, documents (synthetic), or azure:FILE for Azure's CSV of 2023,
+whose requests share nothing. Prints a table: share of prompt tokens found cached, seconds to the first token, and the
+busiest engine's prefill work over the mean.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from benchmarks.routing.engine import EngineModel
+from benchmarks.routing.lineup import LINEUP
+from benchmarks.routing.simulation import Outcome, Setting, simulate
+from benchmarks.routing.synthetic import SYNTHETIC, azure
+from benchmarks.routing.trace import Trace, load_mooncake
+
+_HEAD = "| speed | replicas | routers | rule | hit rate | TTFT mean, s | p50 | p90 | p99 | balance |"
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    trace = load(arguments.trace, arguments.seed)
+    print(
+        f"{trace.name}: {len(trace.requests)} requests, {trace.hit_ceiling():.3f} of prompt tokens at most are hits\n"
+    )
+    print(_HEAD + "\n" + "|---" * _HEAD.count(" | ") + "|---|", flush=True)
+    begin = time.perf_counter()
+    for setting in _settings(arguments):
+        for name in arguments.rules:
+            print(_row(setting, name, simulate(trace, setting, LINEUP[name])), flush=True)
+    print(f"{time.perf_counter() - begin:.0f} s in all", file=sys.stderr)
+
+
+def load(name: str, seed: int) -> Trace:
+    if name in SYNTHETIC:
+        return SYNTHETIC[name](seed)
+    if name.startswith("azure:"):
+        return azure(Path(name.removeprefix("azure:")))
+    return load_mooncake(Path(name), seed)
+
+
+def _settings(arguments: argparse.Namespace) -> Iterator[Setting]:
+    model = EngineModel(
+        prefill_tokens_per_second=arguments.prefill_rate,
+        context_doubling_tokens=arguments.context_doubling,
+        kv_capacity_tokens=arguments.kv_tokens,
+    )
+    for num_replicas, speed, num_routers in product(arguments.replicas, arguments.speed, arguments.routers):
+        yield Setting(speed, num_replicas, num_routers, model, arguments.late_ms / 1000, arguments.seed)
+
+
+def _row(setting: Setting, name: str, outcome: Outcome) -> str:
+    return (
+        f"| {setting.speed:g} | {setting.num_replicas} | {setting.num_routers} | {name} | {outcome.hit_rate:.3f} "
+        f"| {outcome.mean:.3f} | {outcome.p50:.3f} | {outcome.p90:.3f} | {outcome.p99:.3f} | {outcome.balance:.2f} |"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", required=True, help="FILE, agents, chats, documents or azure:FILE")
+    parser.add_argument("--speed", type=float, nargs="+", default=[1.0], help="times the trace's own")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[8])
+    parser.add_argument("--routers", type=int, nargs="+", default=[1])
+    parser.add_argument("--rules", nargs="+", default=list(LINEUP), choices=list(LINEUP), metavar="RULE")
+    parser.add_argument("--late-ms", type=float, default=50.0, help="how late KV events and load reports are")
+    parser.add_argument("--seed", type=int, default=0)
+    model = EngineModel()
+    parser.add_argument("--prefill-rate", type=float, default=model.prefill_tokens_per_second, help="tokens/s")
+    parser.add_argument("--context-doubling", type=float, default=model.context_doubling_tokens, help="tokens")
+    parser.add_argument("--kv-tokens", type=int, default=model.kv_capacity_tokens, help="of one engine")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

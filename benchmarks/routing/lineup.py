@@ -1,0 +1,60 @@
+"""The rules that a run compares, by name."""
+
+from collections.abc import Callable
+
+from benchmarks.routing.blocks import LateBlockMap
+from benchmarks.routing.kvasir import ApproximateKvasir, ExactKvasir, HeardKvasir
+from benchmarks.routing.rivals.aibrix import Aibrix
+from benchmarks.routing.rivals.dynamo import Active, Dynamo
+from benchmarks.routing.rivals.llm_d import LlmD
+from benchmarks.routing.rivals.production_stack import ProductionStack
+from benchmarks.routing.rivals.round_robin import RoundRobin
+from benchmarks.routing.rivals.sglang_cache_aware import SglangCacheAware
+from benchmarks.routing.rules import Rule, World
+from benchmarks.routing.simulation import MakeRules
+
+from kvasir_router.placement.finish_time import FinishTime
+
+# Of every engine's prefill queue: while all are longer, requests wait in our routers.
+BOUND_SECONDS = 1.0
+
+
+def _each(make: Callable[[World], Rule]) -> MakeRules:
+    """Every router for itself."""
+    return lambda world, num_routers: [make(world) for _ in range(num_routers)]
+
+
+def _dynamo(*, is_product: bool) -> MakeRules:
+    def make(world: World, num_routers: int) -> list[Rule]:
+        heard, active = _heard(world), Active(len(world.engines))
+        return [Dynamo(world, heard, active, is_product=is_product) for _ in range(num_routers)]
+
+    return make
+
+
+def _heard_kvasir(world: World, num_routers: int) -> list[Rule]:
+    heard = _heard(world)
+    return [HeardKvasir(world, FinishTime(), heard, BOUND_SECONDS) for _ in range(num_routers)]
+
+
+def _exact_kvasir(world: World, num_routers: int) -> list[Rule]:
+    heard = LateBlockMap(len(world.engines), world.updates, 0.0)
+    return [ExactKvasir(world, FinishTime(), heard, BOUND_SECONDS) for _ in range(num_routers)]
+
+
+def _heard(world: World) -> LateBlockMap:
+    return LateBlockMap(len(world.engines), world.updates, world.late_seconds)
+
+
+LINEUP: dict[str, MakeRules] = {
+    "kvasir, KV events": _heard_kvasir,
+    "kvasir, approximate": _each(lambda world: ApproximateKvasir(world, FinishTime(), BOUND_SECONDS)),
+    "kvasir, exact": _exact_kvasir,
+    "round robin": _each(RoundRobin),
+    "SGLang cache_aware": _each(SglangCacheAware),
+    "llm-d default": _each(LlmD),
+    "Dynamo linear": _dynamo(is_product=False),
+    "Dynamo lmetric": _dynamo(is_product=True),
+    "AIBrix prefix-cache": _each(Aibrix),
+    "production-stack": _each(ProductionStack),
+}

@@ -1,0 +1,1 @@
+"""Admission: who waits, whose turn it is, and who is refused."""

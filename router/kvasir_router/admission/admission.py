@@ -1,0 +1,194 @@
+"""The bounded queue in front of one service's endpoints, as coroutines that wait in it.
+
+A request that can start at once never enters it. While every engine has enough to do, `can_start` keeps requests here,
+so that their order is the router's. Which of them is next is the queue's business; here are the event loop, the time
+limits and the refusals.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kvasir_router.admission.drain_rate import DrainRate
+from kvasir_router.admission.queue import HeldDemand, RequestQueue
+from kvasir_router.admission.tenant_limits import TenantLimits
+from kvasir_router.admission.tenant_queue import QueuedRequest
+from kvasir_router.errors import (
+    DeadlineExceededError,
+    QueueFullError,
+    QueueWaitExceededError,
+    RequestError,
+    TenantInFlightLimitError,
+)
+
+# Where nothing has drained yet: a full queue does so within moments, an absent endpoint takes a pod start to come.
+_QUEUE_FULL_RETRY_SECONDS = 1
+_NO_ENDPOINT_RETRY_SECONDS = 5
+_MAX_RETRY_SECONDS = 60
+# A deadline is certain to be missed where the queue would have to drain more than this many times as fast as it does.
+_CERTAINTY = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    max_requests: int
+    max_wait_seconds: float
+
+
+class Admission:
+    """`can_start`: whether some endpoint can take a request for the model now; None: for any model."""
+
+    def __init__(
+        self, can_start: Callable[[str | None], bool], limits: QueueLimits, tenant_limits: TenantLimits
+    ) -> None:
+        self._can_start = can_start
+        self._limits = limits
+        self._tenant_limits = tenant_limits
+        self._queue = RequestQueue(limits.max_requests)
+        self._drain = DrainRate()
+        self._wakings: dict[QueuedRequest, asyncio.Future[bool]] = {}  # False: it makes way for another
+
+    def configure(self, limits: QueueLimits) -> None:
+        """Holds for requests that come from now on."""
+        self._limits = limits
+        self._queue.max_requests = limits.max_requests
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    def held_demand(self) -> Mapping[str, HeldDemand]:
+        """What waits here, by tenant."""
+        return self._queue.held_demand()
+
+    async def admit(self, request: QueuedRequest, waited_seconds: float = 0.0) -> float:
+        """Returns, once it can start, the seconds waited; the caller must take its place, at an endpoint and in the
+        tenant's limits, without awaiting.
+
+        `waited_seconds`: what this request has already spent here before a retry. Raises QueueFullError,
+        TenantInFlightLimitError (429), DeadlineExceededError or QueueWaitExceededError (503).
+        """
+        if self._can_start_at_once(request):
+            return 0.0
+        self._refuse_if_late(request, waited_seconds)
+        return await self._wait(request, waited_seconds)
+
+    def refuse_all(self, error: Callable[[], RequestError]) -> None:
+        """Of what waits here now: nobody will take it any more."""
+        for waking in self._wakings.values():
+            if not waking.done():
+                waking.set_exception(error())
+
+    def wake(self) -> None:
+        """To be called when an endpoint becomes usable or has room again: the request whose turn it is starts."""
+        request = self._queue.wake_next(self._can_start, self._tenant_limits.may_start)
+        # It starts in the next turn of the loop, and then wakes another; so it does where it was just cancelled.
+        if request is not None and not self._wakings[request].done():
+            self._wakings[request].set_result(True)
+
+    def _can_start_at_once(self, request: QueuedRequest) -> bool:
+        num_before = self._queue.num_begun if request.has_begun else len(self._queue)
+        return not num_before and self._has_place(request)
+
+    def _has_place(self, request: QueuedRequest) -> bool:
+        may_start = request.has_begun or self._tenant_limits.may_start(request.tenant)
+        return may_start and self._can_start(request.model)
+
+    def _refuse_if_late(self, request: QueuedRequest, waited_seconds: float) -> None:
+        """Only a client that has set a deadline would rather know now."""
+        if request.deadline_seconds is None or request.has_begun:
+            return
+        seconds_left = request.deadline_seconds - waited_seconds
+        num_tokens = self._queue.cost_tokens_before(request)
+        expected_seconds = self._drain.seconds_for(num_tokens, _now()) or 0.0
+        if expected_seconds > seconds_left * _CERTAINTY:
+            raise DeadlineExceededError(
+                f"the request cannot start within {seconds_left:g} s: {num_tokens} tokens are before it in the queue, "
+                f"which took {expected_seconds:.1f} s of late; try again later",
+                retry_after_seconds=self._retry_after(_QUEUE_FULL_RETRY_SECONDS),
+            )
+
+    async def _wait(self, request: QueuedRequest, waited_seconds: float) -> float:
+        start = _now()
+        self._enter(request, start)
+        try:
+            async with asyncio.timeout(self._limit_seconds(request) - waited_seconds):
+                await self._until_started(request)
+        except TimeoutError as error:
+            raise self._waited_too_long(request) from error
+        finally:
+            self._leave(request)
+            # After the caller has taken its place, which it does without awaiting.
+            asyncio.get_running_loop().call_soon(self.wake)
+        return _now() - start
+
+    def _enter(self, request: QueuedRequest, now: float) -> None:
+        """Where the queue is full, one that is in it makes way, or this one is refused."""
+        makes_way = self._queue.push(request)
+        if makes_way is request:
+            raise self._queue_full()
+        self._drain.began(now)
+        self._wakings[request] = asyncio.get_running_loop().create_future()
+        if makes_way is not None and not self._wakings[makes_way].done():
+            self._wakings[makes_way].set_result(False)
+
+    def _leave(self, request: QueuedRequest) -> None:
+        del self._wakings[request]
+        self._queue.remove(request)
+        if not len(self._queue):
+            self._drain.ended(_now())
+
+    async def _until_started(self, request: QueuedRequest) -> None:
+        self.wake()
+        while True:
+            if not await self._wakings[request]:
+                raise self._queue_full()
+            if self._has_place(request):
+                break
+            # The place went away between the wake and now; perhaps there is one for another.
+            self._wakings[request] = asyncio.get_running_loop().create_future()
+            self._queue.put_back(request)
+            self.wake()
+        self._queue.started(request)
+        self._drain.started(request.cost_tokens, _now())
+
+    def _limit_seconds(self, request: QueuedRequest) -> float:
+        if request.deadline_seconds is None or request.has_begun:
+            return self._limits.max_wait_seconds
+        return min(self._limits.max_wait_seconds, request.deadline_seconds)
+
+    def _queue_full(self) -> QueueFullError:
+        return QueueFullError(
+            f"{self._limits.max_requests} requests are already waiting, the most this router holds, and no tenant has "
+            "more there than this one; try again later",
+            retry_after_seconds=self._retry_after(_QUEUE_FULL_RETRY_SECONDS),
+        )
+
+    def _waited_too_long(self, request: QueuedRequest) -> RequestError:
+        limit_seconds = self._limit_seconds(request)
+        retry_after_seconds = self._retry_after(_NO_ENDPOINT_RETRY_SECONDS)
+        if not request.has_begun and not self._tenant_limits.may_start(request.tenant):
+            return TenantInFlightLimitError(
+                f"the tenant {request.tenant} had as many requests in flight as it may for {limit_seconds:g} s; "
+                "wait for some of them to end",
+                retry_after_seconds=retry_after_seconds,
+            )
+        if limit_seconds == request.deadline_seconds:
+            return DeadlineExceededError(
+                f"the request could not start within the {limit_seconds:g} s of its deadline; try again later",
+                retry_after_seconds=retry_after_seconds,
+            )
+        return QueueWaitExceededError(
+            f"no endpoint could take the request within {limit_seconds:g} s; try again later",
+            retry_after_seconds=retry_after_seconds,
+        )
+
+    def _retry_after(self, default_seconds: int) -> int:
+        """The time in which what waits now will have started, at the measured rate."""
+        seconds = self._drain.seconds_for(self._queue.cost_tokens, _now())
+        return default_seconds if seconds is None else min(max(math.ceil(seconds), 1), _MAX_RETRY_SECONDS)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

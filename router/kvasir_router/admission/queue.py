@@ -1,0 +1,160 @@
+"""The requests that wait in front of one service's endpoints, and which of them starts next.
+
+Streams that have to go on elsewhere come before all that have not begun, and are never refused. Among the others
+tenants take turns; within a tenant priority and arrival decide, never across tenants: a client names its own priority,
+and must not overtake strangers by it. A request that no endpoint can take is passed over.
+
+Invariant: a request keeps its place until it has really started, woken or not, and only one is woken at a time. So no
+newcomer slips past one that is just about to start. Pure bookkeeping: no clock, no event loop.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kvasir_router.admission.fairness import DeficitRoundRobin
+from kvasir_router.admission.tenant_queue import QueuedRequest, TenantQueue
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDemand:
+    """What waits of one tenant, streams that have begun apart."""
+
+    num_requests: int
+    num_tokens: int
+
+
+class RequestQueue:
+    """`max_requests` bounds those that have not begun."""
+
+    def __init__(self, max_requests: int) -> None:
+        self.max_requests = max_requests
+        self._numbers = itertools.count()
+        self._inside: set[QueuedRequest] = set()
+        self._woken: QueuedRequest | None = None  # inside, but in no line
+        self._begun = TenantQueue()  # of all tenants
+        self._tenants: dict[str, TenantQueue] = {}  # none is empty
+        self._num_of_model: Counter[str | None] = Counter()  # that have not begun; none is zero
+        self._turns = DeficitRoundRobin()
+        self.num_begun = 0
+        """Streams that have to go on elsewhere."""
+
+    def __len__(self) -> int:
+        return len(self._inside)
+
+    @property
+    def cost_tokens(self) -> int:
+        """Of those that have not begun."""
+        return sum(tenant.cost_tokens for tenant in self._tenants.values())
+
+    def held_demand(self) -> Mapping[str, HeldDemand]:
+        """By tenant."""
+        return {name: HeldDemand(tenant.num_requests, tenant.num_tokens) for name, tenant in self._tenants.items()}
+
+    def cost_tokens_before(self, newcomer: QueuedRequest) -> int:
+        """The least that starts before it: what its tenant has before it, and as much of every other tenant's.
+
+        Others that wait for more get no more in the same time, give or take a turn.
+        """
+        own = self._tenants.get(newcomer.tenant)
+        own_tokens = 0 if own is None else own.cost_tokens_before(newcomer.priority)
+        others = (tenant.cost_tokens for tenant in self._tenants.values() if tenant is not own)
+        return own_tokens + sum(min(cost_tokens, own_tokens) for cost_tokens in others)
+
+    def push(self, newcomer: QueuedRequest) -> QueuedRequest | None:
+        """Where the queue is full, takes out and returns the request that makes way, perhaps the newcomer itself.
+
+        That is the least pressing one of the tenant that has the most requests here, so that a tenant that floods the
+        queue refuses its own.
+        """
+        newcomer.number = next(self._numbers)
+        self._inside.add(newcomer)
+        self.num_begun += newcomer.has_begun
+        self._line_up(newcomer)
+        if newcomer.has_begun or len(self) - self.num_begun <= self.max_requests:
+            return None
+        own = self._tenants[newcomer.tenant]
+        longest = max(self._tenants.values(), key=lambda tenant: (tenant.num_requests, tenant is own))
+        makes_way = longest.last()
+        self.remove(makes_way)
+        return makes_way
+
+    def wake_next(
+        self, can_start: Callable[[str | None], bool], may_start: Callable[[str], bool]
+    ) -> QueuedRequest | None:
+        """The request whose turn it is, woken from now on. None: nobody can start, or one is woken already.
+
+        `can_start`: whether an endpoint can take a request for the model; asked once a model. `may_start`: whether its
+        limits allow the tenant another request.
+        """
+        if self._woken is not None:
+            return None
+        self._woken = self._next_begun(can_start) or self._next_in_turn(can_start, may_start)
+        if self._woken is not None:
+            self._step_out(self._woken)
+        return self._woken
+
+    def put_back(self, request: QueuedRequest) -> None:
+        """The woken request cannot start after all, and has the place again that it had."""
+        self._woken = None
+        self._line_up(request)
+
+    def started(self, request: QueuedRequest) -> None:
+        """The woken request has its place at an endpoint, and its tenant's share pays for it."""
+        if not request.has_begun:
+            self._turns.charge(request.tenant, request.cost_tokens)
+        self.remove(request)
+
+    def remove(self, request: QueuedRequest) -> None:
+        """It waits no more. May be repeated."""
+        if request not in self._inside:
+            return
+        self._inside.remove(request)
+        self.num_begun -= request.has_begun
+        if request is self._woken:
+            self._woken = None
+        else:
+            self._step_out(request)
+        if request.tenant not in self._tenants and not self._is_woken(request.tenant):
+            self._turns.leave(request.tenant)
+
+    def _next_begun(self, can_start: Callable[[str | None], bool]) -> QueuedRequest | None:
+        return self._begun.first({model for model in self._begun.models if can_start(model)})
+
+    def _next_in_turn(
+        self, can_start: Callable[[str | None], bool], may_start: Callable[[str], bool]
+    ) -> QueuedRequest | None:
+        models = {model for model in self._num_of_model if can_start(model)}
+        if not models:
+            return None
+
+        def can_go(name: str) -> bool:
+            tenant = self._tenants.get(name)
+            return tenant is not None and tenant.waits_for(models) and may_start(name)
+
+        name = self._turns.next(can_go)
+        return None if name is None else self._tenants[name].first(models)
+
+    def _is_woken(self, tenant: str) -> bool:
+        return self._woken is not None and not self._woken.has_begun and self._woken.tenant == tenant
+
+    def _line_up(self, request: QueuedRequest) -> None:
+        if request.has_begun:
+            self._begun.push(request)
+            return
+        self._tenants.setdefault(request.tenant, TenantQueue()).push(request)
+        self._num_of_model[request.model] += 1
+        self._turns.join(request.tenant)
+
+    def _step_out(self, request: QueuedRequest) -> None:
+        if request.has_begun:
+            self._begun.remove(request)
+            return
+        self._num_of_model[request.model] -= 1
+        if not self._num_of_model[request.model]:
+            del self._num_of_model[request.model]
+        tenant = self._tenants[request.tenant]
+        tenant.remove(request)
+        if not tenant.num_requests:
+            del self._tenants[request.tenant]

@@ -1,0 +1,26 @@
+"""OpenAI's /v1/completions: a prompt as text or token ids."""
+
+import msgspec
+
+from kvasir_router.dialects import openai
+from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
+
+
+class _Fields(RoutingFields, gc=False):
+    prompt: msgspec.Raw = ABSENT
+
+
+_decoder = msgspec.json.Decoder(_Fields)
+
+
+class Completions(openai.OpenAIErrors):
+    name = "completions"
+    end_of_stream: bytes | None = openai.END_OF_STREAM
+    num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        assert isinstance(fields, _Fields)
+        return openai.text_prompt(fields.prompt, self.name, model, fields)

@@ -1,0 +1,65 @@
+"""The seam between the APIs that clients speak and the router, which knows requests, prompts and streams only.
+
+A dialect reads the few fields that routing needs; the engine validates everything, and the original bytes travel on, so
+a wrong type here is no error.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from kvasir_router.errors import RequestError
+
+ABSENT = msgspec.Raw(b"null")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What an engine prefills, as far as a body tells. Images and audio are not counted as text."""
+
+    content: bytes  # grows at the end when a conversation grows; or token ids as uint32, little-endian
+    is_token_ids: bool
+    seed: bytes  # what prompts must have in common to share blocks: API, the model's own name (an adapter's too), salt
+    messages: msgspec.Raw | None = None  # chat: for an index that renders the template itself
+    template_fields: tuple[tuple[str, msgspec.Raw], ...] = ()  # chat: tools, chat_template_kwargs, ...; those given
+    is_text: bool = False  # the content is the very text that an engine tokenises
+    model: str | None = None  # its own name, an adapter's too
+    cache_salt: msgspec.Raw = field(default_factory=lambda: ABSENT)
+
+
+class RoutingFields(msgspec.Struct, gc=False):
+    """What bodies of every API may hold; each dialect adds where its prompt is. Raw values stay undecoded."""
+
+    model: Any = None
+    stream: Any = False
+    priority: Any = 0
+    user: Any = None
+    cache_salt: msgspec.Raw = ABSENT
+
+
+class Dialect(Protocol):
+    """`end_of_stream` is a stream's last event; None where the API has no streams, or how they end is not known.
+    `num_output_tokens` is what a request is expected to generate: KV that it will hold besides its prompt's.
+    """
+
+    name: str
+    end_of_stream: bytes | None
+    num_output_tokens: int
+
+    def read(self, body: bytes) -> RoutingFields:
+        """Raises msgspec.DecodeError, UnicodeError or RecursionError when the body is not a JSON object in UTF-8."""
+        ...
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        """Of what `read` has returned; None: nothing is prefilled. `model` is the model's own name.
+
+        Raises msgspec.DecodeError or UnicodeError.
+        """
+        ...
+
+    def error_body(self, error: RequestError) -> bytes: ...
+
+    def error_event(self, error: RequestError) -> bytes:
+        """The same as the last event of a stream that has begun."""
+        ...

@@ -1,0 +1,63 @@
+"""What OpenAI's APIs have in common: streams of events, errors, and how text and token ids are written in JSON."""
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
+from kvasir_router.errors import RequestError
+
+END_OF_STREAM = b"data: [DONE]\n\n"
+EXPECTED_OUTPUT_TOKENS = 256
+"""Of a request that generates text: how long its output gets is not known beforehand."""
+
+
+class OpenAIErrors:
+    def error_body(self, error: RequestError) -> bytes:
+        return error.body()
+
+    def error_event(self, error: RequestError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
+
+
+def seed(api: str, model: str | None, fields: RoutingFields) -> bytes:
+    """Prompts share blocks only within a model, a salt and a way of being turned into tokens."""
+    return b"\0".join((api.encode(), (model or "").encode(), bytes(fields.cache_salt)))
+
+
+def text_prompt(raw: msgspec.Raw, api: str, model: str | None, fields: RoutingFields) -> Prompt | None:
+    """Of a text, texts, token ids or lists of those; None where it is absent. Anything else is the engine's to refuse.
+
+    Raises msgspec.DecodeError or UnicodeError.
+    """
+    if raw is ABSENT:
+        return None
+    prompt = msgspec.json.decode(raw)
+    is_text = isinstance(prompt, str)
+    is_token_ids = isinstance(prompt, list) and not all(isinstance(part, str) for part in prompt)
+    return Prompt(
+        _token_bytes(prompt) if is_token_ids else _text_bytes(prompt),
+        is_token_ids=is_token_ids,
+        seed=seed(api, model, fields),
+        is_text=is_text,
+        model=model,
+        cache_salt=fields.cache_salt,
+    )
+
+
+def _text_bytes(prompt: Any) -> bytes:
+    if isinstance(prompt, list):
+        return "\0".join(prompt).encode()
+    return prompt.encode() if isinstance(prompt, str) else b""
+
+
+def _token_bytes(prompt: Iterable[Any]) -> bytes:
+    flat: list[Any] = []
+    for part in prompt:
+        flat.extend(part) if isinstance(part, list) else flat.append(part)
+    try:
+        return array("I", flat).tobytes()
+    except (TypeError, OverflowError):
+        return b""

@@ -1,0 +1,44 @@
+"""APIs that engines of other makes have: forwarded like the rest, with whatever of them reads like a prompt.
+
+How their streams end is not known here, and errors take OpenAI's shape.
+"""
+
+from dataclasses import replace
+
+import msgspec
+
+from kvasir_router.dialects import openai
+from kvasir_router.dialects.chat import conversation_bytes
+from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
+
+
+class _Fields(RoutingFields, gc=False):
+    messages: msgspec.Raw = ABSENT
+    prompt: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT
+
+
+_decoder = msgspec.json.Decoder(_Fields)
+
+
+class Passthrough(openai.OpenAIErrors):
+    """`name` tells one API's prompts from another's."""
+
+    end_of_stream: bytes | None = None
+    num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        assert isinstance(fields, _Fields)
+        if fields.messages is not ABSENT:
+            return Prompt(
+                conversation_bytes(fields.messages), is_token_ids=False, seed=openai.seed(self.name, model, fields)
+            )
+        raw = fields.input if fields.prompt is ABSENT else fields.prompt
+        prompt = openai.text_prompt(raw, self.name, model, fields)
+        return None if prompt is None else replace(prompt, is_text=False)  # what is made of it is not known here

@@ -1,0 +1,20 @@
+"""/tokenize and /detokenize: an engine answers them without its device, so there is nothing to prefill."""
+
+import msgspec
+
+from kvasir_router.dialects import openai
+from kvasir_router.dialects.dialect import Prompt, RoutingFields
+
+_decoder = msgspec.json.Decoder(RoutingFields)
+
+
+class Tokenize(openai.OpenAIErrors):
+    name = "tokenize"
+    end_of_stream: bytes | None = None
+    num_output_tokens = 0
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        return None

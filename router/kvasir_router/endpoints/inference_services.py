@@ -1,0 +1,77 @@
+"""InferenceServices that a gateway routes for, as far as their manifests concern it. Pure.
+
+A name that several claim belongs to the service that was created first, then by namespace and name; the operator says
+so in the status of the others, by the same rule.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from kvasir_router.config import PolicyName
+from kvasir_router.endpoints.objects import KubernetesObject, ObjectKey
+
+GROUP, VERSION, PLURAL = "serving.kvasir.dev", "v1alpha1", "inferenceservices"
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceService:
+    namespace: str
+    name: str
+    created: datetime
+    model: str
+    aliases: tuple[str, ...]
+    adapters: tuple[str, ...]
+    policy: PolicyName
+    max_queue_size: int
+    max_queue_wait_seconds: float
+
+    @classmethod
+    def read(cls, manifest: KubernetesObject) -> Self | None:
+        """None where it has a router of its own.
+
+        The CRD's schema has set every default and has let nothing through that does not fit it.
+        """
+        metadata, spec = manifest["metadata"], manifest["spec"]
+        router = spec.get("router", {})
+        if router.get("mode") != "gateway":
+            return None
+        adapters = spec.get("engine", {}).get("adapters") or {}
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            created=datetime.fromisoformat(metadata["creationTimestamp"]),
+            model=spec["model"].get("name") or metadata["name"],
+            aliases=tuple(spec["model"].get("aliases", ())),
+            adapters=tuple(adapter["name"] for adapter in adapters.get("list", ())),
+            policy=router["policy"],
+            max_queue_size=router["maxQueueSize"],
+            max_queue_wait_seconds=_seconds(router["maxQueueWait"]),
+        )
+
+    @property
+    def key(self) -> ObjectKey:
+        return self.namespace, self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which clients may ask for it, unless another service has claimed one before."""
+        return (self.model, *self.aliases, *self.adapters)
+
+
+def claims(services: Iterable[InferenceService]) -> Mapping[str, ObjectKey]:
+    """Whose each name is, in the order in which they are listed."""
+    owners: dict[str, ObjectKey] = {}
+    for service in sorted(services, key=lambda service: (service.created, service.key)):
+        for name in service.names:
+            owners.setdefault(name, service.key)
+    return owners
+
+
+def _seconds(duration: str) -> float:
+    """Of a duration as manifests have it, such as 1m30s."""
+    parts: list[tuple[str, str]] = re.findall(r"([0-9]+)(ms|s|m|h)", duration)
+    return sum(int(number) * _DURATION_UNITS[unit] for number, unit in parts)

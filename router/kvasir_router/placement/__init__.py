@@ -1,0 +1,1 @@
+"""Where a request goes: policies, one file each, and the terms of their costs."""

@@ -1,0 +1,55 @@
+"""What a policy decides: which endpoint serves a request, or which prefills and which decodes it.
+
+Policies read live endpoints and never write them; apart from the state that breaks their ties they are pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from kvasir_router.request import InferenceRequest
+from kvasir_router.service.registry import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """An endpoint's part of a request, with the prompt tokens that it has cached and those that it must compute."""
+
+    endpoint: Endpoint
+    cached_tokens: int
+    uncached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    leg: Leg  # serves the request, or decodes it where another prefills
+    prefill: Leg | None = None
+    cost_seconds: float | None = None  # what the policy expects; None where it compares no costs
+
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        return (self.leg,) if self.prefill is None else (self.leg, self.prefill)
+
+
+class Policy(Protocol):
+    def place(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Placement:
+        """On one of `endpoints`, of which there is at least one. `cached`: url -> tokens of this prompt, where any."""
+        ...
+
+
+@runtime_checkable
+class CostPolicy(Policy, Protocol):
+    """A policy that compares costs, and can be asked for them."""
+
+    def costs(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Mapping[str, Mapping[str, float]]:
+        """For people: url -> the terms in seconds."""
+        ...
+
+
+def leg_on(endpoint: Endpoint, request: InferenceRequest, cached: Mapping[str, int]) -> Leg:
+    cached_tokens = min(cached.get(endpoint.url, 0), request.num_prompt_tokens)
+    return Leg(endpoint, cached_tokens, request.num_prompt_tokens - cached_tokens)

@@ -1,0 +1,44 @@
+"""The seam to whoever knows which endpoint has cached what: `key` once a request, `match` at each pick.
+
+How prompts are cut and hashed is each index's own. Times are seconds of any steady clock, given by the caller.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvasir_router.dialects.dialect import Prompt
+
+
+class PrefixKey(Protocol):
+    """A prompt as its index knows it; opaque to everybody else."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Exact where the index tokenises, else estimated."""
+        ...
+
+
+class PrefixIndex(Protocol):
+    async def key(self, prompt: Prompt) -> PrefixKey:
+        """Hashes, and tokenises where it does; large prompts off the event loop."""
+        ...
+
+    def match(self, key: PrefixKey, now: float) -> Mapping[str, int]:
+        """Endpoint url -> leading tokens of the prompt that it has cached; only those above 0."""
+        ...
+
+    def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
+        """The prompt was sent there, and is expected to be cached; `capacity_tokens` is what its KV cache holds."""
+        ...
+
+    def withdraw(self, url: str, key: PrefixKey | None = None) -> None:
+        """That dispatch has failed. Without a key: the endpoint has failed, restarted or is gone, its cache with it."""
+        ...
+
+    def expire(self, now: float) -> None:
+        """Frees the memory of what is too old to be believed; called now and then."""
+        ...
+
+    def num_blocks(self, url: str) -> int:
+        """Believed to be cached there."""
+        ...

@@ -1,0 +1,126 @@
+"""The index of a service whose engines publish KV events: all of them, or some, or with gaps for a while.
+
+An endpoint is judged by its events. Where they do not tell all that it holds (none come, some were lost, the beginning
+is not known), or a prompt cannot be tokenised here, the approximate index is asked too, and the longer match counts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import msgspec
+
+from kvasir_router.dialects.dialect import ABSENT, Prompt
+from kvasir_router.prefix_index.block_keys import prompt_keys
+from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
+from kvasir_router.prefix_index.kv_events import extra_key
+from kvasir_router.prefix_index.precise import Chains, PreciseIndex
+from kvasir_router.prefix_index.threads import Threads
+from kvasir_router.prefix_index.tokens import PromptTokenizer
+
+_BYTES_PER_TOKEN_ID = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MixedKey:
+    num_tokens: int  # exact where `chains` is there
+    approximate: PrefixKey
+    chains: Chains | None  # None: which tokens the prompt has is not known
+
+
+class MixedIndex:
+    """`on_withdrawn` is told of an endpoint whose cache is said to be void, so that its events are learned anew.
+
+    `base_models` are what engines serve without an adapter; where none is known, every model is taken for one.
+    """
+
+    def __init__(
+        self,
+        approximate: PrefixIndex,
+        precise: PreciseIndex,
+        threads: Threads,
+        base_models: Callable[[], frozenset[str]],
+        on_withdrawn: Callable[[str], None],
+    ) -> None:
+        self._approximate = approximate
+        self._precise = precise
+        self._threads = threads
+        self._base_models = base_models
+        self._on_withdrawn = on_withdrawn
+        self._tokenizer: PromptTokenizer | None = None  # the engines' own, once one has told
+
+    def use_tokenizer(self, tokenizer: PromptTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def key(self, prompt: Prompt) -> MixedKey:
+        approximate = await self._approximate.key(prompt)
+        chains, num_tokens = None, approximate.num_tokens
+        if prompt.is_token_ids or self._tokenizer is not None:
+            found = await self._threads.run(len(prompt.content), partial(self._chains, prompt))
+            chains, num_tokens = found if found is not None else (chains, num_tokens)
+        return MixedKey(num_tokens, approximate, chains)
+
+    def match(self, key: PrefixKey, now: float) -> Mapping[str, int]:
+        mixed = cast(MixedKey, key)
+        matched = {} if mixed.chains is None else self._precise.match(mixed.chains, now)
+        for url, num_tokens in self._approximate.match(mixed.approximate, now).items():
+            if not self._is_told(url, mixed):
+                matched[url] = max(matched.get(url, 0), min(num_tokens, mixed.num_tokens))
+        return matched
+
+    def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
+        mixed = cast(MixedKey, key)
+        if mixed.chains is not None:
+            self._precise.insert(url, mixed.chains, now)
+        if not self._is_told(url, mixed):
+            self._approximate.insert(url, mixed.approximate, now, capacity_tokens)
+
+    def withdraw(self, url: str, key: PrefixKey | None = None) -> None:
+        if key is None:
+            self._approximate.withdraw(url)
+            self._on_withdrawn(url)
+            return
+        mixed = cast(MixedKey, key)
+        self._approximate.withdraw(url, mixed.approximate)
+        if mixed.chains is not None:
+            self._precise.withdraw(url, mixed.chains)
+
+    def expire(self, now: float) -> None:
+        self._approximate.expire(now)
+        self._precise.expire(now)
+
+    def num_blocks(self, url: str) -> int:
+        if self._precise.is_complete(url):
+            return self._precise.num_blocks(url)
+        return max(self._precise.num_blocks(url), self._approximate.num_blocks(url))
+
+    def _is_told(self, url: str, key: MixedKey) -> bool:
+        """Events say all about this prompt on this endpoint."""
+        return key.chains is not None and self._precise.is_complete(url)
+
+    def _chains(self, prompt: Prompt) -> tuple[Chains, int] | None:
+        """In a thread where the prompt is long: reads nothing that changes."""
+        tokens = prompt.content if prompt.is_token_ids else self._tokens(prompt)
+        if tokens is None:
+            return None
+        adapter = _adapter(prompt.model, self._base_models())
+        salt = _salt_key(prompt.cache_salt)
+        chains = {
+            block_size: prompt_keys(tokens, block_size, adapter, salt) for block_size in self._precise.block_sizes()
+        }
+        return chains, len(tokens) // _BYTES_PER_TOKEN_ID
+
+    def _tokens(self, prompt: Prompt) -> bytes | None:
+        return None if self._tokenizer is None else self._tokenizer.tokens(prompt)
+
+
+def _salt_key(raw: msgspec.Raw) -> bytes:
+    """As an engine's events have it; one that is no text is the engine's to refuse."""
+    salt = None if raw is ABSENT else msgspec.json.decode(raw)
+    return extra_key((salt,)) if isinstance(salt, str) and salt else b""
+
+
+def _adapter(model: str | None, base_models: frozenset[str]) -> bytes:
+    """Its name, as engines' events have it; nothing for the model itself."""
+    return b"" if model is None or not base_models or model in base_models else model.encode()

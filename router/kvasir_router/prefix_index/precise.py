@@ -1,0 +1,284 @@
+"""Which endpoint holds which blocks, as the engines' own events say.
+
+One map from a block's key to the endpoints that hold it, as bits of a number: a prompt is matched against all endpoints
+by one walk over its blocks. An endpoint whose cache is void gets another bit, so that its blocks need not be walked at
+that moment; they are freed little by little. It reads no clock and knows no socket.
+
+Invariant: an endpoint is said to hold a block only if its events said so last, or did before messages were lost (for
+DOUBT_SECONDS), or a request with that block was sent there a moment ago (see `Guesses`).
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvasir_router.prefix_index.block_keys import block_keys, root_key
+from kvasir_router.prefix_index.guesses import Guesses
+from kvasir_router.prefix_index.kv_events import BlockRemoved, BlockStored, Digest, Event
+
+DOUBT_SECONDS = 120.0
+"""So long blocks are believed that were held when messages were lost for good, unless an event names them again."""
+DEFAULT_BLOCK_SIZE = 16
+"""vLLM's and ours, until an engine's events tell."""
+_NUM_FREED_AN_EVENT = 32
+_NUM_FREED_A_CALL = 20_000
+
+Chains = Mapping[int, Sequence[int]]
+"""Block size in tokens -> keys of a prompt's full blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class _Endpoint:
+    url: str
+    bit: int
+    is_complete: bool  # its cache holds nothing that is not known here
+    blocks: dict[Digest, int] = field(default_factory=dict)  # -> key
+    doubted: dict[Digest, int] = field(default_factory=dict)  # held when messages were lost
+    doubted_until: float = 0.0
+    block_size: int | None = None
+    group: int | None = None  # of KV layers, the one that is followed: they are evicted alike
+    is_window: bool | None = None  # that group's layers see the last tokens only; None: no event yet
+
+    def key_of(self, digest: Digest) -> int | None:
+        key = self.blocks.get(digest)
+        return self.doubted.get(digest) if key is None else key
+
+    def pop(self, digest: Digest) -> int | None:
+        key = self.blocks.pop(digest, None)
+        return self.doubted.pop(digest, None) if key is None else key
+
+
+@dataclass(slots=True, eq=False)
+class _Void:
+    """Blocks that nobody believes, though their bit is still in the map."""
+
+    bit: int
+    blocks: list[dict[Digest, int]]
+    lives_on: _Endpoint | None = None  # with the same bit: what it holds by now stays
+
+
+class PreciseIndex:
+    """Times are seconds of any steady clock, given by the caller."""
+
+    def __init__(self, max_blocks: int, guess_seconds: float = 2.0) -> None:
+        """`max_blocks` bounds what is remembered of all endpoints together; blocks beyond are not believed."""
+        self._max_blocks = max_blocks
+        self._holders: dict[int, int] = {}  # key -> bits of the endpoints
+        self._guesses = Guesses(guess_seconds)
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._by_bit: dict[int, _Endpoint] = {}
+        self._live: dict[int, int] = {}  # block size -> bits
+        self._voids: deque[_Void] = deque()
+        self._resting: deque[tuple[float, int]] = deque()  # when no guess can have the bit any more, bit
+        self._num_bits = 0
+        self.num_held = 0  # of all endpoints, a block held twice counted twice, those not freed yet included
+        self.num_orphans = 0  # stored after a block that is not known: they match nothing
+        self.num_refused = 0  # beyond `max_blocks`
+
+    def block_sizes(self) -> frozenset[int]:
+        """In which prompts are to be cut."""
+        return frozenset(self._live)
+
+    def num_blocks(self, url: str) -> int:
+        endpoint = self._endpoints.get(url)
+        return 0 if endpoint is None else len(endpoint.blocks) + len(endpoint.doubted)
+
+    def is_followed(self, url: str) -> bool:
+        return url in self._endpoints
+
+    def is_complete(self, url: str) -> bool:
+        """The endpoint's cache holds nothing that is not known here."""
+        endpoint = self._endpoints.get(url)
+        return endpoint is not None and endpoint.is_complete
+
+    def reset(self, url: str, now: float, *, is_complete: bool) -> None:
+        """The endpoint is new, or nothing that was known of its cache holds. Takes no time for each block."""
+        self.forget(url)
+        endpoint = self._endpoints[url] = _Endpoint(url, self._new_bit(now), is_complete)
+        self._by_bit[endpoint.bit] = endpoint
+        self._find_live()
+
+    def forget(self, url: str) -> None:
+        endpoint = self._endpoints.pop(url, None)
+        if endpoint is not None:
+            del self._by_bit[endpoint.bit]
+            self._voids.append(_Void(endpoint.bit, [endpoint.blocks, endpoint.doubted]))
+            self._find_live()
+
+    def doubt(self, url: str, now: float) -> None:
+        """Messages of the endpoint were lost for good: blocks may have gone or come unnoticed."""
+        endpoint = self._endpoints[url]
+        endpoint.is_complete = False
+        self._end_doubt(endpoint)
+        endpoint.doubted, endpoint.blocks = endpoint.blocks, {}
+        endpoint.doubted_until = now + DOUBT_SECONDS
+
+    def apply(self, url: str, event: Event, now: float) -> None:
+        """One event of an endpoint that is followed (`reset` once), in the engine's order."""
+        endpoint = self._endpoints[url]
+        if isinstance(event, BlockStored):
+            self._store(self._following(endpoint, event, now), event)
+        elif isinstance(event, BlockRemoved):
+            self._remove(endpoint, event)
+        else:
+            self._clear(endpoint, now, is_complete=True)
+        self._free(_NUM_FREED_AN_EVENT, now)
+
+    def match(self, chains: Chains, now: float) -> dict[str, int]:
+        """Endpoint url -> leading tokens that it holds; only those above 0."""
+        self._guesses.rotate(now)
+        return {
+            self._by_bit[bit].url: num_blocks * block_size
+            for block_size, live in self._live.items()
+            for bit, num_blocks in self._depths(chains.get(block_size, ()), live)
+            if num_blocks
+        }
+
+    def insert(self, url: str, chains: Chains, now: float) -> None:
+        """Expects the prompt's blocks there until events tell."""
+        if (endpoint := self._endpoints.get(url)) is None:
+            return
+        self._guesses.rotate(now)
+        bit, holders = endpoint.bit, self._holders
+        chain = chains.get(self._block_size_of(endpoint), ())
+        self._guesses.add([key for key in chain if not holders.get(key, 0) & bit], bit)
+
+    def withdraw(self, url: str, chains: Chains) -> None:
+        """The request that was sent there will not be computed."""
+        if (endpoint := self._endpoints.get(url)) is not None:
+            self._guesses.remove(chains.get(self._block_size_of(endpoint), ()), endpoint.bit)
+
+    def expire(self, now: float) -> None:
+        """Ends doubts that are over and frees some memory; to be called about every second."""
+        self._guesses.rotate(now)
+        for endpoint in self._endpoints.values():
+            if endpoint.doubted and endpoint.doubted_until <= now:
+                self._end_doubt(endpoint)
+        self._free(_NUM_FREED_A_CALL, now)
+
+    def _depths(self, chain: Sequence[int], live: int) -> Iterator[tuple[int, int]]:
+        """(bit, number of leading blocks held) of each live endpoint."""
+        holders = self._holders
+        for depth, key in enumerate(chain):
+            held = holders.get(key, 0) & live
+            if held != live:
+                held |= self._guesses.holders(key) & live
+                for bit in _bits(live ^ held):
+                    yield bit, depth
+                live = held
+                if not live:
+                    return
+        for bit in _bits(live):
+            yield bit, len(chain)
+
+    def _following(self, endpoint: _Endpoint, event: BlockStored, now: float) -> _Endpoint:
+        """Follows one group of layers, with full attention if there is one, in blocks of one size."""
+        is_better_group = endpoint.is_window is None or (endpoint.is_window and not event.is_window)
+        is_same_group = event.group == endpoint.group and event.is_window == endpoint.is_window
+        if is_better_group or (is_same_group and event.block_size != endpoint.block_size):
+            if endpoint.is_window is not None:
+                endpoint = self._clear(endpoint, now, is_complete=endpoint.is_complete)
+            endpoint.group, endpoint.is_window = event.group, event.is_window
+            endpoint.block_size = event.block_size
+            self._find_live()
+        return endpoint
+
+    def _store(self, endpoint: _Endpoint, event: BlockStored) -> None:
+        if event.group != endpoint.group:
+            return
+        parent = root_key(event.adapter) if event.parent is None else endpoint.key_of(event.parent)
+        if parent is None:
+            self.num_orphans += len(event.digests)
+            return
+        keys = block_keys(parent, event.tokens, event.block_size, event.extra_keys)
+        for digest, key in zip(event.digests, keys, strict=True):
+            self._hold(endpoint, digest, key)
+
+    def _hold(self, endpoint: _Endpoint, digest: Digest, key: int) -> None:
+        known = endpoint.pop(digest)
+        if known is not None:
+            self._release(endpoint.bit, known)
+        if self.num_held >= self._max_blocks:
+            self.num_refused += 1
+            return
+        endpoint.blocks[digest] = key
+        self._holders[key] = self._holders.get(key, 0) | endpoint.bit
+        self.num_held += 1
+
+    def _remove(self, endpoint: _Endpoint, event: BlockRemoved) -> None:
+        if event.group not in (None, endpoint.group):
+            return
+        for digest in event.digests:
+            key = endpoint.pop(digest)
+            if key is not None:
+                self._release(endpoint.bit, key)
+                self._guesses.remove((key,), endpoint.bit)
+
+    def _release(self, bit: int, key: int) -> None:
+        self.num_held -= 1
+        bits = self._holders.get(key, 0) & ~bit
+        if bits:
+            self._holders[key] = bits
+        else:
+            self._holders.pop(key, None)
+
+    def _clear(self, endpoint: _Endpoint, now: float, *, is_complete: bool) -> _Endpoint:
+        """The cache is empty; the engine cuts blocks as before."""
+        self.reset(endpoint.url, now, is_complete=is_complete)
+        successor = self._endpoints[endpoint.url]
+        successor.block_size = endpoint.block_size
+        successor.group, successor.is_window = endpoint.group, endpoint.is_window
+        self._find_live()
+        return successor
+
+    def _end_doubt(self, endpoint: _Endpoint) -> None:
+        if endpoint.doubted:
+            self._voids.append(_Void(endpoint.bit, [endpoint.doubted], lives_on=endpoint))
+            endpoint.doubted = {}
+
+    def _free(self, num_blocks: int, now: float) -> None:
+        while self._voids and num_blocks > 0:
+            void = self._voids[0]
+            if not void.blocks:
+                self._voids.popleft()
+                if void.lives_on is None:
+                    self._resting.append((now + self._guesses.max_age_seconds, void.bit))
+            elif not void.blocks[-1]:
+                void.blocks.pop()
+            else:
+                digest, key = void.blocks[-1].popitem()
+                self._free_block(void, digest, key)
+                num_blocks -= 1
+
+    def _free_block(self, void: _Void, digest: Digest, key: int) -> None:
+        if void.lives_on is not None and digest in void.lives_on.blocks:
+            self.num_held -= 1  # an event has named it since
+        else:
+            self._release(void.bit, key)
+
+    def _new_bit(self, now: float) -> int:
+        if self._resting and self._resting[0][0] <= now:
+            return self._resting.popleft()[1]
+        self._num_bits += 1
+        return 1 << self._num_bits - 1
+
+    def _find_live(self) -> None:
+        live: dict[int, int] = {}
+        for endpoint in self._endpoints.values():
+            block_size = self._block_size_of(endpoint)
+            live[block_size] = live.get(block_size, 0) | endpoint.bit
+        self._live = live
+
+    def _block_size_of(self, endpoint: _Endpoint) -> int:
+        """That of the others where its own events have not told yet."""
+        if endpoint.block_size is not None:
+            return endpoint.block_size
+        known = Counter(other.block_size for other in self._endpoints.values() if other.block_size is not None)
+        return known.most_common(1)[0][0] if known else DEFAULT_BLOCK_SIZE
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

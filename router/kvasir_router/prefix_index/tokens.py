@@ -1,0 +1,187 @@
+"""A prompt's token ids, the very ones that its engine will make: the engine's tokenizer and chat template, run here.
+
+A wrong token would only be a cache miss that was not foreseen, but there is none: a text is cut at one special token
+alone, which the tokenizer cuts out as well before it does anything else, and only where its other steps do not look
+beyond such a cut (`find_separator`). So a conversation that grows is tokenised message by message, and what was seen
+before comes from a cache.
+"""
+
+import json
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import msgspec
+import tokenizers
+
+from kvasir_router.dialects.dialect import Prompt
+from kvasir_router.prefix_index.chat_template import ChatTemplate, conversation_fields, template_messages
+
+_ENTRY_BYTES = 250  # of a cached piece besides its text and tokens: the map's entry and the objects' heads
+
+
+class TokenizerCard(msgspec.Struct, frozen=True):
+    """What an engine answers to GET /tokenizer."""
+
+    tokenizer: str  # tokenizer.json
+    digest: str
+    chat_template: str | None = None
+    special_tokens: dict[str, str] = {}
+
+
+class UnusableTokenizerError(Exception):
+    """The engine's tokenizer or template cannot be used here; its prompts are matched approximately."""
+
+
+@dataclass(frozen=True, slots=True)
+class Separator:
+    text: str
+    tokens: bytes
+
+
+class PieceCache:
+    """Texts and their tokens, the least recently used dropped first. Used by several threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._tokens: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+        self.num_bytes = 0
+
+    def get(self, text: str) -> bytes | None:
+        with self._lock:
+            tokens = self._tokens.get(text)
+            if tokens is not None:
+                self._tokens.move_to_end(text)
+            return tokens
+
+    def put(self, text: str, tokens: bytes) -> None:
+        with self._lock:
+            if text in self._tokens:
+                return
+            self._tokens[text] = tokens
+            self.num_bytes += _num_bytes(text, tokens)
+            while self.num_bytes > self._max_bytes:
+                self.num_bytes -= _num_bytes(*self._tokens.popitem(last=False))
+
+
+class PromptTokenizer:
+    """Used by several threads; `encode` lets others run meanwhile."""
+
+    def __init__(self, card: TokenizerCard, cache_bytes: int) -> None:
+        """Raises UnusableTokenizerError."""
+        self.digest = card.digest
+        self._backend = _read_backend(card.tokenizer)
+        self._template = _read_template(card)
+        self._pieces = PieceCache(cache_bytes)
+        self._prefix, self._suffix = _around(self._backend)
+        self._separator = find_separator(self._backend, json.loads(card.tokenizer), card.chat_template or "")
+
+    def tokens(self, prompt: Prompt) -> bytes | None:
+        """Token ids as uint32, little-endian; None where the prompt is more than text, or will be refused."""
+        if prompt.is_token_ids:
+            return prompt.content
+        try:
+            if prompt.messages is not None:
+                return self._conversation_tokens(prompt)
+            return self.encode(prompt.content.decode(), add_special_tokens=True) if prompt.is_text else None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
+        if self._separator is None:
+            tokens = self._piece(text)
+        else:
+            pieces = map(self._piece, text.split(self._separator.text))
+            tokens = self._separator.tokens.join(pieces)
+        return self._prefix + tokens + self._suffix if add_special_tokens else tokens
+
+    def _conversation_tokens(self, prompt: Prompt) -> bytes | None:
+        messages, fields = template_messages(prompt), conversation_fields(prompt)
+        if messages is None or self._template is None:
+            return None
+        text = self._template.render(messages, fields)
+        return None if text is None else self.encode(text, add_special_tokens=fields.add_special_tokens)
+
+    def _piece(self, text: str) -> bytes:
+        tokens = self._pieces.get(text)
+        if tokens is None:
+            tokens = _encode(self._backend, text)
+            self._pieces.put(text, tokens)
+        return tokens
+
+
+def find_separator(backend: tokenizers.Tokenizer, description: dict[str, Any], chat_template: str) -> Separator | None:
+    """The special token that the chat template writes most often, if a text may be cut there; else None.
+
+    `description` is tokenizer.json. The tokenizer cuts such a token out of the raw text, then normalises and splits
+    what is between for itself; but not if the token takes spaces with it, if another added token overlaps it, or if a
+    step asks whether a piece is the text's first.
+    """
+    added = description.get("added_tokens") or []
+    if _asks_for_the_first(description.get("pre_tokenizer")) or any(token.get("single_word") for token in added):
+        return None
+    candidates = [token["content"] for token in added if _is_cut_out_first(token) and token["content"] in chat_template]
+    others = [token["content"] for token in added]
+    fitting = [text for text in candidates if not any(_overlap(text, other) for other in others if other != text)]
+    if not fitting:
+        return None
+    text = max(fitting, key=chat_template.count)
+    return Separator(text, _encode(backend, text))
+
+
+def _is_cut_out_first(token: dict[str, Any]) -> bool:
+    takes_spaces = token.get("lstrip") or token.get("rstrip")
+    return bool(token.get("content")) and not token.get("normalized") and not takes_spaces
+
+
+def _overlap(one: str, other: str) -> bool:
+    if one in other or other in one:
+        return True
+    longest = min(len(one), len(other)) - 1
+    return any(one[:size] == other[-size:] or other[:size] == one[-size:] for size in range(1, longest + 1))
+
+
+def _asks_for_the_first(step: dict[str, Any] | None) -> bool:
+    """Metaspace may put its mark before the whole text only."""
+    if step is None:
+        return False
+    if step.get("type") == "Sequence":
+        return any(_asks_for_the_first(part) for part in step.get("pretokenizers", ()))
+    return step.get("type") == "Metaspace" and step.get("prepend_scheme") not in ("always", "never")
+
+
+def _around(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes]:
+    """What is put before and after a text with special tokens; it does not depend on the text."""
+    bare, whole = _encode(backend, "a"), _encode(backend, "a", add_special_tokens=True)
+    before, _, after = whole.partition(bare)
+    return before, after
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False) -> bytes:
+    return array("I", backend.encode(text, add_special_tokens=add_special_tokens).ids).tobytes()
+
+
+def _read_backend(text: str) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise UnusableTokenizerError(f"the engine's tokenizer.json cannot be read: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_template(card: TokenizerCard) -> ChatTemplate | None:
+    try:
+        return None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
+    except jinja2.TemplateSyntaxError as error:
+        raise UnusableTokenizerError(f"the engine's chat template is no Jinja: {error}") from error
+
+
+def _num_bytes(text: str, tokens: bytes) -> int:
+    return sys.getsizeof(text) + len(tokens) + _ENTRY_BYTES

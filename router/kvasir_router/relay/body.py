@@ -1,0 +1,121 @@
+"""Request bodies while they are held, all of this process together within one budget of bytes.
+
+A body is held from its first byte, in the queue as well, until nothing can need it any more: no other attempt, and no
+engine that goes on with its stream. Whoever handles the request drops it at the latest.
+"""
+
+import asyncio
+
+from kvasir_router.errors import BodyBudgetExceededError, BodyTimeoutError, BodyTooLargeError, RequestError
+
+BODY_SECONDS = 30.0
+"""For a request's body, and one more for every BODY_BYTES_PER_SECOND that have come."""
+BODY_BYTES_PER_SECOND = 64 * 1024
+# Bodies come and go with the requests that they are of.
+_RETRY_SECONDS = 1
+
+
+class BodyBudget:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises BodyBudgetExceededError (503)."""
+        if self.num_bytes + num_bytes > self._max_bytes:
+            raise BodyBudgetExceededError(
+                f"the router holds {self.num_bytes} bytes of requests already, of at most {self._max_bytes}; "
+                "try again later",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+        self.num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+
+
+class Body:
+    """One request's: the connection feeds it, the handler reads it. Its reader may change `content`; the budget counts
+    what the client has sent. After a refusal, and once dropped, what still comes is not held.
+    """
+
+    def __init__(self, budget: BodyBudget, max_bytes: int, announced_bytes: int = 0) -> None:
+        self.content = b""
+        self.is_over = False  # whole, or refused
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._chunks: list[bytes] = []
+        self._num_bytes = 0
+        self._refusal: RequestError | None = None
+        self._is_dropped = False
+        self._waiter: asyncio.Future[None] | None = None
+        if announced_bytes > max_bytes:
+            self._refuse(self._too_large())
+
+    # For the connection
+
+    def feed(self, chunk: bytes) -> None:
+        if self.is_over or self._is_dropped:
+            return
+        if self._num_bytes + len(chunk) > self._max_bytes:
+            self._refuse(self._too_large())
+            return
+        try:
+            self._budget.take(len(chunk))
+        except BodyBudgetExceededError as error:
+            self._refuse(error)
+            return
+        self._num_bytes += len(chunk)
+        self._chunks.append(chunk)
+        self._wake()
+
+    def end(self) -> None:
+        if self.is_over or self._is_dropped:
+            return
+        self.is_over = True
+        self.content = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = []
+        self._wake()
+
+    # For the handler
+
+    async def read(self) -> None:
+        """Raises BodyTooLargeError (413), before anything comes where the length is announced, BodyTimeoutError (408)
+        and BodyBudgetExceededError (503).
+        """
+        if not self.is_over:
+            await self._until_over()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def drop(self) -> None:
+        """May be repeated."""
+        self._is_dropped = True
+        self._budget.give_back(self._num_bytes)
+        self._num_bytes = 0
+        self._chunks = []
+        self.content = b""
+
+    async def _until_over(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BODY_SECONDS
+        try:
+            async with asyncio.timeout_at(deadline + self._num_bytes / BODY_BYTES_PER_SECOND) as timeout:
+                while not self.is_over:
+                    self._waiter = loop.create_future()
+                    await self._waiter
+                    timeout.reschedule(deadline + self._num_bytes / BODY_BYTES_PER_SECOND)
+        except TimeoutError as error:
+            raise BodyTimeoutError(f"the request body stalled after {self._num_bytes} bytes; send it faster") from error
+
+    def _refuse(self, refusal: RequestError) -> None:
+        self._refusal = refusal
+        self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the request body is larger than {self._max_bytes} bytes, the most this router takes")

@@ -1,0 +1,85 @@
+"""A server on a bound socket, and how it ends: no new connections, what its clients still ask, then the rest."""
+
+import asyncio
+import contextlib
+import math
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from kvasir_router.relay.connections import Connections
+from kvasir_router.relay.drain import Drain
+from kvasir_router.relay.http_protocol import BoundedHttpProtocol, Forwarding
+
+_CLIENT_KEEPALIVE_SECONDS = 75
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without two habits: taking over the signals, and waking ten times a second to look for an end."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, shutdown_timeout_seconds: float) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._shutdown_timeout_seconds = shutdown_timeout_seconds
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stop.set()
+
+    async def main_loop(self) -> None:
+        await self._stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Half of the time for what clients still ask, so that the answers which then begin have the other half."""
+        for server in self.servers:
+            server.close()
+        begin = time.monotonic()
+        if self.server_state.connections:
+            await self._drain.finish(self._shutdown_timeout_seconds / 2)
+        seconds_left = self._shutdown_timeout_seconds - (time.monotonic() - begin)
+        self.config.timeout_graceful_shutdown = max(math.ceil(seconds_left), 1)
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def http_server(
+    app: ASGIApp,
+    listener: socket.socket,
+    connections: Connections,
+    forwarding: Forwarding | None = None,
+    *,
+    shutdown_timeout_seconds: float,
+) -> AsyncIterator[None]:
+    """Serves while the block runs: what `forwarding` names as bytes, everything else by `app`. Drains at its end."""
+    drain = Drain()
+    protocol = partial(BoundedHttpProtocol, counted_in=connections, drain=drain, forwarding=forwarding)
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http=cast(Any, protocol),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,  # an engine's own headers pass through unchanged
+        timeout_keep_alive=_CLIENT_KEEPALIVE_SECONDS,
+    )
+    server = _Server(config, drain, shutdown_timeout_seconds)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[listener]), name="http server")
+        try:
+            yield
+        finally:
+            server.stop()

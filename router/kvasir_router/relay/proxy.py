@@ -1,0 +1,150 @@
+"""Forwards one attempt to one endpoint and relays its answer byte for byte.
+
+Nothing reaches the client before the first byte of the answer's body, so every failure until then can be retried
+elsewhere; a stream whose engine keeps a journal can be continued elsewhere even later, and its client gets the bytes of
+one unbroken stream. Leaving early (client gone, time-out) closes the upstream connection, which makes the engine abort.
+"""
+
+from collections.abc import Callable
+
+from kvasir_router.errors import (
+    UpstreamBrokenError,
+    UpstreamBusyError,
+    UpstreamRedirectedError,
+    UpstreamRefusedError,
+    UpstreamUnavailableError,
+)
+from kvasir_router.relay.exchange import Exchange
+from kvasir_router.relay.headers import RawHeaders, end_to_end, lines, value_of
+from kvasir_router.relay.journal import JOURNAL_HEADER, RESUMABLE_HEADER, Journal
+from kvasir_router.relay.upstream_answer import UpstreamAnswer
+from kvasir_router.relay.upstream_pool import UpstreamPool
+
+_RETRYABLE_STATUS = frozenset({502, 503, 504})
+ROUTER_SECRET_HEADER = "x-kvasir-router-secret"
+"""Proves to an engine that tenant and journal come from its own router."""
+_REQUEST_ID = b"x-request-id"
+_TENANT = b"x-kvasir-tenant"
+_ROUTER_SECRET = ROUTER_SECRET_HEADER.encode()
+_RESUMABLE = RESUMABLE_HEADER.encode()
+_JOURNAL_AT = JOURNAL_HEADER.encode()
+_OWN = frozenset({_REQUEST_ID, _TENANT, _ROUTER_SECRET, _RESUMABLE, _JOURNAL_AT})
+_NOT_FORWARDED = _OWN | {b"host", b"content-length", b"expect"}
+_WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
+
+
+def forwarded_headers(
+    headers: RawHeaders, request_id: str, tenant: str | None, router_secret: str | None, *, is_resumable: bool
+) -> bytes:
+    """The client's headers as lines, traceparent among them, hop-by-hop ones not; of streams a journal is asked for.
+
+    Where the router checked a key, it names the key's tenant to the engine instead of passing the key on. A client
+    cannot say any of this itself.
+    """
+    passed = end_to_end(headers, _NOT_FORWARDED if tenant is None else _WITHOUT_KEY)
+    passed.append((_REQUEST_ID, request_id.encode("latin-1")))
+    if tenant is not None:
+        passed.append((_TENANT, tenant.encode()))
+    if router_secret is not None:
+        passed.append((_ROUTER_SECRET, router_secret.encode()))
+    if is_resumable:
+        passed.append((_RESUMABLE, b"1"))
+    return lines(passed)
+
+
+class Proxy:
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+
+    async def forward(
+        self,
+        exchange: Exchange,
+        headers: bytes,
+        endpoint_url: str,
+        *,
+        relay_unavailable: bool,
+        on_first_byte: Callable[[int], None],
+    ) -> int:
+        """Returns the answer's status once its body has been relayed; `Exchange.end` is the caller's.
+
+        The body is dropped as soon as no other attempt can follow.
+        `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. Raises UpstreamError,
+        RequestTimeoutError.
+        """
+        answer = await self._pool.post(endpoint_url, exchange.path.encode("latin-1"), headers, [exchange.body.content])
+        try:
+            _check_whether_it_is_relayed(answer, relay_unavailable=relay_unavailable)
+            on_first_byte(answer.status)
+            exchange.start(answer.status, answer.headers)
+            if value_of(answer.headers, _RESUMABLE) is None:
+                exchange.body.drop()
+                await exchange.relay(answer, exchange.write)
+            else:
+                exchange.journal = Journal()
+                await _relay_events(answer, exchange, exchange.journal)
+            return answer.status
+        finally:
+            answer.close()
+
+    async def resume(
+        self,
+        exchange: Exchange,
+        headers: bytes,
+        endpoint_url: str,
+        journal: Journal,
+        *,
+        on_first_byte: Callable[[int], None],
+    ) -> int:
+        """Has the endpoint continue a stream from what its client has, and relays the rest. Raises as `forward`."""
+        journal.drop_unfinished_block()
+        content = exchange.body.content
+        if journal.num_bytes:
+            headers += lines([(_JOURNAL_AT, b"%d" % len(content))])
+        answer = await self._pool.post(endpoint_url, exchange.path.encode("latin-1"), headers, [content, journal.lines])
+        try:
+            _check_whether_it_continues(answer)
+            on_first_byte(answer.status)
+            await _relay_events(answer, exchange, journal)
+            return answer.status
+        finally:
+            answer.close()
+
+
+def _check_whether_it_is_relayed(answer: UpstreamAnswer, *, relay_unavailable: bool) -> None:
+    reason = str(answer.status)
+    if answer.status in _RETRYABLE_STATUS and not relay_unavailable:
+        raise _unavailable(answer)
+    if 300 <= answer.status < 400:
+        raise UpstreamRedirectedError(f"{answer.url} answered {reason}, and no redirect is relayed", reason)
+
+
+def _check_whether_it_continues(answer: UpstreamAnswer) -> None:
+    reason = str(answer.status)
+    if answer.status >= 500:
+        raise _unavailable(answer)
+    if answer.status != 200 or value_of(answer.headers, _RESUMABLE) is None:
+        raise UpstreamRefusedError(f"{answer.url} does not continue the stream: {reason}", reason)
+
+
+def _unavailable(answer: UpstreamAnswer) -> UpstreamUnavailableError:
+    is_busy = answer.status == 503 and value_of(answer.headers, b"retry-after") is not None
+    kind = UpstreamBusyError if is_busy else UpstreamUnavailableError
+    return kind(f"{answer.url} answered {answer.status}", str(answer.status))
+
+
+async def _relay_events(answer: UpstreamAnswer, exchange: Exchange, journal: Journal) -> None:
+    """Whole events only, whose lines are kept once they are on their way."""
+
+    def write(chunk: bytes) -> None:
+        events, lines = journal.split(chunk)
+        if events:
+            exchange.write(events)
+        journal.keep(lines)
+        if journal.is_too_long:
+            exchange.body.drop()
+
+    await exchange.relay(answer, write)
+    if not exchange.has_whole_stream:
+        raise UpstreamBrokenError(
+            f"the engine {answer.url} ended its stream in the middle; what came so far is incomplete", "broken"
+        )

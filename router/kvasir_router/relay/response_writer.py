@@ -1,0 +1,85 @@
+"""One answer on a client's connection, as HTTP/1.1 frames it: by its length, in chunks, or by the connection's end.
+
+The head goes out with the first piece of the body. Nothing is waited for: whoever writes is held back by the
+connection, which knows when its client reads too slowly.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+
+from kvasir_router.relay.drain import Drain
+from kvasir_router.relay.headers import RawHeaders, lines
+
+_WITHOUT_BODY = frozenset({204, 304})
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class ResponseWriter:
+    """`on_end` is called once, when the last byte has been written. A connection that is lost swallows what comes."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        drain: Drain,
+        on_end: Callable[[], None],
+        *,
+        takes_chunks: bool,
+        keeps_alive: bool,
+    ) -> None:
+        self.has_started = False
+        self.has_ended = False
+        self.keeps_alive = keeps_alive
+        """Whether the connection is for another request after this one."""
+        self._transport = transport
+        self._drain = drain
+        self._on_end = on_end
+        self._takes_chunks = takes_chunks  # not an HTTP/1.0 client's
+        self._is_chunked = False
+        self._head = b""
+
+    def start(self, status: int, headers: RawHeaders) -> None:
+        """Headers of the message alone, without those of the connection."""
+        framing = b""
+        if self._drain.is_draining:
+            self.keeps_alive = False
+        if status not in _WITHOUT_BODY and not any(name == b"content-length" for name, _ in headers):
+            self._is_chunked = self._takes_chunks
+            if self._is_chunked:
+                framing = b"transfer-encoding: chunked\r\n"
+            else:
+                self.keeps_alive = False  # its end is the connection's
+        if not self.keeps_alive:
+            framing += b"connection: close\r\n"
+        self._head = b"%b%b%b\r\n" % (status_line(status), lines(headers), framing)
+        self.has_started = True
+
+    def write(self, body: bytes) -> None:
+        if self._is_chunked:
+            self._send(b"%b%x\r\n%b\r\n" % (self._head, len(body), body))
+        else:
+            self._send(self._head + body if self._head else body)
+        self._head = b""
+
+    def end(self) -> None:
+        last = self._head + b"0\r\n\r\n" if self._is_chunked else self._head
+        if last:
+            self._send(last)
+        self._head = b""
+        self.has_ended = True
+        if not self.keeps_alive:
+            self._transport.close()
+        self._on_end()
+
+    def send_interim(self) -> None:
+        """A client that asked for it (`expect: 100-continue`) sends its body now."""
+        if not self.has_started:
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _send(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+
+def status_line(status: int) -> bytes:
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status

@@ -1,0 +1,157 @@
+"""All connections towards engines: kept while they are idle, opened where none is, one answer at a time on each.
+
+An engine may close an idle connection in the very moment in which a request is written to it. Where nothing of an
+answer came, the request is written again, once, to a fresh connection: what is forwarded here has no effect at an
+engine but its answer.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from types import TracebackType
+
+from kvasir_router.errors import UpstreamConnectError, UpstreamLostError
+from kvasir_router.relay.origin import Origin
+from kvasir_router.relay.upstream_answer import UpstreamAnswer
+from kvasir_router.relay.upstream_connection import UpstreamConnection
+
+KEEPALIVE_SECONDS = 4.0
+"""Just under the 5 s after which uvicorn, which serves the engines, closes an idle connection."""
+CLOSE_RACE_SECONDS = 1.0
+"""A reused connection that is lost within this time was closed as idle; later, it is the request that was lost."""
+_SWEEP_SECONDS = 1.0
+
+
+class UpstreamPool:
+    """To be used as a context: at its end no connection is left. It belongs to one event loop."""
+
+    def __init__(self, connect_timeout_seconds: float, idle_seconds: float) -> None:
+        """`idle_seconds` is the longest time that an answer may bring nothing of its body."""
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._idle_seconds = idle_seconds
+        self._loop = asyncio.get_running_loop()
+        self._open: set[UpstreamConnection] = set()
+        self._idle: dict[str, deque[UpstreamConnection]] = {}  # by engine; the longest idle first
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._all_lost = asyncio.Event()
+        self._is_closed = False
+
+    async def __aenter__(self) -> "UpstreamPool":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._open):
+            connection.abort()
+        if self._open:
+            await self._all_lost.wait()
+
+    async def post(self, url: str, target: bytes, headers: bytes, content: Sequence[bytes]) -> UpstreamAnswer:
+        """Returns once the first bytes of the answer's body are there, or its end; the caller closes it.
+
+        `headers` are whole lines, all but host and content-length; `content` is sent piece after piece.
+        Raises UpstreamError or RequestTimeoutError.
+        """
+        origin = _origin(url)
+        request = (_head(origin, target, headers, sum(map(len, content))), *content)
+        connection = self._take_idle(url)
+        if connection is not None:
+            sent_at = self._loop.time()
+            try:
+                return await self._ask(connection, request)
+            except UpstreamLostError:
+                if not connection.is_silent or self._loop.time() - sent_at > CLOSE_RACE_SECONDS:
+                    raise
+        return await self._ask(await self._connect(origin), request)
+
+    async def _ask(self, connection: UpstreamConnection, request: Sequence[bytes]) -> UpstreamAnswer:
+        answer = UpstreamAnswer(connection.url, connection, self._idle_seconds, self._loop)
+        connection.send(request, answer)
+        try:
+            await answer.begin()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    async def _connect(self, origin: Origin) -> UpstreamConnection:
+        """Name resolution and TLS are part of it. Raises UpstreamConnectError."""
+        try:
+            async with asyncio.timeout(self._connect_timeout_seconds):
+                _, connection = await self._loop.create_connection(
+                    lambda: UpstreamConnection(origin.url, self._keep, self._forget),
+                    origin.host,
+                    origin.port,
+                    ssl=self._tls_context() if origin.is_tls else None,
+                )
+        except (OSError, UnicodeError) as error:  # a name that cannot be encoded is none
+            reason = str(error) or f"not within {self._connect_timeout_seconds:g} s"
+            raise UpstreamConnectError(f"cannot connect to {origin.url}: {reason}", "connect") from error
+        if not connection.is_lost:
+            self._open.add(connection)
+        return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    # Connections that may be used again
+
+    def _take_idle(self, url: str) -> UpstreamConnection | None:
+        """The one used last: it is the least likely to be closed by now."""
+        idle = self._idle.get(url)
+        while idle:
+            connection = idle.pop()
+            if not connection.is_closing and self._loop.time() - connection.idle_since < KEEPALIVE_SECONDS:
+                return connection
+            connection.close()
+        return None
+
+    def _keep(self, connection: UpstreamConnection) -> None:
+        connection.idle_since = self._loop.time()
+        self._idle.setdefault(connection.url, deque()).append(connection)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(KEEPALIVE_SECONDS, self._sweep)
+
+    def _forget(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        idle = self._idle.get(connection.url)
+        if idle is not None and connection in idle:
+            idle.remove(connection)
+        if self._is_closed and not self._open:
+            self._all_lost.set()
+
+    def _sweep(self) -> None:
+        """One timer for all, not one a connection."""
+        now = self._loop.time()
+        for url, idle in list(self._idle.items()):
+            while idle and now - idle[0].idle_since >= KEEPALIVE_SECONDS:
+                idle.popleft().close()
+            if not idle:
+                del self._idle[url]
+        self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep) if self._idle else None
+
+
+def _head(origin: Origin, target: bytes, headers: bytes, num_body_bytes: int) -> bytes:
+    return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+        target,
+        origin.host_header,
+        num_body_bytes,
+        headers,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _origin(url: str) -> Origin:
+    try:
+        return Origin.parse(url)
+    except ValueError as error:
+        raise UpstreamConnectError(str(error), "connect") from error

@@ -1,0 +1,155 @@
+"""Builds a service's parts: what is its own from its settings, what all share from the router's configuration."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from kvasir_router.admission.admission import Admission, QueueLimits
+from kvasir_router.admission.tenant_limits import TenantLimits
+from kvasir_router.config import PolicyName, RouterConfig
+from kvasir_router.debug.decisions import DecisionLog
+from kvasir_router.picker import Picker
+from kvasir_router.placement.finish_time import FinishTime
+from kvasir_router.placement.least_work import LeastWork
+from kvasir_router.placement.placement import Policy
+from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.round_robin import RoundRobin
+from kvasir_router.placement.session_affinity import SessionAffinity
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
+from kvasir_router.prefix_index.index import PrefixIndex
+from kvasir_router.service.catalog import ModelCatalog
+from kvasir_router.service.health import Prober
+from kvasir_router.service.in_flight_limits import InFlightLimits
+from kvasir_router.service.late_binding import LateBinding
+from kvasir_router.service.ledger import Ledger
+from kvasir_router.service.load import EndpointLoad
+from kvasir_router.service.prefill_rate import FleetPrefill
+from kvasir_router.service.probe_pace import ProbePace
+from kvasir_router.service.registry import Registry
+from kvasir_router.service.service import Service
+
+if TYPE_CHECKING:
+    from kvasir_router.service.following import FollowingFactory
+
+_POLICIES: dict[PolicyName, type[Policy]] = {
+    "finishTime": FinishTime,
+    "leastWork": LeastWork,
+    "roundRobin": RoundRobin,
+    "powerOfTwo": PowerOfTwo,
+    "sessionAffinity": SessionAffinity,
+}
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """What distinguishes a service from others behind the same router."""
+
+    name: str
+    model: str | None  # None: its endpoints tell
+    aliases: tuple[str, ...]
+    adapters: tuple[str, ...]  # listed even where no endpoint has them
+    created: int  # seconds since 1970
+    policy: PolicyName
+    max_queue_size: int
+    max_queue_wait_seconds: float
+    router_secret: str | None  # what its engines know the router by; None: nothing is set
+
+
+class ServiceFactory:
+    """`session` is for probes; its owner closes it after the services and the factory. `tenant_limits` are for all of
+    them together.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        session: aiohttp.ClientSession,
+        tenant_limits: TenantLimits,
+        decisions: DecisionLog,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._probe_pace = ProbePace()
+        self._tenant_limits = tenant_limits
+        self._decisions = decisions
+        self._followings = _followings(config, session)
+
+    def create(self, settings: ServiceSettings) -> Service:
+        config = self._config
+        prefill = FleetPrefill()
+
+        def changed() -> None:
+            limits.refresh()
+            admission.wake()
+
+        registry = Registry(
+            lambda: EndpointLoad(config.max_in_flight, prefill.new_member()),
+            changed,
+            own_models=_own_models(settings),
+        )
+        binding = LateBinding(registry, config.max_prefill_queue, time.perf_counter)
+        admission = Admission(binding.can_start, _queue_limits(settings), self._tenant_limits)
+        limits = InFlightLimits(registry, config.max_in_flight, time.perf_counter, admission.wake)
+        ledger = Ledger(admission.wake)
+        following = None
+        index: PrefixIndex = ApproximatePrefixIndex(
+            config.prefix_index_size, config.prefix_ttl, config.prefix_block_size, config.bytes_per_token
+        )
+        if self._followings is not None:
+            following = self._followings.create(index, registry, settings.router_secret, admission.wake)
+            index = following.index
+        return Service(
+            settings.name,
+            registry=registry,
+            prefill=prefill,
+            ledger=ledger,
+            catalog=_catalog(settings, registry),
+            admission=admission,
+            policy=settings.policy,
+            picker=self._picker(settings),
+            index=index,
+            prober=Prober(registry, ledger, index, self._session, config.probe_interval, self._probe_pace),
+            in_flight_limits=limits,
+            router_secret=settings.router_secret,
+            following=following,
+            clock=time.perf_counter,
+        )
+
+    def configure(self, service: Service, settings: ServiceSettings) -> None:
+        """New settings of a service that runs: what it knows of its endpoints stays, and what is in flight there."""
+        service.catalog = _catalog(settings, service.registry)
+        service.policy = settings.policy
+        service.picker = self._picker(settings)
+        service.registry.set_own_models(_own_models(settings))
+        service.admission.configure(_queue_limits(settings))
+
+    def close(self) -> None:
+        """After the services."""
+        if self._followings is not None:
+            self._followings.close()
+
+    def _picker(self, settings: ServiceSettings) -> Picker:
+        return Picker(_POLICIES[settings.policy](), on_placed=partial(self._decisions.add, settings.name))
+
+
+def _followings(config: RouterConfig, session: aiohttp.ClientSession) -> "FollowingFactory | None":
+    if config.kv_events is None:
+        return None
+    from kvasir_router.service.following import FollowingFactory  # large, see there
+
+    return FollowingFactory(config.kv_events, config.kv_index_size, session, time.perf_counter)
+
+
+def _queue_limits(settings: ServiceSettings) -> QueueLimits:
+    return QueueLimits(settings.max_queue_size, settings.max_queue_wait_seconds)
+
+
+def _catalog(settings: ServiceSettings, registry: Registry) -> ModelCatalog:
+    return ModelCatalog(settings.model, settings.aliases, settings.adapters, registry.listed_models, settings.created)
+
+
+def _own_models(settings: ServiceSettings) -> frozenset[str]:
+    return frozenset() if settings.model is None else frozenset({settings.model})

@@ -1,0 +1,82 @@
+"""Following engines by what they publish: what one service needs for it, and what all services share.
+
+Imports ZMQ and the tokenizers library, 30 MB together: only a router that was told --kv-events does.
+"""
+
+from collections.abc import Callable, Set
+from typing import Any
+
+import aiohttp
+import zmq
+
+from kvasir_router.config import KvEventPorts
+from kvasir_router.endpoints.address import Address
+from kvasir_router.prefix_index.index import PrefixIndex
+from kvasir_router.prefix_index.mixed import MixedIndex
+from kvasir_router.prefix_index.precise import PreciseIndex
+from kvasir_router.prefix_index.subscriber import Context
+from kvasir_router.prefix_index.threads import Threads
+from kvasir_router.service.event_feed import EventFeed
+from kvasir_router.service.load_report import LoadReport
+from kvasir_router.service.registry import Registry
+from kvasir_router.service.tokenizer_source import TokenizerSource
+
+
+class Following:
+    """Of one service, from its making to `close`, on one event loop."""
+
+    def __init__(self, feed: EventFeed, tokenizers: TokenizerSource, index: MixedIndex) -> None:
+        self.feed = feed
+        self.index = index
+        self._tokenizers = tokenizers
+
+    def follow(self, addresses: Set[Address]) -> None:
+        self.feed.follow(addresses)
+        self._tokenizers.follow(addresses)
+
+    def describe(self, url: str) -> dict[str, Any] | None:
+        """For /endpoints."""
+        return self.feed.describe(url)
+
+    async def close(self) -> None:
+        self.feed.close()
+        await self._tokenizers.close()
+
+
+class FollowingFactory:
+    """What all services share: ZMQ's I/O thread, and the threads in which long prompts are tokenised."""
+
+    def __init__(
+        self,
+        ports: KvEventPorts,
+        max_blocks: int,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float],
+    ) -> None:
+        """`session` asks engines for their tokenizer; its owner closes it."""
+        self._ports = ports
+        self._max_blocks = max_blocks
+        self._session = session
+        self._clock = clock
+        self._context: Context = zmq.Context()
+        self._threads = Threads()
+
+    def create(
+        self, approximate: PrefixIndex, registry: Registry, router_secret: str | None, on_room: Callable[[], None]
+    ) -> Following:
+        """`on_room` is called when an endpoint may have less ahead than before."""
+
+        def report(url: str, report: LoadReport) -> None:
+            if (endpoint := registry.get(url)) is not None:
+                endpoint.load.report(report, self._clock())
+                on_room()
+
+        precise = PreciseIndex(self._max_blocks)
+        feed = EventFeed(self._ports, precise, report, self._context, self._clock)
+        index = MixedIndex(approximate, precise, self._threads, lambda: registry.own_models, feed.resync)
+        return Following(feed, TokenizerSource(self._session, router_secret, index.use_tokenizer), index)
+
+    def close(self) -> None:
+        """After all that it has made."""
+        self._threads.close()
+        self._context.destroy(linger=0)

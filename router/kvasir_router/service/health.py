@@ -1,0 +1,245 @@
+"""Probes every endpoint: does it live, is it ready, which models has it, how full is its KV cache.
+
+An endpoint that refused a connection is out at once and back as soon as a probe succeeds, tried five times a second.
+One that is unhealthy by its own word, or silent to probe after probe (stopped, or its node is lost), will not end what
+it has begun either: its requests in flight are interrupted. Endpoints that Kubernetes has taken away are watched until
+those are over.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import math
+import random
+import time
+from collections.abc import Set
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import aiohttp
+import msgspec
+
+from kvasir_router.endpoints.address import Address
+from kvasir_router.prefix_index.index import PrefixIndex
+from kvasir_router.service.kv_metrics import parse_kv_metrics
+from kvasir_router.service.ledger import Ledger
+from kvasir_router.service.probe_pace import ProbePace
+from kvasir_router.service.registry import EndpointState, Registry
+
+logger = logging.getLogger(__name__)
+
+_RECOVERY_INTERVAL_SECONDS = 0.2
+# Behind a gateway most services may be asked nothing for hours. So long after its last request a service is idle: its
+# engines are probed so many times more seldom, and not scraped, until the next request comes. By chance between two
+# bounds, so that the probes of a thousand engines do not come all at once.
+IDLE_AFTER_SECONDS = 5.0
+_IDLE_INTERVALS = (5.0, 15.0)
+# Adapters come and go seldom; so many probes later their list is read again.
+_PROBES_PER_LISTING = 5
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+# A busy engine may miss a probe; a refused connection or an answer counts at once. With the default interval a stopped
+# engine is found within 7.4 s: 1 s until the next probe, three of 2 s, and 0.2 s between them.
+_SILENT_PROBES_TO_EJECT = 3
+_NO_ANSWER = (aiohttp.ClientError, OSError, msgspec.DecodeError)
+_NOBODY_THERE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
+
+
+class _Finding(Enum):
+    READY = auto()
+    NOT_READY = auto()  # it says so: loading or draining
+    UNHEALTHY = auto()  # it says so: its engine is dead or makes no progress
+    REFUSED = auto()  # nothing listens there; what it has begun it may yet end
+    SILENT = auto()
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Listing(msgspec.Struct):
+    """The part of /v1/models that routing needs."""
+
+    data: list[_Card]
+
+
+@dataclass(eq=False)
+class _Watch:
+    url: str
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    num_silent: int = 0
+    has_listed: bool = False  # its models
+    num_since_listed: int = 0  # probes
+    was_scraped: bool = False
+    is_gone: bool = False  # no endpoint any more
+    task: asyncio.Task[None] | None = None
+
+
+class Prober:
+    """Owns one task per endpoint. Services share a `pace`."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        index: PrefixIndex,
+        session: aiohttp.ClientSession,
+        interval_seconds: float,
+        pace: ProbePace,
+    ) -> None:
+        self._registry = registry
+        self._ledger = ledger
+        self._index = index
+        self._session = session
+        self._interval_seconds = interval_seconds
+        self._pace = pace
+        self._watches: dict[Address, _Watch] = {}
+        self._last_request = -math.inf  # of the event loop's clock
+
+    def count_request(self) -> None:
+        """To be called with every request for the service: its endpoints are looked at again at once if it was idle."""
+        was_idle, self._last_request = self._is_idle, asyncio.get_running_loop().time()
+        if was_idle:
+            for watch in self._watches.values():
+                watch.wake.set()
+
+    def follow(self, addresses: Set[Address]) -> None:
+        """Starts tasks for new addresses; those of gone ones end with the last request in flight there."""
+        for address, watch in self._watches.items():
+            if address not in addresses and not watch.is_gone:
+                watch.wake.set()
+            watch.is_gone = address not in addresses
+        for address in addresses - self._watches.keys():
+            watch = self._watches[address] = _Watch(address.url)
+            watch.task = asyncio.create_task(self._run(address, watch), name=f"probe {address.url}")
+
+    def eject(self, url: str) -> None:
+        """No new requests until a probe succeeds; the next probe is due now."""
+        self._set_state(url, EndpointState.UNREACHABLE)
+        for watch in self._watches.values():
+            if watch.url == url:
+                watch.wake.set()
+
+    @property
+    def is_done(self) -> bool:
+        """No endpoint is left to be watched."""
+        return not self._watches
+
+    async def close(self) -> None:
+        tasks = [watch.task for watch in self._watches.values() if watch.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, address: Address, watch: _Watch) -> None:
+        while not watch.is_gone or self._ledger.has_in_flight(watch.url):
+            try:
+                await self._pace.turn()
+                await self._probe(watch)
+            except Exception:
+                logger.exception("probe of %s failed", watch.url)
+            watch.wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds_to_next(watch)):
+                    await watch.wake.wait()
+        del self._watches[address]
+
+    def _seconds_to_next(self, watch: _Watch) -> float:
+        if (watch.is_gone or self._is_ready(watch)) and not watch.num_silent:
+            can_wait = self._is_idle and watch.has_listed and not watch.is_gone
+            return self._interval_seconds * (random.uniform(*_IDLE_INTERVALS) if can_wait else 1)
+        if self._is_idle:
+            return self._interval_seconds
+        return min(self._interval_seconds, _RECOVERY_INTERVAL_SECONDS)
+
+    async def _probe(self, watch: _Watch) -> None:
+        finding = await self._find(watch.url)
+        watch.num_silent = watch.num_silent + 1 if finding is _Finding.SILENT else 0
+        if not watch.is_gone:
+            self._report(watch, self._state(watch, finding))
+        if finding is _Finding.UNHEALTHY or watch.num_silent >= _SILENT_PROBES_TO_EJECT:
+            self._ledger.interrupt(watch.url)
+        if finding is not _Finding.READY:
+            watch.has_listed = False  # it may come back as another process
+        elif not watch.is_gone:
+            await self._learn(watch)
+
+    async def _find(self, url: str) -> _Finding:
+        try:
+            ready = await self._status(f"{url}/ready")
+            if ready == 200:
+                return _Finding.READY
+            health = await self._status(f"{url}/health")
+            if health >= 500:
+                return _Finding.UNHEALTHY
+            if ready != 404:
+                return _Finding.NOT_READY
+            # An engine of another make has no /ready, and perhaps no /health: then that it lists its models must do.
+            alive = await self._status(f"{url}/v1/models") if health == 404 else health
+            return _Finding.READY if alive == 200 else _Finding.NOT_READY
+        except TimeoutError:
+            return _Finding.SILENT
+        except aiohttp.ClientConnectorError as error:
+            return _Finding.SILENT if error.os_error.errno in _NOBODY_THERE else _Finding.REFUSED
+        except (aiohttp.ClientError, OSError):
+            return _Finding.REFUSED
+
+    def _state(self, watch: _Watch, finding: _Finding) -> EndpointState:
+        match finding:
+            case _Finding.READY:
+                return EndpointState.READY
+            case _Finding.NOT_READY:
+                return EndpointState.NOT_READY
+            case _Finding.SILENT if watch.num_silent < _SILENT_PROBES_TO_EJECT and self._is_ready(watch):
+                return EndpointState.READY
+        return EndpointState.UNREACHABLE
+
+    @property
+    def _is_idle(self) -> bool:
+        return asyncio.get_running_loop().time() - self._last_request > IDLE_AFTER_SECONDS
+
+    def _is_ready(self, watch: _Watch) -> bool:
+        return self._registry.state_of(watch.url) is EndpointState.READY
+
+    def _report(self, watch: _Watch, state: EndpointState) -> None:
+        before = self._registry.state_of(watch.url)
+        if before is not None and before != state:
+            logger.info("endpoint %s is %s (was %s)", watch.url, state, before)
+            self._set_state(watch.url, state)
+
+    async def _learn(self, watch: _Watch) -> None:
+        watch.num_since_listed += 1
+        if not watch.has_listed or watch.num_since_listed >= _PROBES_PER_LISTING:
+            with contextlib.suppress(*_NO_ANSWER):
+                await self._learn_models(watch.url)
+                watch.has_listed, watch.num_since_listed = True, 0
+        if watch.was_scraped and self._is_idle:
+            return
+        with contextlib.suppress(*_NO_ANSWER):
+            await self._learn_kv(watch.url)
+            watch.was_scraped = True
+
+    async def _learn_models(self, url: str) -> None:
+        listing = msgspec.json.decode(await self._get(f"{url}/v1/models"), type=_Listing)
+        self._registry.set_models(url, frozenset(card.id for card in listing.data))
+
+    async def _learn_kv(self, url: str) -> None:
+        metrics = parse_kv_metrics((await self._get(f"{url}/metrics")).decode())
+        endpoint = self._registry.get(url)
+        if endpoint is not None:
+            endpoint.load.scraped(metrics.usage, metrics.capacity_tokens, metrics.num_waiting, time.perf_counter())
+
+    def _set_state(self, url: str, state: EndpointState) -> None:
+        """What an unreachable endpoint had cached is not counted on any more: it may come back as another process."""
+        self._registry.set_state(url, state)
+        if state is EndpointState.UNREACHABLE:
+            self._index.withdraw(url)
+
+    async def _status(self, url: str) -> int:
+        async with self._session.get(url, timeout=_PROBE_TIMEOUT) as response:
+            return response.status
+
+    async def _get(self, url: str) -> bytes:
+        """Raises aiohttp.ClientResponseError where the engine has no such page."""
+        async with self._session.get(url, timeout=_PROBE_TIMEOUT, raise_for_status=True) as response:
+            return await response.read()

@@ -1,0 +1,86 @@
+"""How many requests each endpoint of a service may have in flight now.
+
+As many as configured; fewer while it is new; one while it is tried again after errors, and none while it is ejected.
+Everything else asks the endpoint whether it has room, and knows nothing of reasons.
+"""
+
+import logging
+from collections.abc import Callable
+
+from kvasir_router.service import slow_start
+from kvasir_router.service.circuit_breaker import CircuitState
+from kvasir_router.service.ejection import Ejection
+from kvasir_router.service.registry import Endpoint, EndpointState, Registry
+
+logger = logging.getLogger(__name__)
+
+
+class InFlightLimits:
+    """`on_room` is called when an endpoint may have more than before; `clock` counts seconds."""
+
+    def __init__(
+        self, registry: Registry, max_in_flight: int, clock: Callable[[], float], on_room: Callable[[], None]
+    ) -> None:
+        self._registry = registry
+        self._max_in_flight = max_in_flight
+        self._clock = clock
+        self._on_room = on_room
+        self._ejection = Ejection()
+        self._ready_since: dict[str, float] = {}  # by url
+
+    def answered(self, url: str, *, is_error: bool) -> None:
+        """An endpoint has begun its answer, or an attempt there has failed."""
+        now = self._clock()
+        has_changed = (self._ejection.failed if is_error else self._ejection.succeeded)(url, now)
+        self._mark(url)
+        if has_changed:
+            logger.warning("endpoint %s: circuit %s", url, self._ejection.state(url))
+            self._apply(now)
+
+    def busy(self, url: str) -> None:
+        """An endpoint has sent a request away for the moment, which is no error."""
+        self._ejection.busy(url, self._clock())
+        self._mark(url)
+
+    def refresh(self) -> None:
+        """To be called about every second, and when endpoints come, go or change their state."""
+        now = self._clock()
+        ready = {endpoint.url for endpoint in self._registry if endpoint.state is EndpointState.READY}
+        self._ready_since = {url: self._ready_since.get(url, now) for url in ready}
+        self._ejection.follow(ready)
+        self._ejection.advance(now)
+        self._apply(now)
+
+    def circuit(self, url: str) -> CircuitState:
+        return self._ejection.state(url)
+
+    @property
+    def num_ejected(self) -> int:
+        return self._ejection.num_ejected
+
+    def _mark(self, url: str) -> None:
+        endpoint = self._registry.get(url)
+        if endpoint is not None:
+            endpoint.suspect_until = self._ejection.suspect_until(url)
+
+    def _apply(self, now: float) -> None:
+        has_room = False
+        elsewhere = self._in_flight_of_established(now)
+        for endpoint in self._registry:
+            limit = self._limit(endpoint, elsewhere, now)
+            has_room = has_room or limit > endpoint.load.max_in_flight
+            endpoint.load.max_in_flight = limit
+        if has_room:
+            self._on_room()
+
+    def _limit(self, endpoint: Endpoint, elsewhere: list[int], now: float) -> int:
+        seconds_ready = now - self._ready_since.get(endpoint.url, now)
+        limits = (self._ejection.max_in_flight(endpoint.url), slow_start.max_in_flight(seconds_ready, elsewhere))
+        return min([self._max_in_flight, *(limit for limit in limits if limit is not None)])
+
+    def _in_flight_of_established(self, now: float) -> list[int]:
+        return [
+            endpoint.load.num_in_flight
+            for endpoint in self._registry
+            if now - self._ready_since.get(endpoint.url, now) >= slow_start.SLOW_START_SECONDS
+        ]

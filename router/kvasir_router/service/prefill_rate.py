@@ -1,0 +1,150 @@
+"""How fast endpoints prefill, fitted online to the times to first token that this router observes.
+
+Model: seconds = overhead + work / rate. Work is tokens, each weighed by what it attends to: one behind
+CONTEXT_DOUBLING_TOKENS costs twice as much as the first. An endpoint's fit is recursive least squares (ridge) towards
+the median of its fleet; observations lose weight with every further one and with time, so one that was bad is tried
+again. No clock is read.
+"""
+
+from math import exp2
+from statistics import median
+from weakref import WeakSet
+
+# Linear layers and attention cost the same there: about 30k tokens for a Llama of 8B, 50k for 32B, less as attention
+# kernels reach a smaller share of the peak.
+CONTEXT_DOUBLING_TOKENS = 32768.0
+# Before anybody has observed anything: an 8B model on one recent GPU.
+_PRIOR_RATE = 8000.0
+_FORGETTING = 0.95  # an observation counts half after 14 more
+_HALF_LIFE_SECONDS = 60.0  # or after so long
+_PRIOR_OVERHEAD_SECONDS = 0.02
+_PRIOR_OVERHEAD_WEIGHT = 25.0  # in observations: the overhead is known better than the rate
+_PRIOR_RATE_WEIGHT = 1e5  # in work squared: as one observation of a prompt of 316 tokens
+_FLEET_RATE_WEIGHT = 4e6  # of 2,000 tokens, where the fleet is known
+_MIN_RATE, _MAX_RATE = 1.0, 1e6
+# A wrong guess at what was cached looks like a rate many times off: no observation is taken for more than this.
+_LARGEST_SURPRISE = 4.0
+_CREDULOUS_WEIGHT = 3.0  # in observations: before that, where the fleet is unknown too, every one is believed
+# The newest dispatch in the averages of all; of tokens, as many as all before it weigh.
+_DISPATCH_SHARE = 0.02
+_DISPATCH_MEMORY_TOKENS = 100_000
+
+
+def work(num_uncached_tokens: int, num_cached_tokens: int = 0) -> float:
+    """Prefill of so many tokens behind the cached ones, in tokens as they cost at the beginning of a prompt."""
+    return num_uncached_tokens * (1 + (num_cached_tokens + num_uncached_tokens / 2) / CONTEXT_DOUBLING_TOKENS)
+
+
+class PrefillRate:
+    """One endpoint's. `tokens_per_second` is work a second, `overhead_seconds` what a prompt of no tokens takes."""
+
+    __slots__ = (
+        "__weakref__", "_fleet", "_n", "_sum_x", "_sum_xx", "_sum_xy", "_sum_y", "_updated_at", "num_observations",
+        "overhead_seconds", "tokens_per_second",
+    )  # fmt: skip
+
+    def __init__(self, fleet: "FleetPrefill") -> None:
+        self._fleet = fleet
+        self._n = self._sum_x = self._sum_y = self._sum_xx = self._sum_xy = 0.0
+        self._updated_at: float | None = None
+        self.num_observations = 0
+        self.tokens_per_second = fleet.median_rate
+        self.overhead_seconds = _PRIOR_OVERHEAD_SECONDS
+
+    @property
+    def work_per_token(self) -> float:
+        """Of prompts about which only their uncached tokens are known."""
+        return self._fleet.work_per_token
+
+    @property
+    def work_per_prompt(self) -> float:
+        """Of prompts about which only their number is known."""
+        return self._fleet.work_per_prompt
+
+    @property
+    def has_evidence(self) -> bool:
+        """Enough to speak for the fleet: an observation that still counts for something."""
+        return self._n >= 0.5
+
+    def observe(self, work: float, seconds: float, now: float) -> None:
+        """`work`: ahead at dispatch, the request's own included; `seconds`: until it was done."""
+        self._age(now)
+        if self._n >= _CREDULOUS_WEIGHT or self._fleet.is_known:
+            expected = self.estimate_seconds(work)
+            seconds = min(max(seconds, expected / _LARGEST_SURPRISE), expected * _LARGEST_SURPRISE)
+        self._n = _FORGETTING * self._n + 1
+        self._sum_x = _FORGETTING * self._sum_x + work
+        self._sum_y = _FORGETTING * self._sum_y + seconds
+        self._sum_xx = _FORGETTING * self._sum_xx + work * work
+        self._sum_xy = _FORGETTING * self._sum_xy + work * seconds
+        self.num_observations += 1
+        self._solve()
+
+    def observe_at_most(self, work: float, seconds: float, now: float) -> None:
+        """An answer that did not tell its first token: it teaches where it came sooner than its prefill should end."""
+        if seconds < self.estimate_seconds(work):
+            self.observe(work, seconds, now)
+
+    def relax(self, now: float) -> None:
+        """To be called now and then: without observations the rate returns to that of the fleet."""
+        self._age(now)
+        self._solve()
+
+    def estimate_seconds(self, work: float) -> float:
+        return self.overhead_seconds + work / self.tokens_per_second
+
+    def note_dispatch(self, num_uncached_tokens: int, work: float) -> None:
+        self._fleet.note_dispatch(num_uncached_tokens, work)
+
+    def _age(self, now: float) -> None:
+        if self._updated_at is not None and now > self._updated_at:
+            factor = exp2((self._updated_at - now) / _HALF_LIFE_SECONDS)
+            self._n *= factor
+            self._sum_x *= factor
+            self._sum_y *= factor
+            self._sum_xx *= factor
+            self._sum_xy *= factor
+        self._updated_at = now
+
+    def _solve(self) -> None:
+        """The two normal equations, prior included. The prior's weights keep the determinant positive."""
+        prior_weight = _FLEET_RATE_WEIGHT if self._fleet.is_known else _PRIOR_RATE_WEIGHT
+        a, b, d = self._n + _PRIOR_OVERHEAD_WEIGHT, self._sum_x, self._sum_xx + prior_weight
+        e = self._sum_y + _PRIOR_OVERHEAD_WEIGHT * _PRIOR_OVERHEAD_SECONDS
+        f = self._sum_xy + prior_weight / self._fleet.median_rate
+        determinant = a * d - b * b
+        self.overhead_seconds = max((e * d - f * b) / determinant, 0.0)
+        slope = max((a * f - b * e) / determinant, 1 / _MAX_RATE)
+        self.tokens_per_second = max(1 / slope, _MIN_RATE)
+
+
+class FleetPrefill:
+    """Replicas of one service: what is known of some is expected of a new one, or of one not heard of for a while."""
+
+    def __init__(self, prior_rate: float = _PRIOR_RATE) -> None:
+        self._members: WeakSet[PrefillRate] = WeakSet()  # an endpoint that is gone leaves no trace
+        self.median_rate = prior_rate
+        self.is_known = False
+        self.work_per_token = 1.0  # of what was dispatched lately
+        self.work_per_prompt = 0.0
+
+    def new_member(self) -> PrefillRate:
+        member = PrefillRate(self)
+        self._members.add(member)
+        return member
+
+    def note_dispatch(self, num_uncached_tokens: int, work: float) -> None:
+        """Follows what prompts are like."""
+        self.work_per_prompt += _DISPATCH_SHARE * (work - self.work_per_prompt)
+        share = num_uncached_tokens / (num_uncached_tokens + _DISPATCH_MEMORY_TOKENS)
+        if num_uncached_tokens:
+            self.work_per_token += share * (work / num_uncached_tokens - self.work_per_token)
+
+    def refresh(self, now: float) -> None:
+        """To be called now and then, about once a second."""
+        rates = [member.tokens_per_second for member in self._members if member.has_evidence]
+        self.is_known = len(rates) > 1  # one alone has nobody to be like
+        if rates:
+            self.median_rate = median(rates)
+        for member in self._members:
+            member.relax(now)

@@ -1,0 +1,153 @@
+"""The endpoints of one service: which there are, in what state, and which of them can take a request.
+
+`Endpoint` is the one live object of an engine. The registry, the prober and the ledger write it; policies only read it.
+"""
+
+from collections.abc import Callable, Iterator, Set
+from enum import StrEnum
+
+from kvasir_router.endpoints.address import Address, Role
+from kvasir_router.service.load import EndpointLoad
+
+
+class EndpointState(StrEnum):
+    UNKNOWN = "unknown"  # not probed yet
+    READY = "ready"
+    NOT_READY = "not_ready"  # it says so: loading or draining
+    UNREACHABLE = "unreachable"  # no connection, no answer, or unhealthy by its own word, until a probe succeeds
+
+
+class Endpoint:
+    """`models` is what it lists, its model and adapters; None until it has told."""
+
+    __slots__ = ("address", "load", "models", "state", "suspect_until", "url")
+
+    def __init__(self, address: Address, load: EndpointLoad, state: EndpointState = EndpointState.READY) -> None:
+        self.url = address.url
+        self.address = address
+        self.load = load
+        self.state = state
+        self.models: frozenset[str] | None = None
+        self.suspect_until = 0.0  # of the service's clock: it has failed, and is used where there is no other
+
+    @property
+    def uid(self) -> str:
+        return self.address.uid
+
+    @property
+    def role(self) -> Role:
+        return self.address.role
+
+    @property
+    def revision(self) -> str:
+        return self.address.revision
+
+    @property
+    def traffic_weight(self) -> float | None:
+        """Percent of all requests that its revision gets; None: a part of the rest."""
+        return self.address.traffic_weight
+
+    @property
+    def has_room(self) -> bool:
+        return self.load.num_in_flight < self.load.max_in_flight
+
+
+class Registry:
+    """`own_models` are served by every endpoint, whatever else it lists; where there is none, an endpoint is used once
+    it has said what it serves. `on_change` is called whenever an endpoint may have become usable.
+    """
+
+    def __init__(
+        self, new_load: Callable[[], EndpointLoad], on_change: Callable[[], None], own_models: Set[str] = frozenset()
+    ) -> None:
+        self._new_load = new_load
+        self._on_change = on_change
+        self._own_models = frozenset(own_models)
+        self._endpoints: dict[str, Endpoint] = {}
+        self._serving: dict[str | None, tuple[Endpoint, ...]] = {}  # by model; filled when asked, emptied by changes
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._endpoints.values())
+
+    def get(self, url: str) -> Endpoint | None:
+        return self._endpoints.get(url)
+
+    def set_addresses(self, addresses: Set[Address], initial_state: EndpointState) -> tuple[Endpoint, ...]:
+        """Keeps what is known of addresses that stay. Returns the endpoints that are gone; what is in flight there goes
+        on to its end.
+        """
+        gone = tuple(endpoint for endpoint in self if endpoint.address not in addresses)
+        for endpoint in gone:
+            del self._endpoints[endpoint.url]
+        for address in addresses:
+            known = self._endpoints.get(address.url)
+            if known is None:
+                self._endpoints[address.url] = Endpoint(address, self._new_load(), initial_state)
+            else:
+                known.address = address  # with the labels of now
+        self._changed()
+        return gone
+
+    def set_state(self, url: str, state: EndpointState) -> None:
+        endpoint = self._endpoints.get(url)
+        if endpoint is not None and endpoint.state != state:
+            endpoint.state = state
+            self._changed()
+
+    def set_models(self, url: str, models: frozenset[str]) -> None:
+        """What the endpoint lists: its model under its own name, and adapters."""
+        endpoint = self._endpoints.get(url)
+        if endpoint is not None and endpoint.models != models:
+            endpoint.models = models
+            self._changed()
+
+    @property
+    def own_models(self) -> frozenset[str]:
+        """What every endpoint serves without an adapter; empty where its endpoints tell."""
+        return self._own_models
+
+    def set_own_models(self, models: frozenset[str]) -> None:
+        if models != self._own_models:
+            self._own_models = models
+            self._changed()
+
+    def state_of(self, url: str) -> EndpointState | None:
+        endpoint = self._endpoints.get(url)
+        return None if endpoint is None else endpoint.state
+
+    def num_in_state(self, state: EndpointState) -> int:
+        return sum(endpoint.state == state for endpoint in self)
+
+    def urls(self) -> frozenset[str]:
+        return frozenset(self._endpoints)
+
+    def revisions(self) -> frozenset[str]:
+        return frozenset(endpoint.revision for endpoint in self)
+
+    def listed_models(self) -> frozenset[str]:
+        """Learned from the endpoints; empty until one has answered."""
+        return frozenset().union(*(endpoint.models or () for endpoint in self))
+
+    def serving(self, model: str | None) -> tuple[Endpoint, ...]:
+        """Those that may be sent requests for the model, room or not; without a model, any request."""
+        known = self._serving.get(model)
+        if known is None:
+            known = tuple(endpoint for endpoint in self if self._serves(endpoint, model))
+            if known:  # what nobody serves is the client's invention, and must not be kept
+                self._serving[model] = known
+        return known
+
+    def can_place(self, model: str | None, avoid: Set[str] = frozenset()) -> bool:
+        """Whether some endpoint outside `avoid` could take a request for the model now."""
+        return any(endpoint.has_room and endpoint.url not in avoid for endpoint in self.serving(model))
+
+    def _serves(self, endpoint: Endpoint, model: str | None) -> bool:
+        if endpoint.state is not EndpointState.READY or not endpoint.role.takes_requests:
+            return False
+        if endpoint.models is None and not self._own_models:
+            return False
+        return model is None or model in self._own_models or model in (endpoint.models or ())
+
+    def _changed(self) -> None:
+        self._serving.clear()
+        self._on_change()

@@ -1,0 +1,106 @@
+"""Learns the engines' tokenizer: one engine of each revision is asked, since its revision decides what it serves.
+
+The newest answer is used. Engines of another make have none to give (404); then there is none, and prompts other than
+token ids are matched approximately.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Set
+
+import aiohttp
+import msgspec
+
+from kvasir_router.config import ROUTER_SECRET_VARIABLE
+from kvasir_router.endpoints.address import Address
+from kvasir_router.prefix_index.tokens import PromptTokenizer, TokenizerCard, UnusableTokenizerError
+from kvasir_router.relay.proxy import ROUTER_SECRET_HEADER
+
+logger = logging.getLogger(__name__)
+
+CACHE_BYTES = 64 * 2**20
+"""Of texts and their tokens, a service."""
+_RETRY_SECONDS = 2.0
+_TIMEOUT = aiohttp.ClientTimeout(total=30.0)
+_decoder = msgspec.json.Decoder(TokenizerCard)
+
+
+class TokenizerSource:
+    """`on_tokenizer` gets each tokenizer that differs from the last. Its task runs while there is somebody to ask."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        router_secret: str | None,
+        on_tokenizer: Callable[[PromptTokenizer], None],
+    ) -> None:
+        """`router_secret` is what engines know the router by."""
+        self._session = session
+        self._headers = {} if router_secret is None else {ROUTER_SECRET_HEADER: router_secret}
+        self._on_tokenizer = on_tokenizer
+        self._addresses: frozenset[Address] = frozenset()
+        self._known_revisions: set[str] = set()
+        self._without: set[Address] = set()  # engines that have none to give
+        self._digest: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Nobody is to be asked: every revision's tokenizer is known, or there is none."""
+        return self._task is None or self._task.done()
+
+    def follow(self, addresses: Set[Address]) -> None:
+        self._addresses = frozenset(addresses)
+        self._without &= self._addresses
+        self._known_revisions &= {address.revision for address in self._addresses}
+        if self.is_done and self._to_ask():
+            self._task = asyncio.create_task(self._ask_all(), name="tokenizer source")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _ask_all(self) -> None:
+        while True:
+            for address in self._to_ask():
+                if address.revision not in self._known_revisions:  # nobody else of it has answered meanwhile
+                    await self._ask(address)
+            if not self._to_ask():
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _to_ask(self) -> list[Address]:
+        unknown = self._addresses - self._without
+        return [address for address in unknown if address.revision not in self._known_revisions]
+
+    async def _ask(self, address: Address) -> None:
+        """Once more later where it is not up."""
+        try:
+            card = await self._fetch(address.url)
+            if card is not None:
+                await self._use(card, address)
+                return
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return
+        except (msgspec.DecodeError, UnicodeDecodeError, UnusableTokenizerError) as error:
+            logger.warning("endpoint %s: its tokenizer cannot be used here: %s", address.url, error)
+        self._without.add(address)
+
+    async def _fetch(self, url: str) -> TokenizerCard | None:
+        """None: the engine has none to give, or not to this router."""
+        async with self._session.get(f"{url}/tokenizer", headers=self._headers, timeout=_TIMEOUT) as response:
+            if response.status in (401, 403):
+                logger.warning("endpoint %s keeps its tokenizer to another %s", url, ROUTER_SECRET_VARIABLE)
+            if 400 <= response.status < 500:
+                return None
+            response.raise_for_status()
+            return _decoder.decode(await response.read())
+
+    async def _use(self, card: TokenizerCard, address: Address) -> None:
+        if card.digest != self._digest:
+            tokenizer = await asyncio.to_thread(PromptTokenizer, card, CACHE_BYTES)
+            self._digest = card.digest
+            self._on_tokenizer(tokenizer)
+            logger.info("endpoint %s has told its tokenizer, digest %s", address.url, card.digest[:12])
+        self._known_revisions.add(address.revision)

@@ -1,0 +1,186 @@
+"""Which request is woken, which makes way: the queue without event loop."""
+
+from collections.abc import Collection
+
+import pytest
+
+from kvasir_router.admission.queue import HeldDemand, RequestQueue
+from kvasir_router.admission.tenant_queue import QueuedRequest
+
+
+def request(
+    tenant: str = "t", *, model: str = "m", priority: int = 0, num_tokens: int = 1000, has_begun: bool = False
+) -> QueuedRequest:
+    return QueuedRequest(model, tenant, num_tokens, priority, has_begun=has_begun)
+
+
+def queue_of(*requests: QueuedRequest, max_requests: int = 100) -> RequestQueue:
+    queue = RequestQueue(max_requests)
+    for one in requests:
+        queue.push(one)
+    return queue
+
+
+def wake(
+    queue: RequestQueue, models: Collection[str | None] = ("m",), at_limit: Collection[str] = ()
+) -> QueuedRequest | None:
+    return queue.wake_next(lambda model: model in models, lambda tenant: tenant not in at_limit)
+
+
+def start_all(queue: RequestQueue) -> list[QueuedRequest]:
+    started = []
+    while (woken := wake(queue)) is not None:
+        queue.started(woken)
+        started.append(woken)
+    return started
+
+
+def test_within_a_tenant_priority_and_then_arrival_decide() -> None:
+    late, early, urgent = request(), request(), request(priority=-1)
+    assert start_all(queue_of(early, late, urgent)) == [urgent, early, late]
+
+
+def test_no_priority_of_a_clients_own_gets_past_another_tenant() -> None:
+    loud = [request("loud", priority=-100) for _ in range(10)]
+    quiet = request("quiet")
+    assert quiet in start_all(queue_of(*loud, quiet))[:2]
+
+
+def test_streams_that_have_begun_come_before_all_tenants_in_their_order() -> None:
+    urgent, first = request(priority=-9), request("b", has_begun=True)
+    second = request(priority=-1, has_begun=True)
+    queue = queue_of(urgent, first, second)
+    assert start_all(queue) == [first, second, urgent]
+    assert queue.num_begun == 0
+
+
+def test_a_tenants_limit_does_not_hold_up_its_streams_that_have_begun() -> None:
+    begun = request(has_begun=True)
+    assert wake(queue_of(request(), begun), at_limit={"t"}) is begun
+
+
+def test_what_no_endpoint_takes_is_passed_over() -> None:
+    behind = request(model="b")
+    assert wake(queue_of(request(has_begun=True), request(), behind), models={"b"}) is behind
+
+
+def test_a_tenant_at_its_limit_is_passed_over() -> None:
+    behind = request("b")
+    assert wake(queue_of(request("a"), behind), at_limit={"a"}) is behind
+
+
+def test_nobody_is_woken_where_nothing_can_start() -> None:
+    assert wake(queue_of(request()), models=()) is None
+    assert wake(queue_of()) is None
+
+
+def test_only_one_is_woken_until_it_has_started_or_gone() -> None:
+    first, second, third = request(), request(), request()
+    queue = queue_of(first, second, third)
+    assert wake(queue) is first
+    assert wake(queue) is None
+    queue.started(first)
+    assert wake(queue) is second
+    queue.remove(second)
+    assert wake(queue) is third
+
+
+def test_one_that_lost_its_place_is_first_again_and_has_paid_nothing() -> None:
+    first, behind = request("a"), request("b")
+    queue = queue_of(behind, first)
+    for _ in range(5):
+        assert wake(queue) is first
+        queue.put_back(first)
+    assert start_all(queue) == [first, behind]
+
+
+def test_a_woken_one_pays_even_if_its_tenant_has_nothing_else_waiting_any_more() -> None:
+    first, second, other = request("a"), request("a"), request("b", num_tokens=100_000)
+    queue = queue_of(other, first, second)
+    assert wake(queue) is first
+    queue.remove(second)
+    queue.started(first)
+    assert wake(queue) is other
+
+
+def test_a_woken_one_counts_as_waiting() -> None:
+    queue = queue_of(request(), max_requests=1)
+    wake(queue)
+    newcomer = request()
+    assert (len(queue), queue.push(newcomer)) == (1, newcomer)
+
+
+def test_a_full_queue_refuses_the_tenant_that_has_the_most_there() -> None:
+    flood = [request("flood") for _ in range(3)]
+    queue = queue_of(*flood, max_requests=3)
+    assert queue.push(request("quiet")) is flood[-1]
+    newest = request("flood")
+    assert queue.push(newest) is newest
+    assert len(queue) == 3
+
+
+def test_whoever_has_as_many_as_the_longest_is_refused_itself() -> None:
+    queue = queue_of(request("a"), request("b"), max_requests=2)
+    queue_newcomer, again = request("c"), request("a")
+    assert queue.push(queue_newcomer) is queue_newcomer
+    assert queue.push(again) is again
+
+
+def test_within_a_tenant_the_least_pressing_makes_way() -> None:
+    lazy = request(priority=5)
+    queue = queue_of(request(), lazy, max_requests=2)
+    assert queue.push(request()) is lazy
+
+
+def test_a_woken_request_never_makes_way() -> None:
+    woken = request(priority=5)
+    queue = queue_of(woken, max_requests=1)
+    wake(queue)
+    urgent = request()
+    assert queue.push(urgent) is urgent
+    queue.put_back(woken)
+    assert wake(queue) is woken
+
+
+def test_streams_that_have_begun_are_never_refused_and_take_no_room() -> None:
+    queue = queue_of(request(), max_requests=1)
+    assert [queue.push(request(has_begun=True)) for _ in range(3)] == [None] * 3
+    assert queue.num_begun == 3
+    wake(queue)
+    full = request()
+    assert queue.push(full) is full
+    roomy = queue_of(request(has_begun=True), request(has_begun=True), max_requests=2)
+    assert [roomy.push(request()) for _ in range(2)] == [None] * 2
+
+
+def test_removing_may_be_repeated() -> None:
+    gone = request()
+    queue = queue_of(gone)
+    queue.remove(gone)
+    queue.remove(gone)
+    assert (len(queue), queue.held_demand(), wake(queue)) == (0, {}, None)
+
+
+def test_held_demand_is_told_by_tenant() -> None:
+    queue = queue_of(request("a", num_tokens=10), request("a", num_tokens=20), request("b", num_tokens=5))
+    queue.push(request("c", has_begun=True))
+    assert queue.held_demand() == {"a": HeldDemand(2, 30), "b": HeldDemand(1, 5)}
+
+
+@pytest.mark.parametrize(
+    ("tenant", "tokens"),
+    [("a", 3000 + 1000 + 3000), ("b", 1000 + 1000 + 1000), ("new", 0)],
+)
+def test_before_a_newcomer_is_its_tenants_and_as_much_of_every_other(tenant: str, tokens: int) -> None:
+    queue = queue_of(*(request("a") for _ in range(3)), request("b"), *(request("c") for _ in range(5)))
+    assert queue.cost_tokens_before(request(tenant)) == tokens
+
+
+def test_waking_asks_about_each_model_once_however_many_wait() -> None:
+    num_requests, num_models = 10_000, 50
+    queue = RequestQueue(num_requests)
+    for number in range(num_requests):
+        queue.push(request(f"t{number % 100}", model=f"m{number % num_models}"))
+    asked: list[str | None] = []
+    queue.wake_next(lambda model: bool(asked.append(model)), lambda _: True)
+    assert len(asked) == num_models

@@ -1,0 +1,71 @@
+from collections import Counter
+
+import pytest
+from tests.router.parts import a_request, an_endpoint
+
+from kvasir_router.placement.least_work import LeastWork
+from kvasir_router.placement.placement import Policy
+from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.session_affinity import SessionAffinity
+from kvasir_router.service.registry import Endpoint
+
+URLS = tuple("abcdefgh")
+
+
+def placed(policy: Policy, *endpoints: Endpoint, session: str | None = None, now: float = 0.0) -> str:
+    return policy.place(a_request(session=session), endpoints, {"a": 100}, now).leg.endpoint.url
+
+
+def test_least_work_is_the_shortest_queue_whatever_is_cached() -> None:
+    assert placed(LeastWork(), an_endpoint("a", prefill_tokens=101), an_endpoint("b", prefill_tokens=100)) == "b"
+
+
+def test_least_work_is_in_seconds() -> None:
+    fast, slow = an_endpoint("a", prefill_rate=4000.0, prefill_tokens=300), an_endpoint("b", prefill_tokens=100)
+    assert placed(LeastWork(), slow, fast) == "a"
+
+
+def test_least_work_tells_idle_endpoints_apart_by_their_decodes_then_by_turns() -> None:
+    assert placed(LeastWork(), an_endpoint("a", resident_tokens=9), an_endpoint("b", resident_tokens=8)) == "b"
+    assert placed(LeastWork(), an_endpoint("a", last_dispatch=2), an_endpoint("b", last_dispatch=1)) == "b"
+
+
+def test_power_of_two_takes_the_less_busy_of_those_drawn() -> None:
+    endpoints = [an_endpoint(url, num_in_flight=number) for number, url in enumerate(URLS)]
+    policy = PowerOfTwo(seed=1)
+    chosen = Counter(placed(policy, *endpoints) for _ in range(2000))
+    assert chosen["h"] == 0
+    assert chosen["a"] / 2000 == pytest.approx(1 / 4, abs=0.03)  # drawn 2 of 8, and then always taken
+
+
+def test_power_of_two_has_enough_with_one() -> None:
+    assert placed(PowerOfTwo(), an_endpoint("a")) == "a"
+
+
+def fleet(**loads: int) -> list[Endpoint]:
+    return [an_endpoint(url, num_in_flight=loads.get(url, 0)) for url in URLS]
+
+
+def test_a_session_stays_on_one_endpoint_on_every_router_and_sessions_spread() -> None:
+    homes = {str(number): placed(SessionAffinity(), *fleet(), session=str(number)) for number in range(400)}
+    assert all(placed(SessionAffinity(), *reversed(fleet()), session=name) == home for name, home in homes.items())
+    assert min(Counter(homes.values()).values()) > 25
+
+
+def test_an_endpoint_that_is_gone_moves_only_its_own_sessions() -> None:
+    without = [endpoint for endpoint in fleet() if endpoint.url != "c"]
+    for number in range(100):
+        before = placed(SessionAffinity(), *fleet(), session=str(number))
+        after = placed(SessionAffinity(), *without, session=str(number))
+        assert after == before or before == "c"
+
+
+def test_a_session_leaves_an_endpoint_that_is_over_the_bound_and_comes_back() -> None:
+    home = placed(SessionAffinity(), *fleet(), session="s")
+    busy = dict.fromkeys(URLS, 3)
+    assert placed(SessionAffinity(), *fleet(**busy), session="s") == home  # 25 with this one: up to 4 each
+    assert placed(SessionAffinity(), *fleet(**busy | {home: 5}), session="s") != home
+
+
+def test_without_a_session_the_least_busy_is_taken() -> None:
+    assert placed(SessionAffinity(), *fleet(**dict.fromkeys(URLS, 2) | {"e": 1})) == "e"

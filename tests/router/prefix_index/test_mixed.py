@@ -1,0 +1,162 @@
+"""Precise where events tell, approximate where they do not, and the longer of both in between."""
+
+import asyncio
+import threading
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from tests.router.prefix_index.test_tokens import card, ids
+
+from kvasir_router.dialects.dialect import Prompt
+from kvasir_router.prefix_index import threads as threads_module
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
+from kvasir_router.prefix_index.kv_events import BlockStored, extra_key
+from kvasir_router.prefix_index.mixed import MixedIndex
+from kvasir_router.prefix_index.precise import PreciseIndex
+from kvasir_router.prefix_index.threads import Threads
+from kvasir_router.prefix_index.tokens import PromptTokenizer
+
+pytestmark = pytest.mark.anyio
+SIZE = 16
+
+
+def token_prompt(num_tokens: int, first: int = 1, model: str = "base", salt: str | None = None) -> Prompt:
+    raw = {} if salt is None else {"cache_salt": msgspec.Raw(msgspec.json.encode(salt))}
+    return Prompt(array("I", [first] * num_tokens).tobytes(), True, model.encode(), model=model, **raw)
+
+
+def stored(tokens: "array[int]", adapter: bytes = b"", salt: bytes = b"") -> BlockStored:
+    num_blocks = len(tokens) // SIZE
+    keys = (salt, *[b""] * (num_blocks - 1)) if salt else None
+    return BlockStored(list(range(num_blocks)), None, tokens[: num_blocks * SIZE].tobytes(), SIZE, adapter, keys)
+
+
+class Parts:
+    def __init__(self) -> None:
+        self.withdrawn: list[str] = []
+        self.precise = PreciseIndex(10_000)
+        self.threads = Threads()
+        approximate = ApproximatePrefixIndex(1000, 100, block_tokens=SIZE, bytes_per_token=4)
+        base = frozenset({"base"})
+        self.index = MixedIndex(approximate, self.precise, self.threads, lambda: base, self.withdrawn.append)
+
+
+@pytest.fixture
+def parts() -> Iterator[Parts]:
+    made = Parts()
+    yield made
+    made.threads.close()
+
+
+async def test_events_overrule_the_guess_where_they_tell_all(parts: Parts) -> None:
+    parts.precise.reset("told", 0, is_complete=True)
+    key = await parts.index.key(token_prompt(64))
+    for url in ("told", "untold"):
+        parts.index.insert(url, key, 0, None)
+    assert parts.index.match(key, 10) == {"untold": 64}
+    parts.precise.apply("told", stored(array("I", [1] * 32)), 10)
+    assert parts.index.match(key, 10) == {"told": 32, "untold": 64}
+
+
+async def test_where_the_beginning_is_not_known_the_longer_match_counts(parts: Parts) -> None:
+    parts.precise.reset("partly", 0, is_complete=False)
+    short, long = [await parts.index.key(token_prompt(num_tokens)) for num_tokens in (32, 64)]
+    parts.index.insert("partly", short, 0, None)
+    assert parts.index.match(long, 50) == {"partly": 32}
+    parts.precise.apply("partly", stored(array("I", [1] * 48)), 50)
+    assert parts.index.match(long, 50) == {"partly": 48}
+
+
+async def test_an_adapters_prompts_are_its_own(parts: Parts) -> None:
+    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.apply("told", stored(array("I", [1] * 32)), 0)
+    assert parts.index.match(await parts.index.key(token_prompt(32, model="french")), 0) == {}
+    parts.precise.apply("told", stored(array("I", [1] * 32), adapter=b"french"), 0)
+    assert parts.index.match(await parts.index.key(token_prompt(32, model="french")), 0) == {"told": 32}
+
+
+async def test_a_salted_prompt_is_its_own(parts: Parts) -> None:
+    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.apply("told", stored(array("I", [1] * 32), salt=extra_key(["mine"])), 0)
+    keys = [await parts.index.key(token_prompt(48, salt=salt)) for salt in ("mine", "yours", None)]
+    assert [parts.index.match(key, 0) for key in keys] == [{"told": 32}, {}, {}]
+
+
+async def test_text_is_matched_by_its_tokens_once_the_tokenizer_is_known(parts: Parts) -> None:
+    tokenizer = PromptTokenizer(card(), 10**6)
+    prompt = Prompt(b"def hello(name): return name " * 20, False, b"", is_text=True, model="base")
+    tokens = array("I", ids(tokenizer.tokens(prompt)))
+    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.apply("told", stored(tokens), 0)
+    assert parts.index.match(await parts.index.key(prompt), 0) == {}
+    parts.index.use_tokenizer(tokenizer)
+    key = await parts.index.key(prompt)
+    assert parts.index.match(key, 0) == {"told": len(tokens) // SIZE * SIZE}
+    assert key.num_tokens == len(tokens)
+
+
+async def test_what_cannot_be_tokenised_is_guessed_even_where_events_tell_all(parts: Parts) -> None:
+    parts.precise.reset("told", 0, is_complete=True)
+    key = await parts.index.key(Prompt(b"x" * 640, False, b"", model="base"))
+    parts.index.insert("told", key, 0, None)
+    assert parts.index.match(key, 10) == {"told": 160}
+
+
+async def test_a_guess_is_no_longer_than_the_prompt_is_known_to_be(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = PromptTokenizer(card(), 10**6)
+    monkeypatch.setattr(tokenizer, "tokens", lambda prompt: array("I", [1] * 20).tobytes())
+    parts.index.use_tokenizer(tokenizer)
+    key = await parts.index.key(Prompt(b"x" * 640, False, b"", is_text=True, model="base"))
+    parts.index.insert("untold", key, 0, None)
+    assert parts.index.match(key, 0) == {"untold": 20}
+
+
+async def test_a_failed_dispatch_is_withdrawn_from_both(parts: Parts) -> None:
+    parts.precise.reset("told", 0, is_complete=True)
+    key = await parts.index.key(token_prompt(64))
+    for url in ("told", "untold"):
+        parts.index.insert(url, key, 0, None)
+        parts.index.withdraw(url, key)
+    assert parts.index.match(key, 0) == {}
+
+
+async def test_a_void_cache_is_to_be_learned_anew(parts: Parts) -> None:
+    key = await parts.index.key(token_prompt(64))
+    parts.index.insert("gone", key, 0, None)
+    parts.index.withdraw("gone")
+    assert (parts.index.match(key, 0), parts.withdrawn) == ({}, ["gone"])
+
+
+async def test_blocks_are_counted_as_far_as_they_are_known(parts: Parts) -> None:
+    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.apply("told", stored(array("I", [1] * 32)), 0)
+    parts.index.insert("untold", await parts.index.key(token_prompt(64)), 0, None)
+    assert [parts.index.num_blocks(url) for url in ("told", "untold", "gone")] == [2, 4, 0]
+
+
+async def test_long_prompts_are_done_in_a_thread_and_short_ones_at_once() -> None:
+
+    threads = Threads()
+    names = [await threads.run(num_bytes, threading.current_thread) for num_bytes in (threads_module.INLINE_BYTES,
+             threads_module.INLINE_BYTES + 1)]  # fmt: skip
+    threads.close()
+    assert [thread is threading.main_thread() for thread in names if thread] == [True, False]
+
+
+async def test_beyond_what_may_wait_a_prompt_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads_module, "_MAX_LONG_PROMPTS", 1)
+    threads = Threads()
+    big = threads_module.INLINE_BYTES + 1
+
+    gate = threading.Event()
+    first = asyncio.create_task(threads.run(big, gate.wait))
+    await asyncio.sleep(0)
+    assert await threads.run(big, lambda: "done") is None
+    gate.set()
+    assert await first is True
+    assert (await threads.run(big, lambda: "done"), threads.num_refused) == ("done", 1)
+    threads.close()

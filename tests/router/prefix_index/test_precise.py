@@ -1,0 +1,309 @@
+"""Events to holders: what is matched after blocks were stored, removed, cleared, lost or guessed."""
+
+from array import array
+
+import pytest
+
+from kvasir_router.prefix_index import precise
+from kvasir_router.prefix_index.block_keys import prompt_keys
+from kvasir_router.prefix_index.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Digest, extra_key
+from kvasir_router.prefix_index.precise import DOUBT_SECONDS, Chains, PreciseIndex
+
+SIZE = 4
+PROMPT = list(range(100, 132))  # eight blocks
+
+
+def chains_of(tokens: list[int], *sizes: int, adapter: bytes = b"", salt: bytes = b"") -> Chains:
+    data = array("I", tokens).tobytes()
+    return {size: prompt_keys(data, size, adapter, salt) for size in sizes or (SIZE,)}
+
+
+def stored(
+    tokens: list[int], first: int = 0, *, by: str = "", size: int = SIZE, adapter: bytes = b"", salt: bytes = b"",
+    group: int | None = None, is_window: bool = False,
+) -> BlockStored:  # fmt: skip
+    """Blocks of a prompt from `first` on, as an engine that calls blocks by its own names says it."""
+    digests = names(tokens, by, size)
+    num_blocks = len(digests) - first
+    return BlockStored(
+        digests[first:], digests[first - 1] if first else None, array("I", tokens[first * size :]).tobytes(), size,
+        adapter, (salt, *[b""] * (num_blocks - 1)) if salt else None, group, is_window,
+    )  # fmt: skip
+
+
+def names(tokens: list[int], by: str = "", size: int = SIZE) -> list[Digest]:
+    return [repr((by, tokens[:end])).encode() for end in range(size, len(tokens) + 1, size)]
+
+
+def index_of(*urls: str) -> PreciseIndex:
+    index = PreciseIndex(1000, guess_seconds=2)
+    for url in urls:
+        index.reset(url, 0, is_complete=True)
+    return index
+
+
+def test_what_was_stored_is_matched_on_every_holder() -> None:
+    index = index_of("a", "b", "c")
+    index.apply("a", stored(PROMPT), 0)
+    index.apply("b", stored(PROMPT[:12], by="b"), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32, "b": 12}
+
+
+def test_only_what_is_alike_from_the_beginning_is_matched() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT), 0)
+    assert index.match(chains_of([*PROMPT[:10], 7, *PROMPT[11:]]), 0) == {"a": 8}
+
+
+def test_blocks_that_come_one_after_the_other_are_one_chain() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT[:8]), 0)
+    index.apply("a", stored(PROMPT, first=2), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32}
+
+
+def test_a_removed_block_ends_the_match_and_comes_back() -> None:
+    index = index_of("a", "b")
+    for url in ("a", "b"):
+        index.apply(url, stored(PROMPT), 0)
+    index.apply("a", BlockRemoved(names(PROMPT)[3:4]), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 12, "b": 32}
+    index.apply("a", stored(PROMPT[:16], first=3), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32, "b": 32}
+
+
+def test_a_cleared_cache_matches_nothing_and_fills_again() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT), 0)
+    index.apply("a", AllBlocksCleared(), 0)
+    assert index.match(chains_of(PROMPT), 0) == {}
+    index.apply("a", stored(PROMPT[:8]), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 8}
+
+
+def test_what_follows_an_unknown_block_is_counted_and_not_matched() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT, first=2), 0)
+    assert (index.match(chains_of(PROMPT), 0), index.num_orphans, index.num_held) == ({}, 6, 0)
+
+
+def test_a_removal_of_an_unknown_block_changes_nothing() -> None:
+    index = index_of("a")
+    index.apply("a", BlockRemoved([b"never seen"]), 0)
+    assert index.num_held == 0
+
+
+def test_an_event_that_comes_twice_counts_once() -> None:
+    index = index_of("a")
+    for _ in range(2):
+        index.apply("a", stored(PROMPT), 0)
+    assert index.num_held == index.num_blocks("a") == 8
+    index.apply("a", BlockRemoved(names(PROMPT)), 0)
+    assert (index.num_held, index.match(chains_of(PROMPT), 0)) == (0, {})
+
+
+def test_salts_and_adapters_part_prompts() -> None:
+    salt = extra_key(["mine"])
+    index = index_of("plain", "salted", "adapted")
+    index.apply("plain", stored(PROMPT), 0)
+    index.apply("salted", stored(PROMPT, salt=salt), 0)
+    index.apply("adapted", stored(PROMPT, adapter=b"french"), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"plain": 32}
+    assert index.match(chains_of(PROMPT, salt=salt), 0) == {"salted": 32}
+    assert index.match(chains_of(PROMPT, adapter=b"french"), 0) == {"adapted": 32}
+
+
+def test_engines_may_cut_blocks_differently() -> None:
+    index = index_of("fine", "coarse")
+    index.apply("fine", stored(PROMPT), 0)
+    index.apply("coarse", stored(PROMPT, size=16), 0)
+    assert index.block_sizes() == {4, 16}
+    assert index.match(chains_of(PROMPT[:20], 4, 16), 0) == {"fine": 20, "coarse": 16}
+
+
+def test_an_engine_that_cuts_anew_begins_anew() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT), 0)
+    index.apply("a", stored(PROMPT[:16], size=16), 0)
+    assert index.match(chains_of(PROMPT, 4, 16), 0) == {"a": 16}
+
+
+def test_layers_that_see_all_tokens_are_followed_and_windows_are_not() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT[:8], group=0, is_window=True), 0)
+    index.apply("a", stored(PROMPT, group=1), 0)
+    index.apply("a", BlockRemoved(names(PROMPT), group=0), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32}
+    index.apply("a", BlockRemoved(names(PROMPT)[:1], group=1), 0)
+    assert index.match(chains_of(PROMPT), 0) == {}
+
+
+def test_what_layers_with_a_window_hold_is_no_prefix() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT[:8], group=1), 0)
+    index.apply("a", stored(PROMPT, group=0, is_window=True), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 8}
+
+
+def test_a_model_of_windows_only_is_followed_too() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT, group=0, is_window=True), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32}
+
+
+def test_a_dispatch_is_believed_until_events_had_time_to_tell() -> None:
+    index = index_of("a", "b")
+    index.apply("a", stored(PROMPT[:8]), 0)
+    index.insert("a", chains_of(PROMPT), 0)
+    assert index.match(chains_of(PROMPT), 1.9) == {"a": 32}
+    assert index.match(chains_of(PROMPT), 4) == {"a": 8}
+
+
+def test_guesses_of_a_busy_router_grow_old_as_well() -> None:
+    index = index_of("a")
+    index.apply("a", stored([0] * SIZE), 0)
+    index.insert("a", chains_of(PROMPT), 0)
+    for tenth in range(1, 41):
+        index.insert("a", chains_of([5] * 8), tenth / 10)
+    assert index.match(chains_of(PROMPT), 4) == {}
+
+
+def test_a_removal_ends_a_guess() -> None:
+    index = index_of("a")
+    index.apply("a", stored([0] * SIZE), 0)
+    index.insert("a", chains_of(PROMPT), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32}
+    index.apply("a", stored(PROMPT), 0.1)
+    index.apply("a", BlockRemoved(names(PROMPT)[4:]), 0.2)
+    assert index.match(chains_of(PROMPT), 0.3) == {"a": 16}
+
+
+def test_a_failed_dispatch_is_withdrawn_and_what_events_said_stays() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT[:8]), 0)
+    index.insert("a", chains_of(PROMPT), 0)
+    index.withdraw("a", chains_of(PROMPT))
+    assert index.match(chains_of(PROMPT), 0.1) == {"a": 8}
+
+
+def test_guesses_for_an_endpoint_without_events_are_nobodys() -> None:
+    index = index_of()
+    index.insert("a", chains_of(PROMPT, 16), 0)
+    assert index.match(chains_of(PROMPT, 16), 0) == {}
+
+
+def test_a_new_engine_is_guessed_in_the_blocks_of_the_others() -> None:
+    index = index_of("a", "new")
+    index.apply("a", stored(PROMPT), 0)
+    index.insert("new", chains_of(PROMPT), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32, "new": 32}
+
+
+def test_a_reset_endpoint_holds_nothing_and_nobody_inherits_its_blocks() -> None:
+    index = index_of("a", "b")
+    index.apply("a", stored(PROMPT), 0)
+    index.apply("b", stored([0] * SIZE), 0)
+    index.insert("a", chains_of([5] * 8), 0)
+    index.reset("a", 0, is_complete=False)
+    index.reset("new", 0, is_complete=True)
+    assert index.match(chains_of(PROMPT), 0) == index.match(chains_of([5] * 8), 0) == {}
+    assert [index.is_complete(url) for url in ("a", "new", "gone")] == [False, True, False]
+
+
+def test_a_forgotten_endpoints_blocks_are_freed_and_its_bit_is_used_again() -> None:
+    index = index_of("a")
+    for now in range(0, 100, 10):
+        index.apply("a", stored(PROMPT), now)
+        index.insert("a", chains_of([5] * 8), now)
+        index.reset("a", now, is_complete=True)
+        index.expire(now)
+        assert index.match(chains_of([5] * 8), now) == index.match(chains_of(PROMPT), now) == {}
+    assert (index.num_held, index._holders, index._num_bits) == (0, {}, 2)
+
+
+def test_a_bit_is_not_used_again_while_a_guess_may_have_it() -> None:
+    index = index_of("a", "b")
+    for url in ("a", "b"):
+        index.apply(url, stored([0] * SIZE), 0)
+    index.insert("a", chains_of(PROMPT), 1)
+    index.forget("a")
+    index.expire(1)
+    index.reset("new", 1, is_complete=True)
+    assert index.match(chains_of(PROMPT), 1) == {}
+
+
+def test_events_free_what_is_void_little_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precise, "_NUM_FREED_AN_EVENT", 3)
+    index = index_of("a", "b")
+    index.apply("a", stored(PROMPT), 0)
+    index.forget("a")
+    assert index.num_held == 8
+    for num_left in (5, 2, 0):
+        index.apply("b", BlockRemoved([]), 0)
+        assert index.num_held == num_left
+
+
+def test_after_a_loss_what_was_held_is_doubted_for_a_bounded_time() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT), 0)
+    index.doubt("a", 10)
+    index.apply("a", stored(PROMPT[:8]), 20)
+    assert not index.is_complete("a")
+    index.expire(10 + DOUBT_SECONDS - 0.1)
+    assert index.match(chains_of(PROMPT), 20) == {"a": 32}
+    index.expire(10 + DOUBT_SECONDS)
+    assert index.match(chains_of(PROMPT), 20) == {"a": 8}
+    assert index.num_held == 2
+
+
+def test_doubted_blocks_can_be_removed_and_continued() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT[:16]), 0)
+    index.doubt("a", 0)
+    index.apply("a", stored(PROMPT, first=4), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32}
+    index.apply("a", BlockRemoved(names(PROMPT)[2:3]), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 8}
+
+
+def test_a_second_loss_ends_the_first_ones_doubt() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT[:8]), 0)
+    index.doubt("a", 0)
+    index.apply("a", stored(PROMPT[:16], first=2), 0)
+    index.doubt("a", 100)
+    index.expire(101)
+    assert (index.num_blocks("a"), index.num_held) == (2, 2)
+
+
+def test_a_doubted_block_that_is_named_again_while_the_others_are_freed_stays() -> None:
+    index = index_of("a")
+    index.apply("a", stored(PROMPT), 0)
+    index.doubt("a", 0)
+    index._end_doubt(index._endpoints["a"])
+    index.apply("a", stored(PROMPT[:4]), 0)
+    index.expire(1)
+    assert (index.match(chains_of(PROMPT), 1), index.num_held) == ({"a": 4}, 1)
+
+
+def test_a_cleared_cache_is_known_completely_again() -> None:
+    index = index_of("a")
+    index.doubt("a", 0)
+    index.apply("a", AllBlocksCleared(), 0)
+    assert index.is_complete("a")
+
+
+def test_memory_is_bounded_and_what_is_beyond_is_not_believed() -> None:
+    index = PreciseIndex(5, guess_seconds=2)
+    index.reset("a", 0, is_complete=True)
+    index.apply("a", stored(PROMPT), 0)
+    assert (index.num_held, index.num_refused) == (5, 3)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 20}
+
+
+def test_seventy_endpoints_are_told_apart() -> None:
+    urls = [f"engine-{number}" for number in range(70)]
+    index = index_of(*urls)
+    for number, url in enumerate(urls):
+        index.apply(url, stored(PROMPT[: number % 8 * 4 + 4]), 0)
+    assert index.match(chains_of(PROMPT), 0) == {url: number % 8 * 4 + 4 for number, url in enumerate(urls)}

@@ -1,0 +1,242 @@
+"""Prompts to token ids: whole and in pieces alike, for tokenizers that allow cutting and for those that do not."""
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+
+from kvasir_router.dialects.dialect import Prompt
+from kvasir_router.prefix_index.tokens import (
+    PieceCache,
+    PromptTokenizer,
+    TokenizerCard,
+    UnusableTokenizerError,
+    find_separator,
+)
+
+FOLDER = Path(__file__).parents[3] / "examples/models/kvasir-python-700k"
+TEMPLATE = (FOLDER / "chat_template.jinja").read_text()
+
+
+def card(tokenizer: tokenizers.Tokenizer | None = None, chat_template: str | None = TEMPLATE) -> TokenizerCard:
+    text = (FOLDER / "tokenizer.json").read_text() if tokenizer is None else tokenizer.to_str()
+    return TokenizerCard(text, "digest", chat_template, {"eos_token": "<|im_end|>"})
+
+
+def chat(messages: Any, **fields: Any) -> Prompt:
+    raw_fields = tuple((name, msgspec.Raw(msgspec.json.encode(value))) for name, value in fields.items())
+    return Prompt(b"", False, b"", msgspec.Raw(msgspec.json.encode(messages)), raw_fields)
+
+
+def ids(tokens: bytes | None) -> list[int]:
+    assert tokens is not None
+    return list(array("I", tokens))
+
+
+@pytest.fixture(scope="module")
+def own() -> PromptTokenizer:
+    return PromptTokenizer(card(), 10**6)
+
+
+@pytest.fixture(scope="module")
+def whole() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+
+TEXTS = st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "a", " ", "\n", "é", "def f():", "<|", "1"]))
+
+
+@given(pieces=TEXTS)
+@settings(max_examples=300, deadline=None)
+def test_a_text_cut_at_its_special_tokens_gives_the_same_tokens(
+    own: PromptTokenizer, whole: tokenizers.Tokenizer, pieces: list[str]
+) -> None:
+    text = "".join(pieces)
+    assert ids(own.encode(text, add_special_tokens=False)) == whole.encode(text, add_special_tokens=False).ids
+
+
+def test_the_example_models_texts_are_cut(own: PromptTokenizer) -> None:
+    assert own._separator is not None
+    assert own._separator.text in ("<|im_start|>", "<|im_end|>")
+
+
+def test_a_conversation_is_rendered_and_tokenised(own: PromptTokenizer, whole: tokenizers.Tokenizer) -> None:
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert ids(own.tokens(chat([{"role": "user", "content": "hi"}]))) == whole.encode(text).ids
+
+
+def test_only_what_is_new_in_a_conversation_is_tokenised(own: PromptTokenizer, monkeypatch: Any) -> None:
+    messages = [{"role": "user", "content": "first " * 50}, {"role": "assistant", "content": "second"}]
+    own.tokens(chat(messages))
+    seen: list[str] = []
+    encode = tokenizers.Tokenizer.encode
+
+    class Spy:
+        def encode(self, text: str, **options: Any) -> Any:
+            seen.append(text)
+            return encode(backend, text, **options)
+
+    backend = own._backend
+    monkeypatch.setattr(own, "_backend", Spy())
+    own.tokens(chat([*messages, {"role": "user", "content": "third"}]))
+    assert "first" not in "".join(seen)
+    assert "third" in "".join(seen)
+
+
+def test_text_is_tokenised_as_completions_are(own: PromptTokenizer, whole: tokenizers.Tokenizer) -> None:
+    assert ids(own.tokens(Prompt(b"def f():", False, b"", is_text=True))) == whole.encode("def f():").ids
+
+
+def test_token_ids_are_themselves(own: PromptTokenizer) -> None:
+    content = array("I", [5, 6]).tobytes()
+    assert own.tokens(Prompt(content, True, b"")) == content
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        {},
+        [],
+        ["hi"],
+        [{"content": "hi"}],
+        [{"role": "user", "content": 7}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+    ],
+)
+def test_what_is_no_plain_conversation_has_no_tokens(own: PromptTokenizer, messages: Any) -> None:
+    assert own.tokens(chat(messages)) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chat_template": "{{ messages }}"},
+        {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": []},
+        {"add_generation_prompt": "yes"},
+    ],
+)
+def test_fields_that_an_engine_refuses_give_no_tokens(own: PromptTokenizer, fields: dict[str, Any]) -> None:
+    assert own.tokens(chat([{"role": "user", "content": "hi"}], **fields)) is None
+
+
+def test_text_that_is_not_utf8_has_no_tokens(own: PromptTokenizer) -> None:
+    assert own.tokens(Prompt(b"\xff", False, b"", is_text=True)) is None
+
+
+def test_a_model_without_template_has_no_conversations() -> None:
+    plain = PromptTokenizer(card(chat_template=None), 10**6)
+    assert plain.tokens(chat([{"role": "user", "content": "hi"}])) is None
+
+
+# Tokenizers of other families, small but with their steps.
+
+
+def words(**steps: Any) -> tokenizers.Tokenizer:
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "a", "b", "\N{LOWER ONE EIGHTH BLOCK}a", "<s>"])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    for name, step in steps.items():
+        setattr(tokenizer, name, step)
+    return tokenizer
+
+
+def separator_of(tokenizer: tokenizers.Tokenizer, template: str = "<a><b>") -> str | None:
+    found = find_separator(tokenizer, json.loads(tokenizer.to_str()), template)
+    return None if found is None else found.text
+
+
+def with_tokens(tokenizer: tokenizers.Tokenizer, *tokens: AddedToken) -> tokenizers.Tokenizer:
+    tokenizer.add_special_tokens(list(tokens))
+    return tokenizer
+
+
+def special(text: str, **options: bool) -> AddedToken:
+    return AddedToken(text, special=True, **({"normalized": False} | options))
+
+
+def test_the_token_that_the_template_writes_most_is_cut_at() -> None:
+    tokenizer = with_tokens(words(), special("<a>"), special("<b>"))
+    assert separator_of(tokenizer, "<a><b><b>") == "<b>"
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        with_tokens(words(), special("<c>")),  # the template does not write it
+        with_tokens(words(), special("<a>", lstrip=True)),
+        with_tokens(words(), special("<a>", rstrip=True)),
+        with_tokens(words(), special("<a>", normalized=True)),
+        with_tokens(words(), special("<a>"), special("<c>", single_word=True)),
+        with_tokens(words(), special("<a>"), special("<a>>")),
+        with_tokens(words(), special("<a>"), special("><a")),
+        with_tokens(words(), special("<a>"), special("x<")),
+        with_tokens(words(pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first")), special("<a>")),
+        with_tokens(
+            words(
+                pre_tokenizer=pre_tokenizers.Sequence(
+                    [pre_tokenizers.Punctuation(), pre_tokenizers.Metaspace(prepend_scheme="first")]
+                )
+            ),
+            special("<a>"),
+        ),
+    ],
+)
+def test_a_text_is_not_cut_where_that_could_change_its_tokens(tokenizer: tokenizers.Tokenizer) -> None:
+    assert separator_of(tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="always")},
+        {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+        {"normalizer": normalizers.Prepend("b"), "pre_tokenizer": pre_tokenizers.Whitespace()},
+        {"normalizer": normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])},
+    ],
+)
+@given(pieces=st.lists(st.sampled_from(["<a>", "a", " ", "b", "<", "a>"])))
+@settings(max_examples=60, deadline=None)
+def test_other_steps_see_each_piece_alone(steps: dict[str, Any], pieces: list[str]) -> None:
+    tokenizer = with_tokens(words(**steps), special("<a>"))
+    prompts = PromptTokenizer(card(tokenizer, "<a>"), 10**6)
+    assert prompts._separator is not None
+    text = "".join(pieces)
+    assert ids(prompts.encode(text, add_special_tokens=False)) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_special_tokens_go_around_a_text() -> None:
+    around = processors.TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 4)])
+    tokenizer = with_tokens(words(pre_tokenizer=pre_tokenizers.Whitespace(), post_processor=around), special("<a>"))
+    prompts = PromptTokenizer(card(tokenizer, "<a>"), 10**6)
+    for text in ("a b<a>a", ""):
+        assert ids(prompts.encode(text, add_special_tokens=True)) == tokenizer.encode(text).ids
+
+
+def test_what_is_no_tokenizer_or_template_is_said() -> None:
+    with pytest.raises(UnusableTokenizerError, match=r"tokenizer\.json cannot be read"):
+        PromptTokenizer(TokenizerCard("{}", "digest"), 10**6)
+    with pytest.raises(UnusableTokenizerError, match="no Jinja"):
+        PromptTokenizer(card(chat_template="{% if %}"), 10**6)
+
+
+def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
+    cache = PieceCache(max_bytes=3 * (250 + 49 + 1 + 4))
+    for text in ("a", "b", "c"):
+        cache.put(text, b"1234")
+    assert cache.get("a") == b"1234"
+    cache.put("d", b"1234")
+    assert [cache.get(text) is not None for text in "abcd"] == [True, False, True, True]
+    cache.put("e" * 2000, b"")
+    assert cache.num_bytes <= 3 * 304
+
+
+def test_bytes_that_an_engine_makes_another_prompt_of_have_no_tokens(own: PromptTokenizer) -> None:
+    assert own.tokens(Prompt(b"one\0two", False, b"")) is None

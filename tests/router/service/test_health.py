@@ -1,0 +1,177 @@
+"""What a prober makes of an engine's answers and silences, one probe after the other."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from kvasir_router.endpoints.address import Address
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
+from kvasir_router.service import health
+from kvasir_router.service.health import Prober
+from kvasir_router.service.ledger import Ledger
+from kvasir_router.service.load import EndpointLoad
+from kvasir_router.service.prefill_rate import FleetPrefill
+from kvasir_router.service.probe_pace import ProbePace
+from kvasir_router.service.registry import EndpointState, Registry
+
+pytestmark = pytest.mark.anyio
+ENGINE = Address("http://engine")
+SILENT, READY, LOADING = None, 200, 503
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+
+
+class ScriptedEngine:
+    """Stands for the HTTP session: each probe of /ready meets the next of `answers`, and then waits for ever."""
+
+    def __init__(self, *answers: int | None) -> None:
+        self._answers = list(answers)
+        self.states: list[EndpointState | None] = []  # when each probe began: what the one before had led to
+        self.num_scrapes = 0
+        self.num_listings = 0
+        self.models = b'{"data": []}'
+        self.registry = Registry(lambda: EndpointLoad(1, FleetPrefill().new_member()), lambda: None, own_models={"m"})
+        self.registry.set_addresses({ENGINE}, EndpointState.UNKNOWN)
+        self.index = ApproximatePrefixIndex(1, 1.0, 1, 1.0)
+        self.index.insert(ENGINE.url, BlockHashes(1, (7,)), 0.0, None)
+
+    @contextlib.asynccontextmanager
+    async def probed(self, interval_seconds: float = 0.001) -> AsyncIterator[Prober]:
+        session = cast(aiohttp.ClientSession, self)
+        pace = ProbePace(per_second=1e6)
+        prober = Prober(self.registry, Ledger(lambda: None), self.index, session, interval_seconds, pace)
+        prober.follow({ENGINE})
+        yield prober
+        await prober.close()
+
+    @contextlib.asynccontextmanager
+    async def get(self, url: str, **options: Any) -> AsyncIterator[Any]:
+        if not url.endswith("/ready"):
+            yield SimpleNamespace(status=200, read=partial(self._read, url))
+            return
+        self.states.append(self.registry.state_of(ENGINE.url))
+        if not self._answers:
+            await asyncio.Event().wait()
+        answer = self._answers.pop(0)
+        if answer is SILENT:
+            raise TimeoutError
+        yield SimpleNamespace(status=answer)
+
+    async def _read(self, url: str) -> bytes:
+        self.num_scrapes += url.endswith("/metrics")
+        self.num_listings += url.endswith("/v1/models")
+        return b"kvasir_kv_cache_usage_ratio 0.5" if url.endswith("/metrics") else self.models
+
+
+async def states_after(until: Until, *answers: int | None) -> list[EndpointState | None]:
+    """The endpoint's state after each probe."""
+    engine = ScriptedEngine(*answers)
+    async with engine.probed():
+        await until(lambda: len(engine.states) > len(answers))
+    return engine.states[1:]
+
+
+async def test_an_engine_that_lists_no_models_is_scraped_all_the_same(until: Until) -> None:
+    engine = ScriptedEngine(READY)
+    engine.models = b"no list of models"
+    endpoint = engine.registry.get(ENGINE.url)
+    assert endpoint is not None
+    async with engine.probed():
+        await until(lambda: endpoint.load.kv_usage == 0.5)
+
+
+@pytest.mark.parametrize(("answer", "num_blocks"), [(LOADING, 1), (SILENT, 0)])
+async def test_the_cache_of_an_unreachable_engine_is_not_counted_on(
+    until: Until, answer: int | None, num_blocks: int
+) -> None:
+    engine = ScriptedEngine(READY, answer, *[SILENT, SILENT] * (answer is SILENT))
+    num_answers = len(engine._answers)
+    async with engine.probed():
+        await until(lambda: len(engine.states) > num_answers)
+    assert engine.index.num_blocks(ENGINE.url) == num_blocks
+
+
+UP, DOWN, NOT_READY = EndpointState.READY, EndpointState.UNREACHABLE, EndpointState.NOT_READY
+
+
+async def test_a_busy_engine_may_miss_two_probes_and_not_a_third(until: Until) -> None:
+    assert await states_after(until, READY, SILENT, SILENT, SILENT) == [UP, UP, UP, DOWN]
+
+
+async def test_probes_are_missed_in_a_row_or_do_not_count(until: Until) -> None:
+    answers = (READY, SILENT, SILENT, READY, SILENT, SILENT)
+    assert await states_after(until, *answers) == [UP] * len(answers)
+
+
+async def test_an_engine_that_was_never_ready_is_out_at_its_first_silence(until: Until) -> None:
+    assert await states_after(until, SILENT, READY) == [DOWN, UP]
+
+
+async def test_an_engine_that_says_it_is_not_ready_is_believed_at_once(until: Until) -> None:
+    assert await states_after(until, READY, LOADING, READY) == [UP, NOT_READY, UP]
+
+
+async def test_an_idle_services_engines_are_probed_seldom_and_at_once_when_a_request_comes(until: Until) -> None:
+    engine, interval = ScriptedEngine(*[READY] * 100), 0.02
+    async with engine.probed(interval) as prober:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        await until(lambda: len(engine.states) >= 2)
+        assert loop.time() - begin > 4 * interval
+        begin = loop.time()
+        prober.count_request()
+        await until(lambda: len(engine.states) >= 6)
+        assert loop.time() - begin < 10 * interval
+
+
+async def test_an_engine_is_asked_for_its_models_soon_again_until_it_has_listed_them(until: Until) -> None:
+    engine, interval = ScriptedEngine(*[READY] * 100), 0.02
+    engine.models = b"no list of models"
+    async with engine.probed(interval):
+        begin = asyncio.get_running_loop().time()
+        await until(lambda: len(engine.states) >= 4)
+        assert asyncio.get_running_loop().time() - begin < 10 * interval
+
+
+async def test_an_idle_services_engines_are_scraped_once(until: Until) -> None:
+    engine = ScriptedEngine(*[READY] * 100)
+    async with engine.probed() as prober:
+        await until(lambda: len(engine.states) >= 4)
+        assert engine.num_scrapes == 1
+        prober.count_request()
+        await until(lambda: engine.num_scrapes >= 4)
+
+
+async def test_a_service_is_idle_some_time_after_its_last_request(
+    until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "IDLE_AFTER_SECONDS", 0.05)
+    engine = ScriptedEngine(*[READY] * 10_000)
+    async with engine.probed(interval_seconds=0.01) as prober:
+        prober.count_request()
+        await until(lambda: engine.num_scrapes >= 3)
+        await until(lambda: prober._is_idle)
+        num_scrapes, num_probes = engine.num_scrapes, len(engine.states)
+        await until(lambda: len(engine.states) >= num_probes + 2)
+        assert engine.num_scrapes <= num_scrapes + 1
+
+
+async def test_models_are_listed_more_seldom_than_an_engine_is_probed(until: Until) -> None:
+    engine = ScriptedEngine(*[READY] * 11)
+    async with engine.probed() as prober:
+        prober.count_request()
+        await until(lambda: len(engine.states) == 12)
+    assert (engine.num_listings, engine.num_scrapes) == (3, 11)
+
+
+async def test_an_engine_that_was_away_lists_its_models_when_it_is_back(until: Until) -> None:
+    engine = ScriptedEngine(READY, LOADING, READY, READY)
+    async with engine.probed() as prober:
+        prober.count_request()
+        await until(lambda: len(engine.states) == 5)
+    assert engine.num_listings == 2

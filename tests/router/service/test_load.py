@@ -1,0 +1,183 @@
+"""What an engine says of itself and what this router knows of its own requests there make one figure."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvasir_router.service.load import REPORT_LIFETIME_SECONDS, SCRAPE_LIFETIME_SECONDS, EndpointLoad, InFlight
+from kvasir_router.service.load_report import LoadReport
+from kvasir_router.service.prefill_rate import FleetPrefill, work
+
+IDLE = LoadReport(
+    num_running=0, num_waiting=0, waiting_uncached_tokens=0, running_uncached_tokens=0, kv_used_tokens=0,
+    kv_capacity_tokens=1000, steps_per_second=0.0, prefill_tokens_per_second=None, arrived=(), instance="one",
+)  # fmt: skip
+BUSY = replace(IDLE, num_running=2, waiting_uncached_tokens=300, running_uncached_tokens=40, kv_used_tokens=250)
+RATE = 100.0
+
+
+def load() -> EndpointLoad:
+    return EndpointLoad(8, FleetPrefill(RATE).new_member())
+
+
+def sent(to: EndpointLoad, request_id: str, num_tokens: int, now: float = 0.0, *, cached: int = 0) -> InFlight:
+    request = InFlight(request_id, cached, num_tokens, 0)
+    to.begin(request, now)
+    return request
+
+
+def seconds(num_tokens: int) -> float:
+    return work(num_tokens) / RATE
+
+
+def test_what_the_engine_reports_is_ahead_of_whatever_comes_next() -> None:
+    one = load()
+    one.report(BUSY, now=0.0)
+    assert (one.prefill_tokens, one.kv_usage, one.kv_capacity_tokens) == (340, 0.25, 1000)
+    assert one.queue_seconds(0.0) == pytest.approx(3.4)
+
+
+def test_own_requests_count_until_the_engine_names_them() -> None:
+    one = load()
+    sent(one, "x", 100)
+    sent(one, "y", 10)
+    one.report(BUSY, now=0.0)
+    assert one.prefill_tokens == 450
+    one.report(replace(BUSY, arrived=("x", "another-routers")), now=0.1)
+    assert one.prefill_tokens == 350
+    assert one.queue_seconds(0.1) == pytest.approx(3.5, rel=0.01)
+    assert one.num_in_flight == 2
+
+
+def test_a_request_that_is_over_before_it_was_named_counts_no_more() -> None:
+    one = load()
+    request = sent(one, "x", 100)
+    one.report(IDLE, now=0.0)
+    one.end(request)
+    assert (one.prefill_tokens, one.num_in_flight, one.resident_tokens) == (0, 0, 0)
+
+
+def test_named_requests_are_not_taken_off_twice() -> None:
+    one = load()
+    request = sent(one, "x", 100)
+    one.report(replace(BUSY, arrived=("x",)), now=0.0)
+    one.end_prefill(request)
+    one.end(request)
+    assert one.prefill_tokens == 340
+
+
+def test_a_silent_engines_last_word_counts_no_more_while_it_said_that_it_works() -> None:
+    one = load()
+    sent(one, "x", 100)
+    one.report(replace(BUSY, arrived=("x",)), now=0.0)
+    one.expire(REPORT_LIFETIME_SECONDS)
+    assert one.prefill_tokens == 340
+    one.expire(REPORT_LIFETIME_SECONDS + 0.1)
+    assert (one.prefill_tokens, one.kv_usage) == (100, None)
+
+
+def test_an_idle_engine_may_be_silent() -> None:
+    one = load()
+    sent(one, "x", 100)
+    one.report(replace(IDLE, arrived=("x",)), now=0.0)
+    one.expire(60.0)
+    assert one.prefill_tokens == 0
+
+
+def test_more_waiting_than_was_sent_are_other_routers_and_cost_what_prompts_cost() -> None:
+    one = load()
+    for request_id in ("x", "y"):
+        sent(one, request_id, 100)
+    one.scraped(0.5, 2000, num_waiting=1, now=0.0)
+    assert (one.kv_usage, one.kv_capacity_tokens, one.queue_seconds(0.0)) == (
+        0.5,
+        2000,
+        pytest.approx(seconds(100) * 2),
+    )
+    one.scraped(0.5, 2000, num_waiting=4, now=0.0)
+    assert one.queue_seconds(0.0) == pytest.approx(seconds(100) * 2 + 3 * one.prefill.work_per_prompt / RATE)
+
+
+def test_a_failing_scrape_ages() -> None:
+    one = load()
+    sent(one, "x", 100)
+    one.scraped(0.5, 2000, num_waiting=4, now=0.0)
+    one.expire(SCRAPE_LIFETIME_SECONDS)
+    assert one.kv_usage == 0.5
+    one.expire(SCRAPE_LIFETIME_SECONDS + 0.1)
+    assert (one.kv_usage, one.queue_seconds(0.0)) == (None, pytest.approx(seconds(100)))
+
+
+def test_the_first_prompt_proceeds_with_time_and_the_others_wait_for_it() -> None:
+    one = load()
+    for request_id in ("x", "y"):
+        sent(one, request_id, 100, now=5.0)
+    assert one.queue_seconds(5.4) == pytest.approx(2 * seconds(100) - 0.4)
+    assert one.queue_seconds(60.0) == pytest.approx(seconds(100))
+
+
+def test_a_first_token_starts_the_next_prompt() -> None:
+    one = load()
+    first, _ = (sent(one, request_id, 100) for request_id in ("x", "y"))
+    one.end_prefill(first, now=3.0)
+    assert one.queue_seconds(3.25) == pytest.approx(seconds(100) - 0.25)
+
+
+def test_a_prompt_that_overtakes_leaves_the_first_where_it_is() -> None:
+    one = load()
+    _, second = (sent(one, request_id, 100) for request_id in ("x", "y"))
+    one.end_prefill(second, now=0.5)
+    assert one.queue_seconds(0.5) == pytest.approx(seconds(100) - 0.5)
+
+
+def test_a_prompt_taken_to_be_done_was_done_in_its_time() -> None:
+    one = load()
+    first, _ = (sent(one, request_id, 100) for request_id in ("x", "y"))
+    one.end_prefill(first)
+    assert one.queue_seconds(1.2) == pytest.approx(2 * seconds(100) - 1.2)
+
+
+def test_an_idle_engine_starts_at_once() -> None:
+    one = load()
+    one.end(sent(one, "x", 100, now=0.0))
+    sent(one, "y", 100, now=50.0)
+    assert one.queue_seconds(50.4) == pytest.approx(seconds(100) - 0.4)
+
+
+def test_what_the_engine_has_not_received_waits_behind_what_it_reports() -> None:
+    one = load()
+    one.report(replace(BUSY, waiting_uncached_tokens=0, running_uncached_tokens=100), now=0.0)
+    sent(one, "x", 100, now=0.5)
+    assert one.queue_seconds(0.5) == pytest.approx(0.5 + seconds(100), rel=0.01)
+    assert one.queue_seconds(9.0) == pytest.approx(seconds(100))
+
+
+def test_reported_tokens_of_own_long_prompts_weigh_as_much_as_these() -> None:
+    one = load()
+    sent(one, "x", 60_000)
+    one.report(replace(BUSY, waiting_uncached_tokens=0, running_uncached_tokens=60_000, arrived=("x",)), now=0.0)
+    assert one.queue_seconds(0.0) == pytest.approx(seconds(60_000))
+    one.report(replace(BUSY, waiting_uncached_tokens=0, running_uncached_tokens=30_000), now=1.0)
+    assert one.queue_seconds(1.0) == pytest.approx(seconds(60_000) / 2)
+
+
+def test_kv_is_what_the_engine_says_and_what_it_has_not_received() -> None:
+    one = load()
+    one.report(BUSY, now=0.0)
+    sent(one, "x", 100, cached=700)
+    assert (one.kv_used_tokens, one.resident_tokens) == (350, 800)
+
+
+def test_without_reports_kv_is_the_scrape_or_what_own_requests_add_whichever_is_more() -> None:
+    one = load()
+    sent(one, "x", 100, cached=700)
+    assert one.kv_used_tokens == 100
+    one.scraped(0.5, 1000, None, now=0.0)
+    assert one.kv_used_tokens == 500
+
+
+def test_two_requests_of_one_id_count_both() -> None:
+    one = load()
+    first, _ = sent(one, "x", 100), sent(one, "x", 100)
+    one.end(first)
+    assert one.queue_seconds(0.0) == pytest.approx(seconds(100))

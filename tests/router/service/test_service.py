@@ -1,0 +1,122 @@
+"""Placement, ledger and index together: what was sent where, and what that says of the next request."""
+
+import pytest
+from tests.router.parts import a_request
+
+from kvasir_router.admission.tenant_limits import TenantLimits
+from kvasir_router.config import RouterConfig
+from kvasir_router.debug.decisions import DecisionLog
+from kvasir_router.dialects.dialect import Prompt
+from kvasir_router.dialects.tokenize import Tokenize
+from kvasir_router.endpoints.address import Address
+from kvasir_router.prefix_index.index import PrefixKey
+from kvasir_router.request import InferenceRequest
+from kvasir_router.service.factory import ServiceFactory, ServiceSettings
+from kvasir_router.service.ledger import Ticket
+from kvasir_router.service.registry import EndpointState
+from kvasir_router.service.service import Service
+
+pytestmark = pytest.mark.anyio
+A, B = Address("http://a"), Address("http://b")
+SETTINGS = ServiceSettings(
+    name="llama", model="m", aliases=(), adapters=(), created=0, policy="finishTime", max_queue_size=10,
+    max_queue_wait_seconds=1.0, router_secret=None,
+)  # fmt: skip
+CONFIG = RouterConfig(endpoint=(A.url,), prefix_block_size=10, bytes_per_token=1.0)
+
+
+@pytest.fixture
+def service() -> Service:
+    """Of A and B, both ready; nobody probes them."""
+    factory = ServiceFactory(CONFIG, None, TenantLimits(None, None, lambda: None), DecisionLog())  # type: ignore[arg-type]
+    made = factory.create(SETTINGS)
+    made.registry.set_addresses({A, B}, EndpointState.READY)
+    return made
+
+
+async def key_of(service: Service, content: bytes = bytes(range(100))) -> PrefixKey:
+    return await service.index.key(Prompt(content, is_token_ids=False, seed=b""))
+
+
+async def asked(service: Service) -> InferenceRequest:
+    return a_request(prefix=await key_of(service))
+
+
+def sent(service: Service, request: InferenceRequest, url: str = A.url) -> Ticket:
+    placement = service.place(request, avoid={A.url, B.url} - {url})
+    assert placement is not None
+    assert placement.leg.endpoint.url == url
+    return service.dispatch(request, placement)[0]
+
+
+def cached(service: Service, request: InferenceRequest) -> dict[str, int]:
+    assert request.prefix is not None
+    return dict(service.index.match(request.prefix, service._clock()))
+
+
+async def test_a_prompt_is_expected_to_be_cached_right_after_dispatch(service: Service) -> None:
+    request = await asked(service)
+    sent(service, request)
+    assert cached(service, request) == {A.url: 100}
+
+
+async def test_the_next_of_its_kind_is_placed_where_it_is_cached(service: Service) -> None:
+    request = await asked(service)
+    sent(service, request, B.url).finish()
+    placement = service.place(request)
+    assert placement is not None
+    assert (placement.leg.endpoint.url, placement.leg.cached_tokens, placement.leg.uncached_tokens) == (B.url, 100, 0)
+
+
+async def test_no_more_is_expected_to_be_cached_than_the_engines_kv_cache_holds(service: Service) -> None:
+    request = await asked(service)
+    endpoint = service.registry.get(A.url)
+    assert endpoint is not None
+    endpoint.load.scraped(kv_usage=0.0, kv_capacity_tokens=59, num_waiting=None, now=0.0)
+    sent(service, request)
+    assert cached(service, request) == {A.url: 50}
+
+
+async def test_a_dispatch_that_failed_is_not_expected_to_be_cached(service: Service) -> None:
+    request = await asked(service)
+    placement = service.place(request)
+    assert placement is not None
+    service.dispatch(request, placement)[0].finish()
+    service.withdraw(request, placement)
+    assert cached(service, request) == {}
+
+
+async def test_a_request_without_a_prompt_is_placed_and_changes_no_cache(service: Service) -> None:
+    request = InferenceRequest("/tokenize", Tokenize(), "m", is_stream=False, prefix=None)
+    placement = service.place(request)
+    assert placement is not None
+    ticket = service.dispatch(request, placement)[0]
+    endpoint = placement.leg.endpoint
+    assert (endpoint.load.num_in_flight, endpoint.load.resident_tokens) == (1, 0)
+    service.withdraw(request, placement)
+    ticket.finish()
+    assert [one["prefix_blocks"] for one in service.describe()] == [0, 0]
+
+
+async def test_a_pod_that_takes_over_an_address_inherits_no_cache(service: Service) -> None:
+    request = await asked(service)
+    sent(service, request)
+    service.follow({Address(A.url, uid="new"), B}, EndpointState.READY)
+    await service.prober.close()
+    assert cached(service, request) == {}
+
+
+async def test_a_request_on_a_gone_endpoint_still_ends(service: Service) -> None:
+    request = await asked(service)
+    ticket = sent(service, request)
+    service.registry.set_addresses({B}, EndpointState.READY)
+    ticket.finish()
+    assert service.registry.urls() == {B.url}
+
+
+async def test_what_is_too_old_is_forgotten(service: Service) -> None:
+    request = await asked(service)
+    sent(service, request)
+    service._clock = lambda: float("inf")
+    service.expire()
+    assert [one["prefix_blocks"] for one in service.describe()] == [0, 0]

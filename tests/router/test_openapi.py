@@ -1,0 +1,86 @@
+"""The router against its own OpenAPI document: random requests by it get the answers that it promises."""
+
+import asyncio
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+import schemathesis
+from aiohttp import web
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from kvasir_router import openapi
+from kvasir_router.config import RouterConfig
+from kvasir_router.routes import DIALECTS
+from kvasir_router.server import running
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+DOCUMENT = openapi.document(DIALECTS)
+# Names that the router knows, so that some requests get through to the engine.
+DOCUMENT["components"]["schemas"]["Request"]["properties"]["model"]["examples"] = ["tiny"]
+schema = schemathesis.openapi.from_dict(DOCUMENT)
+
+
+async def _answer(request: web.Request) -> web.Response:
+    await request.read()
+    if request.path == "/v1/models":
+        return web.json_response({"data": [{"id": "tiny"}]})
+    return web.json_response({"object": "answer"})
+
+
+async def _serve(urls: list[str], is_up: threading.Event, stop: asyncio.Event) -> None:
+    """An engine that answers everything, and a router in front of it."""
+    app = web.Application(client_max_size=2**30)
+    app.router.add_route("*", "/{path:.*}", _answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
+        config = RouterConfig(port=0, admin_port=0, endpoint=(engine,), probe_interval=0.05, shutdown_timeout=2.0)
+        router = await stack.enter_async_context(running(config))
+        (service,) = router.services
+        async with asyncio.timeout(10):
+            while not service.registry.can_place("tiny"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        urls.append(router.url)
+        is_up.set()
+        await stop.wait()
+
+
+@pytest.fixture(scope="module")
+def router_url() -> Iterator[str]:
+    """Of a router in a thread: the client that sends the requests blocks."""
+    urls: list[str] = []
+    is_up, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(urls, is_up, stop)))
+    thread.start()
+    try:
+        assert is_up.wait(20)
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+        loop.close()
+
+
+@schema.parametrize()
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_answer_is_one_that_the_document_promises(case: schemathesis.Case, router_url: str) -> None:
+    case.call_and_validate(base_url=router_url, checks=CHECKS, timeout=10)
+
+
+def test_the_document_is_served_and_names_every_forwarded_path(router_url: str) -> None:
+    with urllib.request.urlopen(router_url + "/openapi.json", timeout=10) as answer:
+        served = json.load(answer)
+    assert served["paths"].keys() == {"/v1/models", "/v1/models/{name}", *DIALECTS}

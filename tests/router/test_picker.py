@@ -1,0 +1,37 @@
+from tests.router.parts import a_request, an_endpoint
+
+from kvasir_router.picker import Picker
+from kvasir_router.placement.finish_time import FinishTime
+from kvasir_router.service.registry import Endpoint
+
+
+def picked(*endpoints: Endpoint, avoid: frozenset[str] = frozenset()) -> str | None:
+    placement = Picker(FinishTime()).pick(a_request(5), endpoints, {}, 0.0, avoid)
+    return None if placement is None else placement.leg.endpoint.url
+
+
+def test_picks_none_when_no_endpoint_is_usable() -> None:
+    assert picked() is None
+
+
+def test_a_full_endpoint_is_no_candidate() -> None:
+    busy = an_endpoint("b", prefill_tokens=9000)
+    assert picked(an_endpoint("a", num_in_flight=2, max_in_flight=2), busy) == "b"
+    assert picked(an_endpoint("a", num_in_flight=1, max_in_flight=2), busy) == "a"
+
+
+def test_tried_endpoints_come_last() -> None:
+    assert picked(an_endpoint("a"), an_endpoint("b", prefill_tokens=9000), avoid=frozenset({"a"})) == "b"
+
+
+def test_a_tried_endpoint_is_taken_again_when_it_is_the_only_one() -> None:
+    assert picked(an_endpoint("a"), avoid=frozenset({"a"})) == "a"
+
+
+def test_an_endpoint_that_has_just_failed_comes_last_and_is_taken_where_it_is_the_only_one() -> None:
+    failed, busy = an_endpoint("a"), an_endpoint("b", prefill_tokens=9000)
+    failed.suspect_until = 0.1
+    assert picked(failed, busy) == "b"
+    assert picked(failed) == "a"
+    failed.suspect_until = 0.0
+    assert picked(failed, busy) == "a"

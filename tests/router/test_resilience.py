@@ -1,0 +1,149 @@
+"""Engines that answer with errors: who is asked less, who not at all, and what a client sees of it."""
+
+import asyncio
+import re
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from kvasir_router.config import RouterConfig
+from kvasir_router.server import running
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def ask(client: aiohttp.ClientSession, router: Any) -> int:
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        await response.read()
+        return response.status
+
+
+def limits_of(router: Any) -> Any:
+    (service,) = router.services
+    return service.in_flight_limits
+
+
+async def test_an_engine_that_fails_at_once_does_not_draw_the_traffic(
+    engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].status = 500
+    statuses = [await ask(client, router) for _ in range(40)]
+    assert statuses.count(500) <= 2
+    assert statuses.count(200) >= 38
+
+
+async def test_an_engine_that_fails_again_and_again_is_ejected_and_comes_back_by_trials(
+    engines: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvasir_router.service.ejection._SUSPECT_SECONDS", 0.0)
+    monkeypatch.setattr("kvasir_router.service.circuit_breaker._OPEN_SECONDS", 0.2)
+    router = await start_router(*engines, policy="roundRobin")
+    engines[0].status = 500
+    statuses = [await ask(client, router) for _ in range(30)]
+    assert (statuses.count(500), limits_of(router).num_ejected) == (5, 1)
+    engines[0].status = 200
+    await until(lambda: limits_of(router).refresh() or limits_of(router).circuit(engines[0].url) == "half_open")
+    assert [await ask(client, router) for _ in range(10)] == [200] * 10
+    assert limits_of(router).num_ejected == 0
+
+
+async def test_a_lone_engine_is_never_ejected(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    engine.status = 500
+    assert [await ask(client, router) for _ in range(20)] == [500] * 20
+
+
+async def test_half_of_the_engines_serve_on_where_all_fail(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines, policy="roundRobin")
+    for engine in engines:
+        engine.status = 500
+    assert [await ask(client, router) for _ in range(30)] == [500] * 30
+    assert limits_of(router).num_ejected == 1
+
+
+async def test_an_engine_that_drains_is_passed_over_and_not_ejected(
+    engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines, policy="roundRobin")
+    engines[0].status, engines[0].retry_after = 503, "5"
+    assert [await ask(client, router) for _ in range(30)] == [200] * 30
+    assert limits_of(router).num_ejected == 0
+    assert len(engines[0].requests) <= 3
+
+
+async def test_engines_that_all_fail_are_not_asked_several_times_as_often(
+    engines: Any, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvasir_router.service.retry_budget._MIN_RETRIES_PER_SECOND", 0.0)
+    router = await start_router(*engines)
+    for engine in engines:
+        engine.die_before_headers = True
+    statuses = await asyncio.gather(*(ask(client, router) for _ in range(100)))
+    assert set(statuses) == {502}
+    assert sum(len(engine.requests) for engine in engines) <= 100 + 0.2 * 100
+    async with client.get(router.admin_url + "/metrics") as response:
+        refused = re.search(r"^kvasir_router_retries_refused_total (\S+)", await response.text(), re.MULTILINE)
+    assert refused is not None
+    assert float(refused[1]) >= 80
+
+
+async def test_ejected_engines_are_told_of(engines: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(*engines)
+    for _ in range(5):
+        limits_of(router).answered(engines[0].url, is_error=True)
+    async with client.get(router.admin_url + "/endpoints") as response:
+        described = {one["url"]: one for one in await response.json()}
+    assert (described[engines[0].url]["circuit"], described[engines[0].url]["max_in_flight"]) == ("open", 0)
+    async with client.get(router.admin_url + "/metrics") as response:
+        assert "kvasir_router_ejected_endpoints 1.0" in await response.text()
+
+
+class ForeignEngine:
+    """One of another make: no /ready, perhaps a /health."""
+
+    def __init__(self, **statuses: int) -> None:
+        self.statuses = statuses
+        self._runner = web.AppRunner(self._app())
+
+    async def __aenter__(self) -> str:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._runner.cleanup()
+
+    def _app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/{name:.*}", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"].rsplit("/")[-1]
+        return web.json_response({"data": [{"id": "tiny"}]}, status=self.statuses.get(name, 404))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "state"),
+    [
+        ({"health": 200}, "ready"),
+        ({"health": 503, "models": 200}, "unreachable"),
+        ({"models": 200}, "ready"),
+        ({}, "not_ready"),
+        ({"health": 401, "models": 200}, "not_ready"),
+    ],
+)
+async def test_an_engine_of_another_make_is_ready_by_its_health(
+    statuses: dict[str, int], state: str, until: Any
+) -> None:
+    async with ForeignEngine(**statuses) as url:
+        config = RouterConfig(port=0, admin_port=0, endpoint=(url,), model="tiny", probe_interval=0.05)
+        async with running(config) as router:
+            (service,) = router.services
+            await until(lambda: service.registry.state_of(url) not in (None, "unknown"))
+            assert service.registry.state_of(url) == state
