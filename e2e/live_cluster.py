@@ -67,6 +67,21 @@ class LiveCluster:
         return items
 
     @contextmanager
+    def port_forward(self, service: str, namespace: str) -> Iterator[str]:
+        """The URL of the OpenAI API behind a Service on this machine, for as long as the block runs."""
+        target = (f"service/{service}", ":8080", f"--namespace={namespace}")
+        command = self.command("port-forward", *target)
+        with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True) as forward:
+            try:
+                assert forward.stdout is not None
+                address = re.search(r"127\.0\.0\.1:\d+", forward.stdout.readline())
+                if address is None:
+                    raise KubectlError(f"kubectl port-forward {' '.join(target)}: no address; its words are above")
+                yield f"http://{address.group()}/v1"
+            finally:
+                forward.terminate()
+
+    @contextmanager
     def namespace(self, name: str, labels: dict[str, str] | None = None) -> Iterator[str]:
         """Made and, with all that is in it, deleted; the last of it goes while others use the cluster."""
         earlier = self.get("namespace", name)
@@ -138,6 +153,10 @@ class LiveService:
         namespace = f"--namespace={self.namespace}"
         self.cluster.kubectl("patch", "inferenceservice", self.name, namespace, "--type=merge", f"--patch={patch}")
 
+    def delete(self) -> None:
+        """Its pods drain, which nobody waits for here."""
+        self.cluster.kubectl("delete", "inferenceservice", self.name, f"--namespace={self.namespace}")
+
     def children(self, kind: str, role: str) -> list[KubeObject]:
         """Of role `serve` or `router`, of every revision, those on their way out included, oldest first."""
         selector = f"serving.kvasir.dev/service={self.name},serving.kvasir.dev/role={role}"
@@ -164,18 +183,9 @@ class LiveService:
 
     @contextmanager
     def port_forward(self) -> Iterator[str]:
-        """The URL of the OpenAI API on this machine, for as long as the block runs."""
-        target = (f"service/{self.name}-router", ":8080", f"--namespace={self.namespace}")
-        command = self.cluster.command("port-forward", *target)
-        with subprocess.Popen(command, env=self.cluster.environment, stdout=subprocess.PIPE, text=True) as forward:
-            try:
-                assert forward.stdout is not None
-                address = re.search(r"127\.0\.0\.1:\d+", forward.stdout.readline())
-                if address is None:
-                    raise KubectlError(f"kubectl port-forward {' '.join(target)}: no address; its words are above")
-                yield f"http://{address.group()}/v1"
-            finally:
-                forward.terminate()
+        """The URL of the OpenAI API of the service's own router on this machine, for as long as the block runs."""
+        with self.cluster.port_forward(f"{self.name}-router", self.namespace) as url:
+            yield url
 
 
 def deploy_service(cluster: LiveCluster, manifest: Path, namespace: str, **spec: object) -> LiveService:

@@ -33,6 +33,6 @@ def test_values_of_the_documentation_render(offline_helm: Helm, values: str, tmp
 
 
 def test_the_documentation_installs_upgrades_and_tests() -> None:
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 6
     assert "helm test kvasir" in INSTALL
     assert "helm uninstall kvasir" in INSTALL

@@ -60,6 +60,12 @@ class Verdict:
         times = [each.first_token_seconds for each in self.outcomes if each.first_token_seconds is not None]
         return (statistics.median(times), max(times)) if times else (0.0, 0.0)
 
+    @property
+    def first_token_p99_seconds(self) -> float:
+        """Of whole streams; raises StatisticsError where there are fewer than two."""
+        times = [each.first_token_seconds for each in self.outcomes if each.first_token_seconds is not None]
+        return statistics.quantiles(times, n=100, method="inclusive")[-1]
+
     def __str__(self) -> str:
         counts = ", ".join(f"{self.count(name)} {name}" for name in ("whole", "refused", "cut", "wrong"))
         lines = [f"{counts}; longest silence {self.longest_gap_seconds:.1f} s"]
@@ -116,10 +122,14 @@ def load(
     name: str = "clients",
     node: str | None = None,
     headers: dict[str, str] | None = None,
+    url: str | None = None,
 ) -> Iterator[Load]:
-    """Clients that stream `answers` in turn, begun: each has had a whole stream. `node` holds the pod; None: any."""
+    """Clients that stream `answers` in turn, begun: each has had a whole stream. `node` holds the pod; None: any.
+
+    `url`: of the OpenAI API; None: the service's own.
+    """
     plan = {
-        "url": service.url,
+        "url": url or service.url,
         "model": service.model,
         "num_clients": num_clients,
         "headers": headers or {},

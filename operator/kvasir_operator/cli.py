@@ -6,11 +6,13 @@ Flags of `run` and `render` are derived from OperatorSettings. Exit status 2 mea
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from kvasir_operator.api import labels
 from kvasir_operator.api.crd import crd_text
 from kvasir_operator.api.defaults import InstallationDefaults, read_defaults
 from kvasir_operator.api.fields import without_none
@@ -140,7 +142,8 @@ def _settings(arguments: argparse.Namespace) -> OperatorSettings:
     path = arguments.pod_defaults
     defaults = InstallationDefaults() if path is None else read_defaults(path)
     flags = {field.name: _frozen(getattr(arguments, field.name)) for field in _flag_fields()}
-    return OperatorSettings(**flags, defaults=defaults)
+    gateway_secret = os.environ.get(labels.GATEWAY_SECRET_ENV)
+    return OperatorSettings(**flags, defaults=defaults, gateway_secret=gateway_secret)
 
 
 def _frozen(value: Any) -> Any:

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvasir_operator.api.conditions import Reason
-from kvasir_operator.api.labels import REVISION_LABEL
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.apply import Applied, apply_plan
 from kvasir_operator.apply.foreign_writes import ForeignWrites
-from kvasir_operator.apply.plan import Cause, Plan, controller_uid, make_plan, stamped
-from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_service
+from kvasir_operator.apply.plan import Cause, Plan, controller_uid
+from kvasir_operator.decision import Decision, decide
+from kvasir_operator.desired.objects import DesiredService, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
@@ -32,15 +32,15 @@ from kvasir_operator.kube.kinds import (
     object_key,
 )
 from kvasir_operator.observe.engine_work import read_work
+from kvasir_operator.observe.gateway import GatewayObserver
+from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.router_service import service_url
-from kvasir_operator.rollout.children import kept_children, scales, unweighs
-from kvasir_operator.rollout.observed import observe_workloads, revision_number
-from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
-from kvasir_operator.rollout.scale_down import ReadWork, Shrink, find_shrinks, mark_least_work
-from kvasir_operator.rollout.workload import WorkloadKey
+from kvasir_operator.rollout.observed import revision_number
+from kvasir_operator.rollout.plan import RolloutPlan
+from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.events import notable_changes, post_event
 from kvasir_operator.status.problems import find_problems
@@ -77,6 +77,7 @@ class Reconciler:
         client: KubeClient,
         settings: OperatorSettings,
         features: Callable[[], ClusterFeatures],
+        gateway: GatewayObserver,
         now: Callable[[], str] = utc_now,
         read_work: ReadWork = read_work,
         do_changes_wait: Callable[[], bool] = lambda: False,
@@ -85,6 +86,7 @@ class Reconciler:
         self._client = client
         self._settings = settings
         self._features = features
+        self._gateway = gateway
         self._now = now
         self._read_work = read_work
         self._do_changes_wait = do_changes_wait
@@ -95,13 +97,15 @@ class Reconciler:
         obj = await self._client.get(INFERENCE_SERVICE, key.namespace, key.name)
         if obj is None or is_terminating(obj):
             self._foreign_writes.pop(key, None)
+            self._gateway.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
         try:
             wanted = self._desired(obj)
         except InvalidManifestError as error:
             return await self._report_invalid(key, obj, error)
         observed = await self._observe(key, wanted.keys)
-        decision = _decide(wanted, observed, obj, self._now())
+        gateway = await self._gateway.state_of(obj)
+        decision = decide(wanted, observed, obj, gateway, self._now())
         foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, time.monotonic))
         settled = await foreign.settle(decision.plan, observed.children)
         decision = replace(decision, plan=settled.plan)
@@ -110,10 +114,12 @@ class Reconciler:
         foreign.remember(decision.plan, applied.written)
         if _can_be_reported_later(decision, applied) and self._do_changes_wait():
             return Outcome(retry_seconds=0.0)
-        roles = _roles(_after(observed, decision.plan, applied), obj, wanted.replicas, decision.plan.blocked)
-        problems = find_problems(wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested)
-        situation = _situation(wanted, decision.rollout, problems)
-        status = derive_status(obj, roles, situation, service_url(wanted.service), self._now())
+        roles = _roles(_after(observed, decision.plan, applied), obj, wanted.replicas, _not_ours(decision.plan))
+        problems = find_problems(
+            wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested, gateway
+        )
+        situation = _situation(wanted, decision.rollout, problems, gateway)
+        status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         done = decision.news.without([refusal.key for refusal in applied.refusals])
         is_reported = await self._report(key, obj, status, done)
         looks = [look_again_seconds(observed.pods, self._now()), settled.retry_seconds]
@@ -132,7 +138,8 @@ class Reconciler:
         """Children stay as they are: what runs keeps serving until the spec holds again."""
         observed = await self._observe(key, [])
         roles = _roles(observed, obj, {}, ())
-        situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))])
+        gateway = await self._gateway.state_of(obj)
+        situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))], gateway=gateway)
         status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
         is_reported = await self._report(key, obj, status, Plan())
         return _outcome(Plan(), Applied(), is_reported, look_again_seconds(observed.pods, self._now()))
@@ -149,47 +156,7 @@ class Reconciler:
         return await report_status(self._client, obj, status)
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """What a pass has decided. `is_rolling`: there are workloads of former revisions."""
-
-    plan: Plan
-    shrinks: list[Shrink]
-    rollout: RolloutPlan
-    is_rolling: bool
-
-    @property
-    def news(self) -> Plan:
-        """What is worth an event of its own; that a rollout makes its revision's workloads is not."""
-        actions = self.plan.applies if self.is_rolling else ()
-        made = [action for action in actions if action.cause is Cause.CREATED]
-        return self.plan.without([each.key for each in made if REVISION_LABEL in each.obj["metadata"]["labels"]])
-
-
-def _decide(wanted: DesiredService, observed: Observed, obj: KubeObject, now: str) -> _Decision:
-    workloads = observe_workloads(observed, obj["metadata"]["uid"], now)
-    rollout = plan_rollout(
-        wanted.revision,
-        wanted.replicas,
-        wanted.service.spec.rollout,
-        [each.workload for each in workloads],
-        wanted.blocked,
-    )
-    replicas = {role: rollout.replicas[WorkloadKey(role, rollout.revision)] for role in wanted.replicas}
-    current = CurrentRevision(rollout.revision, rollout.number, replicas, rollout.traffic_weight)
-    plan = make_plan(
-        [stamped(child) for child in wanted.objects(current)],
-        observed.children,
-        obj,
-        scales(rollout, workloads),
-        unweighs(rollout, workloads, observed.children),
-        kept_children(rollout, workloads, observed.children),
-    )
-    is_rolling = any(each.workload.key.revision != wanted.revision for each in workloads)
-    return _Decision(plan, find_shrinks(rollout, workloads), rollout, is_rolling)
-
-
-def _can_be_reported_later(decision: _Decision, applied: Applied) -> bool:
+def _can_be_reported_later(decision: Decision, applied: Applied) -> bool:
     """Whether the next pass will see all that there is to report: children were changed, and nothing else was to do.
 
     What was created, restored, deleted or refused is known to this pass only.
@@ -217,12 +184,12 @@ def _after(observed: Observed, plan: Plan, applied: Applied) -> Observed:
 
 
 def _roles(
-    observed: Observed, obj: KubeObject, desired: Mapping[str, int], blocked: Collection[ObjectKey]
+    observed: Observed, obj: KubeObject, desired: Mapping[str, int], not_ours: Collection[ObjectKey]
 ) -> list[RoleState]:
     """Of every role that has a Deployment. `desired`: pods wanted by role; the Deployments' own number where absent."""
     by_role: dict[str, list[KubeObject]] = {}
     for child in observed.children:
-        is_own = controller_uid(child) in (None, obj["metadata"]["uid"]) and object_key(child) not in blocked
+        is_own = controller_uid(child) in (None, obj["metadata"]["uid"]) and object_key(child) not in not_ours
         if is_own and object_key(child).kind == DEPLOYMENT and (role := role_of(child)) is not None:
             by_role.setdefault(role, []).append(child)
     return [
@@ -236,6 +203,18 @@ def _roles(
     ]
 
 
-def _situation(wanted: DesiredService, rollout: RolloutPlan, problems: list[Waiting]) -> Situation:
+def _situation(
+    wanted: DesiredService, rollout: RolloutPlan, problems: list[Waiting], gateway: GatewayState | None
+) -> Situation:
     service = wanted.service
-    return Situation(service.model_names[0], problems, rollout.state, wanted.blocked, service.spec.suspend)
+    return Situation(service.model_names[0], problems, rollout.state, wanted.blocked, service.spec.suspend, gateway)
+
+
+def _not_ours(plan: Plan) -> frozenset[ObjectKey]:
+    """Children whose name somebody else has, and those that have just been deleted."""
+    return frozenset((*plan.blocked, *(each.key for each in plan.deletes)))
+
+
+def _url(wanted: DesiredService, obj: KubeObject) -> str | None:
+    """While there is no gateway that a service could be behind, its last address is the one that may serve still."""
+    return service_url(wanted.service, wanted.settings.defaults.gateway) or obj.get("status", {}).get("url")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import yaml
 
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.objects import desired_objects
+from kvasir_operator.desired.objects import Manifest, desired_objects
 from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.settings import OperatorSettings
 
@@ -20,10 +20,16 @@ class Rendered:
 
 
 def render_services(services: Sequence[InferenceService], settings: OperatorSettings) -> Rendered:
-    """All children of all services. A file has no uid, so owner references are the only thing that is missing."""
-    objects = [child for service in services for child in desired_objects(service, settings)]
-    warnings = [f"{service.name}: {feature}" for service in services for feature in unsupported_features(service)]
+    """All children of all services, but for owner references, as a file has no uid, and the values of Secrets."""
+    objects = [_shown(child) for service in services for child in desired_objects(service, settings)]
+    has_gateway = settings.defaults.gateway is not None
+    features = [(service, unsupported_features(service, has_gateway=has_gateway)) for service in services]
+    warnings = [f"{service.name}: {feature}" for service, lacking in features for feature in lacking]
     return Rendered(yaml.dump_all(objects, Dumper=_PlainDumper, sort_keys=False, explicit_start=True), tuple(warnings))
+
+
+def _shown(child: Manifest) -> Manifest:
+    return {key: value for key, value in child.items() if key != "stringData"}
 
 
 class _PlainDumper(yaml.SafeDumper):

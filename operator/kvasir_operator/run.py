@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from kvasir_operator.kube.lease import LeaderElector, LeaseTiming
 from kvasir_operator.kube.startup import wait_until_served
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.cache import InformerCache
+from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.informers import Informers
 from kvasir_operator.parts import STOP_GRACE_SECONDS, Parts
 from kvasir_operator.probes import serving_probes
@@ -90,6 +92,7 @@ class Operator:
         hooks = ClientHooks(self._leadership.check, metrics.count_write, lambda: self._discovery.doubt())
         self._client = CachedClient(configuration, self._cache, hooks)
         self._resources.push_async_callback(self._client.close)
+        self._gateway = GatewayObserver(self._client, settings.defaults.gateway, self._namespaces, self._queue.add)
         metrics.watch_queue(lambda: self._queue.depth)
         probes = serving_probes(settings.host, settings.port, metrics.registry, self._alive, self._ready)
         logger.info("metrics and probes on %s", await self._resources.enter_async_context(probes))
@@ -103,7 +106,7 @@ class Operator:
                 Lifecycle(self._start, self._stop_parts),
                 lambda: load_configuration(self._settings.kubeconfig),
                 partial(self._queue.add, is_urgent=True),
-                self._metrics.watch_service,
+                self._watch_service,
             ),
             settings=kopf_settings(),
             standalone=True,
@@ -112,6 +115,10 @@ class Operator:
             ready_flag=self._kopf_ready,
             stop_flag=self._stop_flag,
         )
+
+    def _watch_service(self, event_type: str | None, service: Mapping[str, Any]) -> None:
+        self._metrics.watch_service(event_type, service)
+        self._gateway.watch_service(event_type, service)
 
     async def _start(self) -> None:
         """Returns when this process may reconcile; a signal cancels it."""
@@ -137,9 +144,15 @@ class Operator:
         start("informers", self._informers.run())
         start("discovery", self._discovery.run(settings.resync_seconds))
         start("resync", resync.run(settings.resync_seconds))
+        if settings.defaults.gateway is not None:
+            start("gateway", self._gateway.run())
         self._discovery.doubt()  # who stood by for long asked long ago
         reconciler = Reconciler(
-            client, settings, lambda: self._discovery.features, do_changes_wait=self._queue.has_urgent
+            client,
+            settings,
+            lambda: self._discovery.features,
+            self._gateway,
+            do_changes_wait=self._queue.has_urgent,
         )
         self._workers = [
             start(f"worker {number}", work(self._queue, reconciler, self._metrics))

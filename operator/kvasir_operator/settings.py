@@ -55,7 +55,9 @@ class OperatorSettings:
     host: str = _setting("::", "address of the operator's metrics and probes; :: is every address, IPv6 and IPv4")
     port: int = _setting(labels.OPERATOR_PORT, "port of the operator's metrics and probes")
     defaults: InstallationDefaults = field(default_factory=InstallationDefaults)
-    """Pod defaults and profiles, read from the file that `--pod-defaults` names."""
+    """Pod defaults, profiles and the gateway, read from the file that `--pod-defaults` names."""
+    gateway_secret: str | None = field(default=None, repr=False)
+    """What the secrets of services behind the gateway are derived from, of the environment; None without a gateway."""
     network_policies: bool = _setting(True, "let only routers, the operator and Prometheus reach engines")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
 
@@ -67,3 +69,8 @@ class OperatorSettings:
                 )
         if not 0 <= self.port <= 65535:
             raise InvalidSettingsError(f"--port is {self.port}: expected 0 (any free port) to 65535")
+        if self.defaults.gateway is not None and not self.gateway_secret:
+            raise InvalidSettingsError(
+                f"--pod-defaults names a gateway and {labels.GATEWAY_SECRET_ENV} is not set: set it to the gateway's "
+                "own value, or leave the gateway out"
+            )

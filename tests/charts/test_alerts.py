@@ -26,7 +26,7 @@ def names_of(registry: CollectorRegistry) -> set[str]:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The series of all three programs."""
-    router = Metrics("finishTime")
+    router = Metrics()
     router.observe_queue(lambda: 0)
     router.observe_endpoints(lambda state: 0)
     families = text_string_to_metric_families(router.render().decode())

@@ -1,11 +1,11 @@
 """The operator tells the other two programs everything by flags; they must understand every flag that it writes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.model import InferenceService, RouterSpec
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.desired.roles import engine_roles, router_role
 from kvasir_operator.manifests import load_services
@@ -13,8 +13,8 @@ from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.settings import OperatorSettings
 from kvasir_router.cli import parse_arguments
-from kvasir_router.config import RouterConfig
-from kvasir_runtime.config import RuntimeConfig
+from kvasir_router.config import KvEventPorts, PolicyName, RouterConfig
+from kvasir_runtime.config import RuntimeConfig, check_values
 from kvasir_runtime.flags import Parser, add_flags, config_from
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -34,6 +34,7 @@ EVERY_FLAG: dict[str, Any] = {
     },
     "router": {
         "apiKeysSecretRef": {"name": "keys"},
+        "tenantLimits": {"tokensPerMinute": 60000, "maxInFlight": 8},
         "maxQueueSize": 7,
         "maxQueueWait": "500ms",
         "policy": "roundRobin",
@@ -85,6 +86,16 @@ def test_the_router_understands_the_router_pods_flags(example: Path) -> None:
         assert config.endpoints_service == f"{service.namespace}/{service.name}:8000"
 
 
+def test_engines_publish_kv_events_and_load(every_flag: InferenceService) -> None:
+    [config] = runtime_configs(every_flag)
+    check_values(config)
+    events = config.cache.kv_events_config
+
+    assert events is not None
+    assert events.is_on
+    assert (events.endpoint, events.replay_endpoint, events.load_hz) == ("tcp://*:5557", "tcp://*:5558", 20)
+
+
 def test_the_runtime_reads_what_the_manifest_says(every_flag: InferenceService) -> None:
     [config] = runtime_configs(every_flag)
 
@@ -96,5 +107,12 @@ def test_the_router_reads_what_the_manifest_says(every_flag: InferenceService) -
     config = router_config(every_flag)
 
     assert (config.model, config.model_alias) == ("big", ("b", "c"))
+    assert config.kv_events == KvEventPorts(5557, 5558)
     assert (config.policy, config.max_queue_size, config.max_queue_wait) == ("roundRobin", 7, 0.5)
     assert (config.api_keys_file, config.shutdown_timeout) == (Path("/etc/kvasir/api-keys"), 120)
+    assert (config.tenant_tokens_per_minute, config.tenant_max_in_flight) == (60000, 8)
+
+
+def test_the_router_has_every_policy_of_the_manifest() -> None:
+    [policies] = [get_args(hint) for name, hint in get_type_hints(RouterSpec).items() if name == "policy"]
+    assert set(policies) == set(get_args(PolicyName))

@@ -1,6 +1,6 @@
 """A stream's journal crosses a border twice: the engine writes it, the router keeps it, another engine reads it."""
 
-from kvasir_router import journal as router
+from kvasir_router.relay import journal as router
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta

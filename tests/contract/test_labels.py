@@ -8,7 +8,7 @@ from kvasir_operator.desired.objects import CurrentRevision, desired_objects, de
 from kvasir_operator.manifests import load_services
 from kvasir_operator.settings import OperatorSettings
 from kvasir_router.endpoints import slices
-from kvasir_router.endpoints.endpoint import Role
+from kvasir_router.endpoints.address import Role
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 
@@ -40,7 +40,7 @@ def test_a_canarys_role_revision_and_weight_are_read_off_its_slices() -> None:
     endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}, "targetRef": {"kind": "Pod", "uid": "u"}}
     ports = [{"name": "http", "port": 8000}]
     copied = {"metadata": {"name": "s", "labels": _labels(headless)}, "ports": ports, "endpoints": [endpoint]}
-    (address,) = slices.addresses_of({"s": copied}, "http")
+    (address,) = slices.addresses_of([copied], "http")
     assert (address.role, address.revision, address.traffic_weight) == (Role.SERVE, wanted.revision, 10.0)
 
 

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import generate_latest
 from tests.contract.engine_series import engine_registry
 
-from kvasir_router.kv_metrics import parse_kv_metrics
+from kvasir_router.service.kv_metrics import parse_kv_metrics
 
 AGREED = [
     "kvasir_num_requests_running",
@@ -19,6 +19,7 @@ AGREED = [
     "kvasir_generation_tokens_total",
     'kvasir_num_preemptions_total{mode="recompute"',
     "kvasir_engine_steps_total",
+    "kvasir_kv_events_published_total",
     "kvasir_engine_last_progress_timestamp_seconds",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",

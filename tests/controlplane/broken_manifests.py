@@ -186,8 +186,21 @@ CONTRADICTIONS = [
     Broken("spec.disaggregation.decode.autoscaling", FEWEST_ABOVE_MOST, disaggregated({}, UPSIDE_DOWN)),
     Broken(
         "spec.router",
-        "mode gateway is served by the chart's shared router: leave router.replicas, router.pod and router.service out",
-        {"router": {"mode": "gateway", "replicas": 2}},
+        "mode gateway is served by the chart's shared router: leave router.replicas, router.pod, router.service and "
+        "router.resources out",
+        {"router": {"mode": "gateway", "resources": {"memory": "1Gi"}}},
+    ),
+    Broken(
+        "spec.router",
+        "mode gateway asks for the API keys of the chart's shared router: leave router.apiKeysSecretRef and "
+        "router.tenantLimits out, and set the chart's gateway.apiKeysSecret and gateway.tenantLimits",
+        {"router": {"mode": "gateway", "apiKeysSecretRef": {"name": "keys"}}},
+    ),
+    Broken(
+        "spec.router",
+        "tenantLimits are limits to each tenant, and tenants are told apart by their API keys: write "
+        "router.apiKeysSecretRef too",
+        {"router": {"tenantLimits": {"maxInFlight": 4}}},
     ),
     Broken(
         "spec.rollout",
@@ -231,7 +244,7 @@ JUST_RIGHT = {
     ),
     "flags that begin like reserved ones": ({"engine": {"args": ["--port-range=1", "--hosts", "x--host"]}}, "llama"),
     "a gateway's router with nothing to say": (
-        {"router": {"mode": "gateway", "pod": {}, "service": {"type": "ClusterIP", "annotations": {}}}},
+        {"router": {"mode": "gateway", "pod": {}, "resources": {}, "service": {"annotations": {}}}},
         "llama",
     ),
     "a dedicated router with all there is": (

@@ -33,6 +33,7 @@ from kvasir_operator.kube.kinds import (
     ServiceKey,
     object_key,
 )
+from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.waiting import is_ready
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.rollout.scale_down import ReadWork
@@ -95,7 +96,8 @@ def run_pass(
         client = CrashingKube(configuration, ClientHooks(on_write=lambda verb, kind: writes.append((verb, kind))))
         client.crash_after = crash_after
         try:
-            reconciler = Reconciler(client, settings, lambda: FEATURES, read_work=read_work)
+            gateway = GatewayObserver(client, settings.defaults.gateway, None, lambda key: None)
+            reconciler = Reconciler(client, settings, lambda: FEATURES, gateway, read_work=read_work)
             return Pass(writes, await reconciler.reconcile(ServiceKey(namespace, name)))
         except Crashed:
             return Pass(writes, None)

@@ -57,14 +57,14 @@ def deploy(control_plane: ControlPlane, namespace: str, **spec: Any) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_a_pass_creates_exactly_what_render_prints(control_plane: ControlPlane, namespace: str, example: Path) -> None:
-    written = yaml.safe_load(example.read_text())
-    written["metadata"]["namespace"] = namespace
-    stored = control_plane.apply(written)
-    run_pass(control_plane, namespace, stored["metadata"]["name"])
-    rendered = {object_key(obj): obj for obj in desired_objects(parse_service(written), SETTINGS)}
-    live = get_children(control_plane, namespace, stored["metadata"]["name"])
-    assert live.keys() == rendered.keys()
-    assert [path for key, obj in rendered.items() for path in find_drift(obj, live[key])] == []
+    for written in yaml.safe_load_all(example.read_text()):
+        written["metadata"]["namespace"] = namespace
+        stored = control_plane.apply(written)
+        run_pass(control_plane, namespace, stored["metadata"]["name"])
+        rendered = {object_key(obj): obj for obj in desired_objects(parse_service(written), SETTINGS)}
+        live = get_children(control_plane, namespace, stored["metadata"]["name"])
+        assert live.keys() == rendered.keys()
+        assert [path for key, obj in rendered.items() for path in find_drift(obj, live[key])] == []
 
 
 def test_every_child_is_owned_by_its_service(control_plane: ControlPlane, namespace: str) -> None:

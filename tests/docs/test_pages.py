@@ -18,7 +18,8 @@ TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
 SCHEMA = json.loads((ROOT / "charts" / "kvasir" / "values.schema.json").read_text())
 YAML_BLOCKS = re.findall(r"```yaml\n(.*?)```", INSTALL, re.DOTALL)
 VALUES = [block for block in YAML_BLOCKS if block.startswith("# values.yaml")]
-MANIFESTS = [block for block in YAML_BLOCKS if block not in VALUES]
+BEHIND_GATEWAY = [block for block in YAML_BLOCKS if "mode: gateway" in block]
+MANIFESTS = [block for block in YAML_BLOCKS if block not in VALUES + BEHIND_GATEWAY]
 
 
 def test_every_reason_is_explained_and_no_other() -> None:
@@ -51,11 +52,22 @@ def test_the_service_of_the_page_holds_and_asks_for_what_the_page_has_made(tmp_p
     assert service.spec.resources.profile in profiles
 
 
-def test_the_first_request_has_a_key_of_the_page() -> None:
+def test_the_service_behind_the_gateway_holds_and_the_gateway_is_one_of_the_page(tmp_path: Path) -> None:
+    [block] = BEHIND_GATEWAY
+    (tmp_path / "service.yaml").write_text(block)
+    [service] = load_services(tmp_path / "service.yaml")
+    [gateway] = [values["gateway"] for values in map(yaml.safe_load, VALUES) if "gateway" in values]
+    assert service.is_behind_gateway
+    assert gateway["enabled"]
+    assert f"create secret generic {gateway['apiKeysSecret']} " in INSTALL
+
+
+def test_requests_have_a_key_of_the_page() -> None:
     [secret] = [document for block in MANIFESTS if (document := yaml.safe_load(block))["kind"] == "Secret"]
     keys = [key for value in secret["stringData"].values() for key in value.split()]
-    [used] = re.findall(r"Authorization: Bearer (\S+)'", INSTALL)
-    assert used in keys
+    used = re.findall(r"Authorization: Bearer (\S+)'", INSTALL)
+    assert used
+    assert set(used) <= set(keys)
 
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -10,6 +10,7 @@ NOW = "2026-11-20T10:00:00Z"
 
 def service(name: str = "llama", uid: str = "uid-1", status: KubeObject | None = None) -> KubeObject:
     metadata = {"name": name, "namespace": "models", "uid": uid, "generation": 3, "resourceVersion": "9"}
+    metadata["creationTimestamp"] = NOW
     return {
         "apiVersion": "serving.kvasir.dev/v1alpha1",
         "kind": "InferenceService",

@@ -130,12 +130,13 @@ def test_local_listens_on_this_machine_only(listen: str, capsys: pytest.CaptureF
     assert f"--listen is '{listen}'" in capsys.readouterr().err
 
 
-def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_setting_but_a_secret_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     text = capsys.readouterr().out
 
-    flags = {field.name: f"--{field.name.replace('_', '-')} " for field in dataclasses.fields(OperatorSettings)}
+    settings = {field.name for field in dataclasses.fields(OperatorSettings)} - {"gateway_secret"}
+    flags = {name: f"--{name.replace('_', '-')} " for name in settings}
     assert all(flag in text for flag in {**flags, "defaults": "--pod-defaults "}.values())
 
 
@@ -150,6 +151,36 @@ def test_render_lays_the_installations_defaults_under_the_manifest(
     defaults.write_text("engine: {pod: {scheduler: volcano}}")
     assert main(["render", "--pod-defaults", str(defaults), str(QUICKSTART)]) == 2
     assert f"{defaults}: engine.pod.scheduler: unknown field" in capsys.readouterr().err
+
+
+def test_a_gateway_is_believed_with_its_secret_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defaults = tmp_path / "pod-defaults.yaml"
+    defaults.write_text("gateway: {namespace: kvasir, name: shared, podLabels: {app: gateway}}")
+    command = ["render", "--pod-defaults", str(defaults), str(QUICKSTART.with_name("gateway.yaml"))]
+    assert main(command) == 2
+    assert "KVASIR_GATEWAY_SECRET is not set: set it to the gateway's own value" in capsys.readouterr().err
+
+    monkeypatch.setenv("KVASIR_GATEWAY_SECRET", "s")
+    assert main(command) == 0
+    rendered = capsys.readouterr()
+    objects = list(yaml.safe_load_all(rendered.out))
+    engines = [each for each in objects if each["kind"] == "Deployment"]
+    secrets = [each for each in objects if each["kind"] == "Secret"]
+    assert [each["spec"]["replicas"] for each in engines] == [1, 1]
+    assert [{"data", "stringData"} & each.keys() for each in secrets] == [set(), set()]
+    assert rendered.err == ""
+
+
+def test_a_service_behind_a_gateway_that_is_not_there_gets_no_pods_and_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["render", str(QUICKSTART.with_name("gateway.yaml"))]) == 0
+    rendered = capsys.readouterr()
+    engines = [each for each in yaml.safe_load_all(rendered.out) if each["kind"] == "Deployment"]
+    assert [each["spec"]["replicas"] for each in engines] == [0, 0]
+    assert "warning: large: spec.router.mode: this installation has no gateway" in rendered.err
 
 
 def test_crd_prints_the_crd_or_the_reference(capsys: pytest.CaptureFixture[str]) -> None:

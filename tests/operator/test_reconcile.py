@@ -17,6 +17,7 @@ from kvasir_operator.errors import (
 )
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
+from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 
@@ -36,8 +37,9 @@ def kube_with(spec: dict[str, Any], **metadata: Any) -> MemoryKube:
 
 
 def reconcile(kube: MemoryKube, do_changes_wait: bool = False) -> Outcome:
+    gateway = GatewayObserver(kube, None, None, lambda key: None)
     reconciler = Reconciler(
-        kube, OperatorSettings(), lambda: FEATURES, lambda: NOW, do_changes_wait=lambda: do_changes_wait
+        kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, do_changes_wait=lambda: do_changes_wait
     )
     return asyncio.run(reconciler.reconcile(KEY))
 

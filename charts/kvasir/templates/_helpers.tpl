@@ -14,6 +14,21 @@
 {{- .Values.serviceAccount.name | default $made }}
 {{- end }}
 
+{{- define "kvasir.gatewayName" -}}
+{{ include "kvasir.fullname" . }}-gateway
+{{- end }}
+
+{{- define "kvasir.gatewayAccountName" -}}
+{{- $made := ternary (include "kvasir.gatewayName" .) "default" .Values.gateway.serviceAccount.create }}
+{{- .Values.gateway.serviceAccount.name | default $made }}
+{{- end }}
+
+{{/* The variable with which the gateway proves itself to engines, and from which the operator derives what they believe. */}}
+{{- define "kvasir.gatewaySecretEnv" -}}
+- name: KVASIR_GATEWAY_SECRET
+  valueFrom: {secretKeyRef: {name: {{ .Values.gateway.existingSecret | default (include "kvasir.gatewayName" .) }}, key: secret}}
+{{- end }}
+
 {{/* Labels of every object; the chart's own win. */}}
 {{- define "kvasir.labels" -}}
 {{- $own := dict
@@ -60,6 +75,13 @@ podMonitors:
   {{- with .Values.monitoring.interval }}
   interval: {{ . }}
   {{- end }}
+{{- if .Values.gateway.enabled }}
+gateway:
+  namespace: {{ .Release.Namespace }}
+  name: {{ include "kvasir.gatewayName" . }}
+  podLabels:
+    {{- include "kvasir.gatewaySelectorLabels" . | nindent 4 }}
+{{- end }}
 {{- end }}
 
 {{/* What selects the operator's pods; immutable in a Deployment. */}}
@@ -67,6 +89,23 @@ podMonitors:
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
+{{- end }}
+
+{{/* What selects the gateway's pods; immutable in a Deployment. */}}
+{{- define "kvasir.gatewaySelectorLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: gateway
+{{- end }}
+
+{{/* Topology spread constraints, counted by template, so that a rollout's old pods do not push the new ones together. Call with
+(list CONSTRAINTS SELECTOR). */}}
+{{- define "kvasir.spread" -}}
+{{- $selector := index . 1 }}
+{{- range index . 0 }}
+{{- $counted := dict "labelSelector" (dict "matchLabels" $selector) "matchLabelKeys" (list "pod-template-hash") }}
+{{ list (mustMerge (deepCopy .) $counted) | toYaml }}
+{{- end }}
 {{- end }}
 
 {{/* Of the pod of `helm test`. */}}

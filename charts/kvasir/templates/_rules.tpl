@@ -58,3 +58,13 @@
   resources: [endpointslices]
   verbs: [list, watch]
 {{- end }}
+
+{{/* What the gateway may do in the namespaces whose services it serves. */}}
+{{- define "kvasir.gatewayRules" -}}
+- apiGroups: [serving.kvasir.dev]
+  resources: [inferenceservices]
+  verbs: [get, list, watch]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, watch]
+{{- end }}

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     CRASH_LOOPING = "CrashLooping"
     CONTAINER_FAILED = "ContainerFailed"
     UNSUPPORTED_FEATURE = "UnsupportedFeature"
+    MODEL_NAME_TAKEN = "ModelNameTaken"
 
     SCHEDULING_GATED = "SchedulingGated"
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"
@@ -49,6 +50,7 @@ class Reason(StrEnum):
     PULLING_IMAGE = "PullingImage"
     INITIALIZING = "Initializing"
     LOADING_MODEL = "LoadingModel"
+    GATEWAY_NOT_READY = "GatewayNotReady"
     STARTING_ROUTER = "StartingRouter"
     WAITING_FOR_PODS = "WaitingForPods"
 
@@ -57,6 +59,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     MODEL_LOADED = "ModelLoaded"
     ROUTER_READY = "RouterReady"
+    GATEWAY_READY = "GatewayReady"
     NO_READY_ENGINE = "NoReadyEngine"
 
     ROLLOUT_IN_PROGRESS = "RolloutInProgress"
@@ -94,11 +97,17 @@ _WAITS: Final = (
     Reason.PULLING_IMAGE,
     Reason.INITIALIZING,
     Reason.LOADING_MODEL,
+    Reason.GATEWAY_NOT_READY,
     Reason.STARTING_ROUTER,
     Reason.WAITING_FOR_PODS,
 )
 # Beside these, pods run: as an answer to why one does not, anything else says more.
-_LIMITATIONS: Final = (Reason.ROLLOUT_HALTED, Reason.FIELDS_CONTESTED, Reason.UNSUPPORTED_FEATURE)
+_LIMITATIONS: Final = (
+    Reason.ROLLOUT_HALTED,
+    Reason.FIELDS_CONTESTED,
+    Reason.UNSUPPORTED_FEATURE,
+    Reason.MODEL_NAME_TAKEN,
+)
 DEGRADING_REASONS: Final = (*_FAILURES, *_LIMITATIONS)
 """Waiting alone seldom mends these."""
 _SEVERITY: Final = {reason: rank for rank, reason in enumerate((*_FAILURES, *_WAITS, *_LIMITATIONS))}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvasir_operator.api.model import PROFILE_NAME, LabelMap, PodSpec, ResourcesSpec
+from kvasir_operator.api.model import PROFILE_NAME, LabelMap, ObjectName, PodSpec, ResourcesSpec
 from kvasir_operator.api.parse import parse_group
 from kvasir_operator.api.quantity import Duration
 from kvasir_operator.api.yaml_documents import read_documents
@@ -57,6 +57,15 @@ class PodMonitorDefaults:
 
 
 @dataclass(frozen=True)
+class GatewayDefaults:
+    """The installation's shared router, as the chart makes it: a Deployment and a Service of one name."""
+
+    namespace: ObjectName
+    name: ObjectName
+    pod_labels: LabelMap
+
+
+@dataclass(frozen=True)
 class InstallationDefaults:
     """`engine` and `router` hold for every such pod, a profile for the engine pods of services that name it."""
 
@@ -65,6 +74,7 @@ class InstallationDefaults:
     profiles: Mapping[str, PodDefaults] = field(default_factory=dict)
     network_peers: NetworkPeers = field(default_factory=NetworkPeers)
     pod_monitors: PodMonitorDefaults = field(default_factory=PodMonitorDefaults)
+    gateway: GatewayDefaults | None = None  # None: services cannot be behind one
 
 
 def read_defaults(path: Path) -> InstallationDefaults:

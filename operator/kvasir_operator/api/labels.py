@@ -44,6 +44,8 @@ OPERATOR_PORT: Final = 9090
 
 ROUTER_SECRET_ENV: Final = "KVASIR_ROUTER_SECRET"
 """What a service's router proves itself with to its engines."""
+GATEWAY_SECRET_ENV: Final = "KVASIR_GATEWAY_SECRET"
+"""What the secrets of all services behind the gateway are derived from."""
 
 TRAFFIC_WEIGHT: Final = f"{GROUP}/traffic-weight"
 """Label of a revision's Service: per cent of the requests that it gets. EndpointSlices get labels, no annotations."""
@@ -83,6 +85,11 @@ def workload_name(service_name: str, role: str, revision: str) -> str:
 def router_name(service_name: str) -> str:
     """Name of the router's Deployment, Service, ServiceAccount, RoleBinding, Secret and PodDisruptionBudget."""
     return child_name(service_name, ROLE_ROUTER)
+
+
+def gateway_secret_name(service_name: str, digest: str | None) -> str:
+    """Name of the Secret of a service behind the gateway; `digest` is of its value, None where there is no gateway."""
+    return child_name(service_name, "gateway", *(() if digest is None else (digest,)))
 
 
 def service_labels(service_name: str) -> dict[str, str]:

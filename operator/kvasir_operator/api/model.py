@@ -446,17 +446,31 @@ class RouterService:
 
 
 @dataclass(frozen=True)
+class TenantLimits:
+    """What one tenant may ask of one router pod; not limited where absent."""
+
+    tokens_per_minute: Count | None = None
+    """Prompt tokens, in bursts of as many; more get 429 with Retry-After."""
+    max_in_flight: Annotated[int, Bounds(1, 1_000_000)] | None = None
+    """Requests at engines at once; more wait in the queue."""
+
+
+@dataclass(frozen=True)
 class RouterSpec:
     """How requests reach the engines."""
 
     mode: Literal["dedicated", "gateway"] = "dedicated"
-    """dedicated is a router of this service's own; gateway is the chart's shared one."""
+    """dedicated is a router of this service's own; gateway is the installation's shared one (chart value
+    gateway.enabled), which serves it by its model names."""
     replicas: Replicas | None = None
     """Router pods, for mode dedicated only; 2 where absent."""
     policy: Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"] = "finishTime"
     """How a replica is chosen."""
     api_keys_secret_ref: SecretRef | None = None
-    """Secret with a tenant's name as each entry's key and its API keys, one a line, as value; open where absent."""
+    """Secret with a tenant's name as each entry's key and its API keys, one a line, as value; open where absent. For
+    mode dedicated only: the gateway has its own (chart value gateway.apiKeysSecret)."""
+    tenant_limits: TenantLimits | None = None
+    """Limits to each tenant of apiKeysSecretRef; none where absent."""
     pod: PodSpec = field(default_factory=PodSpec)
     """Bounded overrides, merged into every router pod; for mode dedicated only."""
     service: RouterService = field(default_factory=RouterService)
@@ -466,6 +480,7 @@ class RouterSpec:
     max_queue_wait: Duration = field(default=Duration("60s"))
     """Held longer get 503 with Retry-After; also bounds the wait while scaling from zero."""
     resources: RouterResources = field(default_factory=RouterResources)
+    """What one router pod asks for; for mode dedicated only."""
 
 
 @dataclass(frozen=True)
@@ -542,6 +557,17 @@ class InferenceService:
     def model_names(self) -> tuple[str, ...]:
         """The name clients use, then its aliases."""
         return (self.spec.model.name or self.name, *self.spec.model.aliases)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names of the model, then of its adapters: all that clients may ask for."""
+        adapters = () if self.spec.engine.adapters is None else self.spec.engine.adapters.items
+        return (*self.model_names, *(adapter.name for adapter in adapters))
+
+    @property
+    def is_behind_gateway(self) -> bool:
+        """Whether the installation's gateway serves it, and no router of its own."""
+        return self.spec.router.mode == "gateway"
 
     @property
     def key(self) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from kvasir_operator.api.model import (
     ResourceClaim,
     ResourcesSpec,
     RolloutSpec,
+    RouterResources,
     RouterService,
     RouterSpec,
     ServiceSpec,
@@ -58,6 +59,7 @@ RESERVED_ARGS: Final = (
     "--enable-prefix-caching",
     "--no-enable-prefix-caching",
     "--speculative-config",
+    "--kv-events-config",
     "--tensor-parallel-size",
     "--pipeline-parallel-size",
     "--data-parallel-size",
@@ -78,6 +80,12 @@ def rules_of(cls: type) -> tuple[Rule, ...]:
 
 def _is_zero(num_pods: int | str) -> bool:
     return re.fullmatch(_ZERO_PODS, str(num_pods)) is not None
+
+
+def _describes_pods(router: RouterSpec) -> bool:
+    """Says something of pods, or of their Service, that only a router of the service's own has."""
+    is_default = (router.pod, router.service, router.resources) == (PodSpec(), RouterService(), RouterResources())
+    return router.replicas is not None or not is_default
 
 
 _ARGS = Rule(
@@ -160,14 +168,25 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
     ),
     RouterSpec: (
         Rule(
-            "mode gateway is served by the chart's shared router: leave router.replicas, router.pod and router.service "
-            "out",
-            lambda r: (
-                r.mode != "gateway" or (r.replicas is None and r.pod == PodSpec() and r.service == RouterService())
-            ),
+            "mode gateway is served by the chart's shared router: leave router.replicas, router.pod, router.service "
+            "and router.resources out",
+            lambda r: r.mode != "gateway" or not _describes_pods(r),
             "!has(self.mode) || self.mode != 'gateway' || (!has(self.replicas) && "
             "(!has(self.pod) || dyn(self.pod) == {}) && self.service.type == 'ClusterIP' && "
-            "(!has(self.service.annotations) || self.service.annotations.size() == 0))",
+            "(!has(self.service.annotations) || self.service.annotations.size() == 0) && "
+            "(!has(self.resources) || (!has(self.resources.cpu) && !has(self.resources.memory))))",
+        ),
+        Rule(
+            "mode gateway asks for the API keys of the chart's shared router: leave router.apiKeysSecretRef and "
+            "router.tenantLimits out, and set the chart's gateway.apiKeysSecret and gateway.tenantLimits",
+            lambda r: r.mode != "gateway" or num_set(r, "api_keys_secret_ref", "tenant_limits") == 0,
+            "!has(self.mode) || self.mode != 'gateway' || (!has(self.apiKeysSecretRef) && !has(self.tenantLimits))",
+        ),
+        Rule(
+            "tenantLimits are limits to each tenant, and tenants are told apart by their API keys: write "
+            "router.apiKeysSecretRef too",
+            lambda r: r.mode == "gateway" or r.tenant_limits is None or r.api_keys_secret_ref is not None,
+            "(has(self.mode) && self.mode == 'gateway') || !has(self.tenantLimits) || has(self.apiKeysSecretRef)",
         ),
     ),
     RolloutSpec: (

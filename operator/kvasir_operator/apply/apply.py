@@ -86,7 +86,7 @@ async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
 
 async def _apply(client: KubeClient, action: Apply) -> KubeObject:
     if action.key.kind == SECRET:
-        return await client.create(with_random_value(action.obj))
+        return await client.create(action.obj if "stringData" in action.obj else with_random_value(action.obj))
     try:
         return await client.apply(action.obj, FIELD_MANAGER)
     except ObjectRefusedError:

@@ -11,7 +11,7 @@ from typing import Any
 from kvasir_operator.api.labels import REVISION_NUMBER, workload_name
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.revision import revision_of
-from kvasir_operator.desired.roles import EngineRole, Role, engine_roles, router_role
+from kvasir_operator.desired.roles import EngineRole, Role, engine_roles, router_roles
 from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, unsupported_features
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, ObjectKey, object_key
 from kvasir_operator.resources.engine_deployment import engine_deployment
@@ -99,7 +99,7 @@ def desired_service(
         settings,
         roles,
         revision_of(service, roles, settings),
-        tuple(unsupported_features(service, server_version)),
+        tuple(unsupported_features(service, server_version, has_gateway=settings.defaults.gateway is not None)),
         tuple(_shared(service, roles, settings, with_pod_monitors)),
     )
 
@@ -114,18 +114,18 @@ def desired_objects(service: InferenceService, settings: OperatorSettings) -> li
 def _shared(
     service: InferenceService, roles: Sequence[EngineRole], settings: OperatorSettings, with_pod_monitors: bool
 ) -> list[Manifest]:
-    router = router_role(service, settings.defaults)
-    all_roles: tuple[Role, ...] = (*roles, router)
+    routers = router_roles(service, settings.defaults)
+    all_roles: tuple[Role, ...] = (*roles, *routers)
     children = [
-        router_secret(service),
+        router_secret(service, settings),
         engine_service_account(service, roles),
-        router_service_account(service, router),
-        router_role_binding(service, router, settings),
-        router_service(service),
+        *(router_service_account(service, router) for router in routers),
+        *(router_role_binding(service, router, settings) for router in routers),
+        *(router_service(service) for _ in routers),
         *network_policies(service, settings),
         *(pod_disruption_budget(service, role) for role in all_roles),
         *(pod_monitor(service, role, settings) for role in all_roles if with_pod_monitors),
-        router_deployment(service, router, settings),
+        *(router_deployment(service, router, settings) for router in routers),
     ]
     return [child for child in children if child is not None]
 

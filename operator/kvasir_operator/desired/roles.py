@@ -58,7 +58,7 @@ Role = EngineRole | RouterRole
 
 def roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[Role, ...]:
     """Engines first, then the router. Raises UnknownProfileError for a profile that the installation lacks."""
-    return (*engine_roles(service, defaults), router_role(service, defaults))
+    return (*engine_roles(service, defaults), *router_roles(service, defaults))
 
 
 def engine_roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[EngineRole, ...]:
@@ -84,8 +84,13 @@ def engine_roles(service: InferenceService, defaults: InstallationDefaults) -> t
     )
 
 
+def router_roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[RouterRole, ...]:
+    """The service's own router; none behind the gateway."""
+    return () if service.is_behind_gateway else (router_role(service, defaults),)
+
+
 def router_role(service: InferenceService, defaults: InstallationDefaults) -> RouterRole:
-    """The service's own router."""
+    """A router of the service's own, as it is or would be."""
     router = service.spec.router
     replicas = DEFAULT_ROUTER_REPLICAS if router.replicas is None else router.replicas
     return RouterRole(

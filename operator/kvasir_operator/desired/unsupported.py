@@ -12,8 +12,6 @@ from typing import Final
 from kvasir_operator.api.model import EngineSpec, InferenceService, ModelSpec, ParallelismSpec, RouterSpec
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.api.source import ModelSource
-from kvasir_operator.desired.roles import DEFAULT_ROUTER_REPLICAS
-from kvasir_operator.resources.router_command import DEFAULT_POLICY, SUPPORTED_POLICIES
 
 # Kubernetes has had image volumes behind a feature gate since 1.31; from here on they are on by default.
 IMAGE_VOLUMES_SINCE: Final = (1, 35)
@@ -32,11 +30,12 @@ class UnsupportedFeature:
 
 
 def unsupported_features(
-    service: InferenceService, server_version: tuple[int, int] | None = None
+    service: InferenceService, server_version: tuple[int, int] | None = None, has_gateway: bool = False
 ) -> list[UnsupportedFeature]:
     """In the manifest's order; empty where all of it is acted on.
 
     `server_version`: major and minor of the cluster; None where there is none to ask (`render`, `local`).
+    `has_gateway`: whether the installation has a shared router.
     """
     spec = service.spec
     return [
@@ -44,7 +43,7 @@ def unsupported_features(
         *_engine(spec.engine, server_version),
         *_parallelism(spec.parallelism, "spec.parallelism"),
         *_scaling(service),
-        *_router(spec.router),
+        *_router(spec.router, has_gateway),
     ]
 
 
@@ -120,13 +119,9 @@ def _scaling(service: InferenceService) -> Iterator[UnsupportedFeature]:
             yield from _parallelism(role.parallelism, f"spec.disaggregation.{name}.parallelism")
 
 
-def _router(router: RouterSpec) -> Iterator[UnsupportedFeature]:
-    if router.mode == "gateway":
-        yield UnsupportedFeature(
+def _router(router: RouterSpec, has_gateway: bool) -> Iterator[UnsupportedFeature]:
+    if router.mode == "gateway" and not has_gateway:
+        yield _blocking(
             "spec.router.mode",
-            f"gateway is not supported yet: {DEFAULT_ROUTER_REPLICAS} routers of the service's own run instead",
-        )
-    if router.policy not in SUPPORTED_POLICIES:
-        yield UnsupportedFeature(
-            "spec.router.policy", f"{router.policy} is not supported yet: {DEFAULT_POLICY} decides"
+            "this installation has no gateway: set gateway.enabled in the chart's values, or write mode: dedicated",
         )

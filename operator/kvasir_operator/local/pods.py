@@ -51,3 +51,5 @@ class LocalService:
     url: str
     engines: tuple[LocalPod, ...]
     routers: tuple[LocalPod, ...]
+    kv_events_ports: str | None = None
+    """EVENTS_PORT:REPLAY_PORT of the engines; None where they had to take different ones: a router follows one pair."""

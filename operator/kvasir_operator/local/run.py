@@ -5,16 +5,21 @@ before engines.
 """
 
 import asyncio
+import secrets
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from kvasir_operator.api.defaults import GatewayDefaults, InstallationDefaults
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.unsupported import blocking, unsupported_features
 from kvasir_operator.errors import InvalidSettingsError, LocalRunError
 from kvasir_operator.local.console import Console
+from kvasir_operator.local.gateway import LocalGateway, local_gateway, refuse_claimed_names
+from kvasir_operator.local.gateway_api import GatewayApi
 from kvasir_operator.local.network import LoopbackNetwork, free_port, require_free, reserve_network
 from kvasir_operator.local.options import LocalOptions
 from kvasir_operator.local.pods import Listener, LocalPod, LocalService
@@ -28,6 +33,8 @@ _NOT_APPLIED = (
     "images, resources, scheduling, security contexts, service accounts, disruption budgets and network policies mean "
     "nothing here and are not applied"
 )
+# Only that there is one matters: nothing of it is made.
+_GATEWAY = GatewayDefaults("local", "gateway", {})
 _HIGHEST_PORT = 65535
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -40,6 +47,14 @@ class Manifest:
     folders: Folders
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a run starts. `gateway`: None where no service is behind it; else it is a router of those that are."""
+
+    services: Sequence[LocalService]
+    gateway: LocalGateway | None = None
+
+
 def run_local(files: Sequence[Path], options: LocalOptions) -> int:
     """Runs until a stop signal; returns the exit status. Raises KvasirOperatorError when it cannot start or go on."""
     manifests = [
@@ -48,9 +63,9 @@ def run_local(files: Sequence[Path], options: LocalOptions) -> int:
         for service in load_services(path)
     ]
     _refuse_what_cannot_start([manifest.service for manifest in manifests])
-    with reserve_network() as network:
-        services = list(_plan(manifests, network, options))
-        asyncio.run(_Run(services, _warnings(manifests)).until_stopped())
+    with reserve_network() as network, TemporaryDirectory(prefix="kvasir-local-") as folder:
+        plan = _plan(manifests, network, options, Path(folder))
+        asyncio.run(_Run(plan, _warnings(manifests)).until_stopped())
     return 0
 
 
@@ -62,14 +77,37 @@ def _refuse_what_cannot_start(services: Sequence[InferenceService]) -> None:
                 f"two services are named {name}: local mode has one place for all namespaces, rename one"
             )
     for service in services:
-        for feature in blocking(unsupported_features(service)):
+        for feature in blocking(unsupported_features(service, has_gateway=True)):
             raise LocalRunError(f"{service.name} cannot start: {feature}")
+    refuse_claimed_names([service for service in services if service.is_behind_gateway])
 
 
-def _plan(manifests: Sequence[Manifest], network: LoopbackNetwork, options: LocalOptions) -> Iterator[LocalService]:
-    for index, manifest in enumerate(manifests):
-        listen = _listener(options, index, manifest.service.name)
-        yield local_service(manifest.service, OperatorSettings(), network, listen, manifest.folders)
+def _plan(manifests: Sequence[Manifest], network: LoopbackNetwork, options: LocalOptions, folder: Path) -> Plan:
+    """`folder` is for files of the run."""
+    gateway_secret = secrets.token_hex(32)
+    settings = OperatorSettings(defaults=InstallationDefaults(gateway=_GATEWAY), gateway_secret=gateway_secret)
+    placed = list(zip(manifests, _listeners(manifests, options), strict=True))
+    services = [local_service(each.service, settings, network, listen, each.folders) for each, listen in placed]
+    behind = [(each.service, listen) for each, listen in placed if each.service.is_behind_gateway]
+    if not behind:
+        return Plan(services)
+    listen = behind[0][1]
+    behind_gateway = [service for service, _ in behind]
+    ports = [each.kv_events_ports for each in services if not each.routers]
+    gateway = local_gateway(behind_gateway, gateway_secret, network, listen, options.programs_folder, folder, ports)
+    return Plan([each if each.routers else replace(each, routers=(gateway.pod,)) for each in services], gateway)
+
+
+def _listeners(manifests: Sequence[Manifest], options: LocalOptions) -> list[Listener]:
+    """Where clients reach each service; all services behind the gateway at one address."""
+    listeners: list[Listener] = []
+    shared: Listener | None = None
+    for manifest in manifests:
+        listener = shared if manifest.service.is_behind_gateway else None
+        listeners.append(listener or _listener(options, len(set(listeners)), manifest.service.name))
+        if manifest.service.is_behind_gateway:
+            shared = listeners[-1]
+    return listeners
 
 
 def _listener(options: LocalOptions, index: int, service_name: str) -> Listener:
@@ -85,24 +123,27 @@ def _listener(options: LocalOptions, index: int, service_name: str) -> Listener:
 
 
 def _all_pods(services: Sequence[LocalService]) -> list[LocalPod]:
-    return [pod for service in services for pod in (*service.engines, *service.routers)]
+    """The gateway's once, of however many services it is a router."""
+    pods = [pod for service in services for pod in (*service.engines, *service.routers)]
+    return list({pod.name: pod for pod in pods}.values())
 
 
 def _warnings(manifests: Sequence[Manifest]) -> list[str]:
     return [
         f"warning: {manifest.service.name}: {feature}"
         for manifest in manifests
-        for feature in unsupported_features(manifest.service)
+        for feature in unsupported_features(manifest.service, has_gateway=True)
     ]
 
 
 class _Run:
     """One run: owns every pod's supervisor and the watchdog."""
 
-    def __init__(self, services: Sequence[LocalService], warnings: Sequence[str]) -> None:
-        self._services = services
+    def __init__(self, plan: Plan, warnings: Sequence[str]) -> None:
+        self._services = plan.services
+        self._gateway = plan.gateway
         self._warnings = warnings
-        self._console = Console([pod.name for pod in _all_pods(services)])
+        self._console = Console([pod.name for pod in _all_pods(plan.services)])
         self._stop_asked = asyncio.Event()
         self._supervisors: dict[str, PodSupervisor] = {}  # by pod name
 
@@ -124,16 +165,33 @@ class _Run:
         for pod in _all_pods(self._services):
             self._supervisors[pod.name] = PodSupervisor(pod, self._console, watchdog, policy)
         tasks = {name: asyncio.create_task(supervisor.run()) for name, supervisor in self._supervisors.items()}
+        telling = [] if self._gateway is None else [asyncio.create_task(self._tell(self._gateway))]
         announcing = asyncio.create_task(self._announce())
         stopping = asyncio.create_task(self._stop_asked.wait())
         try:
-            await asyncio.wait({stopping, *tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({stopping, *telling, *tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             announcing.cancel()
             stopping.cancel()
             await self._stop(tasks)
-        for task in tasks.values():
+        for task in (*tasks.values(), *(each for each in telling if each.done())):
             task.result()
+        for task in telling:
+            task.cancel()
+
+    async def _tell(self, gateway: LocalGateway) -> None:
+        """Serves what the gateway follows, and tells it of each engine once that is ready; until cancelled."""
+        api = GatewayApi(gateway.services)
+        engines = {service.name: service.engines for service in self._services}
+        async with api.serving(gateway.api), asyncio.TaskGroup() as group:
+            for service in gateway.services:
+                for engine in engines[service.name]:
+                    group.create_task(self._report_ready(api, service, engine))
+            await asyncio.Event().wait()
+
+    async def _report_ready(self, api: GatewayApi, service: InferenceService, engine: LocalPod) -> None:
+        await self._supervisors[engine.name].is_ready.wait()
+        api.report_ready(service.namespace, service.name, engine)
 
     async def _announce(self) -> None:
         started = time.monotonic()
@@ -150,8 +208,8 @@ class _Run:
         """Routers first: they finish their streams while the engines still answer."""
         self._stop_asked.set()
         self._console.say("stopping: requests in flight are finished, Ctrl-C again ends them")
-        routers = [pod.name for service in self._services for pod in service.routers]
-        engines = [pod.name for service in self._services for pod in service.engines]
+        routers = dict.fromkeys(pod.name for service in self._services for pod in service.routers)
+        engines = dict.fromkeys(pod.name for service in self._services for pod in service.engines)
         for names in (routers, engines):
             for name in names:
                 self._supervisors[name].stop()

@@ -1,39 +1,55 @@
 """Who may reach a service's pods: NetworkPolicies, which act where the cluster's network plugin enforces them.
 
-Engines believe their router, so only it, the operator, Prometheus and the engines of the same service reach them.
-Engines' metrics and their API share a port, which a policy cannot part: so Prometheus is let in by its pods' labels and
-not from everywhere, and what an engine believes is besides guarded by a secret (router_secret.py). Kubelets reach the
-pods of their own node in any case. What pods send out is not restricted: models come from anywhere.
+Engines believe their router, so only it (of the service's own, or the gateway), the operator, Prometheus and the
+engines of the same service reach them. Engines' metrics and their API share a port, which a policy cannot part: so
+Prometheus is let in by its pods' labels and not from everywhere, and what an engine believes is besides guarded by a
+secret (router_secret.py). Kubelets reach the pods of their own node in any case. What pods send out is not restricted:
+models come from anywhere.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.defaults import NetworkPeer, NetworkPeers
+from kvasir_operator.api.defaults import GatewayDefaults, NetworkPeer, NetworkPeers
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.settings import OperatorSettings
 
+# Kubernetes labels every namespace with its own name.
+_NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
+
 
 def network_policies(service: InferenceService, settings: OperatorSettings) -> list[dict[str, Any]]:
-    """One for the engines, one for the router; none where the installation leaves them out."""
+    """One for the engines, one for a router of the service's own; none where the installation leaves them out."""
     if not settings.network_policies:
         return []
     engines, router = _selector(service, *labels.ENGINE_ROLES), _selector(service, labels.ROLE_ROUTER)
     observers = _observers(settings.defaults.network_peers)
+    # Behind the gateway a router of the service's own may still end its streams.
+    routers = [{"podSelector": router}, *_gateways(service, settings.defaults.gateway)]
     engine_rules = [
-        {"from": [{"podSelector": router}, *observers], "ports": _ports(labels.ENGINE_HTTP_PORT)},
+        {"from": [*routers, *observers], "ports": _ports(labels.ENGINE_HTTP_PORT)},
+        # KV events hold the prompts' tokens.
+        {"from": routers, "ports": _ports(labels.ENGINE_KV_EVENTS_PORT, labels.ENGINE_KV_REPLAY_PORT)},
         # Blocks of KV and collectives of a group travel on ports of their libraries' choice.
         {"from": [{"podSelector": engines}]},
     ]
+    engine_policy = _policy(service, labels.engine_name(service.name), None, engines, engine_rules)
+    if service.is_behind_gateway:
+        return [engine_policy]
     router_rules: list[dict[str, Any]] = [{"ports": _ports(labels.ROUTER_HTTP_PORT)}]
     if observers:  # an empty `from` would let in everyone
         router_rules.append({"from": observers, "ports": _ports(labels.ROUTER_ADMIN_PORT)})
-    return [
-        _policy(service, labels.engine_name(service.name), None, engines, engine_rules),
-        _policy(service, labels.router_name(service.name), labels.ROLE_ROUTER, router, router_rules),
-    ]
+    router_name = labels.router_name(service.name)
+    return [engine_policy, _policy(service, router_name, labels.ROLE_ROUTER, router, router_rules)]
+
+
+def _gateways(service: InferenceService, gateway: GatewayDefaults | None) -> list[dict[str, Any]]:
+    """The gateway's pods, where they serve this service."""
+    if gateway is None or not service.is_behind_gateway:
+        return []
+    return [_peer(NetworkPeer({_NAMESPACE_NAME: gateway.namespace}, gateway.pod_labels))]
 
 
 def _observers(peers: NetworkPeers) -> list[dict[str, Any]]:
@@ -58,8 +74,8 @@ def _selector(service: InferenceService, *roles: str) -> dict[str, Any]:
     }
 
 
-def _ports(port: int) -> list[dict[str, Any]]:
-    return [{"protocol": "TCP", "port": port}]
+def _ports(*ports: int) -> list[dict[str, Any]]:
+    return [{"protocol": "TCP", "port": port} for port in ports]
 
 
 def _policy(

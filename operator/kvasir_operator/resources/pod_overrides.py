@@ -44,9 +44,9 @@ def scheduling(service: InferenceService, role: Role, settings: OperatorSettings
     return {key: value for key, value in keys.items() if value}
 
 
-def container_env(service: InferenceService, role: Role) -> list[dict[str, Any]]:
+def container_env(service: InferenceService, role: Role, settings: OperatorSettings) -> list[dict[str, Any]]:
     """Ours first; the manifest's value wins where both name a variable."""
-    ours = {variable["name"]: variable for variable in (sandbox.HOME_ENV, router_secret_env(service))}
+    ours = {variable["name"]: variable for variable in (sandbox.HOME_ENV, router_secret_env(service, settings))}
     theirs = {variable.name: as_manifest(variable) for variable in role.pod.env}
     return list({**ours, **theirs}.values())
 

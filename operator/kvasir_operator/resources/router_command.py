@@ -3,14 +3,12 @@
 from typing import Final
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.model import InferenceService, TenantLimits
 from kvasir_operator.resources.engine_command import ANY_ADDRESS
 
 # A mounted Secret: one file a tenant, with its keys one a line.
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"
-DEFAULT_POLICY: Final = "finishTime"
-# What the router of this release implements; desired/unsupported.py names the rest.
-SUPPORTED_POLICIES: Final = (DEFAULT_POLICY, "roundRobin")
+KV_EVENTS_PORTS_FLAG: Final = "--kv-events"
 
 
 def router_command(service: InferenceService) -> list[str]:
@@ -23,12 +21,24 @@ def router_command(service: InferenceService) -> list[str]:
         *("--host", ANY_ADDRESS),
         *("--port", str(labels.ROUTER_HTTP_PORT)),
         *("--admin-port", str(labels.ROUTER_ADMIN_PORT)),
-        *("--policy", router.policy if router.policy in SUPPORTED_POLICIES else DEFAULT_POLICY),
+        *("--policy", router.policy),
         *("--model", name),
         *(text for alias in aliases for text in ("--model-alias", alias)),
         *("--endpoints-service", f"{service.namespace}/{service.name}:{labels.ENGINE_HTTP_PORT}"),
+        *(KV_EVENTS_PORTS_FLAG, f"{labels.ENGINE_KV_EVENTS_PORT}:{labels.ENGINE_KV_REPLAY_PORT}"),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *(("--api-keys-file", API_KEYS_FOLDER) if router.api_keys_secret_ref else ()),
+        *_limits(router.tenant_limits),
     ]
+
+
+def _limits(limits: TenantLimits | None) -> list[str]:
+    if limits is None:
+        return []
+    flags = {
+        "--tenant-tokens-per-minute": limits.tokens_per_minute,
+        "--tenant-max-in-flight": limits.max_in_flight,
+    }
+    return [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]

@@ -50,7 +50,7 @@ def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSet
                 "image": role.pod.image or settings.router_image,
                 "imagePullPolicy": settings.image_pull_policy,
                 "command": router_command(service),
-                "env": container_env(service, role),
+                "env": container_env(service, role, settings),
                 "ports": [
                     {"name": "http", "containerPort": labels.ROUTER_HTTP_PORT, "protocol": "TCP"},
                     {"name": "admin", "containerPort": labels.ROUTER_ADMIN_PORT, "protocol": "TCP"},

@@ -1,8 +1,9 @@
-"""The Service that clients talk to, in front of the router's pods."""
+"""The Service that clients talk to, in front of the router's pods, and the address that they use."""
 
 from typing import Any
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.resources.metadata import metadata
 
@@ -25,6 +26,12 @@ def router_service(service: InferenceService) -> dict[str, Any]:
     }
 
 
-def service_url(service: InferenceService) -> str:
-    """Base URL of the OpenAI surface inside the cluster."""
-    return f"http://{labels.router_name(service.name)}.{service.namespace}.svc:{labels.ROUTER_HTTP_PORT}/v1"
+def service_url(service: InferenceService, gateway: GatewayDefaults | None) -> str | None:
+    """Base URL of the OpenAI surface inside the cluster; None where that is a gateway's which is not there."""
+    if not service.is_behind_gateway:
+        return _url(labels.router_name(service.name), service.namespace)
+    return None if gateway is None else _url(gateway.name, gateway.namespace)
+
+
+def _url(name: str, namespace: str) -> str:
+    return f"http://{name}.{namespace}.svc:{labels.ROUTER_HTTP_PORT}/v1"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.apply.plan import Scale, Unweigh
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
+from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan
 
@@ -64,3 +65,14 @@ def _have_routers_rolled(children: Iterable[KubeObject]) -> bool:
             is_seen = status.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
             return bool(is_seen and status.get("replicas", 0) == status.get("updatedReplicas", 0))
     return True
+
+
+def kept_router(plan: RolloutPlan, children: Iterable[KubeObject], *, is_replaced: bool) -> frozenset[ObjectKey]:
+    """All objects of a router of the service's own, which the gateway is to replace.
+
+    It goes once the gateway serves (`is_replaced`) and no engine is left that believes only it.
+    """
+    if is_replaced and plan.state.phase is RolloutPhase.COMPLETE:
+        return frozenset()
+    routers = (child for child in children if child["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER)
+    return frozenset(map(object_key, routers))

@@ -37,18 +37,20 @@ def _ready(roles: Sequence[RoleState], situation: Situation) -> Condition:
     engines = engines_of(roles)
     if situation.is_suspended:
         return Condition(ConditionType.READY, False, Reason.SUSPENDED, "spec.suspend is true")
-    if _has_router(roles) and _can_serve(engines):
+    if _is_reachable(roles, situation) and _can_serve(engines):
         ready, desired = sum(state.ready for state in engines), sum(state.desired for state in engines)
         message = f"{ready} of {desired} replicas serve {situation.model_name}"
         return Condition(ConditionType.READY, True, Reason.SERVING, message)
-    if _has_router(roles) and _is_idle(engines, situation):
+    if _is_reachable(roles, situation) and _is_idle(engines, situation):
         return Condition(ConditionType.READY, True, Reason.IDLE, "no replicas are wanted")
     lacking = _lacking(roles)
     return _not(ConditionType.READY, _why_not_serving(lacking, situation))
 
 
-def _has_router(roles: Sequence[RoleState]) -> bool:
-    return any(state.ready for state in _routers(roles))
+def _is_reachable(roles: Sequence[RoleState], situation: Situation) -> bool:
+    """By the gateway under a name of its own, or by a router of its own, which the gateway may be about to replace."""
+    is_behind_gateway = situation.gateway is not None and situation.gateway.serves
+    return is_behind_gateway or any(state.ready for state in _routers(roles))
 
 
 def _can_serve(engines: Sequence[RoleState]) -> bool:
@@ -79,7 +81,14 @@ def _lacking(roles: Sequence[RoleState]) -> Sequence[RoleState]:
 def _why_not_serving(lacking: Sequence[RoleState], situation: Situation) -> Waiting:
     if situation.blocked is not None and any(state.is_engine for state in lacking):
         return Waiting(Reason.UNSUPPORTED_FEATURE, situation.blocked)
-    return _worst([*_waits(lacking), *situation.problems])
+    return _refusal(situation) or _worst([*_waits(lacking), *situation.problems])
+
+
+def _refusal(situation: Situation) -> Waiting | None:
+    """Where the gateway knows the service by no name, whatever its engines do."""
+    if situation.gateway is None or not situation.gateway.is_refused:
+        return None
+    return next((each for each in situation.problems if each.reason is Reason.MODEL_NAME_TAKEN), None)
 
 
 def _model_loaded(roles: Sequence[RoleState], situation: Situation) -> Condition:
@@ -96,14 +105,22 @@ def _routable(roles: Sequence[RoleState], situation: Situation) -> Condition:
     engines, routers = engines_of(roles), _routers(roles)
     if situation.is_suspended:
         return Condition(ConditionType.ROUTABLE, False, Reason.SUSPENDED, "spec.suspend is true")
-    if not _has_router(roles):
-        return _not(ConditionType.ROUTABLE, _worst([*_waits(routers), *situation.problems]))
+    if not _is_reachable(roles, situation):
+        refusal = _refusal(situation)
+        return _not(ConditionType.ROUTABLE, refusal or _worst([*_waits(routers), *situation.problems]))
     if _can_serve(engines):
-        message = f"{sum(state.ready for state in routers)} routers are ready"
-        return Condition(ConditionType.ROUTABLE, True, Reason.ROUTER_READY, message)
+        return _reached(routers, situation)
     return _no_engine(ConditionType.ROUTABLE, engines, situation) or Condition(
-        ConditionType.ROUTABLE, False, Reason.NO_READY_ENGINE, "the router has no ready engine"
+        ConditionType.ROUTABLE, False, Reason.NO_READY_ENGINE, "no engine is ready"
     )
+
+
+def _reached(routers: Sequence[RoleState], situation: Situation) -> Condition:
+    if situation.gateway is not None and situation.gateway.serves:
+        own = ", ".join(name for name in situation.gateway.names if name not in situation.gateway.taken)
+        return Condition(ConditionType.ROUTABLE, True, Reason.GATEWAY_READY, f"the gateway is ready and serves {own}")
+    message = f"{sum(state.ready for state in routers)} routers are ready"
+    return Condition(ConditionType.ROUTABLE, True, Reason.ROUTER_READY, message)
 
 
 def _no_engine(wanted: ConditionType, engines: Sequence[RoleState], situation: Situation) -> Condition | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.plan import RolloutState
 
@@ -18,3 +19,5 @@ class Situation:
     blocked: str | None = None
     """Why no engine of the current revision may be started."""
     is_suspended: bool = False
+    gateway: GatewayState | None = None
+    """None where requests come through a router of the service's own."""

@@ -53,7 +53,8 @@ def test_a_file_that_says_nothing_sets_nothing(tmp_path: Path, text: str) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engines: {}", "engines: unknown field, expected one of engine, networkPeers, podMonitors, profiles, router"),
+        ("engines: {}", "engines: unknown field, expected one of engine, gateway, networkPeers, podMonitors, profiles"),
+        ("gateway: {name: shared, podLabels: {a: b}}", "gateway.namespace: missing"),
         ("engine: {pod: {node: x}}", "engine.pod.node: unknown field"),
         ("router: {pod: {tolerations: [{operator: Is}]}}", "router.pod.tolerations[0].operator: str 'Is', expected"),
         ("profiles: {a: {resources: {cpu: lots}}}", "profiles.a.resources.cpu: 'lots' is not a quantity"),

@@ -24,6 +24,7 @@ MakeService = Callable[..., InferenceService]
 PROFILE = PodDefaults(resources=ResourcesSpec(cpu=Quantity("20")))
 SETTINGS = OperatorSettings(defaults=InstallationDefaults(profiles={"h100": PROFILE}))
 AUTOSCALED = {"maxReplicas": 3}
+KEYS: dict[str, Any] = {"apiKeysSecretRef": {"name": "s"}}
 
 # Of engine pods (spec.pod) and router pods (spec.router.pod) alike.
 POD: dict[str, Any] = {
@@ -103,6 +104,11 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "router.replicas": ({}, {"router": {"replicas": 3}}),
     "router.policy": ({}, {"router": {"policy": "leastWork"}}),
     "router.apiKeysSecretRef": ({}, {"router": {"apiKeysSecretRef": {"name": "s"}}}),
+    "router.tenantLimits.tokensPerMinute": (
+        {"router": KEYS},
+        {"router": {**KEYS, "tenantLimits": {"tokensPerMinute": 9}}},
+    ),
+    "router.tenantLimits.maxInFlight": ({"router": KEYS}, {"router": {**KEYS, "tenantLimits": {"maxInFlight": 9}}}),
     "router.service.type": ({}, {"router": {"service": {"type": "NodePort"}}}),
     "router.service.annotations": ({}, {"router": {"service": {"annotations": {"a": "b"}}}}),
     "router.maxQueueSize": ({}, {"router": {"maxQueueSize": 1}}),

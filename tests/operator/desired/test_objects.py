@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from tests.operator.gateways import WITH_GATEWAY
+
 from kvasir_operator.api.labels import REVISION_LABEL, REVISION_NUMBER, SERVICE_LABEL, TRAFFIC_WEIGHT, workload_name
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.objects import CurrentRevision, desired_objects, desired_service
+from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_objects, desired_service
 from kvasir_operator.kube.kinds import object_key
-from kvasir_operator.resources.router_secret import with_random_value
+from kvasir_operator.resources.router_secret import router_secret_name, with_random_value
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]
@@ -164,3 +166,55 @@ def test_the_same_service_gives_the_same_objects(make_service: MakeService) -> N
     first, second = (desired_objects(make_service(), SETTINGS) for _ in range(2))
 
     assert json.dumps(first) == json.dumps(second)
+
+
+def test_behind_the_gateway_a_service_has_its_engines_and_no_router(make_service: MakeService) -> None:
+    service = make_service(replicas=2, router={"mode": "gateway"})
+    wanted = desired_service(service, WITH_GATEWAY, with_pod_monitors=True)
+    objects = wanted.objects(CurrentRevision(wanted.revision, 1, wanted.replicas))
+    engine = workload_name("llama", "serve", wanted.revision)
+    secret, *others = [(each["kind"], each["metadata"]["name"]) for each in objects]
+
+    assert secret == ("Secret", router_secret_name(service, WITH_GATEWAY))
+    assert others == [
+        ("ServiceAccount", "llama-engine"),
+        ("NetworkPolicy", "llama-engine"),
+        ("PodDisruptionBudget", "llama-serve"),
+        ("PodMonitor", "llama-serve"),
+        ("Service", engine),
+        ("Deployment", engine),
+    ]
+    assert wanted.blocked is None
+
+
+def test_its_engines_are_found_as_those_of_any_service(make_service: MakeService) -> None:
+    dedicated, behind = (
+        desired_service(make_service(router=router), WITH_GATEWAY) for router in ({}, {"mode": "gateway"})
+    )
+    services = [
+        [each["metadata"]["labels"] | {"serving.kvasir.dev/revision": ""} for each in engine_services(wanted)]
+        for wanted in (dedicated, behind)
+    ]
+    assert services[0] == services[1]
+
+
+def engine_services(wanted: DesiredService) -> list[dict[str, Any]]:
+    objects = wanted.objects(CurrentRevision(wanted.revision, 1, wanted.replicas))
+    return [each for each in objects if each["kind"] == "Service" and REVISION_LABEL in each["metadata"]["labels"]]
+
+
+def test_a_gateway_that_is_not_there_gets_no_pods_and_is_another_revision(make_service: MakeService) -> None:
+    """So a service that runs goes on as it is, as with any revision that cannot start."""
+    behind, dedicated = make_service(router={"mode": "gateway"}), make_service()
+    without = desired_service(behind, SETTINGS)
+
+    assert "set gateway.enabled" in (without.blocked or "")
+    revisions = {
+        desired_service(service, settings).revision
+        for service in (behind, dedicated)
+        for settings in (SETTINGS, WITH_GATEWAY)
+    }
+    assert len(revisions) == 3
+    assert not any(each["kind"] == "Secret" for each in desired_objects(behind, SETTINGS))
+    deployments = [each for each in desired_objects(behind, SETTINGS) if each["kind"] == "Deployment"]
+    assert [each["spec"]["replicas"] for each in deployments] == [0]

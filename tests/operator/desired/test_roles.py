@@ -30,6 +30,7 @@ SPLIT = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
         ({"replicas": 5, "suspend": True}, {"serve": 0, "router": 0}),
         ({"autoscaling": {"minReplicas": 3, "maxReplicas": 8}, "suspend": True}, {"serve": 0, "router": 0}),
         ({"disaggregation": SPLIT, "suspend": True}, {"prefill": 0, "decode": 0, "router": 0}),
+        ({"replicas": 5, "router": {"mode": "gateway"}}, {"serve": 5}),
     ],
 )
 def test_each_role_wants_its_own_number_of_pods(

@@ -17,8 +17,6 @@ TABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"parallelism": {"expert": True}}, "spec.parallelism.expert", "each pod holds every expert"),
     ({"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}, "spec.autoscaling", "stays 2"),
     ({"autoscaling": {"minReplicas": 0, "maxReplicas": 8}}, "spec.autoscaling", "stays 1"),
-    ({"router": {"mode": "gateway"}}, "spec.router.mode", "2 routers of the service's own"),
-    ({"router": {"policy": "powerOfTwo"}}, "spec.router.policy", "finishTime decides"),
 ]
 
 
@@ -44,6 +42,7 @@ BLOCKING: list[tuple[dict[str, Any], str, str]] = [
     ({"parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline", "one rank"),
     ({"parallelism": {"data": 2}}, "spec.parallelism.data", "write 1"),
     ({"disaggregation": {"prefill": {}, "decode": {}}}, "spec.disaggregation", "not supported yet"),
+    ({"router": {"mode": "gateway"}}, "spec.router.mode", "set gateway.enabled in the chart's values, or write mode"),
 ]
 
 
@@ -102,3 +101,12 @@ def test_a_split_service_names_the_split_and_its_roles_parallelism(make_service:
         "spec.disaggregation.prefill.parallelism.data",
         "spec.disaggregation.decode.parallelism.tensor",
     ]
+
+
+def test_the_gateway_is_acted_on_where_the_installation_has_one(make_service: MakeService) -> None:
+    assert unsupported_features(make_service(router={"mode": "gateway"}), has_gateway=True) == []
+
+
+@pytest.mark.parametrize("policy", ["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"])
+def test_every_policy_is_acted_on(make_service: MakeService, policy: str) -> None:
+    assert unsupported_features(make_service(router={"policy": policy})) == []

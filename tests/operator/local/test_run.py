@@ -246,3 +246,47 @@ def test_two_services_of_one_name_are_refused(write_manifest: Callable[..., Path
 
     with pytest.raises(LocalRunError, match="two services are named llama"):
         run_local([file, file], LocalOptions("127.0.0.1", 0, programs))
+
+
+BEHIND = {"mode": "gateway"}
+
+
+def test_services_behind_the_gateway_share_one_router_that_is_told_of_their_engines(
+    start: Start, write_manifest: Callable[..., Path]
+) -> None:
+    run = start(write_manifest(name="one", router=BEHIND), write_manifest(name="two", router=BEHIND, replicas=2))
+    urls = {run.printed(rf"{name} is ready after .*: (\S+)/v1 serves {name}")[1] for name in ("one", "two")}
+    [url] = urls
+    arguments, environment = ask(f"{url}/arguments"), ask(f"{url}/environment")
+    server = json.loads(Path(environment["KUBECONFIG"]).read_text())["clusters"][0]["cluster"]["server"]
+    slices = ask(f"{server}/apis/discovery.k8s.io/v1/endpointslices")["items"]
+    run.process.send_signal(signal.SIGTERM)
+    text = run.end()
+
+    assert arguments[arguments.index("--gateway") + 1] == "*"
+    assert arguments[arguments.index("--kv-events") + 1] == "5557:5558"
+    assert sorted(each["metadata"]["name"] for each in slices) == ["one-serve-0", "two-serve-0", "two-serve-1"]
+    assert environment["KVASIR_GATEWAY_SECRET"] not in text
+    assert text.count("fake program starts") == 4
+    assert re.search(r"\[gateway\] +fake program ends(.|\n)*\[two-serve-1\] +fake program ends", text)
+    assert run.process.returncode == 0
+
+
+def test_a_service_with_a_router_of_its_own_stays_beside_the_gateway(
+    start: Start, write_manifest: Callable[..., Path]
+) -> None:
+    run = start(write_manifest(name="one", router=BEHIND), write_manifest(name="own"))
+    urls = {run.printed(rf"{name} is ready after .*: (\S+)/v1 serves {name}")[1] for name in ("one", "own")}
+
+    assert len(urls) == 2
+    assert "--endpoint" in ask(f"{run.printed(r'own is ready .*: (http[^ ]+)/v1')[1]}/arguments")
+
+
+def test_a_name_that_two_services_claim_behind_the_gateway_is_refused(
+    write_manifest: Callable[..., Path], programs: Path
+) -> None:
+    model = {"source": "file:///models/small", "name": "big"}
+    files = [write_manifest(name=name, router=BEHIND, model=model) for name in ("one", "two")]
+
+    with pytest.raises(LocalRunError, match="one and two are both to serve big behind the gateway: rename"):
+        run_local(files, LocalOptions("127.0.0.1", 0, programs))

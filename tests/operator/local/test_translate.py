@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.operator.gateways import WITH_GATEWAY
 
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.pods import Listener, LocalService
 from kvasir_operator.local.translate import Folders, local_service
 from kvasir_operator.manifests import load_services
+from kvasir_operator.resources.router_secret import derived_secret
 from kvasir_operator.settings import OperatorSettings
 
 LISTEN = Listener("127.0.0.1", 8080)
@@ -189,3 +191,41 @@ def test_a_missing_program_is_named_with_what_to_install(
 
     with pytest.raises(LocalRunError, match=r"install kvasir\[runtime\]"):
         translate()
+
+
+def test_behind_the_gateway_engines_believe_what_it_shows_and_there_is_no_router(
+    write_manifest: Callable[..., Path], programs: Path, network: LoopbackNetwork
+) -> None:
+    file = write_manifest(router={"mode": "gateway"})
+    [service] = load_services(file)
+    local = local_service(service, WITH_GATEWAY, network, LISTEN, Folders(file.parent, programs))
+
+    assert local.routers == ()
+    assert local.url == "http://127.0.0.1:8080/v1"
+    assert local.engines[0].env["KVASIR_ROUTER_SECRET"] == derived_secret("gateway-secret", "models", "llama")
+
+
+def test_each_engine_publishes_kv_events_on_its_own_address(translate: Translate) -> None:
+    engines = translate(replicas=2).engines
+    configs = [json.loads(dict(pairwise(engine.command))["--kv-events-config"]) for engine in engines]
+
+    assert [(config["endpoint"], config["replay_endpoint"]) for config in configs] == [
+        (f"tcp://{engine.listeners[0].address}:5557", f"tcp://{engine.listeners[0].address}:5558") for engine in engines
+    ]
+    assert all(config["enable_kv_cache_events"] for config in configs)
+
+
+def test_routers_follow_the_kv_events_of_engines_that_publish_on_one_pair_of_ports(translate: Translate) -> None:
+    [router] = translate(replicas=2).routers
+
+    assert ("--kv-events", "5557:5558") in pairwise(router.command)
+
+
+def test_routers_follow_none_where_engines_had_to_take_different_ports(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = count(20000)
+    monkeypatch.setattr("kvasir_operator.local.translate.usable_port", lambda address, preferred: next(ports))
+    [router] = translate(replicas=2).routers
+
+    assert "--kv-events" not in router.command

@@ -14,6 +14,7 @@ from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
+from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.queue import worker
 from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.queue.work_queue import WorkQueue
@@ -28,7 +29,9 @@ class ScriptedReconciler(Reconciler):
     """Each pass gives the script's next entry, or never ends where that is HANGS; the last one closes the queue."""
 
     def __init__(self, queue: WorkQueue, script: list[Outcome | Exception | None]) -> None:
-        super().__init__(KubeClient(Configuration()), OperatorSettings(), lambda: ClusterFeatures((1, 34)))
+        kube = KubeClient(Configuration())
+        gateway = GatewayObserver(kube, None, None, lambda key: None)
+        super().__init__(kube, OperatorSettings(), lambda: ClusterFeatures((1, 34)), gateway)
         self.queue = queue
         self.script = script
 

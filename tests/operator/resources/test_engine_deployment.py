@@ -223,3 +223,16 @@ def test_the_template_names_no_revision_as_it_is_what_a_revision_is_made_from(ma
 
     assert "serving.kvasir.dev/revision" not in before["metadata"]["labels"]
     assert engine_pod_template(service, role, SETTINGS) == before
+
+
+def test_engines_publish_kv_events_and_load_on_the_ports_that_their_container_names(make_service: MakeService) -> None:
+    config = json.loads(flags(make_service())["--kv-events-config"])
+    ports = {port["name"]: port["containerPort"] for port in container(make_service())["ports"]}
+
+    assert ports == {"http": 8000, "kv-events": 5557, "kv-replay": 5558}
+    assert config == {
+        "enable_kv_cache_events": True,
+        "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://*:5558",
+        "load_hz": 20,
+    }

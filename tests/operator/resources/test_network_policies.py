@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.operator.gateways import GATEWAY
 
-from kvasir_operator.api.defaults import InstallationDefaults, NetworkPeer, NetworkPeers
+from kvasir_operator.api.defaults import GatewayDefaults, InstallationDefaults, NetworkPeer, NetworkPeers
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.resources.network_policies import network_policies
 from kvasir_operator.settings import OperatorSettings
@@ -27,6 +28,7 @@ def of_service(role: str, service: str = "llama") -> Pod:
 
 PROMETHEUS = Pod({"app.kubernetes.io/name": "prometheus"}, "monitoring")
 OPERATOR = Pod({"app.kubernetes.io/component": "operator"}, "kvasir")
+THE_GATEWAY = Pod({"app.kubernetes.io/component": "gateway"}, "kvasir")
 IN_PLACE = NetworkPeers(operator=NetworkPeer({NAMESPACE: "kvasir"}, {"app.kubernetes.io/component": "operator"}))
 
 
@@ -55,9 +57,18 @@ def allows(policy: Mapping[str, Any], source: Pod, port: int) -> bool:
     )
 
 
-def reaches(service: InferenceService, source: Pod, target: Pod, port: int, peers: NetworkPeers = IN_PLACE) -> bool:
+def reaches(
+    service: InferenceService,
+    source: Pod,
+    target: Pod,
+    port: int,
+    peers: NetworkPeers = IN_PLACE,
+    gateway: GatewayDefaults | None = GATEWAY,
+) -> bool:
     """A pod that no policy selects is open; one that policies select is open to what any of them allows."""
-    settings = OperatorSettings(defaults=InstallationDefaults(network_peers=peers))
+    settings = OperatorSettings(
+        defaults=InstallationDefaults(network_peers=peers, gateway=gateway), gateway_secret="gateway-secret"
+    )
     policies = network_policies(service, settings)
     selecting = [policy for policy in policies if selects(policy["spec"]["podSelector"], target.labels)]
     return not selecting or any(allows(policy, source, port) for policy in selecting)
@@ -68,6 +79,8 @@ def reaches(service: InferenceService, source: Pod, target: Pod, port: int, peer
     ("source", "port", "expected"),
     [
         (of_service("router"), 8000, True),
+        (of_service("router"), 5557, True),
+        (of_service("router"), 5558, True),
         (of_service("router"), 5600, False),
         (of_service("router", "other"), 8000, False),
         (Pod(of_service("router").labels, "elsewhere"), 8000, False),
@@ -76,9 +89,14 @@ def reaches(service: InferenceService, source: Pod, target: Pod, port: int, peer
         (of_service("serve", "other"), 8000, False),
         (PROMETHEUS, 8000, True),
         (PROMETHEUS, 5600, False),
+        (PROMETHEUS, 5557, False),
+        (OPERATOR, 5558, False),
+        (Pod(), 5557, False),
+        (of_service("router", "other"), 5557, False),
         (OPERATOR, 8000, True),
         (Pod(OPERATOR.labels, "elsewhere"), 8000, False),
         (Pod({}, "kvasir"), 8000, False),
+        (THE_GATEWAY, 8000, False),
         (Pod(), 8000, False),
     ],
 )
@@ -86,6 +104,33 @@ def test_engines_are_reached_by_their_router_their_peers_and_observers_only(
     make_service: MakeService, role: str, source: Pod, port: int, expected: bool
 ) -> None:
     assert reaches(make_service(), source, of_service(role), port) is expected
+
+
+@pytest.mark.parametrize("role", ["serve", "prefill", "decode"])
+@pytest.mark.parametrize(
+    ("source", "port", "expected"),
+    [
+        (THE_GATEWAY, 8000, True),
+        (THE_GATEWAY, 5557, True),
+        (THE_GATEWAY, 5558, True),
+        (THE_GATEWAY, 29500, False),
+        (Pod(THE_GATEWAY.labels, "elsewhere"), 8000, False),
+        (of_service("router"), 8000, True),  # one that was there before ends its streams
+        (Pod({}, "kvasir"), 8000, False),
+        (PROMETHEUS, 8000, True),
+        (OPERATOR, 8000, True),
+        (Pod(), 8000, False),
+    ],
+)
+def test_engines_behind_the_gateway_are_reached_by_its_pods(
+    make_service: MakeService, role: str, source: Pod, port: int, expected: bool
+) -> None:
+    assert reaches(make_service(router={"mode": "gateway"}), source, of_service(role), port) is expected
+
+
+def test_without_a_gateway_nobody_reaches_engines_in_its_place(make_service: MakeService) -> None:
+    service = make_service(router={"mode": "gateway"})
+    assert not reaches(service, THE_GATEWAY, of_service("serve"), 8000, gateway=None)
 
 
 @pytest.mark.parametrize(

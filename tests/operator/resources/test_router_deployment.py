@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import router_role
 from kvasir_operator.resources.router_access import router_role_binding
@@ -35,6 +36,7 @@ def test_the_command_names_the_model_the_engines_and_the_queue(make_service: Mak
         *("kvasir-router", "serve", "--host", "::", "--port", "8080", "--admin-port", "9090"),
         *("--policy", "roundRobin", "--model", "big", "--model-alias", "b", "--model-alias", "c"),
         *("--endpoints-service", "models/llama:8000"),
+        *("--kv-events", "5557:5558"),
         *("--max-queue-size", "7", "--max-queue-wait", "0.5", "--shutdown-timeout", "300"),
     ]
 
@@ -46,6 +48,18 @@ def test_api_keys_are_mounted_from_their_secret(make_service: MakeService) -> No
     assert {"name": "api-keys", "secret": {"secretName": "keys"}} in pod["volumes"]
     assert container["command"][-2:] == ["--api-keys-file", "/etc/kvasir/api-keys"]
     assert container["volumeMounts"][0]["mountPath"] == "/etc/kvasir/api-keys"
+
+
+def test_limits_to_tenants_are_flags_of_their_own(make_service: MakeService) -> None:
+    keys = {"apiKeysSecretRef": {"name": "keys"}}
+    both, one = (
+        router_command(make_service(router=keys | {"tenantLimits": limits}))
+        for limits in ({"tokensPerMinute": 60000, "maxInFlight": 8}, {"maxInFlight": 1})
+    )
+
+    assert both[-4:] == ["--tenant-tokens-per-minute", "60000", "--tenant-max-in-flight", "8"]
+    assert one[-2:] == ["--tenant-max-in-flight", "1"]
+    assert "--tenant-tokens-per-minute" not in one
 
 
 def test_probes_ask_the_admin_port(make_service: MakeService) -> None:
@@ -115,7 +129,15 @@ def test_clients_find_the_router_by_its_service(make_service: MakeService) -> No
     [port] = router_service(make_service())["spec"]["ports"]
 
     assert (port["name"], port["port"]) == ("http", 8080)
-    assert service_url(make_service()) == "http://llama-router.models.svc:8080/v1"
+    assert service_url(make_service(), None) == "http://llama-router.models.svc:8080/v1"
+
+
+def test_clients_of_a_service_behind_the_gateway_use_the_gateways_address(make_service: MakeService) -> None:
+    service, gateway = make_service(router={"mode": "gateway"}), GatewayDefaults("kvasir", "shared", {})
+
+    assert service_url(service, gateway) == "http://shared.kvasir.svc:8080/v1"
+    assert service_url(service, None) is None
+    assert service_url(make_service(), gateway) == "http://llama-router.models.svc:8080/v1"
 
 
 def test_the_service_is_of_the_manifests_type_with_its_annotations(make_service: MakeService) -> None:

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.operator.cluster_objects import child, deployment, stored
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
 from kvasir_operator.apply.plan import Scale, Unweigh
-from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey
-from kvasir_operator.rollout.children import kept_children, scales, unweighs
+from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
+from kvasir_operator.rollout.children import kept_children, kept_router, scales, unweighs
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan, RolloutState
@@ -86,3 +87,29 @@ def test_the_service_of_an_earlier_release_stays_until_no_router_needs_it() -> N
 def test_a_revisions_own_service_waits_for_no_router() -> None:
     children = [engine_service(**{REVISION_LABEL: "a"}), routers(1)]
     assert names(kept_children(plan({}), [], children))["Service"] == []
+
+
+def of_router(kind: str, name: str = "llama-router", role: str = "router") -> KubeObject:
+    obj = child(kind, name)
+    obj["metadata"]["labels"][ROLE_LABEL] = role
+    return obj
+
+
+@pytest.mark.parametrize(
+    ("is_replaced", "phase", "is_kept"),
+    [
+        (True, RolloutPhase.COMPLETE, False),
+        (False, RolloutPhase.COMPLETE, True),
+        (True, RolloutPhase.PROGRESSING, True),
+        (True, RolloutPhase.HALTED, True),
+    ],
+)
+def test_a_router_stays_until_the_gateway_serves_and_every_engine_believes_it(
+    is_replaced: bool, phase: RolloutPhase, is_kept: bool
+) -> None:
+    rollout = replace(plan({}), state=RolloutState(phase, "new"))
+    children = [of_router(kind) for kind in ("Deployment", "Service", "ServiceAccount")]
+    engine, bare = of_router("Service", "llama-serve", "serve"), child("Service", "theirs")
+    del bare["metadata"]["labels"]
+    kept = kept_router(rollout, [*children, engine, bare], is_replaced=is_replaced)
+    assert kept == (frozenset(map(object_key, children)) if is_kept else frozenset())

@@ -24,9 +24,19 @@ def status_of(
     previous: KubeObject | None = None,
     router: KubeObject | None = None,
 ) -> KubeObject:
-    """`engines`: Deployments of engine roles, of a role's revisions the current one first; pods wanted are as many."""
+    """Of a service with a router of its own. `engines`: Deployments of engine roles, as `derived` takes them."""
+    return derived([router or deployment("router"), *engines], pods, situation, previous)
+
+
+def derived(
+    deployments: Sequence[KubeObject],
+    pods: Sequence[KubeObject],
+    situation: Situation = SETTLED,
+    previous: KubeObject | None = None,
+) -> KubeObject:
+    """`deployments`: of a role's revisions the current one first; pods wanted are as many."""
     by_role: dict[str, list[KubeObject]] = {}
-    for each in (router or deployment("router"), *engines):
+    for each in deployments:
         by_role.setdefault(each["metadata"]["labels"]["serving.kvasir.dev/role"], []).append(each)
     roles = [role_state(each, sum(one["spec"]["replicas"] for one in each), pods) for each in by_role.values()]
     return derive_status(service(status=previous), roles, situation, URL, NOW)

@@ -3,7 +3,8 @@
 from kvasir_operator.apply.apply import Refusal
 from kvasir_operator.desired.unsupported import UnsupportedFeature
 from kvasir_operator.errors import KubeForbiddenError
-from kvasir_operator.kube.kinds import SERVICE, ObjectKey
+from kvasir_operator.kube.kinds import SERVICE, ObjectKey, ServiceKey
+from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.status.problems import find_problems
 
 KEY = ObjectKey(SERVICE, "llama-router")
@@ -29,3 +30,17 @@ def test_each_problem_has_its_reason_and_names_what_it_is_about() -> None:
 
 def test_a_service_that_is_as_it_should_be_has_none() -> None:
     assert find_problems([], [], [], []) == []
+
+
+def test_what_keeps_the_gateway_from_a_service_is_told() -> None:
+    owner = ServiceKey("models", "older")
+    gateway = GatewayState(is_ready=False, names=("a", "b", "c"), taken={"a": owner, "c": owner})
+    assert [(each.reason, each.message) for each in find_problems([], [], [], [], gateway)] == [
+        ("GatewayNotReady", "no pod of the gateway is ready"),
+        (
+            "ModelNameTaken",
+            "behind the gateway 'a' belongs to service models/older, 'c' belongs to service models/older, which was "
+            "created first: choose another name or alias, or rename that one's",
+        ),
+    ]
+    assert find_problems([], [], [], [], GatewayState(is_ready=True, names=("a",))) == []

@@ -1,0 +1,206 @@
+"""An engine's own publisher and a router's own subscriber: what the one caches is what the other matches."""
+
+import asyncio
+import contextlib
+import socket
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from kvasir_router.config import KvEventPorts
+from kvasir_router.dialects.dialect import Prompt
+from kvasir_router.endpoints.address import Address
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
+from kvasir_router.prefix_index.mixed import MixedIndex
+from kvasir_router.prefix_index.precise import PreciseIndex
+from kvasir_router.prefix_index.subscriber import Timing
+from kvasir_router.prefix_index.threads import Threads
+from kvasir_router.service.event_feed import EventFeed
+from kvasir_router.service.load_report import LoadReport
+from kvasir_runtime.config import KvEventsConfig
+from kvasir_runtime.engine.event_publisher import EventPublisher
+from kvasir_runtime.engine.load_report import LoadReport as EngineLoadReport
+from kvasir_runtime.kv_cache.events import KvEventLog
+from kvasir_runtime.kv_cache.kv_cache import KvCache
+from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.kv_cache.spec import KvGroup
+
+pytestmark = pytest.mark.anyio
+URL = "http://127.0.0.1:8000"
+TOKENS = list(range(100, 140))
+SIZE = 4
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+class Engine:
+    """A prefix cache, and the sockets that its events go to."""
+
+    def __init__(self, ports: KvEventPorts, *, num_blocks: int = 64, buffer_steps: int = 100) -> None:
+        groups = (KvGroup((0,), None),)
+        self.log = KvEventLog(SIZE, groups)
+        self.kv = KvCache(num_blocks, SIZE, groups, enable_prefix_caching=True, event_log=self.log)
+        self.publisher = EventPublisher(
+            KvEventsConfig(
+                enable_kv_cache_events=True,
+                buffer_steps=buffer_steps,
+                load_hz=20,
+                endpoint=f"tcp://127.0.0.1:{ports.events}",
+                replay_endpoint=f"tcp://127.0.0.1:{ports.replay}",
+            )
+        )
+        self.step()
+
+    def step(self) -> None:
+        if events := self.log.take():
+            self.publisher.publish_events(events)
+
+    def compute(self, tokens: list[int], salt: tuple[bytes, ...] = ()) -> SequenceBlocks:
+        """A request's prompt, in a step of its own; its blocks stay cached until others need their memory."""
+        blocks = self.kv.empty(salt)
+        self.kv.grow(blocks, len(tokens))
+        self.kv.wrote(self.kv.offer(tokens, blocks, len(tokens)))
+        self.step()
+        return blocks
+
+    def num_cached(self, tokens: list[int]) -> int:
+        """By its own word; it leaves at least one token to compute."""
+        return self.kv.match([*tokens, 0], self.kv.empty()).num_tokens
+
+
+class Router:
+    def __init__(self, ports: KvEventPorts) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.threads = Threads()
+        self.reports: list[LoadReport] = []
+        loop = asyncio.get_running_loop()
+        self.precise = PreciseIndex(10_000)
+        self.feed = EventFeed(
+            ports, self.precise, lambda url, report: self.reports.append(report), self.context, loop.time,
+            timing=Timing(verify_interval=0.2, replay_timeout=1.0),
+        )  # fmt: skip
+        approximate = ApproximatePrefixIndex(100, 100, SIZE, 4.0)
+        self.index = MixedIndex(approximate, self.precise, self.threads, frozenset, self.feed.resync)
+        self.feed.follow({Address(URL)})
+
+    async def num_matched(self, tokens: list[int], salt: str | None = None) -> int:
+        raw = {} if salt is None else {"cache_salt": msgspec.Raw(msgspec.json.encode(salt))}
+        key = await self.index.key(Prompt(array("I", tokens).tobytes(), True, b"", **raw))
+        return self.index.match(key, asyncio.get_running_loop().time()).get(URL, 0)
+
+    async def until_matched(self, num_tokens: int, tokens: list[int], salt: str | None = None) -> None:
+        async with asyncio.timeout(5):
+            while await self.num_matched(tokens, salt) != num_tokens or not self.precise.is_complete(URL):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        self.feed.close()
+        self.threads.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def ports() -> KvEventPorts:
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        return KvEventPorts(one.getsockname()[1], two.getsockname()[1])
+
+
+@pytest.fixture
+def start_engine(ports: KvEventPorts) -> Iterator[Callable[..., Engine]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(**options: Any) -> Engine:
+            engine = Engine(ports, **options)
+            stack.callback(engine.publisher.close)
+            return engine
+
+        yield start
+
+
+@pytest.fixture
+async def start_router(ports: KvEventPorts) -> AsyncIterator[Callable[[], Router]]:
+    with contextlib.ExitStack() as stack:
+
+        def start() -> Router:
+            router = Router(ports)
+            stack.callback(router.close)
+            return router
+
+        yield start
+
+
+async def test_what_an_engine_computes_is_matched(
+    start_engine: Callable[..., Engine], start_router: Callable[[], Router]
+) -> None:
+    engine, router = start_engine(), start_router()
+    await router.until_matched(0, TOKENS)
+    engine.compute(TOKENS[:11])
+    await router.until_matched(8, TOKENS)
+    engine.compute(TOKENS)
+    await router.until_matched(40, TOKENS)
+
+
+async def test_a_salted_prompt_is_matched_by_its_salt(
+    start_engine: Callable[..., Engine], start_router: Callable[[], Router]
+) -> None:
+    engine, router = start_engine(), start_router()
+    engine.compute(TOKENS, (b"mine",))
+    await router.until_matched(40, TOKENS, "mine")
+    assert (await router.num_matched(TOKENS), await router.num_matched(TOKENS, "yours")) == (0, 0)
+
+
+async def test_evictions_are_seen(start_engine: Callable[..., Engine], start_router: Callable[[], Router]) -> None:
+    engine, router = start_engine(num_blocks=12), start_router()
+    engine.kv.release(engine.compute(TOKENS))
+    await router.until_matched(40, TOKENS)
+    engine.compute([7] * 12)
+    engine.step()
+    assert 0 < engine.num_cached(TOKENS) < 40
+    await router.until_matched(engine.num_cached(TOKENS), TOKENS)
+
+
+async def test_a_router_that_starts_after_the_engine_has_forgotten_its_messages_knows_all(
+    start_engine: Callable[..., Engine], start_router: Callable[[], Router]
+) -> None:
+    engine = start_engine(buffer_steps=2)
+    for length in range(4, 41, 4):
+        engine.compute(TOKENS[:length])
+    router = start_router()
+    await router.until_matched(40, TOKENS)
+    engine.compute([7] * 8)
+    await router.until_matched(8, [7] * 8)
+
+
+async def test_a_restarted_engine_holds_nothing(
+    start_engine: Callable[..., Engine], start_router: Callable[[], Router]
+) -> None:
+    engine, router = start_engine(), start_router()
+    engine.compute(TOKENS)
+    await router.until_matched(40, TOKENS)
+    engine.publisher.close()
+    start_engine()
+    await router.until_matched(0, TOKENS)
+
+
+async def test_an_engines_load_is_read(start_engine: Callable[..., Engine], start_router: Callable[[], Router]) -> None:
+    engine, router = start_engine(), start_router()
+    await router.until_matched(0, TOKENS)
+    report = EngineLoadReport(
+        num_running=2, num_waiting=3, waiting_uncached_tokens=4, running_uncached_tokens=5, kv_used_tokens=6,
+        kv_capacity_tokens=7, steps_per_second=8.5, prefill_tokens_per_second=None, arrived=["a", "b"],
+        instance="cafe",
+    )  # fmt: skip
+    async with asyncio.timeout(5):
+        while not router.reports:
+            engine.publisher.publish_load(report)
+            await asyncio.sleep(0.005)
+    assert router.reports[0] == LoadReport(2, 3, 4, 5, 6, 7, 8.5, None, ("a", "b"), "cafe")

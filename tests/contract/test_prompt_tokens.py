@@ -1,0 +1,140 @@
+"""A prompt's token ids: what the router makes with an engine's own description, and what the engine itself makes."""
+
+import asyncio
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvasir_router.dialects.chat import Chat
+from kvasir_router.dialects.completions import Completions
+from kvasir_router.prefix_index.tokens import PromptTokenizer, TokenizerCard
+from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.server.chat_template import ChatTemplate
+from kvasir_runtime.server.parsing import parse
+from kvasir_runtime.server.prompts import PromptBuilder
+from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
+from kvasir_runtime.server.responses import to_json
+from kvasir_runtime.server.sampling import Limits
+from kvasir_runtime.server.tokenizer_description import TokenizerDescription
+
+FOLDER = Path(__file__).parents[2] / "examples/models/kvasir-python-700k"
+LIMITS = Limits(max_model_len=10_000, vocab_size=10**6, max_n=1, max_beam_width=1, max_sequences=8, max_logprobs=0)
+TEMPLATES = {
+    "example": (FOLDER / "chat_template.jinja").read_text(),
+    "trims": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "blocks": "{%- for m in messages %}\n  {%- if m.tool_calls %}\n    {%- for call in m.tool_calls %}\n"
+    "{{ call.function.name }}({{ call.function.arguments | tojson }})\n    {%- endfor %}\n  {%- else %}\n"
+    "{%- generation %}{{ m.content }}{% endgeneration %}{{ eos_token }}\n  {%- endif %}\n"
+    "  {%- if m.name is defined %}{{ m.name }}{% endif %}{%- if loop.index > 90 %}{% break %}{% endif %}\n"
+    "{%- endfor %}{{ tools }}{{ documents }}{{ add_generation_prompt }}{{ bos_token is defined }}",
+    "thinks": "{% set ns = namespace(seen=false) %}{% for m in messages %}"
+    "{% if m.reasoning_content is defined and enable_thinking %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}{% if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no id') }}{% endif %}"
+    "{% endfor %}{{ strftime_now('%Y') }}{{ {'a': '<é>'} | tojson(indent=1) }}",
+    "refuses": "{{ raise_exception('not today') }}",
+    "changes": "{{ messages.append(1) }}",
+    "silent": "nothing of it",
+}
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": "<é>"}'}}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "def hello(name): <|im_end|> 日本語 "}],
+    [{"role": "developer", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "one"}]}],
+    [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "name": "Ann"}],
+    [
+        {"role": "user", "content": "1 + 2"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+        {"role": "assistant", "content": "three ", "reasoning": "because"},
+    ],
+    [{"role": "assistant", "content": "no question", "reasoning_content": "hm", "refusal": None}],
+]
+FIELDS: list[dict[str, Any]] = [
+    {},
+    {"add_generation_prompt": False},
+    {"add_generation_prompt": True},
+    {"continue_final_message": True},
+    {"add_special_tokens": True},
+    {"chat_template_kwargs": {"enable_thinking": True}},
+    {"chat_template_kwargs": {"messages": []}},
+    {"chat_template_kwargs": None, "add_generation_prompt": None},
+]
+
+
+class Both:
+    """An engine's prompts, and a router that has only its description."""
+
+    def __init__(self, template: str | None, settings: dict[str, Any] | None = None) -> None:
+        tokenizer = Tokenizer.load(FOLDER)
+        if settings is not None:
+            tokenizer = Tokenizer(tokenizer._backend, tokenizer.settings | settings)
+        compiled = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
+        self.engine = PromptBuilder(tokenizer, compiled)
+        card = msgspec.json.decode(to_json(TokenizerDescription(tokenizer, template).response), type=TokenizerCard)
+        self.router = PromptTokenizer(card, 10**6)
+
+    def check_chat(self, body: dict[str, Any]) -> list[int] | None:
+        """The same tokens, or refused by the engine and unknown to the router."""
+        encoded = msgspec.json.encode({"model": "m", **body})
+        dialect = Chat()
+        prompt = dialect.prompt(dialect.read(encoded), "m")
+        assert prompt is not None
+        made = self.router.tokens(prompt)
+        router = None if made is None else list(array("I", made))
+        try:
+            engine = asyncio.run(self.engine.chat_prompt(parse(ChatCompletionRequest, encoded), LIMITS))
+        except InvalidRequestError:
+            engine = None
+        assert router == engine or (engine is None and not router)
+        return engine
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_has_the_engines_tokens(name: str, fields: dict[str, Any]) -> None:
+    both = Both(TEMPLATES[name])
+    for messages in CONVERSATIONS:
+        both.check_chat({"messages": messages, **fields})
+
+
+def test_most_of_these_conversations_are_not_refused() -> None:
+    both = Both(TEMPLATES["example"])
+    assert all(both.check_chat({"messages": messages}) for messages in CONVERSATIONS)
+
+
+def test_a_model_without_template_takes_no_conversation() -> None:
+    assert Both(None).check_chat({"messages": CONVERSATIONS[0]}) is None
+
+
+@pytest.mark.parametrize("settings", [None, {"bos_token": "<|endoftext|>", "add_bos_token": True}])
+@pytest.mark.parametrize("text", ["def hello(name):\n    return 1", "<|im_start|>user", " 日本語", "a" * 20_000])
+def test_a_text_has_the_engines_tokens(text: str, settings: dict[str, Any] | None) -> None:
+    both = Both(TEMPLATES["example"], settings)
+    encoded = msgspec.json.encode({"prompt": text})
+    dialect = Completions()
+    prompt = dialect.prompt(dialect.read(encoded), None)
+    assert prompt is not None
+    made = both.router.tokens(prompt)
+    assert made is not None
+    (engine,) = asyncio.run(both.engine.completion_prompts(parse(CompletionRequest, encoded), LIMITS))
+    assert list(array("I", made)) == engine.token_ids
+
+
+def test_tools_are_shown_to_the_template() -> None:
+    """Engines of ours refuse them as yet; a template prints what it was given."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    both = Both("{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}")
+    dialect = Chat()
+    body = msgspec.json.encode({"messages": [{"role": "user", "content": "hi"}], "tools": tools})
+    prompt = dialect.prompt(dialect.read(body), "m")
+    assert prompt is not None
+    made = both.router.tokens(prompt)
+    expected = both.router.encode(
+        '[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]hi',
+        add_special_tokens=False,
+    )
+    assert made == expected
