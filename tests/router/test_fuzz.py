@@ -8,13 +8,11 @@ import random
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.anyio
-Until = Callable[[Callable[[], bool]], Awaitable[None]]
 NUM_ABORTS = 10_000
 NUM_AT_ONCE = 64
 NUM_MUTATIONS = 1_500
@@ -75,14 +73,12 @@ class Traces:
         self._router = router
         self._num_tasks = len(asyncio.all_tasks())
         self._num_descriptors = self._descriptors()
-        self._num_connections = self._series("connections")  # of clients that are no part of this
-
-    def is_clean(self) -> bool:
-        return not self.left_behind()
+        self._num_connections = _series(self._text(), "connections")  # of clients that are no part of this
 
     def left_behind(self) -> dict[str, float]:
-        figures = {name: self._series(name) for name in ("in_flight", "held_body_bytes", "queue_depth")}
-        figures["connections"] = max(self._series("connections") - self._num_connections, 0)
+        text = self._text()
+        figures = {name: _series(text, name) for name in ("in_flight", "held_body_bytes", "queue_depth")}
+        figures["connections"] = max(_series(text, "connections") - self._num_connections, 0)
         for service in self._router.services:
             figures["held"] = len(service.admission.held_demand())
             for endpoint in service.registry:
@@ -98,17 +94,18 @@ class Traces:
             float(value) for value in re.findall(r'kvasir_router_requests_total\{code="500"[^}]*\} (\S+)', self._text())
         )
 
-    def _series(self, name: str) -> float:
-        found = re.search(rf"^kvasir_router_{name} (\S+)", self._text(), re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
-
     def _text(self) -> str:
         return str(self._router.metrics.render().decode())
 
     @staticmethod
     def _descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
+
+
+def _series(text: str, name: str) -> float:
+    found = re.search(rf"^kvasir_router_{name} (\S+)", text, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
 
 
 # Probes come and go, and a connection to each engine may be pooled or on its way out.
@@ -150,7 +147,7 @@ async def served(router: Any, client: Any) -> bool:
 
 
 async def test_clients_that_break_off_at_any_moment_leave_nothing_behind(
-    engines: Any, start_router: Any, client: Any, until: Until
+    engines: Any, start_router: Any, client: Any
 ) -> None:
     router = await start_router(*engines, max_in_flight=8, max_queue_size=20)  # so that many wait, and some are refused
     for engine in engines:
@@ -166,14 +163,17 @@ async def test_clients_that_break_off_at_any_moment_leave_nothing_behind(
     await asyncio.gather(*(keep_breaking_off() for _ in range(NUM_AT_ONCE)))
     for engine in engines:
         engine.requests.clear()
-    await _clean(traces, until)
+    await _clean(traces)
     assert traces.num_internal_errors() == 0
     assert await served(router, client)
 
 
-async def _clean(traces: Traces, until: Until) -> None:
+async def _clean(traces: Traces) -> None:
+    """A busy machine may have connections to accept whose clients have left long ago."""
     try:
-        await until(traces.is_clean)
+        async with asyncio.timeout(60):
+            while traces.left_behind():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"left behind: {traces.left_behind()}") from None
 
@@ -196,7 +196,7 @@ FRAMINGS = {
 
 @pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS.keys())
 async def test_malformed_chunks_are_refused_or_cut_off(
-    framing: bytes, engine: Any, start_router: Any, client: Any, until: Until
+    framing: bytes, engine: Any, start_router: Any, client: Any
 ) -> None:
     router = await start_router(engine)
     traces = Traces(router)
@@ -208,7 +208,7 @@ async def test_malformed_chunks_are_refused_or_cut_off(
     assert re.match(rb"HTTP/1.1 4\d\d ", answer) or not answer
     attacker.writer.close()
     assert engine.requests == []
-    await _clean(traces, until)
+    await _clean(traces)
     assert await served(router, client)
 
 
@@ -232,7 +232,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 async def test_requests_with_random_faults_get_an_answer_or_a_closed_connection(
-    engine: Any, start_router: Any, client: Any, until: Until
+    engine: Any, start_router: Any, client: Any
 ) -> None:
     router = await start_router(engine)
     assert await served(router, client)
@@ -246,6 +246,11 @@ async def test_requests_with_random_faults_get_an_answer_or_a_closed_connection(
         request_bytes(stream=False).replace(b"host", b"x-kvasir-deadline-seconds: 5\r\nhost"),
     )
     statuses: set[int] = set()
+    for seed in seeds:  # which are good as they are
+        whole = await Client.open(router)
+        await whole.send(seed.replace(b"host: router", b"host: router\r\nconnection: close"))
+        assert (await whole.answer(patience_seconds=30)).startswith(b"HTTP/1.1 200 ")
+        whole.writer.close()
     remaining = iter(range(NUM_MUTATIONS))
 
     async def keep_asking() -> None:
@@ -258,9 +263,8 @@ async def test_requests_with_random_faults_get_an_answer_or_a_closed_connection(
             statuses.update(int(status) for status in re.findall(rb"HTTP/1.1 (\d{3}) ", answer))
 
     await asyncio.gather(*(keep_asking() for _ in range(NUM_AT_ONCE)))
-    assert 200 in statuses
     assert 400 in statuses
     assert not {status for status in statuses if status >= 500}
-    await _clean(traces, until)
+    await _clean(traces)
     assert traces.num_internal_errors() == 0
     assert await served(router, client)
