@@ -376,3 +376,37 @@ async def test_where_nothing_is_set_engines_decide(start_router: Any, exit_stack
     async with connected(router) as connection:
         connection.send(request(headers=ORIGIN))
         assert (await connection.answer())[1][b"access-control-allow-origin"] == b"*"
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+
+
+@pytest.mark.parametrize("num_together", [0, 1, len(BODY), None], ids=["head", "a byte", "body", "all"])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+async def test_a_body_behind_an_offer_of_http2_is_read(
+    engine: Any, start_router: Any, num_together: int | None, is_chunked: bool
+) -> None:
+    """As Java's HTTP client sends every first request."""
+    router = await start_router(engine)
+    framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % len(BODY)
+    head = b"POST %s HTTP/1.1\r\nhost: router\r\n%s%s\r\n\r\n" % (CHAT, H2C, framing)
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY) if is_chunked else BODY
+    following = b"GET /v1/models HTTP/1.1\r\nhost: router\r\n\r\n"
+    sent = head + body + following
+    cut = len(sent) if num_together is None else len(head) + num_together
+    async with connected(router) as connection:
+        connection.send(sent[:cut])
+        await asyncio.sleep(0)  # so that what follows comes by itself
+        connection.send(sent[cut:])
+        assert (await connection.answer())[0] == 200
+        status, _, models = await connection.answer()
+    assert status == 200
+    assert b'"tiny"' in models
+    assert engine.bodies == [BODY]
+
+
+async def test_a_request_without_body_that_offers_a_web_socket_is_answered(engine: Any, start_router: Any) -> None:
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        connection.send(b"GET /v1/models HTTP/1.1\r\nhost: router\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        assert (await connection.answer())[0] == 200

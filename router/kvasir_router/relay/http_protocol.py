@@ -31,6 +31,7 @@ from kvasir_router.relay.connections import Connections, peer_of
 from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import value_of
+from kvasir_router.relay.request_parser import RequestParser
 from kvasir_router.relay.response_writer import ResponseWriter, status_line
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -85,6 +86,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self, *, counted_in: Connections, drain: Drain, forwarding: Forwarding | None = None, **uvicorns: Any
     ) -> None:
         super().__init__(**uvicorns)
+        self.parser = RequestParser(self)  # type: ignore[assignment]
         self._counted_in = counted_in
         self._drain = drain
         self._forwarding = forwarding
@@ -200,6 +202,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if cast(RequestParser, self.parser).is_upgrade_ignored:
+            return
         self._has_understood = True
         if self._receiving is not None:
             self._receiving.body.end()
