@@ -72,7 +72,7 @@ def test_streams_do_not_notice_that_the_api_server_is_away(
     assert not verdict.failures, verdict
     assert sum(each.started > gone and each.ended < back for each in verdict.outcomes) >= NUM_CLIENTS
     log = router_log(own_service, gone)
-    assert "keeping the last known endpoints" in log
+    assert "keeping the last known ones" in log
     assert "endpoints: none" not in log
 
 
