@@ -4,7 +4,7 @@ It hears the signals, starts and stops our parts, logs in, and puts the key of a
 queue. Nothing here writes annotations, finalizers or Events to the cluster.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,20 @@ class SeenSpecs:
         return True
 
 
+class NoDiffBase(kopf.DiffBaseStorage):
+    """No handler of ours compares a service with its former self, for which kopf would copy every object it hears of
+    (docs/decisions/0012 says what that took)."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Nothing is written to a cluster's objects by kopf."""
+
+
 def kopf_settings() -> kopf.OperatorSettings:
     """Quiet, bounded in time, and in need of no rights but those on what is watched."""
     settings = kopf.OperatorSettings()
@@ -59,6 +73,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     # No watch of namespaces and CRDs, which a Role cannot allow: kube/startup.py requires our CRD at the start.
     settings.scanning.disabled = True
     settings.persistence.finalizer = f"{GROUP}/unused"
+    settings.persistence.diffbase_storage = NoDiffBase()
     # kopf would kill the process on its own some time after a stop; parts.py bounds the stop itself.
     settings.process.ultimate_exiting_timeout = None
     return settings

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import kopf
 import pytest
 from kubernetes.aio.client import Configuration
 
@@ -15,6 +16,13 @@ def test_kopf_writes_nothing_to_the_cluster_and_its_requests_are_bounded() -> No
     assert not settings.posting.enabled
     assert settings.networking.request_timeout == 30.0
     assert isinstance(settings.watching.server_timeout, int)
+
+
+def test_kopf_copies_no_object_to_compare_it_later() -> None:
+    storage = kopf_settings().persistence.diffbase_storage
+    body = kopf.Body({"metadata": {"name": "llama"}, "spec": {"replicas": 1}})
+    assert storage.build(body=body) == {}
+    assert storage.fetch(body=body) is None
 
 
 def test_neither_namespaces_nor_crds_are_watched() -> None:
