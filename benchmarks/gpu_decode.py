@@ -33,7 +33,6 @@ from kvasir_runtime.kernels.ops_triton import triton_ops
 from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
 from kvasir_runtime.kv_cache.spec import make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
-from kvasir_runtime.models.decoder import kv_specs
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
 from kvasir_runtime.models.loader import load_decoder
@@ -119,7 +118,7 @@ class Bench:
         self.workload, self.device, self.vocab_size = workload, device, options.vocab_size
         self.decoder = load_decoder(checkpoint, options, placement, workload.max_model_len)
         self.weight_bytes = checkpoint.read_bytes(options.tie_word_embeddings)
-        self.specs = kv_specs(options, dtype)
+        self.specs = self.decoder.kv_specs(dtype)
         self.max_num_seqs = max(workload.batch_sizes)
 
     def floor_seconds(self, batch_size: int) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvasir_runtime import __version__
 from kvasir_runtime.config import RuntimeConfig, check_values
-from kvasir_runtime.engine.core_process import running_engine_core
+from kvasir_runtime.engine.core_process import running_engine_cores
 from kvasir_runtime.errors import ConfigurationError, KvasirRuntimeError
 from kvasir_runtime.flags import Parser, add_flags, config_from
 from kvasir_runtime.logs import configure_logging
@@ -41,10 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def serve(config: RuntimeConfig) -> int:
     """Exit status: 0 after a clean stop, 1 when the engine core or an API process failed."""
     check(config)
+    if config.parallel.node_rank > 0:
+        from kvasir_runtime.ranks.node import serve_node  # numpy and more: not for API processes
+
+        return serve_node(config)
     with (
         listen(config.server.host, config.server.port) as listener,
         tempfile.TemporaryDirectory(prefix="kvasir-") as folder,
-        running_engine_core(config, Path(folder)),
+        running_engine_cores(config, Path(folder)),
     ):
         if config.server.api_server_count == 1:
             return run_api_server(config, 0, [listener], Path(folder))

@@ -64,6 +64,45 @@ class KvEventsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvConnectorConfig:
+    """`kv_connector_extra_config` of `--kv-transfer-config`: ours, not vLLM's."""
+
+    side_channel_host: str = "127.0.0.1"
+    """Address of this machine to listen on; other engines are told it, so it must be one that they can reach."""
+    side_channel_port: int = 5600
+    """0: any that is free."""
+    revision: str = ""
+    """Engines of different revisions exchange nothing."""
+    checksums: bool = True
+    """Of each block: sent with it, and compared with what came."""
+    lease_seconds: float = 30.0
+    """How long a prompt's blocks are kept for an engine that gives no sign of life."""
+    timeout_seconds: float = 60.0
+    """A pull of which nothing comes for so long is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTransferConfig:
+    """The JSON object of `--kv-transfer-config`, with vLLM's keys; unknown ones are errors."""
+
+    kv_connector: Literal["NixlConnector"]
+    kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
+    """kv_producer: computes prompts for others only; kv_consumer: takes them only."""
+    kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    """What becomes of a request whose blocks do not come: its prompt is computed here, or it is answered with an
+    error."""
+    kv_connector_extra_config: KvConnectorConfig = field(default_factory=KvConnectorConfig)
+
+    @property
+    def can_produce(self) -> bool:
+        return self.kv_role != "kv_consumer"
+
+    @property
+    def can_consume(self) -> bool:
+        return self.kv_role != "kv_producer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     block_size: Literal[8, 16, 32, 64] = option("tokens of one KV-cache block", default=16)
     gpu_memory_utilization: float | None = option(
@@ -81,6 +120,13 @@ class CacheConfig:
         '"buffer_steps": N, "hwm": N, "topic": TEXT, "load_hz": HZ}; default: nothing is published',
         default=None,
     )
+    kv_transfer_config: KvTransferConfig | None = option(
+        'JSON: {"kv_connector": "NixlConnector", "kv_role": "kv_both" | "kv_producer" | "kv_consumer", '
+        '"kv_load_failure_policy": "recompute" | "fail", "kv_connector_extra_config": {"side_channel_host": HOST, '
+        '"side_channel_port": 5600, "revision": TEXT, "checksums": true, "lease_seconds": S, "timeout_seconds": S}}; '
+        "default: no KV is exchanged with other engines",
+        default=None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +142,7 @@ class SchedulerConfig:
     async_scheduling: bool | None = option(
         "plan the next step while the current one runs; default: on CUDA only, where it costs no core", default=None
     )
-    steps_ahead: int = option("steps planned ahead where that is on; pipeline stages need more than one", default=1)
+    steps_ahead: int = option("steps planned ahead where that is on; P pipeline stages always plan P - 1", default=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +179,26 @@ class ExecutionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    tensor_parallel_size: int = option("ranks that share every layer", default=1)
+    pipeline_parallel_size: int = option("stages that share out the layers", default=1)
+    data_parallel_size: int = option("engines of equal weights behind this endpoint", default=1)
+    enable_expert_parallel: bool = option("share out whole experts instead of cutting each", default=False)
+    nnodes: int = option("machines that hold this engine's ranks, in equal runs", default=1)
+    node_rank: int = option("which of them this is; 0 serves clients, the others their ranks and probes", default=0)
+    master_addr: str = option("address of node 0, where ranks of several nodes meet", default="127.0.0.1")
+    master_port: int = option("port of node 0 for the same", default=29500)
+    collective_backend: Literal["auto", "gloo", "nccl", "shared_memory"] = option(
+        "what carries collectives; auto: nccl on CUDA, shared_memory between ranks of one machine, else gloo",
+        default="auto",
+    )
+
+    @property
+    def is_one_rank(self) -> bool:
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     host: str = option("address to listen on; :: is every one, IPv6 and IPv4", default="127.0.0.1")
     port: int = option("port to listen on", default=8000)
@@ -165,6 +231,7 @@ class RuntimeConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
@@ -179,6 +246,10 @@ def check_values(config: RuntimeConfig) -> None:
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens),
         ("--steps-ahead", scheduler.steps_ahead),
         ("--num-threads", config.execution.num_threads),
+        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
+        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
+        ("--data-parallel-size", config.parallel.data_parallel_size),
+        ("--nnodes", config.parallel.nnodes),
         ("--api-server-count", server.api_server_count),
         ("--max-n", server.max_n),
         ("--max-request-sequences", server.max_request_sequences),
@@ -193,8 +264,10 @@ def check_values(config: RuntimeConfig) -> None:
         ("--shutdown-timeout", server.shutdown_timeout),
     ):
         _check_at_least(flag, number, 0)
-    if not 0 <= server.port <= 65535:
-        raise ConfigurationError(f"--port is {server.port}; ports go from 0 to 65535")
+    for flag, port in (("--port", server.port), ("--master-port", config.parallel.master_port)):
+        if not 0 <= port <= 65535:
+            raise ConfigurationError(f"{flag} is {port}; ports go from 0 to 65535")
+    _check_parallel(config.parallel)
     share = cache.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise ConfigurationError(f"--gpu-memory-utilization is {share:g}; it is a share, more than 0 and at most 1")
@@ -202,6 +275,9 @@ def check_values(config: RuntimeConfig) -> None:
         _check_speculative(config.execution.speculative_config)
     if cache.kv_events_config is not None:
         _check_kv_events(cache.kv_events_config)
+        _check_kv_event_ports(cache.kv_events_config, config.parallel.data_parallel_size)
+    if cache.kv_transfer_config is not None:
+        _check_kv_transfer(cache.kv_transfer_config.kv_connector_extra_config, cache, config.parallel)
 
 
 def _check_at_least(flag: str, value: float | None, least: int) -> None:
@@ -212,6 +288,22 @@ def _check_at_least(flag: str, value: float | None, least: int) -> None:
 def _check_between(flag: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # written so that nan is refused
         raise ConfigurationError(f"{flag} is {value:g}; it must be from {least:g} to {most:g}")
+
+
+def _check_parallel(parallel: ParallelConfig) -> None:
+    tensor, pipeline, nodes = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.nnodes
+    if tensor * pipeline % nodes:
+        raise ConfigurationError(
+            f"--nnodes is {nodes}, but --tensor-parallel-size {tensor} times --pipeline-parallel-size {pipeline} ranks "
+            "do not divide into so many equal runs; choose sizes whose product it divides"
+        )
+    if nodes > 1 and parallel.data_parallel_size > 1:
+        raise ConfigurationError(
+            f"--nnodes is {nodes} and --data-parallel-size {parallel.data_parallel_size}; an engine of several nodes "
+            "has no others beside it: run more replicas instead"
+        )
+    if not 0 <= parallel.node_rank < nodes:
+        raise ConfigurationError(f"--node-rank is {parallel.node_rank}; with --nnodes {nodes} it goes to {nodes - 1}")
 
 
 def _check_speculative(speculative: SpeculativeConfig) -> None:
@@ -242,3 +334,43 @@ def _check_kv_events(events: KvEventsConfig) -> None:
         raise ConfigurationError(f"{flag}: endpoint and replay_endpoint are both {events.endpoint}; give each its own")
     if LOAD_TOPIC.startswith(events.topic) and events.topic:
         raise ConfigurationError(f"{flag}: topic {events.topic!r} also selects {LOAD_TOPIC}; choose another, or none")
+
+
+def _check_kv_event_ports(events: KvEventsConfig, data_parallel_size: int) -> None:
+    """Data-parallel rank r takes the ports that are r higher, so the two ports must lie so far apart."""
+    if data_parallel_size == 1:
+        return
+    ports = []
+    for key, endpoint in (("endpoint", events.endpoint), ("replay_endpoint", events.replay_endpoint)):
+        if endpoint is not None and endpoint.startswith("tcp://"):
+            port = endpoint.rpartition(":")[2]
+            if not port.isdecimal():
+                raise ConfigurationError(f"--kv-events-config: {key} is {endpoint!r}; write a port, as tcp://*:5557")
+            ports.append(int(port))
+    if len(ports) == 2 and abs(ports[0] - ports[1]) < data_parallel_size:
+        raise ConfigurationError(
+            f"--kv-events-config: the ports {ports[0]} and {ports[1]} are too close for --data-parallel-size "
+            f"{data_parallel_size}, whose ranks take the ports behind them; write ports that lie at least "
+            f"{data_parallel_size} apart"
+        )
+
+
+def _check_kv_transfer(extra: KvConnectorConfig, cache: CacheConfig, parallel: ParallelConfig) -> None:
+    flag = "--kv-transfer-config"
+    _check_between(f"{flag}: side_channel_port", extra.side_channel_port, 0, 65535)
+    _check_between(f"{flag}: lease_seconds", extra.lease_seconds, 0.1, 86400)
+    _check_between(f"{flag}: timeout_seconds", extra.timeout_seconds, 0.1, 86400)
+    if not extra.side_channel_host or extra.side_channel_host in ("*", "0.0.0.0", "::"):
+        raise ConfigurationError(
+            f"{flag}: side_channel_host is {extra.side_channel_host!r}; other engines are told it, so write an "
+            "address of this machine that they can reach"
+        )
+    if not cache.enable_prefix_caching:
+        raise ConfigurationError(
+            f"{flag} and --no-enable-prefix-caching exclude each other: what arrives is found in the prefix cache"
+        )
+    if not parallel.is_one_rank:
+        raise ConfigurationError(
+            f"{flag}: engines of several ranks exchange no KV yet; leave it out, or write 1 for "
+            "--tensor-parallel-size, --pipeline-parallel-size and --data-parallel-size"
+        )

@@ -9,8 +9,12 @@ KvasirRuntimeError
 +-- InvalidRequestError         one request is wrong; only its sender hears of it
 |   +-- ContextLengthError
 +-- RequestFailedError          the engine gave up on one request; others go on
++-- KvTransferError             KV blocks cannot be exchanged with another engine
 +-- StepSkippedError            a step behind a failed one was not computed; its requests are planned again
++-- StageFailedError            a pipeline stage could not compute a step; its requests fail, others go on
 +-- ServerUnavailableError      the server takes no requests now: it is loading or draining
++-- CollectiveFailedError       ranks could not exchange data; mostly another rank has ended
++-- RankFailedError             a rank has ended, hangs or could not start; its whole group ends with it
 +-- EngineDeadError             the engine core has gone; nothing can be served any more
 """
 
@@ -51,12 +55,28 @@ class RequestFailedError(KvasirRuntimeError):
     """The engine gave up on one request; others go on."""
 
 
+class KvTransferError(KvasirRuntimeError):
+    """KV blocks cannot be exchanged with another engine; their prompts can be computed."""
+
+
 class StepSkippedError(KvasirRuntimeError):
     """A step that was queued behind a failed one, and was not computed."""
 
 
+class StageFailedError(KvasirRuntimeError):
+    """A pipeline stage could not compute a step; its requests fail, others are planned again."""
+
+
 class ServerUnavailableError(KvasirRuntimeError):
     """The server takes no requests now, because it is loading or draining; another replica may."""
+
+
+class CollectiveFailedError(KvasirRuntimeError):
+    """Ranks could not exchange data. Mostly another rank has ended, which is then told as the cause."""
+
+
+class RankFailedError(KvasirRuntimeError):
+    """A rank has ended, hangs or could not start, and its whole group ends with it."""
 
 
 class EngineDeadError(KvasirRuntimeError):

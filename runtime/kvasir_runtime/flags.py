@@ -97,12 +97,20 @@ def _from_json(text: str, kind: Any) -> Any:
     """A JSON object to a frozen dataclass: unknown keys, missing ones and wrong types are errors."""
     try:
         content = msgspec.json.decode(text, type=dict[str, Any])
-        names = [field.name for field in dataclasses.fields(kind)]
-        if unknown := next((key for key in content if key not in names), None):
-            raise argparse.ArgumentTypeError(f"unknown key {unknown!r}{_nearest(unknown, names)}")
+        _refuse_unknown_keys(content, kind)
         return msgspec.convert(content, kind)
     except msgspec.DecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no such JSON object: {error}") from error
+
+
+def _refuse_unknown_keys(content: dict[str, Any], kind: Any) -> None:
+    """Of objects within it as well."""
+    hints = get_type_hints(kind)
+    for key, value in content.items():
+        if key not in hints:
+            raise argparse.ArgumentTypeError(f"unknown key {key!r}{_nearest(key, list(hints))}")
+        if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]):
+            _refuse_unknown_keys(value, hints[key])
 
 
 def _without_none(hint: Any) -> Any:

@@ -58,7 +58,11 @@ def beating(heartbeats: Heartbeats) -> Iterator[None]:
         heartbeats.leave()
 
 
-def engine_heartbeats(ipc_dir: Path, api_server_count: int, api_index: int | None = None) -> Heartbeats:
-    """Of an API process, or of the engine core (None)."""
-    own_index = api_server_count if api_index is None else api_index
-    return Heartbeats(ipc_dir / "heartbeats", api_server_count + 1, own_index)
+def api_heartbeats(ipc_dir: Path, api_server_count: int, num_cores: int, api_index: int) -> Heartbeats:
+    """Of an API process."""
+    return Heartbeats(ipc_dir / "heartbeats", api_server_count + num_cores, api_index)
+
+
+def core_heartbeats(ipc_dir: Path, api_server_count: int, num_cores: int, core_index: int) -> Heartbeats:
+    """Of an engine core."""
+    return Heartbeats(ipc_dir / "heartbeats", api_server_count + num_cores, api_server_count + core_index)

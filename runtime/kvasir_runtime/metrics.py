@@ -6,7 +6,7 @@ SchedulerStats, also when it becomes idle, and is shown as it is. Nothing is dec
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from kvasir_runtime.engine.messages import EngineReady, FinishReason, SchedulerStats
+from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.shared_rows import SharedRows
+from kvasir_runtime.transfer.commands import FAILURE_REASONS, OFFER_ENDS
+from kvasir_runtime.transfer.metrics import SECONDS_BOUNDS, TransferStats
 
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 # Bounds in seconds: those that vLLM's dashboards know, with finer ones for the token times of small models.
@@ -96,6 +99,9 @@ class EngineView:
 
     ready: EngineReady | None
     stats: SchedulerStats | None
+    """Of all data-parallel ranks together."""
+    stats_by_core: Sequence[SchedulerStats] = ()
+    """Of each."""
     num_requests_in_flight: int = 0
     """HTTP requests being answered by all API processes."""
 
@@ -103,18 +109,31 @@ class EngineView:
 class MetricsCollector(Collector):
     """A prometheus_client collector: each scrape reads the engine's last stats and the shared rows."""
 
-    def __init__(self, model_name: str, rows: SharedRows, view: Callable[[], EngineView]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        rows: SharedRows,
+        view: Callable[[], EngineView],
+        collectives: CollectiveTotals | None = None,
+    ) -> None:
         self._model_name = model_name
         self._rows = rows
         self._view = view
+        self._collectives = collectives
 
     def collect(self) -> Iterator[Metric]:
         view = self._view()
         if view.stats is not None:
             yield from self._scheduler_series(view.stats)
             yield from self._speculative_series(view.stats)
+            if view.stats.transfers is not None:
+                yield from self._transfer_series(view.stats.transfers)
+        if len(view.stats_by_core) > 1:
+            yield from self._data_parallel_series(view.stats_by_core)
         if view.ready is not None:
             yield from self._configuration_series(view.ready)
+        if self._collectives is not None:
+            yield from self._collective_series(self._collectives)
         yield from self._request_series(view.num_requests_in_flight)
 
     def _scheduler_series(self, stats: SchedulerStats) -> Iterator[Metric]:
@@ -146,6 +165,31 @@ class MetricsCollector(Collector):
         yield counter("vllm:prefix_cache_queries", "Alias of kvasir_prefix_cache_queries.", stats.num_prefix_queries)
         yield counter("vllm:prefix_cache_hits", "Alias of kvasir_prefix_cache_hits.", stats.num_prefix_hits)
 
+    def _data_parallel_series(self, stats_by_core: Sequence[SchedulerStats]) -> Iterator[Metric]:
+        """By rank what says whether they are balanced; all other series are of the ranks together."""
+        label = "data_parallel_rank"
+        requests = GaugeMetricFamily(
+            "kvasir_data_parallel_num_requests",
+            "Requests of each data-parallel rank.",
+            labels=["model_name", label, "state"],
+        )
+        usage = GaugeMetricFamily(
+            "kvasir_data_parallel_kv_cache_usage_ratio",
+            "Share of each data-parallel rank's KV-cache blocks in use, 0 to 1.",
+            labels=["model_name", label],
+        )
+        steps = CounterMetricFamily(
+            "kvasir_data_parallel_engine_steps",
+            "Steps that each data-parallel rank has finished.",
+            labels=["model_name", label],
+        )
+        for rank, stats in enumerate(stats_by_core):
+            steps.add_metric([self._model_name, str(rank)], stats.num_steps)
+            requests.add_metric([self._model_name, str(rank), "running"], stats.num_running)
+            requests.add_metric([self._model_name, str(rank), "waiting"], stats.num_waiting)
+            usage.add_metric([self._model_name, str(rank)], stats.num_blocks_used / max(1, stats.num_blocks))
+        yield from (requests, usage, steps)
+
     def _speculative_series(self, stats: SchedulerStats) -> Iterator[Metric]:
         """Under the names of vLLM's, which also compute acceptance from them."""
         prefix, counter = "kvasir_spec_decode", self._counter
@@ -160,6 +204,41 @@ class MetricsCollector(Collector):
         for position, num_accepted in enumerate(stats.num_accepted_per_position):
             by_position.add_metric([self._model_name, str(position)], num_accepted)
         yield by_position
+
+    def _collective_series(self, collectives: CollectiveTotals) -> Iterator[Metric]:
+        """What ranks told each other, all ranks together."""
+        labels = ["model_name", "group", "op"]
+        calls = CounterMetricFamily(
+            "kvasir_parallel_collectives", "Collectives that ranks took part in.", labels=labels
+        )
+        sizes = CounterMetricFamily(
+            "kvasir_parallel_collective_bytes", "Bytes that ranks handed to collectives.", labels=labels
+        )
+        for total in collectives.read():
+            calls.add_metric([self._model_name, total.group, total.operation], total.calls)
+            sizes.add_metric([self._model_name, total.group, total.operation], total.num_bytes)
+        yield calls
+        yield sizes
+
+    def _transfer_series(self, stats: TransferStats) -> Iterator[Metric]:
+        """Of KV exchanged with other engines."""
+        by_direction = {"sent": stats.num_blocks_sent, "received": stats.num_blocks_received}
+        prefix = "kvasir_kv_transfer"
+        yield self._labelled(f"{prefix}_blocks", "KV blocks exchanged.", "direction", by_direction)
+        num_bytes = {direction: number * stats.page_bytes for direction, number in by_direction.items()}
+        yield self._labelled(f"{prefix}_bytes", "The same in bytes.", "direction", num_bytes)
+        failures = dict.fromkeys(FAILURE_REASONS, 0) | stats.num_failures
+        yield self._labelled(f"{prefix}_failures", "Pulls that brought less than they should.", "reason", failures)
+        ended = dict.fromkeys(OFFER_ENDS, 0) | stats.num_offers_ended
+        yield self._labelled(f"{prefix}_leases_ended", "Prompts no longer kept for others.", "reason", ended)
+        yield self._gauge(f"{prefix}_leased_blocks", "KV blocks kept for other engines.", stats.num_leased_blocks)
+        seconds = HistogramMetricFamily(
+            f"{prefix}_seconds", "From asking for blocks to the last byte.", labels=["model_name"]
+        )
+        counts = stats.seconds_counts or [0] * (len(SECONDS_BOUNDS) + 1)
+        bounds = [*(str(bound) for bound in SECONDS_BOUNDS), "+Inf"]
+        seconds.add_metric([self._model_name], list(zip(bounds, accumulate(counts), strict=True)), stats.seconds_sum)
+        yield seconds
 
     def _configuration_series(self, ready: EngineReady) -> Iterator[Metric]:
         startup = GaugeMetricFamily(
@@ -193,6 +272,12 @@ class MetricsCollector(Collector):
         yield self._histogram("kvasir_time_to_first_token_seconds", "Arrival to first token.", TTFT)
         yield self._histogram("kvasir_inter_token_latency_seconds", "Time between two tokens of a sequence.", ITL)
         yield self._histogram("kvasir_e2e_request_latency_seconds", "Arrival to the end of a sequence.", E2E)
+
+    def _labelled(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name", label])
+        for value, number in values.items():
+            family.add_metric([self._model_name, value], number)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

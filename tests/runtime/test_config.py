@@ -96,3 +96,52 @@ def test_a_kv_events_config_that_cannot_work_is_refused(config, message):
 )
 def test_a_kv_events_config_at_its_bounds_is_taken(config):
     check("--kv-events-config", config)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "replay_endpoint", "message"),
+    [
+        ("tcp://*:5557", "tcp://*:5558", "the ports 5557 and 5558 are too close for --data-parallel-size 2"),
+        ("tcp://*:x", "tcp://*:5558", r"endpoint is 'tcp://\*:x'; write a port"),
+        ("tcp://*:5557", "tcp://*:5559", None),
+        ("tcp://*:5559", "tcp://*:5557", None),
+        ("ipc:///tmp/a", "ipc:///tmp/b", None),
+    ],
+)
+def test_data_parallel_ranks_need_ports_that_lie_apart(endpoint, replay_endpoint, message):
+    config = f'{{"endpoint": "{endpoint}", "replay_endpoint": "{replay_endpoint}"}}'
+    flags = ("--kv-events-config", config, "--data-parallel-size", "2")
+    if message is None:
+        check(*flags)
+    else:
+        with pytest.raises(ConfigurationError, match=message):
+            check(*flags)
+
+
+def transfer_config(extra: str) -> str:
+    return f'{{"kv_connector": "NixlConnector", "kv_connector_extra_config": {extra}}}'
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ('{"side_channel_port": 65536}', "side_channel_port is 65536; it must be from 0 to 65535"),
+        ('{"lease_seconds": 0}', "lease_seconds is 0; it must be from 0.1"),
+        ('{"timeout_seconds": 0}', "timeout_seconds is 0; it must be from 0.1"),
+        ('{"side_channel_host": "0.0.0.0"}', "side_channel_host is '0.0.0.0'; other engines are told it"),
+        ('{"side_channel_host": ""}', "side_channel_host is ''"),
+    ],
+)
+def test_a_kv_transfer_config_that_cannot_work_is_refused(extra, message):
+    with pytest.raises(ConfigurationError, match=f"--kv-transfer-config: {message}"):
+        check("--kv-transfer-config", transfer_config(extra))
+
+
+def test_a_kv_transfer_config_at_its_bounds_is_taken():
+    check("--kv-transfer-config", transfer_config('{"side_channel_port": 65535, "lease_seconds": 0.1}'))
+    check("--kv-transfer-config", transfer_config('{"side_channel_port": 0, "timeout_seconds": 0.1}'))
+
+
+def test_transferred_blocks_need_the_prefix_cache():
+    with pytest.raises(ConfigurationError, match="--kv-transfer-config and --no-enable-prefix-caching exclude"):
+        check("--kv-transfer-config", transfer_config("{}"), "--no-enable-prefix-caching")

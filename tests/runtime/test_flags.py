@@ -52,6 +52,10 @@ def test_flags_are_typed_as_their_fields():
             ["folder", *KV_EVENTS, '{"enable_kv_cache_event": true}'],
             "unknown key 'enable_kv_cache_event'; did you mean enable_kv_cache_events?",
         ),
+        (
+            ["folder", "--kv-transfer-config", '{"kv_connector_extra_config": {"checksum": true}}'],
+            "unknown key 'checksum'; did you mean checksums?",
+        ),
         (["folder", *KV_EVENTS, '{"publisher": "kafka"}'], "Invalid enum value 'kafka' - at `$.publisher`"),
         (
             ["folder", *SPECULATIVE, '{"method": "ngram", "num_speculative_token": 4}'],

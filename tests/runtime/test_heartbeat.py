@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_runtime.heartbeat import Heartbeats, beating, engine_heartbeats
+from kvasir_runtime.heartbeat import Heartbeats, api_heartbeats, beating, core_heartbeats
 
 
 class Clock:
@@ -49,7 +49,7 @@ def test_who_has_left_is_not_missed(process: Callable[[int], Heartbeats], clock:
 
 
 def test_the_core_beats_beside_its_work_and_leaves_at_its_end(tmp_path: Path) -> None:
-    api, core = engine_heartbeats(tmp_path, 2, 0), engine_heartbeats(tmp_path, 2)
+    api, core = api_heartbeats(tmp_path, 2, 1, 0), core_heartbeats(tmp_path, 2, 1, 0)
     core.beat()
     threads = threading.active_count()
     with beating(core):

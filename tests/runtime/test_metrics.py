@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvasir_runtime.engine.messages import SchedulerStats
@@ -18,6 +19,20 @@ from kvasir_runtime.metrics import (
     MetricsCollector,
     RequestMetrics,
     request_rows,
+)
+from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals
+from kvasir_runtime.transfer.metrics import TransferStats
+
+STATS = SchedulerStats(
+    num_running=1,
+    num_waiting=0,
+    num_blocks_used=0,
+    num_blocks=4,
+    num_steps=5,
+    num_preemptions=0,
+    num_prefix_queries=0,
+    num_prefix_hits=0,
+    last_step_time=0.0,
 )
 
 
@@ -47,17 +62,9 @@ def test_value_falls_into_the_bucket_that_it_does_not_exceed(tmp_path: Path, sec
 
 
 def test_speculation_is_counted_under_vllms_names_and_by_position(tmp_path: Path) -> None:
-    stats = SchedulerStats(
-        num_running=1,
-        num_waiting=0,
+    stats = msgspec.structs.replace(
+        STATS,
         num_held=2,
-        num_blocks_used=0,
-        num_blocks=4,
-        num_steps=5,
-        num_preemptions=0,
-        num_prefix_queries=0,
-        num_prefix_hits=0,
-        last_step_time=0.0,
         num_drafts=4,
         num_draft_tokens=12,
         num_accepted_tokens=7,
@@ -77,6 +84,38 @@ def test_speculation_is_counted_under_vllms_names_and_by_position(tmp_path: Path
     assert [samples[name, position] for position in ("0", "1", "2")] == [4, 2, 1]
 
 
+def test_transfers_are_shown_by_direction_and_reason_zeros_included(tmp_path: Path) -> None:
+    transfers = TransferStats(
+        num_blocks_sent=2,
+        num_blocks_received=3,
+        page_bytes=100,
+        seconds_counts=[1] + [0] * 14 + [1],
+        seconds_sum=61.0,
+        num_failures={"checksum": 4},
+        num_offers_ended={"pulled": 5},
+        num_leased_blocks=6,
+    )
+    stats = msgspec.structs.replace(STATS, transfers=transfers)
+    collector = MetricsCollector("tiny", request_rows(tmp_path, 1), lambda: EngineView(ready=None, stats=stats))
+    samples = {
+        (sample.name.removeprefix("kvasir_kv_transfer_"), *list(sample.labels.values())[1:]): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+    }
+    assert (samples["blocks_total", "sent"], samples["blocks_total", "received"]) == (2, 3)
+    assert (samples["bytes_total", "sent"], samples["bytes_total", "received"]) == (200, 300)
+    assert (samples["failures_total", "checksum"], samples["failures_total", "lease"]) == (4, 0)
+    assert (samples["leases_ended_total", "pulled"], samples["leases_ended_total", "expired"]) == (5, 0)
+    assert samples["leased_blocks",] == 6
+    assert (samples["seconds_bucket", "0.001"], samples["seconds_bucket", "60.0"]) == (1, 1)
+    assert (samples["seconds_count",], samples["seconds_sum",]) == (2, 61.0)
+
+
+def test_an_engine_that_exchanges_nothing_shows_no_transfers(tmp_path: Path) -> None:
+    collector = MetricsCollector("tiny", request_rows(tmp_path, 1), lambda: EngineView(ready=None, stats=STATS))
+    assert not any("kv_transfer" in family.name for family in collector.collect())
+
+
 def test_a_prompt_counts_once_whatever_the_number_of_its_sequences(tmp_path: Path) -> None:
     rows = request_rows(tmp_path, 1)
     metrics = RequestMetrics(rows.row(0))
@@ -84,3 +123,49 @@ def test_a_prompt_counts_once_whatever_the_number_of_its_sequences(tmp_path: Pat
     metrics.first_token(0.1)
     metrics.first_token(0.1)
     assert rows.total(PROMPT_TOKENS) == 7
+
+
+@pytest.mark.parametrize(("num_cores", "shown"), [(1, {}), (2, {"0": 3.0, "1": 4.0})])
+def test_ranks_are_told_apart_where_there_are_several(tmp_path: Path, num_cores: int, shown: dict[str, float]) -> None:
+    cores = [
+        SchedulerStats(
+            num_running=3 + core, num_waiting=0, num_blocks_used=0, num_blocks=4, num_steps=5, num_preemptions=0,
+            num_prefix_queries=0, num_prefix_hits=0, last_step_time=0.0,
+        )
+        for core in range(num_cores)
+    ]  # fmt: skip
+    view = EngineView(ready=None, stats=cores[0], stats_by_core=cores)
+    collector = MetricsCollector("tiny", request_rows(tmp_path, 1), lambda: view)
+    running = {
+        sample.labels["data_parallel_rank"]: sample.value
+        for family in collector.collect()
+        if family.name == "kvasir_data_parallel_num_requests"
+        for sample in family.samples
+        if sample.labels["state"] == "running"
+    }
+    assert running == shown
+
+
+def test_what_ranks_exchange_is_shown_by_group_and_operation_over_all_engines(tmp_path: Path) -> None:
+    written = CollectiveTotals(tmp_path, 2)
+    counts = CollectiveCounts()
+    for num_bytes in (100, 20):
+        counts.count("all_reduce", num_bytes)
+    written.write(0, [{"tensor": counts}, {"tensor": counts}])  # two ranks
+    written.write(1, [{"tensor": counts, "pipeline": counts}])
+    read = CollectiveTotals(tmp_path, 2)  # another process
+    view = EngineView(ready=None, stats=None)
+    collector = MetricsCollector("tiny", request_rows(tmp_path, 1), lambda: view, read)
+    shown = {
+        (sample.name, sample.labels["group"], sample.labels["op"]): sample.value
+        for family in collector.collect()
+        if family.name.startswith("kvasir_parallel")
+        for sample in family.samples
+    }
+    calls, sizes = "kvasir_parallel_collectives_total", "kvasir_parallel_collective_bytes_total"
+    assert shown == {
+        (calls, "tensor", "all_reduce"): 6,
+        (calls, "pipeline", "all_reduce"): 2,
+        (sizes, "tensor", "all_reduce"): 360,
+        (sizes, "pipeline", "all_reduce"): 120,
+    }

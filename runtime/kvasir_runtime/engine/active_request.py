@@ -30,6 +30,7 @@ class ActiveSequence:
             num_cached_tokens=output.num_cached_tokens,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_token_id,
+            kv_transfer_params=output.kv_transfer_params,
         )
         if new.stop is not None:
             delta.token_ids, delta.logprobs = delta.token_ids[: new.num_tokens], delta.logprobs[: new.num_tokens]
@@ -49,6 +50,8 @@ class ActiveRequest:
     arrival: float
     sequences: dict[int, ActiveSequence]
     """Those that have not ended, by their index in the request."""
+    prefill_tokens: int = 0
+    """Of its prompt, that its core is still expected to compute."""
     has_begun: bool = False
     """Whether a token of any sequence has come."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -1,9 +1,11 @@
 """The engine as an API process sees it: hand in a prompt, get text and tokens as they come.
 
-It owns what is under way in this process. A generation that is left before its end is aborted in the core, a core that
-dies fails every generation, and so does a defect in here; `is_stalled` tells a hung core from an idle one.
+It owns what is under way in this process, on one engine core or (data parallelism) several. A generation that is left
+before its end is aborted in its cores, a core that dies fails every generation, and so does a defect in here;
+`is_stalled` tells a hung core from an idle one.
 """
 
+import asyncio
 import hashlib
 import itertools
 import logging
@@ -15,7 +17,10 @@ import msgspec
 
 from kvasir_runtime.engine.active_request import ActiveRequest, ActiveSequence
 from kvasir_runtime.engine.channel import EngineChannel
+from kvasir_runtime.engine.core_client import CoreClient
+from kvasir_runtime.engine.core_totals import total_ready, total_stats
 from kvasir_runtime.engine.detokenizer import Detokenizer, TextOptions
+from kvasir_runtime.engine.dispatch import Dispatcher
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
     Abort,
@@ -42,6 +47,7 @@ from kvasir_runtime.errors import (
     ServerUnavailableError,
 )
 from kvasir_runtime.metrics import RequestMetrics
+from kvasir_runtime.transfer.params import KvTransferParams
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +69,7 @@ class GenerateRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str | None = None
+    kv_transfer_params: KvTransferParams | None = None
     arrival_time: float | None = None
     """Seconds since the epoch; None: now. It decides on the request's place among those that wait."""
 
@@ -71,25 +78,32 @@ class AsyncEngine:
     """One per API process, on its event loop. `run` must be running for anything to arrive."""
 
     def __init__(
-        self, channel: EngineChannel, tokenizer: Tokenizer, metrics: RequestMetrics, *, api_index: int
+        self, channels: Sequence[EngineChannel], tokenizer: Tokenizer, metrics: RequestMetrics, *, api_index: int
     ) -> None:
-        self._channel = channel
+        """`channels`: one to each core."""
+        self._cores = [CoreClient(channel) for channel in channels]
+        self._dispatcher = Dispatcher(self._cores)
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._api_index = api_index
         self._counter = itertools.count()
-        self._requests: dict[str, ActiveRequest] = {}
-        self._last_progress = time.monotonic()
         self._dead: EngineDeadError | None = None
-        self.ready: EngineReady | None = None
-        self.stats: SchedulerStats | None = None
 
     async def run(self) -> None:
-        """Hand out what the core sends until it has died. Cancel it to stop listening."""
+        """Hand out what the cores send until one has died. Cancel it to stop listening."""
+        listeners = [asyncio.create_task(self._listen(core)) for core in self._cores]
+        try:
+            await asyncio.wait(listeners, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for listener in listeners:
+                listener.cancel()
+            await asyncio.gather(*listeners, return_exceptions=True)
+
+    async def _listen(self, core: CoreClient) -> None:
         try:
             while self._dead is None:
-                for message in await self._channel.receive():
-                    self._handle(message)
+                for message in await core.channel.receive():
+                    self._handle(core, message)
         except EngineDeadError as error:
             self._die(error)
         except Exception as error:
@@ -100,9 +114,27 @@ class AsyncEngine:
     def dead(self) -> EngineDeadError | None:
         return self._dead
 
+    @property
+    def ready(self) -> EngineReady | None:
+        """What the cores have together; None until all are ready."""
+        readies = [core.ready for core in self._cores if core.ready is not None]
+        return total_ready(readies) if len(readies) == len(self._cores) else None
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        """Of all cores; None before the first is ready."""
+        stats = self.stats_by_core
+        return total_stats(stats) if stats else None
+
+    @property
+    def stats_by_core(self) -> list[SchedulerStats]:
+        """Of those that have said anything."""
+        return [core.stats for core in self._cores if core.stats is not None]
+
     def is_stalled(self, stall_seconds: float) -> bool:
-        """Work of this process is pending, and for so long no step has finished."""
-        return bool(self._requests) and time.monotonic() - self._last_progress > stall_seconds
+        """Work of this process is pending on a core that for so long has finished no step."""
+        now = time.monotonic()
+        return any(core.has_work and now - core.last_progress > stall_seconds for core in self._cores)
 
     def generate(
         self,
@@ -121,24 +153,31 @@ class AsyncEngine:
         if self.ready is None:
             raise ServerUnavailableError("the model is still loading; wait until /ready answers 200")
         arrival = time.monotonic()
-        if not self._requests:
-            self._last_progress = arrival  # an idle core had nothing to make progress with
         added = [self._added(request, first, so_far) for request, first in _numbered(requests)]
         indices = [sequence.delta_index for _, sequences in added for sequence in sequences.values()]
         generation = Generation(indices, lambda: self._abort([message.request_id for message, _ in added]))
         for message, sequences in added:
             if sequences:
-                self._requests[message.request_id] = ActiveRequest(
-                    generation, len(message.prompt_token_ids), arrival, sequences
+                self._send(
+                    message,
+                    ActiveRequest(generation, len(message.prompt_token_ids), arrival, sequences),
+                    http_request_id,
                 )
-                self._channel.send(msgspec.structs.replace(message, http_request_id=http_request_id))
                 http_request_id = None
         return generation
 
+    def _send(self, message: AddRequest, request: ActiveRequest, http_request_id: str | None) -> None:
+        dispatch = self._dispatcher.choose(message.prompt_token_ids, message.cache_salt)
+        request.prefill_tokens = dispatch.prefill_tokens
+        core = self._cores[dispatch.core]
+        core.add(message.request_id, request)
+        core.channel.send(msgspec.structs.replace(message, http_request_id=http_request_id))
+
     def give_up(self, error: KvasirRuntimeError) -> None:
         """Ends every generation with the error; the core drops their requests as they are left."""
-        for request in self._requests.values():
-            request.generation.fail(error)
+        for core in self._cores:
+            for request in core.requests.values():
+                request.generation.fail(error)
 
     def _added(
         self, request: GenerateRequest, first: int, so_far: Mapping[int, SequenceDelta]
@@ -174,54 +213,58 @@ class AsyncEngine:
             priority=request.priority,
             tenant=request.tenant,
             cache_salt=request.cache_salt,
+            kv_transfer_params=request.kv_transfer_params,
             beam=request.beam,
         )
 
     def _abort(self, request_ids: Sequence[str]) -> None:
-        """Have the core drop what is left of these requests."""
+        """Have the cores drop what is left of these requests."""
         now = time.monotonic()
-        left = {
-            request_id: self._requests.pop(request_id) for request_id in request_ids if request_id in self._requests
-        }
-        for request in left.values():
-            for _ in request.sequences:
-                self._metrics.finished("abort", now - request.arrival)
-        if left:
-            self._channel.send(AbortRequests(aborts=[Abort(request_id) for request_id in left]))
+        for core in self._cores:
+            left = {request_id: request for request_id in request_ids if (request := core.remove(request_id))}
+            for request in left.values():
+                for _ in request.sequences:
+                    self._metrics.finished("abort", now - request.arrival)
+            if left:
+                core.channel.send(AbortRequests(aborts=[Abort(request_id) for request_id in left]))
 
-    def _handle(self, message: FromCore) -> None:
+    def _handle(self, core: CoreClient, message: FromCore) -> None:
         match message:
             case StepOutputs():
-                self._distribute(message)
+                self._distribute(core, message)
             case EngineReady():
-                self.ready = message
-                self.stats = _stats_at_start(message)
+                core.ready = message
+                core.stats = _stats_at_start(message)
             case EngineFailed():
                 self._die(EngineDeadError(f"the engine core has failed: {message.error}"))
 
-    def _distribute(self, step: StepOutputs) -> None:
+    def _distribute(self, core: CoreClient, step: StepOutputs) -> None:
         now = time.monotonic()
-        if step.outputs or step.plain or self.stats is None or step.stats.num_steps > self.stats.num_steps:
-            self._last_progress = now
-        self.stats = step.stats
+        if step.outputs or step.plain or core.stats is None or step.stats.num_steps > core.stats.num_steps:
+            core.last_progress = now
+        core.stats = step.stats
         for output in itertools.chain(step.outputs, _unpacked(step.plain)):
-            request = self._requests.get(output.request_id)
+            request = core.requests.get(output.request_id)
             sequence = None if request is None else request.sequences.get(output.index)
             if request is not None and sequence is not None:  # else it ended while this was on its way
-                self._receive(request, sequence, output, now)
+                self._receive(core, request, sequence, output, now)
 
-    def _receive(self, request: ActiveRequest, sequence: ActiveSequence, output: SequenceOutput, now: float) -> None:
+    def _receive(
+        self, core: CoreClient, request: ActiveRequest, sequence: ActiveSequence, output: SequenceOutput, now: float
+    ) -> None:
         delta = request.delta(sequence, output)
-        self._observe(request, sequence, delta, now)
+        self._observe(core, request, sequence, delta, now)
         if delta.finish_reason is not None:
-            self._end(request, output, delta.finish_reason, now)
+            self._end(core, request, output, delta.finish_reason, now)
         if delta.finish_reason == "error":
             error = output.error or "the engine gave up on this request and did not say why"
             request.generation.fail(RequestFailedError(error))
         else:
             request.generation.receive(delta)
 
-    def _observe(self, request: ActiveRequest, sequence: ActiveSequence, delta: SequenceDelta, now: float) -> None:
+    def _observe(
+        self, core: CoreClient, request: ActiveRequest, sequence: ActiveSequence, delta: SequenceDelta, now: float
+    ) -> None:
         if not delta.token_ids:
             return
         if sequence.last_token is None:
@@ -230,23 +273,27 @@ class AsyncEngine:
             self._metrics.next_token(now - sequence.last_token)
         if not request.has_begun:
             self._metrics.prompt(request.num_prompt_tokens)
+            core.take_begun(request)
         request.has_begun = True
         sequence.last_token = now
         self._metrics.generated(len(delta.token_ids))
 
-    def _end(self, request: ActiveRequest, output: SequenceOutput, reason: FinishReason, now: float) -> None:
+    def _end(
+        self, core: CoreClient, request: ActiveRequest, output: SequenceOutput, reason: FinishReason, now: float
+    ) -> None:
         """Forget a sequence, and end it in the core where a stop string did that here."""
         del request.sequences[output.index]
         if not request.sequences:
-            del self._requests[output.request_id]
+            core.remove(output.request_id)
         self._metrics.finished(reason, now - request.arrival)
         if output.finish_reason is None:
-            self._channel.send(AbortRequests(aborts=[Abort(output.request_id, output.index)]))
+            core.channel.send(AbortRequests(aborts=[Abort(output.request_id, output.index)]))
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
         self.give_up(error)
-        self._requests.clear()
+        for core in self._cores:
+            core.clear()
 
 
 def _numbered(requests: Sequence[GenerateRequest]) -> Iterator[tuple[GenerateRequest, int]]:

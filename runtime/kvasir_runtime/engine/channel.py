@@ -1,8 +1,9 @@
-"""The wire between API processes and the engine core: ZMQ PUSH/PULL over ipc sockets, msgspec msgpack.
+"""The wire between API processes and engine cores: ZMQ PUSH/PULL over ipc sockets, msgspec msgpack.
 
-The core binds `ipc://<dir>/core`, API process i binds `ipc://<dir>/api-<i>`, and each side connects a PUSH to the
-other's, so start order does not matter. Both ends sleep in the kernel while nothing arrives. Queues are unbounded: a
-slow API process must never hold up the engine's step, and admission bounds how many sequences can be under way.
+Core c binds `ipc://<dir>/core-<c>`, API process i binds `ipc://<dir>/api-<i>-<c>` for each core, and each side connects
+a PUSH to the other's, so start order does not matter. Both ends sleep in the kernel while nothing arrives. Queues are
+unbounded: a slow API process must never hold up the engine's step, and admission bounds how many sequences can be under
+way.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from kvasir_runtime.engine.messages import FromCore, ToCore
+from kvasir_runtime.engine.messages import FromCore, ToCore, Wake
 from kvasir_runtime.errors import ConfigurationError, EngineDeadError
 
 LAST_WORDS_SECONDS = 0.1
@@ -26,15 +27,16 @@ MAX_SOCKET_PATH_BYTES = 107
 T = TypeVar("T")
 
 
-def core_address(ipc_dir: Path) -> str:
-    return _ipc_address(ipc_dir / "core")
+def core_address(ipc_dir: Path, core_index: int) -> str:
+    return ipc_address(ipc_dir / f"core-{core_index}")
 
 
-def api_address(ipc_dir: Path, api_index: int) -> str:
-    return _ipc_address(ipc_dir / f"api-{api_index}")
+def api_address(ipc_dir: Path, api_index: int, core_index: int) -> str:
+    return ipc_address(ipc_dir / f"api-{api_index}-{core_index}")
 
 
-def _ipc_address(path: Path) -> str:
+def ipc_address(path: Path) -> str:
+    """Raises ConfigurationError when the system allows no such long path."""
     if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
         raise ConfigurationError(
             f"socket path {path} has {len(str(path).encode())} bytes, but the system allows {MAX_SOCKET_PATH_BYTES}; "
@@ -72,10 +74,12 @@ def _receive_all(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[T])
 class CoreChannel:
     """The engine core's end. Blocking; used from one thread."""
 
-    def __init__(self, ipc_dir: Path, api_server_count: int) -> None:
+    def __init__(self, ipc_dir: Path, api_server_count: int, core_index: int = 0) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pull = _bind_pull(self._context, core_address(ipc_dir))
-        self._pushes = [_connect_push(self._context, api_address(ipc_dir, i)) for i in range(api_server_count)]
+        self._pull = _bind_pull(self._context, core_address(ipc_dir, core_index))
+        self._pushes = [
+            _connect_push(self._context, api_address(ipc_dir, index, core_index)) for index in range(api_server_count)
+        ]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToCore)
 
@@ -103,28 +107,45 @@ class CoreChannel:
         self._context.term()
 
 
-def tell_api_processes(ipc_dir: Path, api_server_count: int, message: FromCore) -> None:
+class CoreWaker:
+    """Ends the core's wait for messages, from one other thread of its process."""
+
+    def __init__(self, ipc_dir: Path, core_index: int = 0) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._push = _connect_push(self._context, core_address(ipc_dir, core_index))
+        self._payload = msgspec.msgpack.encode(Wake())
+
+    def __call__(self) -> None:
+        self._push.send(self._payload, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """After the other thread has ended."""
+        self._push.close(linger=0)
+        self._context.term()
+
+
+def tell_api_processes(ipc_dir: Path, api_server_count: int, core_index: int, message: FromCore) -> None:
     """For a core that cannot speak any more; takes up to a second until the other side has taken it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     payload = msgspec.msgpack.encode(message)
     for index in range(api_server_count):
-        push = _connect_push(context, api_address(ipc_dir, index))
+        push = _connect_push(context, api_address(ipc_dir, index, core_index))
         push.send(payload, zmq.NOBLOCK)
         push.close()
     context.term()
 
 
 class EngineChannel:
-    """An API process's end, for one event loop.
+    """An API process's end of one core's, for one event loop.
 
     It waits on the PULL socket's own descriptor rather than through `zmq.asyncio`, which makes a future and a poll
     per message. The kernel tells of a core that dies in any way, because its connection breaks.
     """
 
-    def __init__(self, ipc_dir: Path, api_index: int) -> None:
+    def __init__(self, ipc_dir: Path, api_index: int, core_index: int = 0) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pull = _bind_pull(self._context, api_address(ipc_dir, api_index))
-        self._push = _connect_push(self._context, core_address(ipc_dir))
+        self._pull = _bind_pull(self._context, api_address(ipc_dir, api_index, core_index))
+        self._push = _connect_push(self._context, core_address(ipc_dir, core_index))
         self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._is_core_gone = False
         self._encoder = msgspec.msgpack.Encoder()

@@ -12,7 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.messages import (
+    Abort,
     AbortRequests,
     AddRequest,
     FromCore,
@@ -23,7 +25,7 @@ from kvasir_runtime.engine.messages import (
 )
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.engine.step_rates import StepRates
-from kvasir_runtime.execution.executor import Executor, PendingResult
+from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
 from kvasir_runtime.scheduling.update import Outcome
@@ -43,6 +45,23 @@ class Channel(Protocol):
     def send(self, api_index: int, message: FromCore) -> None: ...
 
     def broadcast(self, message: FromCore) -> None: ...
+
+
+class StepExecutor(Protocol):
+    """Whatever executes steps, in the order of the calls: a thread of this process, or ranks of their own."""
+
+    def forward(self, plan: StepPlan) -> None:
+        """Begin a step. Its failure is told by `sample`."""
+
+    def sample(self) -> Future[PendingResult]:
+        """End the step begun last."""
+
+    def recover(self) -> None:
+        """Run what is queued from now on, after every future of a failed queue has been taken. Raises where that
+        cannot be."""
+
+    def use_idle_time(self) -> None:
+        """Nothing will come for a while."""
 
 
 class StepCosts(Protocol):
@@ -74,13 +93,14 @@ class Moment:
 class EngineCore:
     def __init__(
         self,
-        executor: Executor,
+        executor: StepExecutor,
         channel: Channel,
         scheduler: Scheduler,
         *,
         steps_ahead: int,
         step_costs: StepCosts | None = None,
         router_feed: RouterFeed | None = None,
+        transfers: KvTransfers | None = None,
     ) -> None:
         self._executor = executor
         self._channel = channel
@@ -88,6 +108,8 @@ class EngineCore:
         self._steps_ahead = steps_ahead
         self._step_costs = step_costs
         self._router_feed = router_feed
+        self._transfers = transfers
+        self._is_blocked = False  # nothing can be planned before other engines are done with some pages
         self._rates = StepRates()
         self._running_steps: deque[RunningStep] = deque()
         self._num_steps = 0
@@ -105,17 +127,22 @@ class EngineCore:
     def step(self) -> None:
         """One turn of the loop: plan a step, and take the results of the oldest once enough are under way."""
         self._receive()
+        settled = [] if self._transfers is None else self._transfers.receive()
         plan = self._scheduler.schedule()
         if plan is not None:
             self._running_steps.append(self._execute(plan))
-        outcome = Outcome(outputs=self._scheduler.take_rejected())
+        outcome = Outcome(outputs=settled + self._scheduler.take_rejected())
         if self._running_steps and (plan is None or len(self._running_steps) > self._steps_ahead):
             self._finish(self._running_steps.popleft(), outcome)
+        if self._transfers is not None:
+            self._transfers.publish(outcome)
+            self._is_blocked = plan is None and not self._running_steps and self._transfers.holds_pages
+            self._is_blocked &= not outcome.outputs  # those that were given up may have made room
         self._emit(outcome)
 
     @property
     def _is_idle(self) -> bool:
-        return not self._running_steps and not self._scheduler.has_work
+        return not self._running_steps and (self._is_blocked or not self._scheduler.has_work)
 
     def _receive(self) -> None:
         is_idle = self._is_idle
@@ -129,10 +156,21 @@ class EngineCore:
                 case AddRequest():
                     if self._router_feed is not None:
                         self._router_feed.arrive(message)
-                    self._scheduler.add(message)
+                    self._add(message)
                 case AbortRequests():
                     for abort in message.aborts:
-                        self._scheduler.abort(abort.request_id, abort.index)
+                        self._abort(abort)
+
+    def _add(self, message: AddRequest) -> None:
+        if self._transfers is not None and message.kv_transfer_params is not None:
+            self._transfers.add(message, self._rates.prefill_tokens_per_second)
+        else:
+            self._scheduler.add(message)
+
+    def _abort(self, abort: Abort) -> None:
+        self._scheduler.abort(abort.request_id, abort.index)
+        if self._transfers is not None:
+            self._transfers.abort(abort.request_id)
 
     def _idle_seconds(self) -> float | None:
         """How long there may be nothing to do; None: until a message comes."""
@@ -227,4 +265,5 @@ class EngineCore:
             steps_per_second=self._rates.steps_per_second,
             prefill_tokens_per_second=self._rates.prefill_tokens_per_second,
             num_kv_events=0 if self._router_feed is None else self._router_feed.num_kv_events,
+            transfers=None if self._transfers is None else self._transfers.stats(),
         )

@@ -5,45 +5,53 @@ Its last word on a failure is `EngineFailed` to every API process.
 
 import gc
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
-import torch
-
-from kvasir_runtime.config import ExecutionConfig, KvEventsConfig, RuntimeConfig, SchedulerConfig, SpeculativeConfig
-from kvasir_runtime.engine.channel import CoreChannel
-from kvasir_runtime.engine.core import EngineCore
+from kvasir_runtime.config import KvEventsConfig, KvTransferConfig, RuntimeConfig, SchedulerConfig, SpeculativeConfig
+from kvasir_runtime.engine.channel import CoreChannel, tell_api_processes
+from kvasir_runtime.engine.core import EngineCore, StepExecutor
 from kvasir_runtime.engine.event_publisher import EventPublisher
+from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReporter
 from kvasir_runtime.engine.messages import EngineFailed, EngineReady
 from kvasir_runtime.engine.router_feed import RouterFeed
-from kvasir_runtime.errors import KvasirRuntimeError
-from kvasir_runtime.execution.executor import Executor
-from kvasir_runtime.execution.worker import ProposerFactory, Worker, load_worker
-from kvasir_runtime.heartbeat import Heartbeats, beating, engine_heartbeats
+from kvasir_runtime.errors import KvasirRuntimeError, RankFailedError
+from kvasir_runtime.execution.description import RankDescription
+from kvasir_runtime.heartbeat import Heartbeats, beating, core_heartbeats
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.spec import num_tokens_in
 from kvasir_runtime.logs import configure_logging
-from kvasir_runtime.malloc import keep_freed_memory
+from kvasir_runtime.ranks.start import running_ranks_of
 from kvasir_runtime.scheduling.limits import SchedulerLimits
-from kvasir_runtime.scheduling.scheduler import make_scheduler
+from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.speculative.depth import DepthPolicy, FixedDepth
-from kvasir_runtime.speculative.select import make_proposer
+from kvasir_runtime.transfer.agent import TransferAgent
+from kvasir_runtime.transfer.launch import side_channel, transfer_agent
+from kvasir_runtime.transfer.side_channel import SideChannel
 
 logger = logging.getLogger(__name__)
 
 
-def run_engine_core(config: RuntimeConfig, ipc_dir: Path) -> None:
-    """The child's whole life."""
+def run_engine_core(config: RuntimeConfig, ipc_dir: Path, core_index: int) -> None:
+    """The child's whole life. `core_index`: the data-parallel rank."""
     configure_logging(config.server.log_level)
-    channel = CoreChannel(ipc_dir, config.server.api_server_count)
+    num_apis, num_cores = config.server.api_server_count, config.parallel.data_parallel_size
+    channel = CoreChannel(ipc_dir, num_apis, core_index)
+    heartbeats = core_heartbeats(ipc_dir, num_apis, num_cores, core_index)
+    rank = core_index if num_cores > 1 else None
     try:
-        with _publisher(config.cache.kv_events_config) as publisher:  # first: a port in use is told before loading
-            _serve(config, channel, engine_heartbeats(ipc_dir, config.server.api_server_count), publisher)
+        with (  # first: a port in use is told at once
+            _publisher(config.cache.kv_events_config, rank) as publisher,
+            side_channel(config.cache.kv_transfer_config) as others,
+        ):
+            _serve(config, core_index, channel, ipc_dir, heartbeats, publisher, others)
     except KvasirRuntimeError as error:  # a cause that the user can mend: no stack
         channel.broadcast(EngineFailed(error=str(error)))
         sys.exit(1)
@@ -56,11 +64,11 @@ def run_engine_core(config: RuntimeConfig, ipc_dir: Path) -> None:
 
 
 @contextmanager
-def _publisher(events: KvEventsConfig | None) -> Iterator[EventPublisher | None]:
+def _publisher(events: KvEventsConfig | None, data_parallel_rank: int | None) -> Iterator[EventPublisher | None]:
     if events is None or not events.is_on:
         yield None
         return
-    publisher = EventPublisher(events)
+    publisher = EventPublisher(events, data_parallel_rank)
     try:
         yield publisher
     finally:
@@ -68,38 +76,41 @@ def _publisher(events: KvEventsConfig | None) -> Iterator[EventPublisher | None]
 
 
 def _serve(
-    config: RuntimeConfig, channel: CoreChannel, heartbeats: Heartbeats, publisher: EventPublisher | None
+    config: RuntimeConfig,
+    core_index: int,
+    channel: CoreChannel,
+    ipc_dir: Path,
+    heartbeats: Heartbeats,
+    publisher: EventPublisher | None,
+    others: SideChannel | None,
 ) -> None:
-    worker = load_worker(config.model, config.cache, config.execution, config.scheduler, proposer_of(config.execution))
     instance = secrets.token_hex(8)
-    with beating(heartbeats):  # from before anybody knows that it is ready
-        channel.broadcast(_ready_message(config, worker, instance))
+    end = partial(_end_with, ipc_dir, config.server.api_server_count, core_index)
+    with (
+        running_ranks_of(config, ipc_dir, core_index, end) as ranks,
+        transfer_agent(config, ranks, others, instance, ipc_dir) as agent,
+        beating(heartbeats),  # from before anybody knows that it is ready
+    ):
+        rank = ranks.description
+        channel.broadcast(_ready_message(config, rank, instance))
         logger.info(
             "ready: %s on %s, attention %s, %d KV blocks of %d tokens, context %d; %s",
-            config.model.model, worker.device, worker.attention_backend, worker.num_blocks, config.cache.block_size,
-            worker.max_model_len,
-            ", ".join(f"{name} {seconds:.2f} s" for name, seconds in worker.startup_seconds.items()),
+            config.model.model, rank.device, rank.attention_backend, rank.num_blocks, config.cache.block_size,
+            rank.max_model_len,
+            ", ".join(f"{name} {seconds:.2f} s" for name, seconds in rank.startup_seconds.items()),
         )  # fmt: skip
-        feed = None if publisher is None else router_feed(config, worker, publisher, instance)
-        _run(config, worker, channel, feed)
+        gc.collect()
+        gc.freeze()  # what loading left behind is not walked again in the middle of a step
+        feed = None if publisher is None else router_feed(config, rank, publisher, instance)
+        engine_core(config, rank, ranks.executor, channel, feed, agent).run()
 
 
-def _run(config: RuntimeConfig, worker: Worker, channel: CoreChannel, feed: RouterFeed | None) -> None:
-    gc.collect()
-    gc.freeze()  # what loading left behind is not walked again in the middle of a step
-    if worker.device.type == "cpu":
-        keep_freed_memory()
-    executor = Executor(worker.runner, worker.prepare_thread)
-    try:
-        engine_core(config, worker, executor, channel, feed).run()
-    finally:
-        executor.close()
-
-
-def proposer_of(execution: ExecutionConfig) -> ProposerFactory | None:
-    """What makes the proposer once the target is loaded; None: no speculation."""
-    speculative = execution.speculative_config
-    return None if speculative is None else partial(make_proposer, speculative)
+def _end_with(ipc_dir: Path, num_apis: int, core_index: int, failure: RankFailedError) -> NoReturn:
+    """End this process, whatever the step loop waits for; the ranks that are left follow it."""
+    logger.error("%s", failure)
+    tell_api_processes(ipc_dir, num_apis, core_index, EngineFailed(error=str(failure)))
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def draft_depth(speculative: SpeculativeConfig | None, max_num_seqs: int) -> DepthPolicy | FixedDepth | None:
@@ -109,52 +120,73 @@ def draft_depth(speculative: SpeculativeConfig | None, max_num_seqs: int) -> Dep
     return DepthPolicy(max_num_seqs, most) if speculative.adaptive else FixedDepth(most)
 
 
-def router_feed(config: RuntimeConfig, worker: Worker, publisher: EventPublisher, instance: str) -> RouterFeed:
+def router_feed(config: RuntimeConfig, rank: RankDescription, publisher: EventPublisher, instance: str) -> RouterFeed:
     events = config.cache.kv_events_config
     reporter = LoadReporter(events.load_hz, instance) if events is not None and events.load_hz else None
-    return RouterFeed(KvEventLog(config.cache.block_size, worker.layout.groups), publisher, reporter)
+    return RouterFeed(KvEventLog(config.cache.block_size, rank.layout.groups), publisher, reporter)
 
 
 def engine_core(
-    config: RuntimeConfig, worker: Worker, executor: Executor, channel: CoreChannel, feed: RouterFeed | None
+    config: RuntimeConfig,
+    rank: RankDescription,
+    executor: StepExecutor,
+    channel: CoreChannel,
+    feed: RouterFeed | None,
+    agent: TransferAgent | None = None,
 ) -> EngineCore:
     depth = draft_depth(config.execution.speculative_config, config.scheduler.max_num_seqs)
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=worker.max_num_batched_tokens,
-        max_model_len=worker.max_model_len,
+        max_num_batched_tokens=rank.max_num_batched_tokens,
+        max_model_len=rank.max_model_len,
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        num_stages=config.parallel.pipeline_parallel_size,
     )
     scheduler = make_scheduler(
         limits,
         policy=config.scheduler.scheduling_policy,
-        num_blocks=worker.num_blocks,
+        num_blocks=rank.num_blocks,
         block_size=config.cache.block_size,
-        groups=worker.layout.groups,
+        groups=rank.layout.groups,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         depth=depth,
         event_log=None if feed is None else feed.event_log,
     )
-    steps_ahead = _steps_ahead(config.scheduler, worker.device)
-    return EngineCore(executor, channel, scheduler, steps_ahead=steps_ahead, step_costs=depth, router_feed=feed)
+    steps_ahead = max(_steps_ahead(config.scheduler, rank), limits.num_stages - 1)  # else stages would wait
+    return EngineCore(
+        executor,
+        channel,
+        scheduler,
+        steps_ahead=steps_ahead,
+        step_costs=depth,
+        router_feed=feed,
+        transfers=None if agent is None else kv_transfers(config.cache.kv_transfer_config, rank, scheduler, agent),
+    )
 
 
-def _steps_ahead(scheduler: SchedulerConfig, device: torch.device) -> int:
+def kv_transfers(
+    transfer: KvTransferConfig | None, rank: RankDescription, scheduler: Scheduler, agent: TransferAgent
+) -> KvTransfers:
+    fails = transfer is not None and transfer.kv_load_failure_policy == "fail"
+    return KvTransfers(scheduler, agent, agent.place, page_bytes=rank.layout.page_bytes, fails_requests=fails)
+
+
+def _steps_ahead(scheduler: SchedulerConfig, rank: RankDescription) -> int:
     """On a CPU a step that is already handed over only makes new requests wait (docs/decisions/0004)."""
-    is_ahead = device.type != "cpu" if scheduler.async_scheduling is None else scheduler.async_scheduling
+    is_ahead = not rank.is_on_cpu if scheduler.async_scheduling is None else scheduler.async_scheduling
     return scheduler.steps_ahead if is_ahead else 0
 
 
-def _ready_message(config: RuntimeConfig, worker: Worker, instance: str) -> EngineReady:
+def _ready_message(config: RuntimeConfig, rank: RankDescription, instance: str) -> EngineReady:
     return EngineReady(
-        max_model_len=worker.max_model_len,
+        max_model_len=rank.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
-        vocab_size=worker.vocab_size,
-        num_blocks=worker.num_blocks,
+        vocab_size=rank.vocab_size,
+        num_blocks=rank.num_blocks,
         block_size=config.cache.block_size,
-        device=str(worker.device),
-        attention_backend=worker.attention_backend,
-        startup_seconds=worker.startup_seconds,
-        kv_capacity_tokens=num_tokens_in(worker.num_blocks, config.cache.block_size, len(worker.layout.groups)),
+        device=rank.device,
+        attention_backend=rank.attention_backend,
+        startup_seconds=rank.startup_seconds,
+        kv_capacity_tokens=num_tokens_in(rank.num_blocks, config.cache.block_size, len(rank.layout.groups)),
         instance=instance,
     )

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,17 +33,29 @@ class CoreProcessArguments:
     config: RuntimeConfig
     ipc_dir: Path
     parent_pid: int
+    core_index: int
+    """The data-parallel rank."""
 
 
 @contextmanager
-def running_engine_core(config: RuntimeConfig, ipc_dir: Path) -> Iterator[BaseProcess]:
+def running_engine_cores(config: RuntimeConfig, ipc_dir: Path) -> Iterator[list[BaseProcess]]:
+    """One for each data-parallel rank, as `running_engine_core`."""
+    with ExitStack() as cores:
+        yield [
+            cores.enter_context(running_engine_core(config, ipc_dir, core_index))
+            for core_index in range(config.parallel.data_parallel_size)
+        ]
+
+
+@contextmanager
+def running_engine_core(config: RuntimeConfig, ipc_dir: Path, core_index: int = 0) -> Iterator[BaseProcess]:
     """The engine core lives while the block runs. API processes are told of one that ends before, in whatever way.
 
     Behind the block nothing of it is left: neither the process nor anything that touches `ipc_dir`.
     """
-    arguments = CoreProcessArguments(config, ipc_dir, os.getpid())
+    arguments = CoreProcessArguments(config, ipc_dir, os.getpid(), core_index)
     process = multiprocessing.get_context("spawn").Process(
-        target=_run_engine_core, args=(arguments,), name="kvasir-engine-core"
+        target=_run_engine_core, args=(arguments,), name=f"kvasir-engine-core-{core_index}"
     )
     process.start()
     has_to_end = threading.Event()
@@ -52,7 +64,7 @@ def running_engine_core(config: RuntimeConfig, ipc_dir: Path) -> Iterator[BasePr
         process.join()
         if not has_to_end.is_set():
             failed = EngineFailed(error=f"its process ended with status {process.exitcode}")
-            tell_api_processes(ipc_dir, config.server.api_server_count, failed)
+            tell_api_processes(ipc_dir, config.server.api_server_count, core_index, failed)
 
     watcher = threading.Thread(target=watch, name="engine-core-watch")
     watcher.start()
@@ -74,4 +86,4 @@ def _run_engine_core(arguments: CoreProcessArguments) -> None:
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default, which Triton 3.9 warns will change
     from kvasir_runtime.engine.core_main import run_engine_core  # torch: not for the parent
 
-    run_engine_core(arguments.config, arguments.ipc_dir)
+    run_engine_core(arguments.config, arguments.ipc_dir, arguments.core_index)

@@ -5,6 +5,7 @@ never blocks: without a listener it costs a few microseconds, and what a slow on
 dropped for it alone, which it sees by the sequence. Sequences of events and of load reports are counted apart.
 """
 
+import dataclasses
 import errno
 import time
 
@@ -31,8 +32,10 @@ Context = zmq.Context[zmq.Socket[bytes]]
 class EventPublisher:
     """Of the engine core; used from its one thread."""
 
-    def __init__(self, config: KvEventsConfig) -> None:
-        """Listens at once. Raises ConfigurationError where it cannot."""
+    def __init__(self, config: KvEventsConfig, data_parallel_rank: int | None = None) -> None:
+        """Listens at once, a rank on the ports that are so much higher. Raises ConfigurationError where it cannot."""
+        config = config if data_parallel_rank is None else at_rank(config, data_parallel_rank)
+        self._data_parallel_rank = data_parallel_rank
         self._topic = config.topic.encode()
         self._num_batches = 0
         self._num_reports = 0
@@ -43,7 +46,7 @@ class EventPublisher:
         try:
             self._pub = bound_socket(self._context, zmq.PUB, config.endpoint, "endpoint", config.hwm)
             if config.replay_endpoint is not None:
-                self._buffer = ReplayBuffer(config.buffer_steps)
+                self._buffer = ReplayBuffer(config.buffer_steps, data_parallel_rank)
                 router = bound_socket(self._context, zmq.ROUTER, config.replay_endpoint, "replay_endpoint", REPLAY_HWM)
                 self._replay_server = ReplayServer(router, self._buffer)
         except ConfigurationError:
@@ -51,7 +54,7 @@ class EventPublisher:
             raise
 
     def publish_events(self, events: list[KvEvent]) -> None:
-        payload = self._encoder.encode(EventBatch(time.time(), events))
+        payload = self._encoder.encode(EventBatch(time.time(), events, self._data_parallel_rank))
         if self._buffer is not None:
             self._buffer.append(self._num_batches, payload)
         self._send(self._topic, self._num_batches, payload)
@@ -70,6 +73,23 @@ class EventPublisher:
 
     def _send(self, topic: bytes, sequence: int, payload: bytes) -> None:
         self._pub.send_multipart((topic, sequence.to_bytes(SEQUENCE_BYTES, "big"), payload), zmq.NOBLOCK)
+
+
+def at_rank(config: KvEventsConfig, data_parallel_rank: int) -> KvEventsConfig:
+    """Each data-parallel rank listens on ports of its own, the configured ones plus its rank, as vLLM's do."""
+    replay = config.replay_endpoint
+    return dataclasses.replace(
+        config,
+        endpoint=_endpoint_at_rank(config.endpoint, data_parallel_rank),
+        replay_endpoint=None if replay is None else _endpoint_at_rank(replay, data_parallel_rank),
+    )
+
+
+def _endpoint_at_rank(endpoint: str, rank: int) -> str:
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}-{rank}"
+    address, _, port = endpoint.rpartition(":")
+    return f"{address}:{int(port) + rank}"
 
 
 def bound_socket(context: Context, kind: int, endpoint: str, key: str, hwm: int) -> zmq.Socket[bytes]:

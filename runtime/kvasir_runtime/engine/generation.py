@@ -9,6 +9,7 @@ import msgspec
 
 from kvasir_runtime.engine.messages import FinishReason, TokenLogprobs
 from kvasir_runtime.errors import KvasirRuntimeError
+from kvasir_runtime.transfer.params import KvTransferParams
 
 
 class SequenceDelta(msgspec.Struct, kw_only=True):
@@ -26,6 +27,8 @@ class SequenceDelta(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string, or the id of a stop token, that ended the sequence."""
+    kv_transfer_params: KvTransferParams | None = None
+    """With the end of a request whose prompt is kept for another engine."""
 
 
 def joined(deltas: Sequence[SequenceDelta]) -> SequenceDelta:
@@ -42,6 +45,7 @@ def joined(deltas: Sequence[SequenceDelta]) -> SequenceDelta:
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
+        kv_transfer_params=last.kv_transfer_params,
     )
 
 

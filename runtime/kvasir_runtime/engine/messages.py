@@ -8,6 +8,9 @@ from typing import Literal
 
 import msgspec
 
+from kvasir_runtime.transfer.metrics import TransferStats
+from kvasir_runtime.transfer.params import KvTransferParams
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -77,6 +80,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The `x-request-id` that brought it; told once, by the first of the requests that one HTTP request becomes."""
     beam: BeamSearch | None = None
     """None: every sequence draws its tokens."""
+    kv_transfer_params: KvTransferParams | None = None
+    """Where the prompt's blocks come from, or whom they are kept for; None: neither."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +92,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True):
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     aborts: list[Abort]
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Something has happened beside the channel, in the core's own process; from nobody else."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +124,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The token id that ended the sequence, if one did; it is the last of `new_token_ids`."""
     error: str | None = None
     """Says why, with finish_reason `error`."""
+    kv_transfer_params: KvTransferParams | None = None
+    """With the end of a request whose blocks are kept: what the engine that wants them is to be asked with."""
 
 
 class PlainTokens(msgspec.Struct, frozen=True, array_like=True):
@@ -165,6 +176,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens computed, in steps with many of them; None before the first."""
     num_kv_events: int = 0
     """Published since the start."""
+    transfers: TransferStats | None = None
+    """None: no KV is exchanged with other engines."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -196,5 +209,5 @@ class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str
 
 
-ToCore = AddRequest | AbortRequests
+ToCore = AddRequest | AbortRequests | Wake
 FromCore = StepOutputs | EngineReady | EngineFailed

@@ -53,7 +53,8 @@ class _UnreadBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplayBuffer:
-    def __init__(self, num_batches: int) -> None:
+    def __init__(self, num_batches: int, data_parallel_rank: int | None = None) -> None:
+        self._data_parallel_rank = data_parallel_rank
         self._batches: deque[tuple[int, bytes]] = deque()
         self._num_batches = num_batches
         self._condensed: dict[bytes, tuple[_StoredUnread, int]] = {}
@@ -77,7 +78,8 @@ class ReplayBuffer:
             batches = list(itertools.islice(self._batches, num_skipped, None))
             condensed = list(self._condensed.values()) if start < oldest else None
         if condensed is not None:
-            yield from _condensed_batches(condensed, start, oldest)
+            for sequence, events in _condensed_batches(condensed, start, oldest):
+                yield sequence, msgspec.msgpack.encode(EventBatch(time.time(), events, self._data_parallel_rank))
         yield from batches
 
     def _condense(self, payload: bytes) -> None:
@@ -93,14 +95,16 @@ class ReplayBuffer:
                     self._condensed.clear()
 
 
-def _condensed_batches(blocks: list[tuple[_StoredUnread, int]], start: int, end: int) -> Iterator[tuple[int, bytes]]:
+def _condensed_batches(
+    blocks: list[tuple[_StoredUnread, int]], start: int, end: int
+) -> Iterator[tuple[int, list[KvEvent]]]:
     """As few batches as there are sequences for, the last of them just before `end`."""
     size = max(CONDENSED_BLOCKS, -(-len(blocks) // (end - start)))
     chunks = [blocks[first : first + size] for first in range(0, len(blocks), size)] or [[]]
     for sequence, chunk in zip(itertools.count(end - len(chunks)), chunks, strict=False):
         events: list[KvEvent] = [AllBlocksCleared()] if sequence == end - len(chunks) else []
         events += _joined(chunk)
-        yield sequence, msgspec.msgpack.encode(EventBatch(time.time(), events))
+        yield sequence, events
 
 
 def _joined(blocks: list[tuple[_StoredUnread, int]]) -> Iterator[BlockStored]:

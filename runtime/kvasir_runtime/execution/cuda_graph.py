@@ -9,6 +9,7 @@ from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.execution.graphs import CapturedStep, CaptureError, ComputeStep, GraphShape
 from kvasir_runtime.execution.static_inputs import StaticInputs
 from kvasir_runtime.models.decoder import DecoderOutput
+from kvasir_runtime.parallel.counts import CollectiveCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +18,28 @@ class CudaGraphStep:
     static: StaticInputs
     output: DecoderOutput
     memory_bytes: int
+    counts: CollectiveCounts
+    """Of the rank, where a replay counts `captured_counts`: no Python runs then."""
+    captured_counts: CollectiveCounts
 
     def replay(self, inputs: StepInputs) -> DecoderOutput:
         self.static.load(inputs)
         self.graph.replay()
+        self.counts.add(self.captured_counts)
         return self.output
 
 
 class CudaGraphCapture:
     """Captures `compute` in one memory pool: graphs run one at a time, and so may use the same memory."""
 
-    def __init__(self, compute: ComputeStep, block_tables: Tensor, max_seq_len: int) -> None:
+    def __init__(
+        self, compute: ComputeStep, block_tables: Tensor, max_seq_len: int, counts: CollectiveCounts | None = None
+    ) -> None:
+        """`counts` are of the collectives in `compute`, if there are any."""
         self._compute = compute
         self._block_tables = block_tables
         self._max_seq_len = max_seq_len
+        self._counts = CollectiveCounts() if counts is None else counts
         self._pool = torch.cuda.graph_pool_handle()
 
     @torch.inference_mode()
@@ -41,9 +50,11 @@ class CudaGraphCapture:
         graph = torch.cuda.CUDAGraph()
         try:
             self._compute(static.inputs, None)  # compiles kernels and loads libraries, which a capture must not
+            before = self._counts.copy()
             # Other threads may use the device meanwhile: they copy results and serve transfers.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 output = self._compute(static.inputs, None)
         except RuntimeError as error:  # torch has no narrower one; running out of memory is one
             raise CaptureError(str(error)) from error
-        return CudaGraphStep(graph, static, output, max(0, free_before - torch.cuda.mem_get_info()[0]))
+        memory_bytes = max(0, free_before - torch.cuda.mem_get_info()[0])
+        return CudaGraphStep(graph, static, output, memory_bytes, self._counts, self._counts.since(before))

@@ -7,7 +7,9 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import LayerCache
@@ -79,6 +81,12 @@ def num_kv_blocks(cache: CacheConfig, layout: KvLayout, memory: DeviceMemory, li
 def allocate_kv_buffer(layout: KvLayout, num_blocks: int, device: torch.device) -> Tensor:
     """uint8 [num_blocks, page_bytes]. CPU memory is taken on first use."""
     return use_huge_pages(torch.empty((num_blocks, layout.page_bytes), dtype=torch.uint8, device=device))
+
+
+def copy_blocks(buffer: Tensor, copies: NDArray[np.int32]) -> None:
+    """Sources and targets [m, 2], one after the other: a later copy may read what an earlier one wrote."""
+    for source, target in copies.tolist():
+        buffer[target].copy_(buffer[source])
 
 
 def layer_caches(layout: KvLayout, specs: Sequence[KvSpec], buffer: Tensor) -> list[LayerCache]:

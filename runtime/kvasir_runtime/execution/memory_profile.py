@@ -5,25 +5,30 @@ from collections.abc import Callable
 import torch
 
 from kvasir_runtime.execution.device import memory_limit_bytes, resident_bytes
+from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
-from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, prefill_step, run
 from kvasir_runtime.scheduling.step import StepPlan
 
 
 def measure_memory(
-    device: torch.device, make_runner: Callable[[int], ModelRunner], limits: SequenceLimits, max_drafts: int
+    device: torch.device,
+    make_runner: Callable[[int], StepRunner],
+    limits: SequenceLimits,
+    max_drafts: int,
+    num_sharers: int = 1,
 ) -> DeviceMemory:
-    """`make_runner` makes a runner with so many pages. On CPU what is used now is all that counts."""
+    """`make_runner` makes a runner with so many pages. On CPU what is used now is all that counts, and `num_sharers`
+    ranks of this machine have equal parts of its memory."""
     if device.type == "cpu":
-        return DeviceMemory("cpu", memory_limit_bytes(), resident_bytes())
+        return DeviceMemory("cpu", memory_limit_bytes() // num_sharers, resident_bytes())
     free, total = torch.cuda.mem_get_info(device)
     step_bytes, decode_bytes = _step_bytes(make_runner, limits, max_drafts)
     # CUDA graphs keep a decode step's temporaries for themselves.
     return DeviceMemory("cuda", total, total - free + step_bytes + decode_bytes, graph_bytes=decode_bytes)
 
 
-def _step_bytes(make_runner: Callable[[int], ModelRunner], limits: SequenceLimits, max_drafts: int) -> tuple[int, int]:
+def _step_bytes(make_runner: Callable[[int], StepRunner], limits: SequenceLimits, max_drafts: int) -> tuple[int, int]:
     """(rows and the temporaries of the largest step, those of the largest decode), found by running over one page."""
     before = torch.cuda.memory_allocated()
     runner = make_runner(1)
@@ -36,7 +41,7 @@ def _step_bytes(make_runner: Callable[[int], ModelRunner], limits: SequenceLimit
     return rows_bytes + max(prefill_bytes, decode_bytes), decode_bytes
 
 
-def _peak_bytes(runner: ModelRunner, plan: StepPlan) -> int:
+def _peak_bytes(runner: StepRunner, plan: StepPlan) -> int:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

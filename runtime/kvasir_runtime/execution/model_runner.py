@@ -15,18 +15,20 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.graphs import ComputeStep
+from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.logprobs import token_logprobs
 from kvasir_runtime.execution.pending_result import PendingResult, StepTensors
 from kvasir_runtime.execution.prompt_scores import ScoredPrompt, score_prompt, scored_prompts
 from kvasir_runtime.execution.rows import Rows, store_drafts
 from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder, Subset
 from kvasir_runtime.execution.sampler import adjusted_logits, draw
-from kvasir_runtime.execution.sampling_rows import Int32Array
+from kvasir_runtime.execution.stage_buffer import StageBuffer
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.verify_drafts import DrawnTokens, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import Decoder, DecoderOutput
+from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 from kvasir_runtime.scheduling.step import StepPlan
 from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
 
@@ -41,11 +43,16 @@ class EagerDecoder:
     backend: AttentionBackend
     caches: Sequence[LayerCache]
     captured_layers: tuple[int, ...]
+    entering: StageBuffer | None = None
+    """Of a pipeline stage behind the first."""
 
     def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
         attention = self.backend.prepare(inputs)
         captured_layers = self.captured_layers if captures else ()
-        return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, captured_layers)
+        entering = None
+        if self.entering is not None:
+            entering = self.entering.states(len(inputs.token_ids), captures=captures)
+        return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, captured_layers, entering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,7 @@ class ModelRunner:
         proposer: Proposer | None,
         max_num_batched_tokens: int,
         transfers: Transfers,
+        tensor: Collectives | None = None,
         idle_work: Callable[[], bool] | None = None,
     ) -> None:
         self._rows = rows
@@ -86,6 +94,7 @@ class ModelRunner:
         self._ops = ops
         self._proposer = proposer
         self._transfers = transfers
+        self._tensor = SingleRank() if tensor is None else tensor
         self._idle_work = idle_work
         self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers)
         self._positions = SampledPositionsBuilder(rows, transfers)
@@ -94,12 +103,17 @@ class ModelRunner:
         self._was_shown = np.zeros(rows.num_blocks.shape, dtype=np.bool_)
         """Of each row, whether the proposer has seen its last step."""
 
+    @property
+    def kv_buffer(self) -> Tensor:
+        """uint8 [num_blocks, page_bytes]."""
+        return self._buffer
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         """Take over the plan's differences and compute its tokens. `sample` follows, before the next step."""
         self._forwarded, start = None, time.thread_time()
         self._rows.apply(plan)
-        self._copy_blocks(plan.block_copies)
+        copy_blocks(self._buffer, plan.block_copies)
         inputs = self._inputs.build(plan)
         query_lens = inputs.lengths.query_lens
         positions = self._positions.build(plan, query_lens)
@@ -120,7 +134,7 @@ class ModelRunner:
         step, self._forwarded = self._forwarded, None
         assert step is not None, "sample() follows a forward() that ended well"
         start = time.thread_time()
-        self._advance_unsampled(step)
+        self._rows.advance_unsampled(step.plan, step.inputs.seq_lens)
         tensors = self._draw(step, mask)
         tensors.prompts = [
             (prompt.row, score_prompt(prompt, hidden, self._rows, self._to_logits))
@@ -141,11 +155,6 @@ class ModelRunner:
         """Do one piece of what makes later steps faster (capture a graph); to be called between steps while there is no
         work. False: nothing is left to do."""
         return self._idle_work is not None and self._idle_work()
-
-    def _copy_blocks(self, copies: Int32Array) -> None:
-        """One after the other: a later copy may read what an earlier one wrote."""
-        for source, target in copies.tolist():
-            self._buffer[target].copy_(self._buffer[source])
 
     def _kept_tokens(
         self, inputs: StepInputs, positions: SampledPositions, prompts: list[ScoredPrompt], is_proposing: bool
@@ -178,14 +187,6 @@ class ModelRunner:
         sizes = [len(prompt.tokens) for prompt in prompts]
         ends = np.cumsum([num_sampled, *sizes]).tolist()
         return hidden[:num_sampled], [hidden[end - size : end] for end, size in zip(ends[1:], sizes, strict=True)]
-
-    def _advance_unsampled(self, step: ForwardedStep) -> None:
-        """Chunks that nothing is drawn after have been computed all the same."""
-        if len(step.positions.host_requests) == len(step.plan.rows):
-            return
-        requests = np.flatnonzero(~step.plan.samples)
-        index, rows = self._transfers.upload(requests, step.plan.rows[requests].astype(np.int64))
-        self._rows.num_computed[rows] = step.inputs.seq_lens[index]
 
     def _draw(self, step: ForwardedStep, mask: TokenMask | None) -> StepTensors:
         positions, rows = step.positions, self._rows
@@ -263,8 +264,8 @@ class ModelRunner:
                 num_proposals=step.plan.num_proposals,
             )
         )
-        if len(rows):
-            store_drafts(self._rows, rows, drafts)
+        if len(rows):  # ranks may round differently, and must not disagree on what they verify
+            store_drafts(self._rows, rows, self._tensor.broadcast(drafts, source=0))
 
 
 def _candidates(adjusted: Tensor, rows: Rows, positions: SampledPositions) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,32 @@ class Rows:
         if len(plan.token_writes):
             self._write_tokens(plan.token_writes)
 
+    def take_returned(self, plan: StepPlan) -> None:
+        """On a stage that draws nothing: the tokens that were drawn or chosen elsewhere, after which all but the last
+        known token is computed, and the drafts."""
+        returned = plan.returned
+        if returned is None:
+            return
+        if len(returned.token_writes):
+            self._write_tokens(returned.token_writes)
+        if not len(returned.token_writes) and not len(plan.token_writes) and not returned.drafts.size:
+            return
+        written = np.concatenate((plan.token_writes[:, 0], returned.token_writes[:, 0])).astype(np.int64)
+        decodes = plan.rows[: plan.num_decodes].astype(np.int64)
+        drafts = np.ascontiguousarray(returned.drafts)
+        written_rows, decoding_rows, own_drafts = self._transfers.upload(written, decodes, drafts)
+        self.num_computed[written_rows] = self.num_known[written_rows] - 1
+        if drafts.size:
+            store_drafts(self, decoding_rows, own_drafts)
+
+    def advance_unsampled(self, plan: StepPlan, seq_lens: Tensor) -> None:
+        """Chunks that nothing is drawn after are computed; `seq_lens` int32 [num_requests] are the step's."""
+        if plan.samples.all():
+            return
+        requests = np.flatnonzero(~plan.samples)
+        index, rows = self._transfers.upload(requests, plan.rows[requests].astype(np.int64))
+        self.num_computed[rows] = seq_lens[index]
+
     def _add(self, added: tuple[NewSequence, ...]) -> None:
         self.version += 1
         rows = [new.row for new in added]

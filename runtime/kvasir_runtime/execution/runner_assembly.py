@@ -1,19 +1,41 @@
 """Puts a rank's parts together into a runner: KV buffer, rows, decoder, proposer, CUDA graphs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvasir_runtime.attention.backend import AttentionBackend
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import AttentionBackend, LayerCache
+from kvasir_runtime.execution.agreed_capture import AgreedCapture
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
-from kvasir_runtime.execution.graphs import DecodeGraphs, graph_sizes
+from kvasir_runtime.execution.executor import StepRunner
+from kvasir_runtime.execution.graphs import Capture, ComputeStep, DecodeGraphs, graph_sizes
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
+from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
+from kvasir_runtime.execution.pipeline import Pipeline
+from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
 from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.stage_buffer import LineFormat, StageBuffer
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
-from kvasir_runtime.models.decoder import Decoder, kv_specs
+from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.speculative.proposer import Proposer
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerMemory:
+    """What a runner keeps from one step to the next."""
+
+    rows: Rows
+    buffer: Tensor  # uint8 [num_blocks, page_bytes]
+    caches: list[LayerCache]
+    """Views of the buffer: of the rank's layers, then the proposer's."""
+    transfers: Transfers
+    entering: StageBuffer | None
+    """None unless a pipeline stage comes before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,54 +50,120 @@ class RunnerAssembly:
     block_size: int
     limits: SequenceLimits
     max_drafts: int
+    least: Callable[[int], int]
+    """Of the numbers of the ranks that share these layers."""
+    pipeline: Pipeline | None = None
+    """None: this rank has all layers, or its part of each."""
 
     @property
     def layout(self) -> KvLayout:
         """Of the target's layers, then the proposer's."""
-        return make_layout([*self._target_specs(), *self._proposer_specs()], self.block_size)
+        if self.pipeline is not None:
+            return self.pipeline.layout(self.block_size)
+        return make_layout(self.kv_specs, self.block_size)
 
-    def runner(self, num_blocks: int, graph_bytes: int = 0) -> ModelRunner:
-        device, layout, proposer = self.placement.device, self.layout, self.proposer
-        buffer = allocate_kv_buffer(layout, num_blocks, device)
-        num_layers = len(self._target_specs())
-        caches = layer_caches(layout, [*self._target_specs(), *self._proposer_specs()], buffer)
-        if proposer is not None:
-            proposer.bind(caches[num_layers:])
-        transfers = Transfers(device)
+    def runner(self, num_blocks: int, graph_bytes: int = 0) -> StepRunner:
+        """On a pipeline stage all steps of a runner, those of measuring and warming up too, must be taken by the
+        runners of all stages."""
+        memory = self._memory(num_blocks)
+        if self.pipeline is None:
+            return self._model_runner(memory, graph_bytes)
+        if not self.pipeline.stage.is_last:
+            return self._earlier_stage(self.pipeline, memory, graph_bytes)
+        assert memory.entering is not None, "a pipeline has two stages at least"
+        return LastStage(
+            self._model_runner(memory, graph_bytes),
+            self.pipeline.link,
+            self._failures(self.pipeline),
+            entering=memory.entering,
+            rows=memory.rows,
+            transfers=memory.transfers,
+        )
+
+    def _memory(self, num_blocks: int) -> RunnerMemory:
+        layout, transfers = self.layout, Transfers(self.placement.device)
+        buffer = allocate_kv_buffer(layout, num_blocks, self.placement.device)
+        draws = self.decoder.head is not None
         rows = Rows(
             max_num_seqs=self.limits.max_num_seqs,
             max_model_len=self.limits.max_model_len,
             block_size=self.block_size,
             num_groups=len(layout.groups),
             max_drafts=self.max_drafts,
-            vocab_size=self.decoder.options.vocab_size,
+            vocab_size=self.decoder.options.vocab_size if draws else 1,  # else nothing is counted by token
             transfers=transfers,
         )
+        entering = None
+        if self.pipeline is not None and not self.pipeline.stage.is_first:
+            most_tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs * (1 + self.max_drafts))
+            entering = StageBuffer(self._lines_before(self.pipeline, self.decoder.first_layer), most_tokens)
+        return RunnerMemory(rows, buffer, layer_caches(layout, self.kv_specs, buffer), transfers, entering)
+
+    def _model_runner(self, memory: RunnerMemory, graph_bytes: int) -> ModelRunner:
+        num_layers, proposer = len(self.decoder.layers), self.proposer
+        if proposer is not None:
+            proposer.bind(memory.caches[num_layers:])
         captured = () if proposer is None else proposer.captured_layers
-        eager = EagerDecoder(self.decoder, self.backend, caches[:num_layers], captured)
-        graphs = self._graphs(eager, rows, graph_bytes)
+        eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_layers], captured, memory.entering)
+        graphs = self._graphs(eager, memory.rows, graph_bytes)
         return ModelRunner(
-            rows=rows,
-            buffer=buffer,
+            rows=memory.rows,
+            buffer=memory.buffer,
             compute=eager if graphs is None else graphs,
             to_logits=self.decoder.logits,
             ops=self.step_ops,
             proposer=proposer,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            transfers=transfers,
+            transfers=memory.transfers,
+            tensor=self.placement.tensor,
             idle_work=None if graphs is None else graphs.capture_next,
         )
 
-    def _graphs(self, eager: EagerDecoder, rows: Rows, graph_bytes: int) -> DecodeGraphs | None:
+    def _earlier_stage(self, pipeline: Pipeline, memory: RunnerMemory, graph_bytes: int) -> EarlierStage:
+        eager = EagerLayers(self.decoder, self.backend, memory.caches, pipeline.captured_layers, memory.entering)
+        graphs = self._graphs(eager, memory.rows, graph_bytes)
+        layers = LayerRunner(
+            rows=memory.rows,
+            buffer=memory.buffer,
+            compute=eager if graphs is None else graphs,
+            ops=self.step_ops,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            transfers=memory.transfers,
+        )
+        return EarlierStage(
+            layers,
+            pipeline.link,
+            self._failures(pipeline),
+            entering=memory.entering,
+            leaving=self._lines_before(pipeline, self.decoder.first_layer + len(self.decoder.layers)),
+            idle_work=None if graphs is None else graphs.capture_next,
+        )
+
+    def _graphs(self, eager: ComputeStep, rows: Rows, graph_bytes: int) -> DecodeGraphs | None:
         """Where there is memory for them: of decodes with all drafts first, then of those without."""
         if not graph_bytes:
             return None
-        capture = CudaGraphCapture(eager, rows.block_tables, self.limits.max_model_len)
+        tensor = self.placement.tensor
+        capture: Capture = CudaGraphCapture(eager, rows.block_tables, self.limits.max_model_len, tensor.counts)
+        if tensor.size > 1:
+            capture = AgreedCapture(capture, self.least)
         query_lens = [1 + self.max_drafts, 1] if self.max_drafts else [1]
         return DecodeGraphs(eager, capture, graph_sizes(self.limits.max_num_seqs), query_lens, graph_bytes)
 
-    def _target_specs(self) -> list[KvSpec]:
-        return list(kv_specs(self.decoder.options, self.placement.dtype))
+    def _failures(self, pipeline: Pipeline) -> StageFailures:
+        return StageFailures(1 + pipeline.stage.index, is_alone=self.placement.tensor.size == 1)
 
-    def _proposer_specs(self) -> list[KvSpec]:
-        return [] if self.proposer is None else list(self.proposer.kv_specs)
+    def _lines_before(self, pipeline: Pipeline, layer: int) -> LineFormat:
+        """What travels to the stage that begins with this layer."""
+        placement, num_planes = self.placement, pipeline.num_planes(layer)
+        return LineFormat(num_planes, self.decoder.options.hidden_size, placement.dtype, placement.device)
+
+    @property
+    def kv_specs(self) -> list[KvSpec]:
+        """Of this rank's layers of the target, then the proposer's."""
+        return own_specs(self.decoder, self.proposer, self.placement)
+
+
+def own_specs(decoder: Decoder, proposer: Proposer | None, placement: Placement) -> list[KvSpec]:
+    """Of the rank's layers of the target, then the proposer's."""
+    return [*decoder.kv_specs(placement.dtype), *(() if proposer is None else proposer.kv_specs)]

@@ -6,7 +6,7 @@ They use the first rows and whatever pages their block tables name; sequences th
 import numpy as np
 
 from kvasir_runtime.engine.messages import SamplingParams
-from kvasir_runtime.execution.model_runner import ModelRunner
+from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
@@ -28,10 +28,10 @@ def decode_step(num_sequences: int, num_drafts: int, seq_len: int, sampling: Sam
     )
 
 
-def run(runner: ModelRunner, plan: StepPlan) -> None:
+def run(runner: StepRunner, plan: StepPlan) -> None:
     """Compute the step and wait for it."""
     runner.forward(plan)
-    runner.sample().result()
+    runner.sample(None).result()
 
 
 def _plan(

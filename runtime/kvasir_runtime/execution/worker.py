@@ -1,8 +1,8 @@
-"""Makes one rank ready: device, weights, proposer, KV cache, warm-up. The result is the runner and what others must
-know of it."""
+"""Makes one rank ready: device, its part of the weights, proposer, KV cache, warm-up. The result is the runner and
+what others must know of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,25 +13,31 @@ from kvasir_runtime.attention.backend import AttentionBackend
 from kvasir_runtime.attention.select import select_backend
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.device import select_device, select_dtype, usable_cores
+from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
 from kvasir_runtime.execution.limits import resolve_max_model_len, resolve_max_num_batched_tokens
 from kvasir_runtime.execution.memory_profile import measure_memory
-from kvasir_runtime.execution.model_runner import ModelRunner
-from kvasir_runtime.execution.runner_assembly import RunnerAssembly
+from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
+from kvasir_runtime.execution.runner_assembly import RunnerAssembly, own_specs
 from kvasir_runtime.execution.startup_timer import StartupTimer
 from kvasir_runtime.execution.synthetic_steps import DEMANDING, GREEDY, decode_step, prefill_step, run
+from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import make_weight
 from kvasir_runtime.kernels.linear_weight import LinearWeight
 from kvasir_runtime.kernels.ops import Ops, cpu_ops
 from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops
-from kvasir_runtime.kv_cache.spec import KvLayout
+from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.parallel.collectives import SingleRank
+from kvasir_runtime.parallel.groups import RankGroups, alone
+from kvasir_runtime.parallel.stage import Stage
 from kvasir_runtime.speculative.proposer import Proposer
 
 ProposerFactory = Callable[[Decoder, Placement, AttentionBackend, int], Proposer]
@@ -42,18 +48,11 @@ ProposerFactory = Callable[[Decoder, Placement, AttentionBackend, int], Proposer
 class Worker:
     """A rank that is ready to run steps."""
 
-    runner: ModelRunner
-    layout: KvLayout
-    num_blocks: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    vocab_size: int
-    attention_backend: str
-    device: torch.device
-    startup_seconds: dict[str, float]
-    """Phase -> seconds."""
+    runner: StepRunner
+    description: RankDescription
     prepare_thread: Callable[[], None]
-    """To be called on the thread that runs steps: how many cores a kernel uses is a thread's own setting."""
+    """To be called on the thread that runs steps: which device is current, and how many cores a kernel uses, are a
+    thread's own settings."""
 
 
 def load_worker(
@@ -62,11 +61,20 @@ def load_worker(
     execution: ExecutionConfig,
     scheduler: SchedulerConfig,
     make_proposer: ProposerFactory | None = None,
+    groups: RankGroups | None = None,
 ) -> Worker:
-    """Load the model and take the memory for its KV cache. Raises ConfigurationError, ModelLoadError."""
+    """Load this rank's part of the model and take the memory for its KV cache. Raises ConfigurationError,
+    ModelLoadError.
+
+    `groups` are the rank's, None where it is alone. All ranks load at the same time: they agree on the number of
+    blocks, and their first steps need each other.
+    """
     timer = StartupTimer()
-    device = select_device(model.device)
-    num_threads = execution.num_threads or usable_cores()
+    groups = alone() if groups is None else groups
+    place, num_sharers = groups.place, groups.place.topology.ranks_per_machine
+    stage = Stage(place.pipeline_rank, place.pipeline_size)
+    device = select_device(model.device, place)
+    num_threads = execution.num_threads or max(1, usable_cores() // num_sharers)
     torch.set_num_threads(num_threads)
     config = read_config(Path(model.model))
     options = read_options(config)
@@ -78,12 +86,19 @@ def load_worker(
         dtype=select_dtype(model.dtype, config.dtype),
         ops=_ops_of(device),
         make_weight=partial(_measured_weight, timer, execution.linear_path),
+        make_grouped_weight=partial(make_grouped_weight, path=execution.linear_path),
+        tensor=groups.tensor,
+        expert_parallel=place.topology.expert_parallel,
     )
     backend = select_backend(execution.attention_backend, device, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts))
     with timer.measure("load_weights"):
         with Checkpoint(Path(model.model)) as checkpoint:
-            decoder = load_decoder(checkpoint, options, placement, max_model_len)
-        proposer = None if make_proposer is None else make_proposer(decoder, placement, backend, max_model_len)
+            drafts_embed = stage.is_last and _drafts_embed(execution)
+            decoder = load_decoder(checkpoint, options, placement, max_model_len, stage, drafts_embed=drafts_embed)
+        proposer = None
+        if make_proposer is not None and stage.is_last:  # it goes on from what is drawn
+            whole = replace(placement, tensor=SingleRank())  # a proposer is small: each rank has all of it
+            proposer = make_proposer(decoder, whole, backend, max_model_len)
     with timer.measure("allocate_kv"):
         assembly = RunnerAssembly(
             decoder=decoder,
@@ -94,28 +109,49 @@ def load_worker(
             block_size=cache.block_size,
             limits=SequenceLimits(scheduler.max_num_seqs, max_model_len, budget),
             max_drafts=max_drafts,
+            least=groups.least_of_stage,
+            pipeline=_pipeline(stage, groups, own_specs(decoder, proposer, placement), proposer),
         )
-        memory = measure_memory(device, assembly.runner, assembly.limits, max_drafts)
-        num_blocks = num_kv_blocks(cache, assembly.layout, memory, assembly.limits)
+        memory = measure_memory(device, assembly.runner, assembly.limits, max_drafts, num_sharers)
+        num_blocks = groups.least(num_kv_blocks(cache, assembly.layout, memory, assembly.limits))
         runner = assembly.runner(num_blocks, memory.graph_bytes)
     with timer.measure("warm_up"):
         _warm_up(runner, assembly.limits, max_drafts)
-    return Worker(
-        runner=runner,
+    description = RankDescription(
         layout=assembly.layout,
+        kv_specs=tuple(assembly.kv_specs),
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         max_num_batched_tokens=budget,
         vocab_size=options.vocab_size,
         attention_backend=assembly.backend.name,
-        device=device,
+        device=str(device),
         startup_seconds=timer.seconds,
-        prepare_thread=partial(torch.set_num_threads, num_threads),
     )
+    return Worker(runner=runner, description=description, prepare_thread=partial(_prepare_thread, device, num_threads))
+
+
+def _prepare_thread(device: torch.device, num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    if device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def _max_drafts(execution: ExecutionConfig) -> int:
     return 0 if execution.speculative_config is None else execution.speculative_config.num_speculative_tokens
+
+
+def _drafts_embed(execution: ExecutionConfig) -> bool:
+    """Whether drafts are made with the target's embedding."""
+    speculative = execution.speculative_config
+    return speculative is not None and speculative.method in ("eagle", "eagle3")
+
+
+def _pipeline(stage: Stage, groups: RankGroups, specs: list[KvSpec], proposer: Proposer | None) -> Pipeline | None:
+    """None where this is the only stage."""
+    if groups.link is None:
+        return None
+    return join_pipeline(stage, groups.link, specs, () if proposer is None else proposer.captured_layers)
 
 
 def _ops_of(device: torch.device) -> Ops:
@@ -140,7 +176,7 @@ def _measured_weight(timer: StartupTimer, path: str, weight: Tensor, bias: Tenso
         return make_weight(weight, bias, path=path)
 
 
-def _warm_up(runner: ModelRunner, limits: SequenceLimits, max_drafts: int) -> None:
+def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> None:
     """Run every kernel that serving runs: a prefill, and decodes with and without all that sampling can do."""
     length = min(2, limits.max_model_len)
     num_drafts = min(max_drafts, limits.max_model_len - 1, limits.max_num_batched_tokens - 1)

@@ -48,14 +48,15 @@ def choose_weight(
     library: CDLL | None, weight: torch.Tensor, bias: torch.Tensor | None, only_packed: bool = False
 ) -> LinearWeight:
     """The weight in its fastest form. Measured once for each shape and number of threads in a process."""
-    choice = _choose(library, *weight.shape, torch.get_num_threads(), only_packed)
+    choice = measured_choice(library, *weight.shape, torch.get_num_threads(), only_packed)
     if choice.form == "packed" and library is not None:
         return PackedWeight(library, weight, bias, choice.variants)
     return OneDnnWeight(weight, bias) if choice.form == "onednn" else PlainWeight(weight, bias)
 
 
 @functools.cache
-def _choose(library: CDLL | None, outputs: int, inputs: int, num_threads: int, only_packed: bool) -> Choice:
+def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads: int, only_packed: bool) -> Choice:
+    """The fastest form for weights [outputs, inputs], whose product so many threads share."""
     started = time.perf_counter()
     share = min(-(-outputs // num_threads), MOST_MEASURED_WEIGHTS // inputs)
     with _one_thread():

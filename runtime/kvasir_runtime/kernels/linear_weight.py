@@ -19,15 +19,16 @@ VARIANTS = {"fma": 0, "dot": 1, "amx": 2}
 MEASURED_ROWS = (1, 8, 64, 256)
 """The batch size that stands for each class of rows: one stream, some, many, prefill."""
 
-_CLASS_ENDS = (2, 22, 128)
+CLASS_ENDS = (2, 22, 128)
+"""The most rows of each class but the last."""
 
 
 def row_class(num_rows: int) -> int:
     """Index into MEASURED_ROWS, by the nearest ratio."""
-    for index, end in enumerate(_CLASS_ENDS):
+    for index, end in enumerate(CLASS_ENDS):
         if num_rows <= end:
             return index
-    return len(_CLASS_ENDS)
+    return len(CLASS_ENDS)
 
 
 class LinearWeight(Protocol):
@@ -76,7 +77,7 @@ class OneDnnWeight:
         return self._plain[token_ids]
 
 
-class _NativeWeight(ctypes.Structure):
+class NativeWeight(ctypes.Structure):
     """PackedWeight of csrc/linear.cpp."""
 
     _fields_ = (
@@ -89,8 +90,24 @@ class _NativeWeight(ctypes.Structure):
     )
 
 
+class Panels:
+    """A weight [N, K] packed into panels of 16 outputs by pairs of inputs; one copy serves every instruction set."""
+
+    def __init__(self, library: CDLL, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        outputs, inputs = weight.shape
+        panels, depth = -(-outputs // 16), -(-inputs // 32) * 32
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        self._pairs = use_huge_pages(torch.empty(panels * 16 * depth, dtype=torch.bfloat16))
+        library.kvasir_linear_pack(
+            *(weight.data_ptr(), weight.stride(0), outputs, inputs, depth, self._pairs.data_ptr())
+        )
+        self._bias = None if bias is None else functional.pad(bias.float(), (0, panels * 16 - outputs))
+        bias_address = None if self._bias is None else self._bias.data_ptr()
+        self.native = NativeWeight(self._pairs.data_ptr(), bias_address, outputs, inputs, panels, depth)
+
+
 class PackedWeight:
-    """Our panels of 16 outputs by pairs of inputs; one copy serves every instruction set (csrc/linear.cpp)."""
+    """Our panels, and the instructions that multiply them (csrc/linear.cpp)."""
 
     def __init__(
         self, library: CDLL, weight: torch.Tensor, bias: torch.Tensor | None, variants: tuple[str, ...]
@@ -98,16 +115,8 @@ class PackedWeight:
         """`variants` names the instructions for each class of rows, in the order of MEASURED_ROWS."""
         self._library = library
         self._outputs, self._inputs = weight.shape
-        panels, depth = -(-self._outputs // 16), -(-self._inputs // 32) * 32
-        weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        self._panels = use_huge_pages(torch.empty(panels * 16 * depth, dtype=torch.bfloat16))
-        library.kvasir_linear_pack(
-            *(weight.data_ptr(), weight.stride(0), self._outputs, self._inputs, depth, self._panels.data_ptr())
-        )
-        self._bias = None if bias is None else functional.pad(bias.float(), (0, panels * 16 - self._outputs))
-        bias_address = None if self._bias is None else self._bias.data_ptr()
-        self._native = _NativeWeight(self._panels.data_ptr(), bias_address, self._outputs, self._inputs, panels, depth)
-        self._address = ctypes.addressof(self._native)
+        self._panels = Panels(library, weight, bias)
+        self._address = ctypes.addressof(self._panels.native)
         self._variants = variants
         self._codes = tuple(VARIANTS[variant] for variant in variants)
 

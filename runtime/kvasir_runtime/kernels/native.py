@@ -45,6 +45,12 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
     "kvasir_linear_pack": [_POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER],
     "kvasir_linear_rows": [_POINTER, _POINTER, _LONG, _POINTER],
     "kvasir_linear": [_POINTER, _INT, _POINTER, _LONG, _LONG, _POINTER, _LONG],
+    "kvasir_grouped_linear": [
+        *(_POINTER, _LONG, _POINTER, _POINTER, _LONG, _INT, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _LONG),
+    ],
+    "kvasir_route": [_INT, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT, _POINTER, _POINTER],
+    "kvasir_group_by_expert": [_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER],
+    "kvasir_combine_experts": [_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _LONG],
     "kvasir_attention_plan": [
         _INT, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _INT,
     ],
@@ -53,6 +59,9 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
         _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT, _FLOAT,
     ],
     "kvasir_linear_has": [_INT],
+    "kvasir_shared_all_reduce": [_POINTER, _INT, _POINTER, _LONG],
+    "kvasir_shared_all_gather": [_POINTER, _POINTER, _POINTER, _LONG, _LONG],
+    "kvasir_shared_broadcast": [_POINTER, _POINTER, _LONG, _LONG],
 }  # fmt: skip
 _RESULTS = {"kvasir_linear_has": _INT, "kvasir_attention_plan": _POINTER}
 

@@ -1,7 +1,7 @@
 """One implementation of every small kernel, gathered for the decoder: plain torch, or compiled for this CPU.
 
 The decoder calls these by name and never asks which implementation it holds. Attention, with what
-happens to its inputs, and linear layers are apart.
+happens to its inputs, and linear layers, grouped ones too, are apart.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,9 @@ from kvasir_runtime.kernels.activation import (
     silu_and_mul_reference,
 )
 from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
+from kvasir_runtime.kernels.combine_experts import combine_experts_reference, cpu_combine_experts
+from kvasir_runtime.kernels.expert_groups import ExpertGroups, cpu_group_by_expert, group_by_expert_reference
+from kvasir_runtime.kernels.expert_routing import Routing, cpu_route, route_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.rms_norm import (
     add_rms_norm_reference,
@@ -43,6 +46,18 @@ class Argmax(Protocol):
     def __call__(self, logits: torch.Tensor, /) -> torch.Tensor: ...
 
 
+class Route(Protocol):
+    def __call__(self, logits: torch.Tensor, top_k: int, renormalises: bool, /) -> Routing: ...
+
+
+class GroupByExpert(Protocol):
+    def __call__(self, experts: torch.Tensor, local: range, /) -> ExpertGroups: ...
+
+
+class CombineExperts(Protocol):
+    def __call__(self, outputs: torch.Tensor, routing: Routing, local: range, /) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class Ops:
     """The decoder's small kernels. Each reference function's docstring gives shapes and effects."""
@@ -53,6 +68,9 @@ class Ops:
     silu_and_mul: GatedActivation
     gelu_tanh_and_mul: GatedActivation
     argmax: Argmax
+    route: Route
+    group_by_expert: GroupByExpert
+    combine_experts: CombineExperts
 
 
 def reference_ops() -> Ops:
@@ -64,6 +82,9 @@ def reference_ops() -> Ops:
         silu_and_mul=silu_and_mul_reference,
         gelu_tanh_and_mul=gelu_tanh_and_mul_reference,
         argmax=argmax_reference,
+        route=route_reference,
+        group_by_expert=group_by_expert_reference,
+        combine_experts=combine_experts_reference,
     )
 
 
@@ -79,4 +100,7 @@ def cpu_ops() -> Ops:
         silu_and_mul=cpu_silu_and_mul(library),
         gelu_tanh_and_mul=cpu_gelu_tanh_and_mul(library),
         argmax=cpu_argmax(library),
+        route=cpu_route(library),
+        group_by_expert=cpu_group_by_expert(library),
+        combine_experts=cpu_combine_experts(library),
     )

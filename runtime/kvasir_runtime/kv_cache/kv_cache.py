@@ -55,6 +55,10 @@ class KvCache:
         self._event_log = event_log
 
     @property
+    def num_groups(self) -> int:
+        return len(self._windows)
+
+    @property
     def num_used_tokens(self) -> int:
         """That the blocks in use have room for."""
         return num_tokens_in(self.pool.num_used, self.block_size, len(self._windows))
@@ -160,6 +164,35 @@ class KvCache:
             self.pool.forget(block)
         if self._event_log is not None:
             self._event_log.lose_steps()
+
+    def arrange(self, token_ids: Tokens, blocks: SequenceBlocks, num_blocks: int) -> list[TableWrite] | None:
+        """Give empty tables the blocks that a sequence of these tokens would find were its first `num_blocks` cached:
+        those that are, and new ones for the rest, which somebody is to write. The new ones, or None where not so many
+        pages are free.
+        """
+        wanted = [(index, group) for index in range(num_blocks) for group in self.groups_seeing(index, num_blocks)]
+        found = {at: self.pool.find((at[1], blocks.hash_of(token_ids, at[0]))) for at in wanted}
+        num_missing = sum(block is None for block in found.values())
+        num_revived = sum(block is not None and block.num_references == 0 for block in found.values())
+        if num_missing + num_revived > self.pool.num_free:
+            return None
+        for block in found.values():
+            if block is not None:
+                self.pool.share(block)
+        for table in blocks.tables:
+            table.extend([None] * num_blocks)
+        new: list[TableWrite] = []
+        for (index, group), block in found.items():
+            if block is None:
+                block = self.pool.allocate()
+                new.append((group, index, block.block_id))
+            blocks.tables[group][index] = block
+        return new
+
+    def groups_seeing(self, index: int, num_blocks: int) -> list[int]:
+        """KV groups of which block `index` is seen by the token behind the first `num_blocks` blocks."""
+        num_tokens = num_blocks * self.block_size
+        return [group for group, window in enumerate(self._windows) if index >= self._first_seen(window, num_tokens)]
 
     def hashes_to_look_up(self, token_ids: Tokens, blocks: SequenceBlocks) -> list[bytes]:
         """Of all full blocks that `match` may find."""

@@ -61,18 +61,19 @@ class KvLayout:
     page_bytes: int
     groups: tuple[KvGroup, ...]
     places: tuple[LayerPlace, ...]
-    """One a layer."""
+    """One a layer; of a pipeline stage, of its own."""
 
 
-def make_layout(specs: Sequence[KvSpec], block_size: int) -> KvLayout:
+def make_layout(specs: Sequence[KvSpec], block_size: int, order: Sequence[int] | None = None) -> KvLayout:
     """Pack layers into groups of equal pages.
 
     With one reach there is one group. With several, the page is as large as the largest run of the smallest reach's
-    layers that leaves at most `MAX_PADDING` of the pages idle (or as little as possible).
+    layers that leaves at most `MAX_PADDING` of the pages idle (or as little as possible). Layers that follow each other
+    in `order` (None: their own) come into one group.
     """
     reaches: dict[int | None, list[int]] = {}
-    for layer, spec in enumerate(specs):
-        reaches.setdefault(spec.window, []).append(layer)
+    for layer in range(len(specs)) if order is None else order:
+        reaches.setdefault(specs[layer].window, []).append(layer)
     sizes = [_aligned(spec.token_bytes * block_size) for spec in specs]
     page_bytes = _page_bytes([[sizes[layer] for layer in layers] for layers in reaches.values()])
     groups: list[KvGroup] = []
@@ -85,6 +86,27 @@ def make_layout(specs: Sequence[KvSpec], block_size: int) -> KvLayout:
                 offset += sizes[layer]
             groups.append(KvGroup(tuple(members), window))
     return KvLayout(block_size, page_bytes, tuple(groups), tuple(places[layer] for layer in range(len(specs))))
+
+
+def stage_layout(specs: Sequence[KvSpec], block_size: int, stages: Sequence[Sequence[int]], index: int) -> KvLayout:
+    """The part of pipeline stage `index` in a layout of all layers, whose numbers by stage are `stages`.
+
+    Groups and so block tables are those of all layers, and the same on all stages; the stage's pages hold its own
+    layers alone. Groups take layers from all stages by turns, else a stage without one of a group had idle pages.
+    """
+    longest = max(len(layers) for layers in stages)
+    order = [layers[place] for place in range(longest) for layers in stages if place < len(layers)]
+    groups = make_layout(specs, block_size, order).groups
+    own = set(stages[index])
+    places: dict[int, LayerPlace] = {}
+    page_bytes = 0
+    for number, group in enumerate(groups):
+        offset = 0
+        for layer in (layer for layer in group.layers if layer in own):
+            places[layer] = LayerPlace(number, offset)
+            offset += _aligned(specs[layer].token_bytes * block_size)
+        page_bytes = max(page_bytes, offset)
+    return KvLayout(block_size, page_bytes, groups, tuple(places[layer] for layer in stages[index]))
 
 
 def _page_bytes(reaches: list[list[int]]) -> int:

@@ -20,21 +20,29 @@ from kvasir_runtime.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's equal part of a tensor. Of a linear weight [out_features, in_features], dimension 0 is column-parallel
-    and 1 row-parallel (Shoeybi et al. 2019, who write the weight transposed)."""
+    """One rank's part of a tensor, equal to the others'. Of a linear weight [out_features, in_features], dimension 0 is
+    column-parallel and 1 row-parallel (Shoeybi et al. 2019, who write the weight transposed)."""
 
     dimension: int
     rank: int
     num_ranks: int
+    may_be_uneven: bool = False
+    """Whether the last parts may be smaller, or empty, where the size does not divide (a vocabulary)."""
 
-    def size(self, whole: int) -> int:
-        """The part's size along the dimension. Raises CheckpointError when it does not divide."""
-        if whole % self.num_ranks:
+    def part(self, whole: int) -> range:
+        """Along the dimension. Raises CheckpointError when it does not divide."""
+        if whole % self.num_ranks and not self.may_be_uneven:
             raise CheckpointError(
                 f"dimension {self.dimension} of size {whole} does not divide into {self.num_ranks} equal parts; "
                 "choose a tensor-parallel size that divides it"
             )
-        return whole // self.num_ranks
+        size = -(-whole // self.num_ranks)
+        return range(whole)[self.rank * size : (self.rank + 1) * size]
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """The part, as a view. Raises CheckpointError when the dimension does not divide."""
+        part = self.part(tensor.shape[self.dimension])
+        return tensor.narrow(self.dimension, part.start, len(part))
 
 
 class Checkpoint:
@@ -93,18 +101,26 @@ class Checkpoint:
 
     def _part(self, name: str, whole: range, shard: Shard) -> range:
         try:
-            size = shard.size(len(whole))
+            part = shard.part(len(whole))
         except CheckpointError as error:
             raise CheckpointError(f"{self.folder}: tensor {name!r} cannot be sharded: {error}") from error
-        return whole[shard.rank * size : (shard.rank + 1) * size]
+        return whole[part.start : part.stop]
 
-    def check_all_taken(self, ignored: Iterable[str]) -> None:
+    def leave(self, names: Iterable[str]) -> None:
+        """Other ranks take these tensors, and check them."""
+        self._taken.update(names)
+
+    def check_all_taken(self, ignored: Iterable[str], elsewhere: Iterable[str] = ()) -> None:
         """Raise CheckpointError when tensors were never asked for: the architecture is not the one that was built.
 
-        `ignored` are ends of names that may be left over.
+        `ignored` are ends of names that may be left over, `elsewhere` modules that other ranks take, and check.
         """
-        endings = tuple(ignored)
-        left = sorted(name for name in self._handles.keys() - self._taken if not name.endswith(endings))
+        endings, beginnings = tuple(ignored), tuple(f"{module}." for module in elsewhere)
+        left = sorted(
+            name
+            for name in self._handles.keys() - self._taken
+            if not name.endswith(endings) and not name.startswith(beginnings)
+        )
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise CheckpointError(

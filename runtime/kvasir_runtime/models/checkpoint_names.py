@@ -14,6 +14,33 @@ _NORMS: Mapping[NormPlace, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """Modules of a mixture of experts, below the layer's prefix."""
+
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    """Before the expert's index; `gate_up` and `down` come after it, and after `shared`."""
+    gate_up: tuple[str, str] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    shared: str = "mlp.shared_expert"
+    shared_gate: str = "mlp.shared_expert_gate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedExpertNames:
+    """Of the same where all experts lie in one tensor: how transformers computes them, and saves them when it is asked
+    to keep its own form (`save_original_format=False`)."""
+
+    router: str = "mlp.gate"
+    gate_up: str = "mlp.experts.gate_up_proj"
+    """[num_experts, 2 * intermediate_size, hidden_size], without a `.weight`; so is `down`."""
+    down: str = "mlp.experts.down_proj"
+
+
+FUSED_EXPERTS = FusedExpertNames()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
     """Modules of a decoder layer, below its prefix. Parts of one name lie in one tensor, in their order."""
 
@@ -24,6 +51,7 @@ class LayerNames:
     gate_up: tuple[str, str] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     norms: Mapping[NormPlace, str] = field(default_factory=lambda: _NORMS)
+    experts: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +66,18 @@ class CheckpointNames:
 
 _GEMMA = CheckpointNames(layer=LayerNames(norms={**_NORMS, "before_mlp": "pre_feedforward_layernorm"}))
 _PHI3 = CheckpointNames(layer=LayerNames(qkv=("self_attn.qkv_proj",) * 3, gate_up=("mlp.gate_up_proj",) * 2))
+_MIXTRAL = CheckpointNames(
+    layer=LayerNames(
+        experts=ExpertNames(
+            router="block_sparse_moe.gate", experts="block_sparse_moe.experts", gate_up=("w1", "w3"), down="w2"
+        )
+    )
+)
 
 _OF_ARCHITECTURE: Mapping[str, CheckpointNames] = {
     "Gemma2ForCausalLM": _GEMMA,
     "Gemma3ForCausalLM": _GEMMA,
+    "MixtralForCausalLM": _MIXTRAL,
     "Phi3ForCausalLM": _PHI3,
 }
 

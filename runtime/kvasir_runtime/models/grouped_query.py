@@ -1,5 +1,6 @@
 """Multi-head attention with shared key and value heads, over the paged KV cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,18 +8,12 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionStep, HeadNorms, LayerCache
 from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint_names import LayerNames
-from kvasir_runtime.models.layers import Norm
+from kvasir_runtime.models.full_width_norms import FullWidthNorms, load_full_width_norms
 from kvasir_runtime.models.module_loader import ModuleLoader
 from kvasir_runtime.models.options import GroupedQueryOptions
-
-
-@dataclass(frozen=True, slots=True)
-class FullWidthNorms:
-    """Norms over all heads' numbers at once, before they are cut into heads (OLMo 2)."""
-
-    query: Norm
-    key: Norm
+from kvasir_runtime.models.tensor_parallel import column_shard, kv_shard, own_heads, row_parallel, row_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +21,18 @@ class GroupedQueryAttention:
     """The projections; norms of heads, rotation, KV cache and softmax are the attention step's."""
 
     options: GroupedQueryOptions
+    """Of this rank's heads."""
     qkv: Linear
-    output: Linear
+    output: Callable[[Tensor], Tensor]
     cos: Tensor  # float32 [num_positions, rotary_dim]
     sin: Tensor
     norms: FullWidthNorms | HeadNorms | None
 
+    def kv_spec(self, dtype: torch.dtype) -> KvSpec:
+        return self.options.kv_spec(dtype)
+
     def __call__(self, hidden: Tensor, step: AttentionStep, cache: LayerCache) -> Tensor:
-        """Attention of all heads, before the output projection: [num_tokens, num_heads * head_dim]."""
+        """Attention of this rank's heads, before the output projection: [num_tokens, num_heads * head_dim]."""
         options = self.options
         query, key, value = self._project(hidden)
         head_norms = self.norms if isinstance(self.norms, HeadNorms) else None
@@ -47,7 +46,7 @@ class GroupedQueryAttention:
         sizes = [options.query_size, options.kv_size, options.kv_size]
         query, key, value = torch.split_with_sizes(self.qkv(hidden), sizes, -1)
         if isinstance(self.norms, FullWidthNorms):
-            query, key = self.norms.query(query), self.norms.key(key)
+            query, key = self.norms(query, key)
         num_tokens = hidden.shape[0]
         return (
             query.view(num_tokens, options.num_heads, options.head_dim),
@@ -64,19 +63,29 @@ def load_grouped_query(
     hidden_size: int,
     in_features: int,
 ) -> GroupedQueryAttention:
-    """The attention of the layer `prefix`, from inputs [num_tokens, in_features] to the hidden size."""
+    """This rank's heads of the attention of the layer `prefix`, from inputs [num_tokens, in_features] to the hidden
+    size. `options` are the whole layer's. Raises ConfigurationError, CheckpointError."""
     cos, sin = modules.ropes.of(options.rope)
+    tensor = modules.placement.tensor
+    own = own_heads(options, tensor)
+    queries, keys = column_shard(tensor), kv_shard(options, tensor)
+    output = modules.linear(
+        [f"{prefix}.{names.attention_output}"],
+        [hidden_size],
+        options.query_size,
+        has_bias=options.output_bias,
+        shard=row_shard(tensor),
+    )
     return GroupedQueryAttention(
-        options=options,
+        options=own,
         qkv=modules.linear(
             [f"{prefix}.{name}" for name in names.qkv],
             [options.query_size, options.kv_size, options.kv_size],
             in_features,
             has_bias=options.qkv_bias,
+            shard=None if queries is None or keys is None else (queries, keys, keys),
         ),
-        output=modules.linear(
-            [f"{prefix}.{names.attention_output}"], [hidden_size], options.query_size, has_bias=options.output_bias
-        ),
+        output=row_parallel(output, tensor),
         cos=cos,
         sin=sin,
         norms=_load_norms(modules, f"{prefix}.{names.query_norm}", f"{prefix}.{names.key_norm}", options),
@@ -89,6 +98,6 @@ def _load_norms(
     if options.query_key_norm is None:
         return None
     if options.query_key_norm == "full_width":
-        return FullWidthNorms(modules.norm(query, options.query_size), modules.norm(key, options.kv_size))
+        return load_full_width_norms(modules, query, key, options)
     query_norm, key_norm = modules.norm(query, options.head_dim), modules.norm(key, options.head_dim)
     return HeadNorms(query_norm.weight, key_norm.weight, query_norm.eps)

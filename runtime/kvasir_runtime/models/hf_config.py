@@ -52,6 +52,10 @@ class HuggingFaceConfig:
     def texts(self, name: str) -> list[str] | None:
         return self._value(name, list[str], "a list of strings")
 
+    def integers(self, name: str) -> list[int]:
+        """Empty when absent or null."""
+        return self._value(name, list[int], "a list of whole numbers") or []
+
     def mapping(self, name: str) -> Mapping[str, Any]:
         """The object under `name`; empty when absent or null."""
         return self._value(name, dict[str, Any], "an object") or {}

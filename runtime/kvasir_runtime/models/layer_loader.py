@@ -9,6 +9,7 @@ from kvasir_runtime.models.checkpoint_names import LayerNames
 from kvasir_runtime.models.gated_mlp import load_gated_mlp
 from kvasir_runtime.models.grouped_query import load_grouped_query
 from kvasir_runtime.models.layers import Attention, DecoderLayer, Norm
+from kvasir_runtime.models.mixture_of_experts import load_mixture
 from kvasir_runtime.models.module_loader import ModuleLoader
 from kvasir_runtime.models.options import (
     AttentionOptions,
@@ -16,11 +17,15 @@ from kvasir_runtime.models.options import (
     GroupedQueryOptions,
     LayerOptions,
     MlpOptions,
+    MoeOptions,
     NormPlace,
 )
 
 _ATTENTION: Mapping[type[AttentionOptions], Callable[..., Attention]] = {GroupedQueryOptions: load_grouped_query}
-_MLP: Mapping[type[MlpOptions], Callable[..., Callable[[Tensor], Tensor]]] = {GatedMlpOptions: load_gated_mlp}
+_MLP: Mapping[type[MlpOptions], Callable[..., Callable[[Tensor], Tensor]]] = {
+    GatedMlpOptions: load_gated_mlp,
+    MoeOptions: load_mixture,
+}
 
 
 @dataclass(frozen=True, slots=True)

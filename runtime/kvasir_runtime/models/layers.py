@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionStep, LayerCache
-from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kv_cache.spec import KvSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,10 @@ class Attention(Protocol):
     """Any kind of attention. Its output projection is apart, since only some tokens may go on to it."""
 
     @property
-    def output(self) -> Linear: ...
+    def output(self) -> Callable[[Tensor], Tensor]: ...
+
+    def kv_spec(self, dtype: torch.dtype) -> KvSpec:
+        """What this rank keeps of each token in a KV cache of type `dtype`."""
 
     def __call__(self, hidden: Tensor, step: AttentionStep, cache: LayerCache, /) -> Tensor:
         """The input of `output`, of all tokens; their keys and values are stored in the cache."""

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels.grouped_linear import GroupedWeight
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
 from kvasir_runtime.models.layers import Norm
 from kvasir_runtime.models.options import DecoderOptions
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.models.rope import RopeOptions, rope_tables
-from kvasir_runtime.models.weight_format import WeightFormat, select_format, take_floats
+from kvasir_runtime.models.weight_format import ExpertTensors, WeightFormat, select_format, take_floats
 
 
 class RopeTables:
@@ -53,7 +54,7 @@ class ModuleLoader:
         in_features: int,
         *,
         has_bias: bool = False,
-        shard: Shard | None = None,
+        shard: Shard | Sequence[Shard] | None = None,
     ) -> Linear:
         """One layer from the checkpoint's modules `names`, their outputs side by side (see WeightFormat.load).
 
@@ -63,16 +64,20 @@ class ModuleLoader:
             self.weight_format.load(self.checkpoint, names, out_features, in_features, has_bias=has_bias, shard=shard)
         )
 
-    def norm(self, name: str, size: int) -> Norm:
+    def experts(self, tensors: ExpertTensors, local: range, shard: Shard | None) -> GroupedWeight:
+        """One kind of weight of a mixture's experts, of those in `local` (see WeightFormat.load_experts)."""
+        return self.weight_format.load_experts(self.checkpoint, tensors, local, shard)
+
+    def norm(self, name: str, size: int, shard: Shard | None = None) -> Norm:
         """The offset of (1 + w) norms is added in float32, and stays in it: bf16 would round w away."""
-        weight = take_floats(self.checkpoint, f"{name}.weight", (size,))
+        weight = take_floats(self.checkpoint, f"{name}.weight", (size,), shard)
         dtype = torch.float32 if self.norm_weight_offset else self.placement.dtype
         own = (weight.float() + self.norm_weight_offset).to(device=self.placement.device, dtype=dtype, copy=True)
         return Norm(self.placement.ops, own, self.norm_eps)
 
-    def table(self, name: str, shape: tuple[int, int]) -> Tensor:
+    def table(self, name: str, shape: tuple[int, int], shard: Shard | None = None) -> Tensor:
         """An embedding's rows, in memory of our own."""
-        rows = take_floats(self.checkpoint, f"{name}.weight", shape)
+        rows = take_floats(self.checkpoint, f"{name}.weight", shape, shard)
         return rows.to(device=self.placement.device, dtype=self.placement.dtype, copy=True)
 
 

@@ -70,9 +70,24 @@ class GatedMlpOptions:
     bias: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeOptions:
+    """A mixture of experts: each token goes to the `top_k` likeliest of them (Shazeer et al. 2017)."""
+
+    num_experts: int
+    top_k: int
+    """At most num_experts."""
+    renormalises: bool
+    """Whether the weights of a token's experts add up to one; else they are their shares among all experts."""
+    expert: GatedMlpOptions
+    """Of each; without bias."""
+    shared: GatedMlpOptions | None
+    """An expert that every token goes to besides, weighted by a sigmoid of its own (Qwen2-MoE)."""
+
+
 AttentionOptions = GroupedQueryOptions
 """The union of all kinds."""
-MlpOptions = GatedMlpOptions
+MlpOptions = GatedMlpOptions | MoeOptions
 """The union of all kinds."""
 
 

@@ -4,7 +4,7 @@ A format is a class with `load` and its line in `select_format`; the modules abo
 cannot be read is refused here, and nowhere else.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,12 +12,25 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.errors import CheckpointError, ModelLoadError
+from kvasir_runtime.kernels.grouped_linear import GroupedWeight
 from kvasir_runtime.kernels.linear_weight import LinearWeight
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
 from kvasir_runtime.models.options import DecoderOptions
 from kvasir_runtime.models.placement import Placement
 
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTensors:
+    """Where a checkpoint keeps one kind of weight of a layer's experts, its parts side by side."""
+
+    num_experts: int
+    names: Callable[[int], Sequence[str]] | str
+    """Modules of an expert's parts by its index; or the one tensor [num_experts, out_features, in_features] of all."""
+    out_features: Sequence[int]
+    """Of each part."""
+    in_features: int
 
 
 class WeightFormat(Protocol):
@@ -29,13 +42,21 @@ class WeightFormat(Protocol):
         in_features: int,
         *,
         has_bias: bool,
-        shard: Shard | None = None,
+        shard: Shard | Sequence[Shard] | None = None,
     ) -> LinearWeight:
         """The checkpoint's modules `names`, each of so many `out_features`, as one layer: their outputs side by side.
 
-        A name that comes again continues in the same tensors. Sizes are those of the whole layer; with a `shard` the
-        rank's part of each module is joined. A row-parallel bias goes to rank 0 alone, since the ranks' results are
-        added. Raises CheckpointError.
+        A name that comes again continues in the same tensors. Sizes are those of the whole layer; with a `shard` (or
+        one for each name) the rank's part of each module is joined. A row-parallel bias goes to rank 0 alone, since the
+        ranks' results are added. Raises CheckpointError.
+        """
+
+    def load_experts(
+        self, checkpoint: Checkpoint, tensors: ExpertTensors, local: range, shard: Shard | None
+    ) -> GroupedWeight:
+        """The weights of the experts `local`, of each the rank's part of every part; other experts' are not read.
+
+        Raises CheckpointError.
         """
 
 
@@ -64,20 +85,31 @@ class PlainFormat:
         in_features: int,
         *,
         has_bias: bool,
-        shard: Shard | None = None,
+        shard: Shard | Sequence[Shard] | None = None,
     ) -> LinearWeight:
-        parts = list(_parts(names, out_features))
+        shards = shard if isinstance(shard, Sequence) else [shard] * len(names)
+        parts = list(_parts(names, out_features, shards))
         weight = self._joined(
-            take_floats(checkpoint, f"{part.name}.weight", (part.of, in_features), shard, part.rows) for part in parts
+            take_floats(checkpoint, f"{part.name}.weight", (part.of, in_features), part.shard, part.rows)
+            for part in parts
         )
-        bias = self._bias(checkpoint, parts, shard) if has_bias else None
+        bias = self._bias(checkpoint, parts) if has_bias else None
         return self.placement.make_weight(weight, bias)
 
-    def _bias(self, checkpoint: Checkpoint, parts: Sequence["_Part"], shard: Shard | None) -> Tensor | None:
-        own = shard if shard is not None and shard.dimension == 0 else None
-        bias = self._joined(take_floats(checkpoint, f"{part.name}.bias", (part.of,), own, part.rows) for part in parts)
-        is_added_by_rank_0 = shard is not None and shard.dimension == 1 and shard.rank > 0
-        return None if is_added_by_rank_0 else bias
+    def load_experts(
+        self, checkpoint: Checkpoint, tensors: ExpertTensors, local: range, shard: Shard | None
+    ) -> GroupedWeight:
+        if not isinstance(tensors.names, str):
+            others = (tensors.names(expert) for expert in range(tensors.num_experts) if expert not in local)
+            checkpoint.leave(f"{name}.weight" for names in others for name in names)
+        weights = (self._joined(_expert_parts(checkpoint, tensors, expert, shard)) for expert in local)
+        return self.placement.make_grouped_weight(weights, len(local))
+
+    def _bias(self, checkpoint: Checkpoint, parts: Sequence["_Part"]) -> Tensor | None:
+        bias = self._joined(
+            take_floats(checkpoint, f"{part.name}.bias", (part.of,), part.bias_shard, part.rows) for part in parts
+        )
+        return None if any(part.is_bias_of_rank_0 for part in parts) else bias
 
     def _joined(self, tensors: Iterator[Tensor]) -> Tensor:
         """Laid end to end in memory of our own; each is read from its file once, straight into its place."""
@@ -104,6 +136,18 @@ def take_floats(
     return tensor
 
 
+def _expert_parts(checkpoint: Checkpoint, tensors: ExpertTensors, expert: int, shard: Shard | None) -> Iterator[Tensor]:
+    """The rank's part of each part of one expert's weight."""
+    if not isinstance(tensors.names, str):
+        for name, size in zip(tensors.names(expert), tensors.out_features, strict=True):
+            yield take_floats(checkpoint, f"{name}.weight", (size, tensors.in_features), shard)
+        return
+    shape = (tensors.num_experts, sum(tensors.out_features), tensors.in_features)
+    whole = take_floats(checkpoint, tensors.names, shape, rows=range(expert, expert + 1))[0]
+    for part in torch.split_with_sizes(whole, list(tensors.out_features)):
+        yield part if shard is None else shard.cut(part)
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     name: str
@@ -111,14 +155,24 @@ class _Part:
     """Of the tensor that holds this part."""
     of: int
     """Rows of that tensor in all."""
+    shard: Shard | None
+
+    @property
+    def bias_shard(self) -> Shard | None:
+        return self.shard if self.shard is not None and self.shard.dimension == 0 else None
+
+    @property
+    def is_bias_of_rank_0(self) -> bool:
+        """Added there, and not here: the ranks' results are summed."""
+        return self.shard is not None and self.shard.dimension == 1 and self.shard.rank > 0
 
 
-def _parts(names: Sequence[str], out_features: Sequence[int]) -> Iterator[_Part]:
+def _parts(names: Sequence[str], out_features: Sequence[int], shards: Sequence[Shard | None]) -> Iterator[_Part]:
     """Where each part lies in the tensor of its name."""
     totals: dict[str, int] = {}
     starts: list[int] = []
     for name, size in zip(names, out_features, strict=True):
         starts.append(totals.get(name, 0))
         totals[name] = starts[-1] + size
-    for name, size, start in zip(names, out_features, starts, strict=True):
-        yield _Part(name, range(start, start + size), totals[name])
+    for name, size, start, shard in zip(names, out_features, starts, shards, strict=True):
+        yield _Part(name, range(start, start + size), totals[name], shard)

@@ -19,6 +19,8 @@ class SchedulerLimits:
     """Token budget of one step."""
     max_model_len: int
     """Tokens of prompt and output."""
+    num_stages: int = 1
+    """Pipeline stages: so many steps may be under way, and with more than one no sequence decodes in two of them."""
     enable_chunked_prefill: bool = True
     """Whether a prompt may be spread over steps."""
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
+from kvasir_runtime.scheduling.micro_batches import micro_batch, take_returned
 from kvasir_runtime.scheduling.policies import WaitingQueue
 from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.requests import Requests
@@ -50,6 +51,8 @@ class Planner:
             self._admit_waiting(draft)
         self._running.draft = None
         draft.num_proposals = self._num_proposals(draft, depths)
+        if self._limits.num_stages > 1:
+            draft.returned = take_returned(self._rows, draft.decode_rows, draft.num_drafts)
         return draft
 
     def _decoding_rows(self) -> Rows:
@@ -57,6 +60,9 @@ class Planner:
         state, rows = self._rows, self._running.rows_by_rank()
         most_known = state.most_known[rows]
         can_go_on = (state.most_planned[rows] == most_known - 1) & (most_known < state.max_total[rows])
+        if self._limits.num_stages > 1:
+            rows = rows[can_go_on]
+            return micro_batch(rows, state.is_awaited[rows], self._limits.num_stages)
         if self._requests.beams:
             can_go_on &= ~state.is_awaited[rows]
         decoding: Rows = rows[can_go_on]
@@ -67,7 +73,7 @@ class Planner:
         if self._depth is None or not len(rows):
             return np.zeros(len(rows), dtype=np.int64)
         depths: Rows = self._depth.depths(rows).astype(np.int64, copy=False)
-        return np.where(self._rows.waits_for_result[rows], 0, depths) if self._requests.beams else depths
+        return np.where(self._rows.is_beam[rows], 0, depths) if self._requests.beams else depths
 
     def _take_decodes(self, draft: StepDraft, rows: Rows, depths: Rows) -> None:
         state, lookahead = self._rows, int(depths.max(initial=0))
@@ -85,7 +91,7 @@ class Planner:
         draft.set_decodes(rows, num_drafts, most_known - 1)
         state.most_known[rows] = most_known + num_drafts + 1
         state.most_planned[rows] = most_known + num_drafts
-        if self._requests.beams:
+        if self._requests.beams or self._limits.num_stages > 1:
             state.is_awaited[rows] = state.waits_for_result[rows]
 
     def _num_drafts(self, rows: Rows, depths: Rows, budget: int) -> Rows:
@@ -109,7 +115,7 @@ class Planner:
         rows = draft.decode_rows
         if draft.chunk_rows:
             rows = np.concatenate((rows, np.array(draft.chunk_rows, dtype=np.int64)))
-            rows = rows[~self._rows.waits_for_result[rows]]
+            rows = rows[~self._rows.is_beam[rows]]
         num_proposals = int(depths.max(initial=0))
         if draft.chunk_rows and not num_proposals:
             num_proposals = int(self._depths(rows).max(initial=0))
@@ -157,12 +163,15 @@ class Planner:
         if num_new > draft.budget and not self._limits.enable_chunked_prefill:
             return False
         num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
+        while num_pages > kv.pool.num_free and self._requests.landed.give_up_one(keep=request.request_id):
+            num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
         num_rows = 1 if request.beam is None else request.beam.width
         if num_pages > kv.pool.num_free or num_rows > self._rows.num_free:
             return False
         self._waiting.remove(sequence)
         is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)
         writes = kv.adopt(sequence.blocks, prefix, len(token_ids) if is_first_lookup else 0)
+        self._requests.landed.let_go(request.request_id)
         sequence.was_admitted = True
         if request.num_cached_tokens is None:
             request.num_cached_tokens = prefix.num_tokens

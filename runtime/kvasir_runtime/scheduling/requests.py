@@ -3,6 +3,7 @@
 import itertools
 
 from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceOutput
+from kvasir_runtime.kv_cache.landed_blocks import LandedBlocks
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.scheduling.beams import BeamGroup, new_state
 from kvasir_runtime.scheduling.limits import SchedulerLimits
@@ -18,6 +19,7 @@ class Requests:
         self._waiting = waiting
         self._running = running
         self._kv = running.kv
+        self.landed = LandedBlocks(running.kv)
         self._by_id: dict[str, Request] = {}
         self._held: dict[str, list[Sequence]] = {}
         self._numbers = itertools.count()
@@ -33,6 +35,13 @@ class Requests:
     @property
     def num_held(self) -> int:
         return len(self._held)
+
+    def is_known(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def first_held(self, request_id: str) -> Sequence | None:
+        """Of a held request, the sequence that computes the prompt; None where the request is not held (any more)."""
+        return next(iter(self._held.get(request_id, ())), None)
 
     def add(self, message: AddRequest, *, is_held: bool) -> None:
         request = request_from(message, max_model_len=self._limits.max_model_len)
@@ -124,6 +133,8 @@ class Requests:
         before it go on and end, or preempt it.
         """
         while num_pages > self._kv.pool.num_free:
+            if self.landed.give_up_one():
+                continue
             victim = self._running.sequences[-1]
             if victim is sequence or (victim.request is sequence.request and victim.request.beam is not None):
                 return False
@@ -166,6 +177,10 @@ class Requests:
         for sequence in list(request.sequences):
             if index in (None, sequence.index):
                 self.end(sequence)
+
+    def give_up_by_id(self, request_id: str, error: str) -> list[AddressedOutput]:
+        request = self._by_id.get(request_id)
+        return [] if request is None else self.give_up(request, error)
 
     def give_up(self, request: Request, error: str) -> list[AddressedOutput]:
         """End a request with an error for each of its sequences."""
@@ -231,6 +246,7 @@ class Requests:
 
     def _end_request(self, request: Request) -> None:
         self._held.pop(request.request_id, None)
+        self.landed.let_go(request.request_id)
         group = self.beams.pop(request.request_id, None)
         if group is not None:
             self._running.rows.give_back(group.spare_rows)

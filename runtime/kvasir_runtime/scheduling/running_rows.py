@@ -19,7 +19,7 @@ NO_TOKEN = -1
 
 
 class RunningRows:
-    def __init__(self, num_rows: int, max_model_len: int) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, *, num_stages: int = 1, max_drafts: int = 0) -> None:
         self.token_ids = np.zeros((num_rows, max_model_len), dtype=np.int32)
         self.num_known = np.zeros(num_rows, dtype=np.int64)
         self.num_written = np.zeros(num_rows, dtype=np.int64)
@@ -40,15 +40,22 @@ class RunningRows:
         self.tenant = np.zeros(num_rows, dtype=np.int32)
         self.is_plain = np.zeros(num_rows, dtype=np.bool_)
         """Whether an output that does not end the sequence is nothing but tokens."""
+        self.is_beam = np.zeros(num_rows, dtype=np.bool_)
+        """Whether the scheduler chooses its tokens, once all of its search have reported."""
         self.waits_for_result = np.zeros(num_rows, dtype=np.bool_)
-        """Whether a step may be planned only after the one before has ended (beams)."""
+        """Whether a step may be planned only after the one before has ended: beams, and all where there are stages."""
         self.is_awaited = np.zeros(num_rows, dtype=np.bool_)
         """Of those: whether a step under way samples after it."""
         self.num_ready_drafts = np.zeros(num_rows, dtype=np.int64)
         """Drafts that the rank holds for the next step."""
+        self.num_returned = np.zeros(num_rows, dtype=np.int64)
+        """Known tokens that the stages before the last were told of, or will be by changes that wait for a plan."""
+        self.drafts = np.full((num_rows, max_drafts if num_stages > 1 else 0), NO_TOKEN, dtype=np.int32)
+        """What the last stage holds for the next step, where others have to be told."""
         self.generation = np.zeros(num_rows, dtype=np.int64)
         """Counts the row's occupants, so that results for a former one are told from the present one's."""
         self.sequences: list[Sequence | None] = [None] * num_rows
+        self._has_stages = num_stages > 1
         self._free = list(range(num_rows - 1, -1, -1))
 
     @property
@@ -71,7 +78,7 @@ class RunningRows:
         """Give a row that was taken to the sequence."""
         request, sampling, num_known = sequence.request, sequence.sampling, len(token_ids)
         self.token_ids[row, :num_known] = token_ids
-        self.num_known[row] = self.most_known[row] = num_known
+        self.num_known[row] = self.most_known[row] = self.num_returned[row] = num_known
         self.num_written[row] = self.most_planned[row] = num_computed
         self.max_total[row] = request.max_total_tokens
         self.first_stop[row] = request.num_prompt_tokens + sampling.min_tokens + 1
@@ -79,9 +86,11 @@ class RunningRows:
         self.request_ids[row], self.indices[row] = request.request_id, sequence.index
         self.api_index[row] = request.api_index
         self.tenant[row] = request.tenant_number
-        self.waits_for_result[row] = request.beam is not None
+        self.is_beam[row] = request.beam is not None
+        self.waits_for_result[row] = self._has_stages or request.beam is not None
         self.is_awaited[row] = False
         self.num_ready_drafts[row] = 0
+        self.drafts[row] = NO_TOKEN
         self.generation[row] += 1
         self.sequences[row] = sequence
         sequence.row = row
@@ -104,7 +113,7 @@ class RunningRows:
         """A token that the scheduler chose (beams)."""
         known = self.num_known[row]
         self.token_ids[row, known] = token_id
-        self.num_known[row] = self.most_known[row] = known + 1
+        self.num_known[row] = self.most_known[row] = self.num_returned[row] = known + 1
         self.num_written[row] = self.most_planned[row] = known
 
     def known(self, row: int) -> Int32Array:

@@ -21,7 +21,12 @@ from kvasir_runtime.scheduling.step_draft import RowChanges, StepDraft
 
 class RunningSet:
     def __init__(self, limits: SchedulerLimits, kv: KvCache, depth: DraftDepth | None) -> None:
-        self.rows = RunningRows(limits.max_num_seqs, limits.max_model_len)
+        self.rows = RunningRows(
+            limits.max_num_seqs,
+            limits.max_model_len,
+            num_stages=limits.num_stages,
+            max_drafts=0 if depth is None else depth.max_depth,
+        )
         self.kv = kv
         self.sequences: list[Sequence] = []
         """By rank."""

@@ -20,8 +20,10 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.scheduling.beam_step import BeamStep
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.measured_queue import MeasuredQueue
+from kvasir_runtime.scheduling.micro_batches import keep_drafts
 from kvasir_runtime.scheduling.planner import Planner, num_to_compute
 from kvasir_runtime.scheduling.policies import PolicyName, WaitingQueue, waiting_queue
+from kvasir_runtime.scheduling.remote_kv import RemoteKv
 from kvasir_runtime.scheduling.request import Sequence
 from kvasir_runtime.scheduling.requests import Requests
 from kvasir_runtime.scheduling.running_set import RunningSet
@@ -35,6 +37,7 @@ from kvasir_runtime.scheduling.update import (
     keep_tokens,
     plain_tokens,
 )
+from kvasir_runtime.transfer.metrics import TransferStats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,13 +74,17 @@ class Scheduler:
         self._kv = kv
         self._waiting = MeasuredQueue(waiting, kv)
         self._depth = depth
+        self._has_stages = limits.num_stages > 1
         self._running = RunningSet(limits, kv, depth)
         self._rows = self._running.rows
         self._requests = Requests(limits, self._waiting, self._running)
+        self.remote = RemoteKv(kv, self._requests, self._rows)
+        """What other engines read from here, and what is pulled from them."""
         self._planner = Planner(limits, self._waiting, self._running, self._requests, depth)
         self._beam_step = BeamStep(self._running, self._requests)
         self._under_way: deque[StepUnderWay] = deque()
         self._step_numbers = itertools.count()
+        self._num_failures = 0
         self._drafts = DraftCounts()
 
     @property
@@ -113,6 +120,7 @@ class Scheduler:
         steps_per_second: float = 0.0,
         prefill_tokens_per_second: float | None = None,
         num_kv_events: int = 0,
+        transfers: TransferStats | None = None,
     ) -> SchedulerStats:
         """State now, with what only the loop knows of itself."""
         return SchedulerStats(
@@ -137,7 +145,32 @@ class Scheduler:
             steps_per_second=steps_per_second,
             prefill_tokens_per_second=prefill_tokens_per_second,
             num_kv_events=num_kv_events,
+            transfers=transfers,
         )
+
+    def knows(self, request_id: str) -> bool:
+        """Whether the request has not ended."""
+        return self._requests.is_known(request_id)
+
+    @property
+    def block_size(self) -> int:
+        return self._kv.block_size
+
+    def give_up(self, request_id: str, error: str) -> list[AddressedOutput]:
+        """End a request with an error; unknown ones have ended."""
+        return self._requests.give_up_by_id(request_id, error)
+
+    @property
+    def last_step_under_way(self) -> int | None:
+        return self._under_way[-1].plan.number if self._under_way else None
+
+    def has_ended(self, step: int | None) -> bool:
+        """Whether nothing touches what steps up to this one were to read or write; None: there was no such step."""
+        return step is None or not self._under_way or self._under_way[0].plan.number > step
+
+    def unwritten_blocks(self) -> set[int]:
+        """Ids of blocks that can be found, and are yet to be written by a step under way."""
+        return {block.block_id for step in self._under_way for block in step.announced}
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when there is nothing to compute, or nothing before results are in."""
@@ -145,7 +178,7 @@ class Scheduler:
         if draft.is_empty:
             self._give_up_what_never_fits()
             return None
-        plan = draft.plan(next(self._step_numbers), self._running.changes)
+        plan = draft.plan(next(self._step_numbers), self._running.changes, self._num_failures)
         self._running.changes = RowChanges()
         rows = plan.rows.astype(np.int64)
         most_brought = plan.samples.astype(np.int64)
@@ -163,11 +196,15 @@ class Scheduler:
         assert plan is step.plan, "results come in the order of the plans"
         self._kv.wrote(step.announced)
         is_current = self._rows.generation[step.rows] == step.generations
+        if self.remote.has_offers:
+            self._note_written(plan, step.rows, is_current)
         self._take_prompts(plan, result, is_current)
         self._take_tokens(step, result, is_current, outcome)
-        if self._requests.beams:
+        if self._requests.beams or self._has_stages:
             rows = step.rows[is_current & plan.samples]
             self._rows.is_awaited[rows] = False
+            keep_drafts(self._rows, rows, result, np.flatnonzero(is_current[plan.samples]))
+        if self._requests.beams:
             self._beam_step.take(result.candidates, rows.tolist(), outcome)
 
     def fail(self, plan: StepPlan, error: str, outcome: Outcome) -> None:
@@ -178,6 +215,7 @@ class Scheduler:
         """
         step = self._under_way[0]
         assert plan is step.plan, "steps fail in the order of the plans"
+        self._num_failures += 1
         self._kv.withdraw(block for lost in self._under_way for block in lost.announced)
         self._under_way.clear()
         is_current = self._rows.generation[plan.rows] == step.generations
@@ -192,7 +230,7 @@ class Scheduler:
         """Whoever runs and can compute nothing, although no result is awaited, is a beam search that has preempted all
         others: a single sequence always fits."""
         running = self._running
-        if running.sequences and not self._under_way and not running.parents:
+        if running.sequences and not self._under_way and not running.parents and not self.remote.holds_pages:
             request = running.sequences[0].request
             assert request.beam is not None, f"{request.request_id} runs alone and does not fit"
             self._requests.give_up_beams(self._requests.beams[request.request_id])
@@ -205,6 +243,13 @@ class Scheduler:
             for sequence in self._running.prefilling
         )
         return to_plan + sum(step.num_prompt_tokens for step in self._under_way)
+
+    def _note_written(self, plan: StepPlan, rows: Rows, is_current: NDArray[np.bool_]) -> None:
+        """Before anything is let go of: of a chunk all its tokens are written, of a decode those before it."""
+        written = self._rows.num_written[rows]
+        chunks = slice(plan.num_decodes, None)
+        written[chunks] = plan.starts[chunks].astype(np.int64) + plan.num_new_tokens[chunks]
+        self.remote.note_written(rows[is_current], written[is_current])
 
     def _take_prompts(self, plan: StepPlan, result: StepResult, is_current: NDArray[np.bool_]) -> None:
         """Chunks are written: keep their scores, let go of what is behind windows."""

@@ -45,6 +45,15 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ReturnedTokens:
+    """What the last pipeline stage has drawn since for a plan's decodes. The stages before it hear of it from the plan,
+    which waits for these tokens anyway: a way back between stages would save no time."""
+
+    token_writes: Int32Array  # [m, 3]: row, position, token id; the row then knows position + 1 tokens
+    drafts: Int32Array  # [num_decodes, most drafts of one], -1 from where there is none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """One step. The decodes come first, then the prefill chunks."""
 
@@ -62,6 +71,10 @@ class StepPlan:
     samples: BoolArray  # [num_requests], whether logits after the last token (and each draft) are wanted
     num_proposals: int = 0
     """Drafts to propose after this step for every sequence that sampled; 0: the proposer is not shown the step."""
+    returned: ReturnedTokens | None = None
+    """None where one stage computes all layers."""
+    num_failures: int = 0
+    """Steps known to have failed when this one was planned: it builds on none of them, those planned before may."""
 
     @property
     def num_tokens(self) -> int:
@@ -96,6 +109,7 @@ class StepResult:
     """Of the same, for proposing drafts; on CUDA until the kernels were launched."""
     is_catching_up: bool = False
     """Whether the proposer was busy with what it had missed, and drafted for some sequences only."""
+    drafts: Int32Array | None = None  # [num_sampled, num_proposals], for the next step; None: nobody has to be told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

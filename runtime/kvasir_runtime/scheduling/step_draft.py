@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvasir_runtime.kv_cache.block_pool import Block
 from kvasir_runtime.kv_cache.kv_cache import BlockCopy, TableWrite
-from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
+from kvasir_runtime.scheduling.step import Fork, NewSequence, ReturnedTokens, StepPlan
 
 _NO_INTS = np.empty(0, dtype=np.int32)
 
@@ -63,6 +63,7 @@ class StepDraft:
     announced: list[Block] = field(default_factory=list)
     """Blocks that became findable because this step writes them."""
     num_proposals: int = 0
+    returned: ReturnedTokens | None = None
 
     @classmethod
     def empty(cls, budget: int) -> "StepDraft":
@@ -93,7 +94,7 @@ class StepDraft:
         self.decode_starts = self.decode_starts[kept]
         assert row not in self.chunk_rows
 
-    def plan(self, number: int, changes: RowChanges) -> StepPlan:
+    def plan(self, number: int, changes: RowChanges, num_failures: int) -> StepPlan:
         num_decodes = len(self.decode_rows)
         samples = np.ones(num_decodes + len(self.chunk_rows), dtype=np.bool_)
         samples[num_decodes:] = self.chunk_samples
@@ -110,6 +111,8 @@ class StepDraft:
             starts=_joined(self.decode_starts, self.chunk_starts),
             samples=samples,
             num_proposals=self.num_proposals,
+            returned=self.returned,
+            num_failures=num_failures,
         )
 
 

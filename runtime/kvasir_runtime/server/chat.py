@@ -13,6 +13,7 @@ from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.exchange import ChunkUsage, Exchange
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
+from kvasir_runtime.server.kv_transfer import shown, transfer_params
 from kvasir_runtime.server.logprobs import LogprobsFormatter
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.protocol import ChatCompletionRequest, StreamOptions
@@ -87,6 +88,7 @@ async def _resolve(serving: Serving, chat: ChatCompletionRequest, tenant: str) -
         priority=chat.priority,
         tenant=tenant,
         cache_salt=chat.cache_salt,
+        kv_transfer_params=transfer_params(chat, serving.kv_transfer),
     )
 
 
@@ -111,6 +113,7 @@ class ChatShape:
             choices=[self._choice(sequence) for sequence in sequences],
             usage=usage,
             prompt_token_ids=self._prompt_token_ids(),
+            kv_transfer_params=shown(sequences),
         )
 
     def first_event(self, usage: ChunkUsage) -> bytes:
@@ -120,7 +123,11 @@ class ChatShape:
         return to_event(chunk)
 
     def event(self, delta: SequenceDelta, usage: ChunkUsage) -> bytes:
-        return to_event(self._chunk([self._chunk_choice(delta)], usage)) if self._is_worth_sending(delta) else b""
+        if not self._is_worth_sending(delta):
+            return b""
+        chunk = self._chunk([self._chunk_choice(delta)], usage)
+        chunk.kv_transfer_params = shown([delta])
+        return to_event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:
         return to_event(self._chunk([], usage))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from kvasir_runtime.engine.async_engine import GenerateRequest
@@ -15,6 +15,7 @@ from kvasir_runtime.engine.messages import TokenLogprobs
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.exchange import ChunkUsage, Exchange
 from kvasir_runtime.server.journal import Journal, body_limit, event_writer, split_body
+from kvasir_runtime.server.kv_transfer import shown, transfer_params
 from kvasir_runtime.server.logprobs import LogprobsFormatter
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import Prompt
@@ -23,6 +24,7 @@ from kvasir_runtime.server.responses import Completion, CompletionChoice, Comple
 from kvasir_runtime.server.sampling import Limits, beam_search, sampling_params, text_options
 from kvasir_runtime.server.serving import Serving, http_request_id_of, new_request_id, tenant_of
 from kvasir_runtime.server.streaming import answer, event_stream
+from kvasir_runtime.transfer.params import KvTransferParams
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for this route."""
@@ -39,7 +41,8 @@ def completion_routes(serving: Serving) -> APIRouter:
         model = serving.check_model(wishes.model)
         limits = serving.limits()
         prompts = await serving.prompts.completion_prompts(wishes, limits)
-        resolve = _Resolver(serving, wishes, limits, new_request_id("cmpl"), tenant_of(request))
+        transfer = transfer_params(wishes, serving.kv_transfer, len(prompts))
+        resolve = _Resolver(serving, wishes, limits, new_request_id("cmpl"), tenant_of(request), transfer)
         created = journal.created(int(time.time()))
         requests = journal.continued(
             [resolve(prompt) for prompt in prompts],
@@ -78,6 +81,7 @@ class _Resolver:
     limits: Limits
     request_id: str
     tenant: str
+    kv_transfer_params: KvTransferParams | None
 
     def __call__(self, prompt: Prompt) -> GenerateRequest:
         sampling = sampling_params(
@@ -99,6 +103,7 @@ class _Resolver:
             priority=self.wishes.priority,
             tenant=self.tenant,
             cache_salt=self.wishes.cache_salt,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
     def _max_tokens(self) -> int | None:
@@ -143,7 +148,7 @@ class CompletionShape:
 
     def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> Completion:
         choices = [self._choice(sequence, is_first=True, is_whole=True) for sequence in sequences]
-        return self._completion(choices, usage)
+        return self._completion(choices, usage, shown(sequences))
 
     def first_event(self, usage: ChunkUsage) -> bytes:
         return b""
@@ -153,7 +158,8 @@ class CompletionShape:
         if not (is_first or self._is_worth_sending(delta)):
             return b""
         self._begun.add(delta.index)
-        return to_event(self._completion([self._choice(delta, is_first=is_first, is_whole=False)], usage))
+        choice = self._choice(delta, is_first=is_first, is_whole=False)
+        return to_event(self._completion([choice], usage, shown([delta])))
 
     def usage_event(self, usage: Usage) -> bytes:
         return to_event(self._completion([], usage))
@@ -201,8 +207,20 @@ class CompletionShape:
             token_ids, positions = prompt.token_ids + token_ids, prompt_positions + positions
         return self._formatters[delta.index].completion(token_ids, positions)
 
-    def _completion(self, choices: list[CompletionChoice], usage: ChunkUsage) -> Completion:
-        return Completion(id=self._request_id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def _completion(
+        self,
+        choices: list[CompletionChoice],
+        usage: ChunkUsage,
+        kv_transfer_params: KvTransferParams | UnsetType = UNSET,
+    ) -> Completion:
+        return Completion(
+            id=self._request_id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            kv_transfer_params=kv_transfer_params,
+        )
 
 
 def _request_schema() -> dict[str, object]:

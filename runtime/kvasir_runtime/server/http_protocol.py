@@ -7,10 +7,11 @@ longest idle makes way, so that probes get through. The body's size and time are
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from kvasir_runtime.server.request_parser import RequestParser
 from kvasir_runtime.server.responses import ErrorBody, ErrorResponse, to_json
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -67,6 +68,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
+        self.parser = RequestParser(self)  # type: ignore[assignment]
         self._connections_of_server = connections
         self._has_understood = False
         self._num_held_bytes = 0
@@ -116,6 +118,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if cast(RequestParser, self.parser).is_upgrade_ignored:
+            return
         self._has_understood = True
         super().on_message_complete()
 

@@ -27,8 +27,9 @@ from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError, ServerUnavailableError
-from kvasir_runtime.heartbeat import BEAT_SECONDS, Heartbeats, engine_heartbeats
+from kvasir_runtime.heartbeat import BEAT_SECONDS, Heartbeats, api_heartbeats
 from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics, request_rows
+from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.chat_template import load_chat_template
@@ -121,14 +122,16 @@ class ApiServer:
         api_server_count = config.server.api_server_count
         rows = request_rows(ipc_dir, api_server_count)
         self.admission = Admission(ipc_dir, api_server_count, api_index, config.server.max_sequences_in_flight)
-        self._channel = EngineChannel(ipc_dir, api_index)
-        self.engine = AsyncEngine(self._channel, tokenizer, RequestMetrics(rows.row(api_index)), api_index=api_index)
-        self._heartbeats = engine_heartbeats(ipc_dir, api_server_count, api_index)
+        num_cores = config.parallel.data_parallel_size
+        self._channels = [EngineChannel(ipc_dir, api_index, core_index) for core_index in range(num_cores)]
+        self.engine = AsyncEngine(self._channels, tokenizer, RequestMetrics(rows.row(api_index)), api_index=api_index)
+        self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
         serving = _serving(config, self.engine, self.admission, tokenizer)
+        collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         probes = Probes(
             self.engine,
             self.admission,
-            _registry(serving.model_names[0], rows, self.engine, self.admission),
+            _registry(serving.model_names[0], rows, self.engine, self.admission, collectives),
             self._heartbeats,
             config.server.stall_seconds,
         )
@@ -160,7 +163,8 @@ class ApiServer:
             await server_task
             engine_task.cancel()
             await asyncio.gather(engine_task, stop_task, return_exceptions=True)
-            self._channel.close()
+            for channel in self._channels:
+                channel.close()
             self._heartbeats.leave()
         return 1 if self.engine.dead is not None else 0
 
@@ -253,13 +257,21 @@ def _serving(config: RuntimeConfig, engine: AsyncEngine, admission: Admission, t
         max_sequences=config.server.max_request_sequences,
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
+        kv_transfer=config.cache.kv_transfer_config,
     )
 
 
-def _registry(model_name: str, rows: SharedRows, engine: AsyncEngine, admission: Admission) -> CollectorRegistry:
+def _registry(
+    model_name: str, rows: SharedRows, engine: AsyncEngine, admission: Admission, collectives: CollectiveTotals
+) -> CollectorRegistry:
     def view() -> EngineView:
-        return EngineView(ready=engine.ready, stats=engine.stats, num_requests_in_flight=admission.num_in_flight)
+        return EngineView(
+            ready=engine.ready,
+            stats=engine.stats,
+            stats_by_core=engine.stats_by_core,
+            num_requests_in_flight=admission.num_in_flight,
+        )
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector(model_name, rows, view))
+    registry.register(MetricsCollector(model_name, rows, view, collectives))
     return registry

@@ -63,11 +63,11 @@ def probe_routes(probes: Probes) -> APIRouter:
     @router.post("/drain")
     async def start_drain() -> Response:
         probes.admission.start_drain()
-        return _json(_drain_state(probes.admission))
+        return _json(_drain_state(probes))
 
     @router.get("/drain")
     async def drain_state() -> Response:
-        return _json(_drain_state(probes.admission))
+        return _json(_drain_state(probes))
 
     @router.get("/load")
     async def load() -> Response:
@@ -103,9 +103,11 @@ def _load(probes: Probes) -> LoadResponse:
     )
 
 
-def _drain_state(admission: Admission) -> DrainResponse:
-    """No block is leased to another engine yet: KV transfer is not there."""
-    return DrainResponse(admission.is_draining, admission.num_in_flight, leased_blocks=0)
+def _drain_state(probes: Probes) -> DrainResponse:
+    """Blocks that are kept for other engines are work as well: those engines still have to read them."""
+    stats = probes.engine.stats
+    leased = 0 if stats is None or stats.transfers is None else stats.transfers.num_leased_blocks
+    return DrainResponse(probes.admission.is_draining, probes.admission.num_in_flight, leased)
 
 
 def _json(value: DrainResponse | LoadResponse | VersionResponse) -> Response:

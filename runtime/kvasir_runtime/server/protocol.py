@@ -38,6 +38,7 @@ Ignored = Any
 Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
 StopString = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+Key = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class RequestModel(BaseModel):
@@ -73,7 +74,6 @@ class UnsupportedFields(RequestModel):
     bad_words: Unsupported = None
     prompt_logprobs: Unsupported = None
     truncate_prompt_tokens: Unsupported = None
-    kv_transfer_params: Unsupported = None
     response_format: Annotated[Any, AfterValidator(_refuse_unless_text_format)] = None
 
 
@@ -81,6 +81,32 @@ class StreamOptions(RequestModel):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: Ignored = None
+
+
+class KvTransferFields(BaseModel):
+    """`kv_transfer_params`. Routers pass on what other engines answered, so keys without meaning here are let pass."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    do_remote_prefill: bool | None = None
+    do_remote_decode: bool | None = None
+    remote_engine_id: str | None = None
+    remote_request_id: Key | None = None
+    remote_block_ids: list[Any] | None = None
+    remote_host: Key | None = None
+    remote_port: Annotated[int, Field(ge=1, lt=65536)] | None = None
+    tp_size: int | None = None
+    remote_num_tokens: int | None = None
+    transfer_id: Key | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        asks = self.remote_host is not None and self.remote_port is not None
+        if self.do_remote_prefill and not asks:
+            raise PydanticCustomError(
+                "kv_transfer_params", "kv_transfer_params: do_remote_prefill needs remote_host and remote_port"
+            )
+        return self
 
 
 class GenerationFields(IgnoredFields, UnsupportedFields):
@@ -114,6 +140,7 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     return_tokens_as_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-INT64, lt=INT64)] = 0
     cache_salt: StopString | None = None
+    kv_transfer_params: KvTransferFields | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

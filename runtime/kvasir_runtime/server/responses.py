@@ -8,6 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from kvasir_runtime.transfer.params import KvTransferParams
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -85,6 +87,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     object: str = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -109,6 +112,7 @@ class ChatChunk(msgspec.Struct):
     object: str = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -137,6 +141,7 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     object: str = "text_completion"
     usage: Usage | UnsetType | None = UNSET
+    kv_transfer_params: KvTransferParams | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ServerUnavailableError
@@ -38,6 +39,8 @@ class Serving:
     max_sequences: int
     max_logprobs: int
     max_body_bytes: int
+    kv_transfer: KvTransferConfig | None = None
+    """None: no KV is exchanged with other engines."""
 
     def limits(self) -> Limits:
         """Raises EngineDeadError, and ServerUnavailableError while the model is loading."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.kv_cache.spec import KvSpec
-from kvasir_runtime.models.decoder import Decoder, kv_specs
+from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.speculative.draft_inputs import DraftRows, draft_rows, prefill_chunks
 from kvasir_runtime.speculative.proposer import VerifiedStep
 from kvasir_runtime.speculative.slot_contents import SlotContents
@@ -38,7 +38,7 @@ class DraftModelProposer:
         self.is_catching_up = False
         self._unchecked_rows: set[int] = set()
         """Rows that may lack more than what is new since the last step."""
-        self.kv_specs: Sequence[KvSpec] = kv_specs(decoder.options, dtype)
+        self.kv_specs: Sequence[KvSpec] = decoder.kv_specs(dtype)
 
     def bind(self, caches: Sequence[LayerCache]) -> None:
         self._caches = caches

@@ -13,7 +13,7 @@ from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.checkpoint_names import LayerNames
-from kvasir_runtime.models.decoder import Decoder, Embedding
+from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig, read_config
 from kvasir_runtime.models.layer_loader import LayerLoader
@@ -21,6 +21,7 @@ from kvasir_runtime.models.layers import Attention, DecoderLayer, Norm, residual
 from kvasir_runtime.models.module_loader import ModuleLoader, make_module_loader
 from kvasir_runtime.models.options import DecoderOptions
 from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.models.vocabulary import Embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +157,7 @@ def _captured_layers(config: HuggingFaceConfig, num_layers: int) -> tuple[int, .
 
 def _embedding(modules: ModuleLoader, target: Decoder) -> Embedding:
     """The head's own where its checkpoint has one."""
+    assert target.embedding is not None, "the rank that drafts loads the target's embedding"
     if "embed_tokens.weight" not in modules.checkpoint:
         return target.embedding
     shape = (target.options.vocab_size, target.options.hidden_size)

@@ -1,9 +1,11 @@
 """Makes the proposer that `--speculative-config` asks for, or says what is wrong with what it asks."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from kvasir_runtime.attention.backend import AttentionBackend
-from kvasir_runtime.config import SpeculativeConfig
+from kvasir_runtime.config import ExecutionConfig, SpeculativeConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.decoder import Decoder
@@ -18,6 +20,14 @@ from kvasir_runtime.speculative.medusa import load_medusa
 from kvasir_runtime.speculative.ngram import NgramProposer
 from kvasir_runtime.speculative.proposer import Proposer
 from kvasir_runtime.speculative.suffix import SuffixProposer
+
+
+def proposer_of(
+    execution: ExecutionConfig,
+) -> Callable[[Decoder, Placement, AttentionBackend, int], Proposer] | None:
+    """What makes the proposer once the target is loaded; None: no speculation."""
+    speculative = execution.speculative_config
+    return None if speculative is None else partial(make_proposer, speculative)
 
 
 def make_proposer(

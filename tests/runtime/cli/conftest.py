@@ -35,10 +35,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def a_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    return a_free_port
+
+
 class Server:
     def __init__(self, folder: Path, *flags: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = a_free_port()
         command = [PROGRAM, "serve", str(folder), "--port", str(self.port), "--device", "cpu", *flags]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -49,7 +59,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_ready(self) -> "Server":
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:

@@ -110,7 +110,7 @@ class Core:
 @asynccontextmanager
 async def engine_and_core(folder: Path) -> AsyncIterator[tuple[AsyncEngine, Core]]:
     core_channel, channel = CoreChannel(folder, 1), EngineChannel(folder, 0)
-    engine = AsyncEngine(channel, TOKENIZER, RequestMetrics(request_rows(folder, 1).row(0)), api_index=0)
+    engine = AsyncEngine([channel], TOKENIZER, RequestMetrics(request_rows(folder, 1).row(0)), api_index=0)
     task = asyncio.create_task(engine.run())
     core = Core(core_channel)
     core.ready()
@@ -313,7 +313,7 @@ def test_only_pending_work_without_steps_is_a_stall(tmp_path: Path) -> None:
 def test_nothing_is_generated_before_the_core_is_ready(tmp_path: Path) -> None:
     async def play() -> None:
         channel = EngineChannel(tmp_path, 0)
-        engine = AsyncEngine(channel, TOKENIZER, RequestMetrics(request_rows(tmp_path, 1).row(0)), api_index=0)
+        engine = AsyncEngine([channel], TOKENIZER, RequestMetrics(request_rows(tmp_path, 1).row(0)), api_index=0)
         with pytest.raises(ServerUnavailableError, match="still loading"):
             engine.generate([request()])
         channel.close()

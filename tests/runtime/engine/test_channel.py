@@ -70,7 +70,7 @@ def test_waiting_for_messages_sleeps_in_the_kernel_once(tmp_path: Path) -> None:
 
 def test_a_folder_too_deep_for_a_socket_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="set TMPDIR"):
-        api_address(tmp_path / ("x" * 120), 0)
+        api_address(tmp_path / ("x" * 120), 0, 0)
 
 
 def test_a_core_that_goes_away_is_noticed_after_its_last_words(tmp_path: Path) -> None:

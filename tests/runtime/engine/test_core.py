@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvasir_runtime.engine.core import EngineCore
+from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
 from kvasir_runtime.engine.messages import (
     Abort,
@@ -29,6 +30,9 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
+from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
+from kvasir_runtime.transfer.metrics import TransferStats
+from kvasir_runtime.transfer.params import KvTransferParams
 
 LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64)
 
@@ -148,6 +152,29 @@ def channel() -> MemoryChannel:
 
 
 GROUPS = (KvGroup((0,), None),)
+PLACE = Place(engine_id="e", host="h", port=1)
+
+
+class MemoryAgent:
+    """A transfer agent that does nothing of itself."""
+
+    def __init__(self) -> None:
+        self.posted: list[ToAgent] = []
+        self.events: list[FromAgent] = []
+
+    def post(self, *commands: ToAgent) -> None:
+        self.posted += commands
+
+    def take(self) -> list[FromAgent]:
+        events, self.events = self.events, []
+        return events
+
+    @property
+    def bytes_per_second(self) -> None:
+        return None
+
+    def stats(self, num_leased_blocks: int) -> TransferStats:
+        return TransferStats(num_leased_blocks=num_leased_blocks)
 
 
 def new_scheduler(event_log: KvEventLog | None = None) -> Scheduler:
@@ -162,11 +189,16 @@ def make_core(channel: MemoryChannel) -> Iterator[Callable[..., EngineCore]]:
     executors: list[Executor] = []
 
     def make(
-        runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None
-    ) -> EngineCore:
+        runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None,
+        agent: "MemoryAgent | None" = None,
+    ) -> EngineCore:  # fmt: skip
         executors.append(Executor(runner))
         scheduler = new_scheduler(None if feed is None else feed.event_log)
-        return EngineCore(executors[-1], channel, scheduler, steps_ahead=ahead, step_costs=step_costs, router_feed=feed)
+        transfers = None if agent is None else KvTransfers(scheduler, agent, PLACE, page_bytes=1, fails_requests=False)
+        return EngineCore(
+            executors[-1], channel, scheduler, steps_ahead=ahead, step_costs=step_costs, router_feed=feed,
+            transfers=transfers,
+        )  # fmt: skip
 
     yield make
     for executor in executors:
@@ -521,3 +553,42 @@ def test_a_core_that_owes_a_report_sleeps_no_longer_than_until_it_is_due(make_co
     core.step()
     assert channel.timeouts[-1] is None, "an idle core that owes nothing waits without a limit"
     assert len(publisher.reports) == 2
+
+
+def steps(core: EngineCore, number: int) -> None:
+    for _ in range(number):
+        core.step()
+
+
+def test_a_core_whose_pages_others_hold_sleeps_until_they_let_go(make_core, channel):
+    agent = MemoryAgent()
+    core = make_core(CountingRunner(), ahead=0, agent=agent)
+    prefill = msgspec.structs.replace(
+        add("p", max_tokens=1), prompt_token_ids=list(range(61)),
+        kv_transfer_params=KvTransferParams(do_remote_decode=True),
+    )  # fmt: skip
+    channel.inbox.append(prefill)
+    steps(core, 6)
+    assert outputs_of(channel, "p")[-1].kv_transfer_params is not None
+    assert channel.sent[-1][1].stats.transfers.num_leased_blocks == 15
+    channel.inbox.append(msgspec.structs.replace(add("a"), prompt_token_ids=[9] * 8))
+    steps(core, 3)
+    assert not tokens_of(channel, "a")
+    assert channel.timeouts[-1] is None, "there is work, but nothing to be done about it"
+    agent.events.append(OfferEnded("p", "pulled"))
+    steps(core, 6)
+    assert len(tokens_of(channel, "a")) == 3
+
+
+def test_a_held_request_costs_no_turns_and_goes_on_when_its_pull_has_ended(make_core, channel):
+    agent = MemoryAgent()
+    core = make_core(CountingRunner(), ahead=0, agent=agent)
+    params = KvTransferParams(do_remote_prefill=True, remote_host="h", remote_port=1, transfer_id="t")
+    channel.inbox.append(msgspec.structs.replace(add("d"), prompt_token_ids=list(range(9)), kv_transfer_params=params))
+    steps(core, 2)
+    assert channel.timeouts[-1] is None
+    assert channel.broadcasts[-1].stats.num_held == 1
+    agent.events.append(PullEnded("d", 2))
+    steps(core, 5)
+    assert outputs_of(channel, "d")[0].num_cached_tokens == 8
+    assert len(tokens_of(channel, "d")) == 3

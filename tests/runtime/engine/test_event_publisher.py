@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from kvasir_runtime.config import KvEventsConfig
-from kvasir_runtime.engine.event_publisher import EventPublisher
+from kvasir_runtime.engine.event_publisher import EventPublisher, at_rank
 from kvasir_runtime.engine.load_report import LoadReport
 from kvasir_runtime.engine.replay_server import END_OF_REPLAY
 from kvasir_runtime.errors import ConfigurationError
@@ -38,9 +38,9 @@ def free_port() -> Callable[[], int]:
 def publish(tmp_path: Path) -> Iterator[Publish]:
     publishers: list[EventPublisher] = []
 
-    def start(**config) -> EventPublisher:
+    def start(rank: int | None = None, **config) -> EventPublisher:
         endpoints = {"endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": f"ipc://{tmp_path}/replay"}
-        publishers.append(EventPublisher(KvEventsConfig(enable_kv_cache_events=True, **(endpoints | config))))
+        publishers.append(EventPublisher(KvEventsConfig(enable_kv_cache_events=True, **(endpoints | config)), rank))
         return publishers[-1]
 
     yield start
@@ -103,6 +103,22 @@ def test_a_subscriber_gets_topic_sequence_and_events(publish, connect):
     assert (topic, batch.events, batch.data_parallel_rank) == (b"kv-events", events(1), None)
     assert abs(batch.ts - time.time()) < 60
     assert int.from_bytes(second, "big") == int.from_bytes(first, "big") + 1
+
+
+def test_a_data_parallel_rank_has_sockets_of_its_own_and_says_its_number(publish, connect):
+    publish(rank=0)
+    publisher = publish(rank=1)
+    reader = connect(zmq.DEALER, "replay-1")
+    publisher.publish_events(events(1))
+    [(_, payload), _] = ask(reader, 0)
+    assert msgspec.msgpack.decode(payload, type=EventBatch).data_parallel_rank == 1
+
+
+def test_ranks_listen_on_ports_one_behind_the_other():
+    config = KvEventsConfig(endpoint="tcp://[::1]:5557", replay_endpoint="tcp://*:6000")
+    third = at_rank(config, 2)
+    assert (third.endpoint, third.replay_endpoint) == ("tcp://[::1]:5559", "tcp://*:6002")
+    assert at_rank(KvEventsConfig(endpoint="tcp://*:5557"), 1).replay_endpoint is None
 
 
 def test_load_has_a_topic_and_sequences_of_its_own(publish, connect):

@@ -96,3 +96,11 @@ def test_many_blocks_are_spread_over_the_sequences_that_were_asked_for(
     first, *blocks = [event for _, events in condensed for event in events]
     assert first == AllBlocksCleared()
     assert blocks == [stored(name) for name in names]
+
+
+def test_condensed_batches_bear_their_rank():
+    buffer = ReplayBuffer(1, data_parallel_rank=3)
+    for sequence, name in enumerate("ab"):
+        buffer.append(sequence, msgspec.msgpack.encode(EventBatch(0.0, [stored(name)], 3)))
+    ranks = [msgspec.msgpack.decode(payload, type=EventBatch).data_parallel_rank for _, payload in buffer.since(0)]
+    assert ranks == [3, 3]

@@ -1,7 +1,9 @@
 """Tiny random float32 models of every architecture, Hugging Face's outputs of them, and the real engine core."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import torch
 import transformers
 
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
-from kvasir_runtime.engine.core import EngineCore
-from kvasir_runtime.engine.core_main import draft_depth, proposer_of
+from kvasir_runtime.engine.core import EngineCore, StepExecutor
+from kvasir_runtime.engine.core_main import draft_depth
+from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
@@ -26,18 +29,24 @@ from kvasir_runtime.engine.messages import (
     ToCore,
     TokenLogprobs,
 )
+from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.scheduling.limits import SchedulerLimits
-from kvasir_runtime.scheduling.scheduler import make_scheduler
+from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.speculative.depth import FixedDepth
+from kvasir_runtime.speculative.select import proposer_of
+from kvasir_runtime.transfer.params import KvTransferParams
 
 NUM_NEW_TOKENS = 64
 BLOCK_SIZE = 8
 MAX_MODEL_LEN = 136
+MAX_NUM_SEQS = 8
+MAX_NUM_BATCHED_TOKENS = 512
 WINDOW = 20
 SMALLEST_MARGIN = 5e-4
-"""Between the two best logits of a reference: less could be decided by how a processor rounds."""
+"""Between the two best logits of a reference, and between its last chosen expert and the next: less could be decided by
+how a processor rounds."""
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 320,
@@ -68,6 +77,8 @@ GEMMA: dict[str, Any] = {
     "head_dim": 16,
 }
 
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE}),
     "MistralForCausalLM": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 16}),
@@ -80,6 +91,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA),
     "Phi3ForCausalLM": ("Phi3Config", {"partial_rotary_factor": 0.5, "hidden_size": 64, "sliding_window": WINDOW}),
     "Olmo2ForCausalLM": ("Olmo2Config", {}),
+    "MixtralForCausalLM": ("MixtralConfig", EXPERTS | {"sliding_window": WINDOW}),
+    "Qwen2MoeForCausalLM": (
+        "Qwen2MoeConfig",
+        EXPERTS | {"shared_expert_intermediate_size": 64, "mlp_only_layers": [1]},
+    ),
+    "Qwen3MoeForCausalLM": (
+        "Qwen3MoeConfig",
+        EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    ),
 }
 
 
@@ -115,9 +135,15 @@ class MemoryChannel:
     outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
     """Of each sequence: `request` for a request's first, `request.1`, ... for the others."""
     stats: SchedulerStats | None = None
+    wake: threading.Event = field(default_factory=threading.Event)
+    """Set by what happens beside the channel."""
+    may_sleep: bool = False
 
     def receive(self, timeout_seconds: float | None) -> list[ToCore]:
-        assert timeout_seconds is not None or self.waiting, "the engine would sleep for ever"
+        if timeout_seconds is None and not self.waiting:
+            assert self.may_sleep, "the engine would sleep for ever"
+            assert self.wake.wait(20), "nothing woke the engine"
+            self.wake.clear()
         messages, self.waiting = self.waiting, []
         return messages
 
@@ -172,6 +198,7 @@ class Engine:
         *,
         seeds: Sequence[int] = (1,),
         beam: BeamSearch | None = None,
+        kv_transfer_params: KvTransferParams | None = None,
         **sampling: Any,
     ) -> None:
         """A sequence for each seed; `output`: what another engine has generated already, of all of them."""
@@ -188,6 +215,7 @@ class Engine:
                 ],
                 arrival_time=float(self.num_added),
                 beam=beam,
+                kv_transfer_params=kv_transfer_params,
             )
         )
 
@@ -213,6 +241,7 @@ class Engine:
 
 
 EngineFactory = Callable[..., Engine]
+TransfersFactory = Callable[[Worker, Scheduler, threading.Event], KvTransfers]
 
 
 @pytest.fixture(scope="session")
@@ -238,49 +267,65 @@ def features(request: pytest.FixtureRequest) -> Features:
 def start_engine() -> Iterator[EngineFactory]:
     executors: list[Executor] = []
 
-    def start(folder: Path, features: Features = PLAIN, depth: FixedDepth | None = None, **execution: Any) -> Engine:
-        speculative = execution.get("speculative_config")
-        scheduling = SchedulerConfig(
-            max_num_seqs=8,
-            max_num_batched_tokens=24 if features.chunked else 512,
-            enable_chunked_prefill=features.chunked,
-        )
+    def start(
+        folder: Path,
+        features: Features = PLAIN,
+        depth: FixedDepth | None = None,
+        make_transfers: TransfersFactory | None = None,
+        **execution: Any,
+    ) -> Engine:
         worker = load_worker(
             ModelConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, device="cpu"),
             CacheConfig(block_size=BLOCK_SIZE),
             ExecutionConfig(num_threads=1, **execution),
-            scheduling,
+            SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
             proposer_of(ExecutionConfig(**execution)),
         )
         executors.append(Executor(worker.runner))
-        channel = MemoryChannel()
-        depth = depth or draft_depth(speculative, scheduling.max_num_seqs)
-        scheduler = make_scheduler(
-            SchedulerLimits(
-                max_num_seqs=8,
-                max_num_batched_tokens=worker.max_num_batched_tokens,
-                max_model_len=worker.max_model_len,
-                enable_chunked_prefill=features.chunked,
-            ),
-            policy="fcfs",
-            num_blocks=_few_blocks(worker) if features.few_blocks else worker.num_blocks,
-            block_size=BLOCK_SIZE,
-            groups=worker.layout.groups,
-            enable_prefix_caching=features.prefix_cache,
-            depth=depth,
-        )
-        steps_ahead = 3 if features.three_steps_ahead else int(features.one_step_ahead)
-        core = EngineCore(executors[-1], channel, scheduler, steps_ahead=steps_ahead, step_costs=depth)
-        return Engine(core, channel)
+        own_transfers = None if make_transfers is None else partial(make_transfers, worker)
+        depth = depth or draft_depth(execution.get("speculative_config"), MAX_NUM_SEQS)
+        return engine_over(executors[-1], worker.description, features, depth, make_transfers=own_transfers)
 
     yield start
     for executor in executors:
         executor.close()
 
 
-def _few_blocks(worker: Worker) -> int:
+def engine_over(
+    executor: StepExecutor,
+    rank: RankDescription,
+    features: Features,
+    depth: Any,
+    num_stages: int = 1,
+    make_transfers: Callable[[Scheduler, threading.Event], KvTransfers] | None = None,
+) -> Engine:
+    """An engine whose steps are computed by whatever stands behind `executor`; no other may be using it."""
+    channel = MemoryChannel()
+    scheduler = make_scheduler(
+        SchedulerLimits(
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=24 if features.chunked else MAX_NUM_BATCHED_TOKENS,
+            max_model_len=rank.max_model_len,
+            enable_chunked_prefill=features.chunked,
+            num_stages=num_stages,
+        ),
+        policy="fcfs",
+        num_blocks=_few_blocks(rank) if features.few_blocks else rank.num_blocks,
+        block_size=BLOCK_SIZE,
+        groups=rank.layout.groups,
+        enable_prefix_caching=features.prefix_cache,
+        depth=depth,
+    )
+    steps_ahead = max(num_stages - 1, 3 if features.three_steps_ahead else int(features.one_step_ahead))
+    transfers = None if make_transfers is None else make_transfers(scheduler, channel.wake)
+    channel.may_sleep = transfers is not None
+    core = EngineCore(executor, channel, scheduler, steps_ahead=steps_ahead, step_costs=depth, transfers=transfers)
+    return Engine(core, channel)
+
+
+def _few_blocks(rank: RankDescription) -> int:
     """Enough for one sequence of the whole context, and a little more where blocks are not freed behind a window."""
-    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (4 if group.window is None else 0) for group in worker.layout.groups)
+    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (4 if group.window is None else 0) for group in rank.layout.groups)
 
 
 def _make_reference(architecture: str, folder: Path) -> Reference:
@@ -326,6 +371,13 @@ def _greedy(model: Any, prompts: torch.Tensor) -> tuple[list[list[int]], torch.T
     tokens = model.generate(
         prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=NUM_NEW_TOKENS, do_sample=False
     )
-    logits = model(tokens).logits
-    best = logits[:, prompts.shape[1] - 1 :].topk(2).values
-    return tokens[:, prompts.shape[1] :].tolist(), logits.log_softmax(-1), float((best[..., 0] - best[..., 1]).min())
+    top_k = getattr(model.config, "num_experts_per_tok", None)
+    output = model(tokens) if top_k is None else model(tokens, output_router_logits=True)
+    routers = () if top_k is None else output.router_logits
+    margins = [_margin(output.logits[:, prompts.shape[1] - 1 :], 1), *(_margin(router, top_k) for router in routers)]
+    return tokens[:, prompts.shape[1] :].tolist(), output.logits.log_softmax(-1), min(margins)
+
+
+def _margin(logits: torch.Tensor, num_chosen: int) -> float:
+    best = logits.topk(num_chosen + 1).values
+    return float((best[..., -2] - best[..., -1]).min())

@@ -6,6 +6,7 @@ import torch
 
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution.device import memory_limit_bytes, select_device, select_dtype, usable_cores
+from kvasir_runtime.parallel.topology import Topology
 
 
 def test_auto_dtype_is_what_the_checkpoint_declares() -> None:
@@ -40,3 +41,16 @@ def test_cpu_quota_limits_the_threads(tmp_path: Path) -> None:
     assert usable_cores(tmp_path) == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert usable_cores(tmp_path) == len(os.sched_getaffinity(0))
+
+
+def test_each_rank_of_a_machine_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    places = Topology(tensor_size=2).places()
+    assert [select_device("auto", place) for place in places] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert current == [0, 1]
+    assert select_device("auto", Topology().places()[0]) == torch.device("cuda")
+    with pytest.raises(ConfigurationError, match="4 ranks on this machine need as many GPUs, but 2 are visible"):
+        select_device("auto", Topology(tensor_size=2, data_size=2).places()[0])

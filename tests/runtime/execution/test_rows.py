@@ -1,11 +1,14 @@
 """Rows take over a plan's differences, in its order."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from kvasir_runtime.engine.messages import SamplingParams
-from kvasir_runtime.scheduling.step import Fork
+from kvasir_runtime.scheduling.step import Fork, ReturnedTokens
 
 GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)
 
@@ -121,3 +124,42 @@ def test_only_differences_are_uploaded(make_rows: Any, make_plan: Any, new_seque
     assert transfers.uploads == []
     rows.apply(make_plan(decodes=[(0, 1)], tables=[(0, 0, 1, 3)]))
     assert transfers.uploads == [16]
+
+
+def returning(plan: Any, writes: list[list[int]], drafts: list[list[int]]) -> Any:
+    token_writes = np.array(writes, dtype=np.int32).reshape(-1, 3)
+    width = len(drafts[0]) if drafts else 0
+    returned = ReturnedTokens(token_writes, np.array(drafts, dtype=np.int32).reshape(len(drafts), width))
+    return replace(plan, returned=returned)
+
+
+def test_earlier_stages_take_over_what_the_last_one_drew(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(1, [5, 6]), new_sequence(3, [7, 8, 9])]))
+    plan = returning(make_plan(decodes=[(3, 3), (1, 1)]), [[3, 3, 50], [3, 4, 51], [1, 2, 60]], [[52, -1], [-1, -1]])
+    rows.take_returned(plan)
+    assert rows.token_ids[3, :5].tolist() == [7, 8, 9, 50, 51]
+    assert rows.token_ids[1, :3].tolist() == [5, 6, 60]
+    assert [(int(rows.num_known[row]), int(rows.num_computed[row])) for row in (3, 1)] == [(5, 4), (3, 2)]
+    assert rows.drafts[[3, 1]].tolist() == [[52, -1], [-1, -1]]
+
+
+def test_a_beams_token_too_follows_computed_ones_on_earlier_stages(
+    make_rows: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(0, [5, 6])]))
+    plan = returning(make_plan(decodes=[(0, 1)], tokens=[(0, 2, 9)]), [], [[]])
+    rows.apply(plan)
+    rows.take_returned(plan)
+    assert (int(rows.num_known[0]), int(rows.num_computed[0])) == (3, 2)
+
+
+def test_only_chunks_that_nothing_is_drawn_after_are_computed_at_once(
+    make_rows: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[new_sequence(0, [5] * 6), new_sequence(2, [6] * 6, computed=2)]))
+    plan = make_plan(chunks=[(2, 2, 4, True), (0, 0, 4, False)])
+    rows.advance_unsampled(plan, torch.tensor([6, 4], dtype=torch.int32))
+    assert rows.num_computed[[0, 2]].tolist() == [4, 2]

@@ -12,7 +12,8 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.execution.worker import Worker, load_worker
+from kvasir_runtime.execution.description import RankDescription
+from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.speculative.proposer import VerifiedStep
 
@@ -36,21 +37,22 @@ class EmptyProposer:
         return torch.full((len(step.rows), step.num_proposals), -1, dtype=torch.int32)
 
 
-def load(folder: Path, scheduler: SchedulerConfig | None = None, **model: Any) -> Worker:
-    return load_worker(
+def load(folder: Path, scheduler: SchedulerConfig | None = None, **model: Any) -> RankDescription:
+    worker = load_worker(
         ModelConfig(model=str(folder), device="cpu", **model),
         CacheConfig(),
         ExecutionConfig(num_threads=1),
         scheduler or SchedulerConfig(max_num_seqs=4),
     )
+    return worker.description
 
 
 def test_reports_what_was_loaded(folder: Path) -> None:
-    worker = load(folder, max_model_len=40)
-    assert (worker.max_model_len, worker.vocab_size, worker.num_blocks) == (40, 64, 4 * 3)
-    assert worker.attention_backend == "cpu"
-    assert (worker.layout.block_size, len(worker.layout.groups)) == (16, 1)
-    assert set(worker.startup_seconds) == {"load_weights", "measure_linear", "allocate_kv", "warm_up"}
+    rank = load(folder, max_model_len=40)
+    assert (rank.max_model_len, rank.vocab_size, rank.num_blocks) == (40, 64, 4 * 3)
+    assert (rank.attention_backend, rank.device) == ("cpu", "cpu")
+    assert (rank.layout.block_size, len(rank.layout.groups)) == (16, 1)
+    assert set(rank.startup_seconds) == {"load_weights", "measure_linear", "allocate_kv", "warm_up"}
 
 
 def test_a_proposers_layers_join_the_targets(folder: Path) -> None:
@@ -61,16 +63,16 @@ def test_a_proposers_layers_join_the_targets(folder: Path) -> None:
         made_with.extend((decoder.options.vocab_size, placement.dtype, max_model_len))
         return proposer
 
-    worker = load_worker(
+    loaded = load_worker(
         ModelConfig(model=str(folder), device="cpu"),
         CacheConfig(),
         ExecutionConfig(num_threads=1, speculative_config=SpeculativeConfig(method="ngram")),
         SchedulerConfig(max_num_seqs=4),
         make_proposer,
-    )
+    ).description
     assert made_with == [64, torch.float32, 64]
-    assert worker.layout.groups[0].layers == (0, 1)
-    assert [cache.key.shape for cache in proposer.caches] == [(worker.num_blocks, 16, 1, 8)]
+    assert loaded.layout.groups[0].layers == (0, 1)
+    assert [cache.key.shape for cache in proposer.caches] == [(loaded.num_blocks, 16, 1, 8)]
 
 
 def test_a_context_of_one_token_can_be_warmed_up(folder: Path) -> None:

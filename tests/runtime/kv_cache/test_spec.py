@@ -1,8 +1,18 @@
 """KV groups and the places of layers in their pages."""
 
+import itertools
+
 import pytest
 
-from kvasir_runtime.kv_cache.spec import ALIGNMENT_BYTES, MAX_PADDING, KvGroup, KvLayout, KvSpec, make_layout
+from kvasir_runtime.kv_cache.spec import (
+    ALIGNMENT_BYTES,
+    MAX_PADDING,
+    KvGroup,
+    KvLayout,
+    KvSpec,
+    make_layout,
+    stage_layout,
+)
 
 BLOCK_SIZE = 16
 
@@ -134,3 +144,41 @@ def test_a_page_is_a_multiple_of_the_alignment_even_for_odd_layers():
     layout = make_layout([odd, odd], 1)
     assert [place.offset_bytes for place in layout.places] == [0, ALIGNMENT_BYTES]
     assert layout.page_bytes == 2 * ALIGNMENT_BYTES
+
+
+def stages_of(num_layers: int, num_stages: int) -> list[range]:
+    ends = [num_layers * index // num_stages for index in range(num_stages + 1)]
+    return [range(start, end) for start, end in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_stages_have_the_same_groups_and_pages_of_their_own_layers(name, num_stages):
+    specs, stages = LAYOUTS[name], stages_of(len(LAYOUTS[name]), num_stages)
+    layouts = [stage_layout(specs, BLOCK_SIZE, stages, index) for index in range(num_stages)]
+    assert len({layout.groups for layout in layouts}) == 1
+    assert sorted(layer for group in layouts[0].groups for layer in group.layers) == list(range(len(specs)))
+    for layers, layout in zip(stages, layouts, strict=True):
+        ends = [0] * len(layout.groups)
+        for layer, place in zip(layers, layout.places, strict=True):
+            assert layer in layout.groups[place.group].layers
+            assert layout.groups[place.group].window == specs[layer].window
+            assert place.offset_bytes == ends[place.group]
+            ends[place.group] += layer_bytes(specs[layer])
+        assert max(ends) == layout.page_bytes
+
+
+def test_groups_take_layers_from_all_stages_so_that_none_has_idle_pages():
+    specs, stages = LAYOUTS["gemma 3"], [range(13), range(13, 26)]
+    whole = make_layout(specs, BLOCK_SIZE)
+    for index in range(2):
+        layout = stage_layout(specs, BLOCK_SIZE, stages, index)
+        assert len(layout.groups) == len(whole.groups)
+        assert layout.page_bytes == whole.page_bytes / 2
+
+
+def test_one_reach_is_one_group_on_every_stage():
+    first, last = (stage_layout([spec()] * 5, BLOCK_SIZE, [range(3), range(3, 5)], index) for index in range(2))
+    assert [group.layers for group in first.groups] == [(0, 3, 1, 4, 2)]
+    assert (first.page_bytes, last.page_bytes) == (3 * LAYER_BYTES, 2 * LAYER_BYTES)
+    assert [place.offset_bytes for place in last.places] == [0, LAYER_BYTES]

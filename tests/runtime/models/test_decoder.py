@@ -15,11 +15,12 @@ from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.models.checkpoint import Checkpoint
-from kvasir_runtime.models.decoder import Decoder, DecoderOutput, kv_specs
+from kvasir_runtime.models.decoder import Decoder, DecoderOutput
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.parallel.stage import Stage
 
 NUM_TOKENS = 40
 BLOCK_SIZE = 8
@@ -41,6 +42,8 @@ GEMMA: dict[str, Any] = {
     "query_pre_attn_scalar": 1,
     "head_dim": 16,
 }
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "MistralForCausalLM": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 16}),
@@ -53,6 +56,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA),
     "Phi3ForCausalLM": ("Phi3Config", {"partial_rotary_factor": 0.5, "hidden_size": 64, "sliding_window": WINDOW}),
     "Olmo2ForCausalLM": ("Olmo2Config", {}),
+    "MixtralForCausalLM": ("MixtralConfig", EXPERTS | {"sliding_window": WINDOW}),
+    "Qwen2MoeForCausalLM": (
+        "Qwen2MoeConfig",
+        EXPERTS | {"shared_expert_intermediate_size": 64, "mlp_only_layers": [1]},
+    ),
+    "Qwen3MoeForCausalLM": (
+        "Qwen3MoeConfig",
+        EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    ),
 }
 
 
@@ -62,6 +74,8 @@ class Pair:
 
     theirs: Any
     ours: Decoder
+    stages: list[Decoder]
+    """Ours, cut in two."""
 
 
 def make_pair(architecture: str, folder: Path) -> Pair:
@@ -74,7 +88,9 @@ def make_pair(architecture: str, folder: Path) -> Pair:
     theirs.save_pretrained(folder)
     placement = Placement(device=torch.device("cpu"), dtype=torch.float32, ops=reference_ops())
     with Checkpoint(folder) as checkpoint:
-        return Pair(theirs, load_decoder(checkpoint, read_options(read_config(folder)), placement, NUM_TOKENS))
+        options = read_options(read_config(folder))
+        stages = [load_decoder(checkpoint, options, placement, NUM_TOKENS, Stage(index, 2)) for index in range(2)]
+        return Pair(theirs, load_decoder(checkpoint, options, placement, NUM_TOKENS), stages)
 
 
 @pytest.fixture
@@ -86,7 +102,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
 def empty_caches(decoder: Decoder) -> list[LayerCache]:
     shapes = [
         (NUM_TOKENS // BLOCK_SIZE, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-        for spec in kv_specs(decoder.options, torch.float32)
+        for spec in decoder.kv_specs(torch.float32)
     ]
     return [LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), 0) for shape in shapes]
 
@@ -151,3 +167,17 @@ def test_only_the_kept_tokens_come_back_in_their_order(pair: Pair) -> None:
     kept = run(pair.ours, step, empty_caches(pair.ours), [NUM_TOKENS - 1, 5], ())
     assert kept.captured == ()
     torch.testing.assert_close(kept.hidden, every.hidden[[NUM_TOKENS - 1, 5]])
+
+
+@every_family
+@pytest.mark.parametrize("kept", [None, [2, 20]])
+@torch.inference_mode()
+def test_stages_come_to_the_same_numbers_as_the_whole(kept: list[int] | None, pair: Pair) -> None:
+    step, captured = step_of(0, 21), (0, 1, 2)
+    whole = run(pair.ours, step, empty_caches(pair.ours), kept, captured)
+    first, last = pair.stages
+    left = first.states(step.inputs.token_ids, step, empty_caches(first), None, captured)
+    kept_tokens = None if kept is None else torch.tensor(kept)
+    output = last(step.inputs.token_ids, step, empty_caches(last), kept_tokens, captured, entering=left)
+    assert torch.equal(last.logits(output.hidden), pair.ours.logits(whole.hidden))
+    assert all(torch.equal(a, b) for a, b in zip(output.captured, whole.captured, strict=True))

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ModelLoadError
-from kvasir_runtime.models.decoder import kv_specs
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
-from kvasir_runtime.models.options import DecoderOptions
+from kvasir_runtime.models.options import DecoderOptions, MoeOptions
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -70,7 +69,8 @@ def test_layer_types_that_do_not_fit_are_refused() -> None:
 
 
 def test_each_layer_says_what_it_keeps_in_the_kv_cache() -> None:
-    full, window = kv_specs(options_of("Gemma2ForCausalLM", sliding_window=8, head_dim=16), torch.bfloat16)[1::-1]
+    layers = options_of("Gemma2ForCausalLM", sliding_window=8, head_dim=16).layers
+    full, window = (layer.attention.kv_spec(torch.bfloat16) for layer in layers[1::-1])
     assert (full.kind, full.window, window.kind, window.window) == ("full", None, "window", 8)
     assert (full.num_kv_heads, full.head_dim, full.dtype, full.itemsize) == (2, 16, "bfloat16", 2)
 
@@ -85,3 +85,46 @@ def test_the_shortest_exact_length_of_any_layer_bounds_the_model() -> None:
 def test_a_draft_may_be_read_as_the_architecture_that_it_is_like() -> None:
     config = HuggingFaceConfig(Path("config.json"), SHAPE | {"architectures": ["LlamaForCausalLMEagle3"]})
     assert read_options(config, "LlamaForCausalLM").architecture == "LlamaForCausalLM"
+
+
+def mixtures(architecture: str, **values: Any) -> list[bool]:
+    layers = options_of(architecture, num_experts=8, **values).layers
+    return [isinstance(layer.mlp, MoeOptions) for layer in layers]
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"])
+def test_qwen_mixes_experts_in_each_layer_of_its_step_but_those_named(architecture: str) -> None:
+    assert mixtures(architecture) == [True] * 4
+    assert mixtures(architecture, decoder_sparse_step=2) == [False, True, False, True]
+    assert mixtures(architecture, decoder_sparse_step=2, mlp_only_layers=[1, 2]) == [False, False, False, True]
+
+
+def test_only_qwen2_has_a_shared_expert() -> None:
+    shared = {
+        architecture: options_of(f"{architecture}ForCausalLM", num_experts=8).layers[0].mlp.shared
+        for architecture in ("Mixtral", "Qwen2Moe", "Qwen3Moe")
+    }
+    assert {name: expert and expert.intermediate_size for name, expert in shared.items()} == {
+        "Mixtral": None,
+        "Qwen2Moe": 5632,
+        "Qwen3Moe": None,
+    }
+
+
+def test_mixtral_always_renormalises_and_qwen_where_it_says_so() -> None:
+    assert options_of("MixtralForCausalLM", num_local_experts=8).layers[0].mlp.renormalises
+    assert not options_of("Qwen3MoeForCausalLM", num_experts=8).layers[0].mlp.renormalises
+    assert options_of("Qwen3MoeForCausalLM", num_experts=8, norm_topk_prob=True).layers[0].mlp.renormalises
+
+
+def test_qwen2_moe_slides_in_every_other_layer_below_max_window_layers() -> None:
+    sliding = {"use_sliding_window": True, "sliding_window": 8, "num_experts": 8}
+    assert windows("Qwen2MoeForCausalLM", **sliding, max_window_layers=3) == [8, None, 8, None]
+    assert windows("Qwen2MoeForCausalLM", **sliding, max_window_layers=2) == [8, None, None, None]
+    assert windows("Qwen3MoeForCausalLM", **sliding) == [8] * 4
+
+
+@pytest.mark.parametrize("top_k", [0, 9])
+def test_more_experts_a_token_than_there_are_or_none_are_refused(top_k: int) -> None:
+    with pytest.raises(ModelLoadError, match=f"num_experts_per_tok is {top_k}, expected at least 1 and at most the 8"):
+        options_of("MixtralForCausalLM", num_local_experts=8, num_experts_per_tok=top_k)

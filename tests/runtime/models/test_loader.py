@@ -14,12 +14,13 @@ from kvasir_runtime.models.grouped_query import GroupedQueryAttention
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.parallel.stage import WHOLE, Stage
 
 Write = Callable[..., Path]
 Tensors = dict[str, torch.Tensor]
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def load(folder: Path, dtype: torch.dtype = torch.float32, stage: Stage = WHOLE, **options_of_load: Any) -> Decoder:
     options = read_options(read_config(folder))
     placement = Placement(
         device=torch.device("cpu"),
@@ -27,7 +28,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
         ops=reference_ops(),
     )
     with Checkpoint(folder) as checkpoint:
-        return load_decoder(checkpoint, options, placement, max_model_len=16)
+        return load_decoder(checkpoint, options, placement, 16, stage, **options_of_load)
 
 
 def test_joins_query_key_and_value_into_one_layer(tensors: Tensors, write_checkpoint: Write) -> None:
@@ -145,3 +146,51 @@ def test_configurations_that_cannot_be_served_are_refused(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         load(write_checkpoint(tensors, **changes))
+
+
+FIRST, LAST = Stage(0, 2), Stage(1, 2)
+
+
+def test_a_stage_reads_its_own_tensors_only(tensors: Tensors, write_checkpoint: Write) -> None:
+    """Those of the other are damaged."""
+    sound = dict(tensors)
+    ends = {FIRST: ("model.layers.1.", "model.norm.", "lm_head."), LAST: ("model.layers.0.", "model.embed_tokens.")}
+    for stage, beginnings in ends.items():
+        broken = {name: torch.ones(1) if name.startswith(beginnings) else sound[name] for name in sound}
+        decoder = load(write_checkpoint(broken), stage=stage)
+        assert (decoder.first_layer, len(decoder.layers)) == (stage.index, 1)
+        assert [part is None for part in (decoder.embedding, decoder.norm, decoder.head)] == (
+            [False, True, True] if stage.is_first else [True, False, False]
+        )
+
+
+def test_both_ends_have_the_table_of_tied_embeddings(tensors: Tensors, write_checkpoint: Write) -> None:
+    del tensors["lm_head.weight"]
+    folder, token = write_checkpoint(tensors, tie_word_embeddings=True), torch.tensor([5])
+    first, last = (load(folder, stage=stage) for stage in (FIRST, LAST))
+    row = tensors["model.embed_tokens.weight"][[5]]
+    torch.testing.assert_close(first.embedding(token), row)
+    torch.testing.assert_close(last.embedding(token), row)
+    assert first.head is None
+    assert last.head is last.embedding.table
+
+
+def test_the_last_stage_has_the_embedding_where_drafts_need_it(tensors: Tensors, write_checkpoint: Write) -> None:
+    decoder = load(write_checkpoint(tensors), stage=LAST, drafts_embed=True)
+    torch.testing.assert_close(decoder.embedding(torch.tensor([3])), tensors["model.embed_tokens.weight"][[3]])
+
+
+@pytest.mark.parametrize("stage", [FIRST, LAST])
+@pytest.mark.parametrize("name", ["model.layers.2.extra", "model.extra.weight", "lm_heads.weight"])
+def test_a_stage_refuses_tensors_of_nobody(name: str, stage: Stage, tensors: Tensors, write_checkpoint: Write) -> None:
+    tensors[name] = torch.ones(1)
+    with pytest.raises(CheckpointError, match=f"unexpected tensors {name}"):
+        load(write_checkpoint(tensors), stage=stage)
+
+
+def test_a_stage_refuses_unknown_tensors_of_its_own_layers(tensors: Tensors, write_checkpoint: Write) -> None:
+    tensors["model.layers.1.extra.weight"] = torch.ones(1)
+    folder = write_checkpoint(tensors)
+    assert load(folder, stage=FIRST).first_layer == 0
+    with pytest.raises(CheckpointError, match=r"unexpected tensors model\.layers\.1\.extra\.weight"):
+        load(folder, stage=LAST)

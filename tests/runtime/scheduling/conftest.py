@@ -120,17 +120,17 @@ def make_engine() -> Callable[..., Engine]:
     def make(
         *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 32, chunked: bool = True, cache: bool = True,
         policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
-        wrong_drafts: int = 0,
+        wrong_drafts: int = 0, num_stages: int = 1,
     ) -> Engine:  # fmt: skip
         log = KvEventLog(BLOCK_SIZE, groups)
         log.take()
         kv = KvCache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=cache, event_log=log)
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN,
-            enable_chunked_prefill=chunked,
+            enable_chunked_prefill=chunked, num_stages=num_stages,
         )  # fmt: skip
         depth = FixedDepth(drafts) if drafts else None
         scheduler = Scheduler(limits, kv, waiting_queue(policy), depth)
-        return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), ahead, log)
+        return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), max(ahead, num_stages - 1), log)
 
     return make

@@ -64,6 +64,10 @@ class FakeRank:
     """Whether sequences of equal tokens draw different ones, by their seeds."""
     num_blocks: int | None = None
     """None: any block id is taken."""
+    tells_drafts: bool = False
+    """As the last pipeline stage does."""
+    last_computed: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    """Of the last step, by row: the first position, and the tokens."""
     rows: dict[int, Row] = field(default_factory=dict)
     slots: dict[Slot, tuple[int, ...]] = field(default_factory=dict)
     num_proposed: int = 0
@@ -115,6 +119,7 @@ class FakeRank:
     def _write(self, plan: StepPlan) -> dict[int, int]:
         """Row -> tokens computed."""
         lengths: dict[int, int] = {}
+        self.last_computed = {}
         written: set[Slot] = set()
         assert len(set(plan.rows.tolist())) == len(plan.rows), "a row is computed once a step"
         for index, row_number in enumerate(plan.rows.tolist()):
@@ -130,6 +135,7 @@ class FakeRank:
                 assert row.num_computed + length <= len(row.token_ids), "computed a token that nobody knows"
                 row.drafts = []
             history = row.token_ids + row.drafts
+            self.last_computed[row_number] = row.num_computed, history[row.num_computed : row.num_computed + length]
             for position, slot in self._slots_of(row, length):
                 assert slot not in written, "two sequences write one slot in a step"
                 written.add(slot)
@@ -188,7 +194,13 @@ class FakeRank:
             logprobs,
             prompt_logprobs,
             candidates,
+            drafts=self._drafts(plan) if self.tells_drafts else None,
         )
+
+    def _drafts(self, plan: StepPlan) -> np.ndarray:
+        drafts = [self.rows[row].drafts for row in plan.rows[plan.samples].tolist()]
+        padded = [(own + [-1] * plan.num_proposals)[: plan.num_proposals] for own in drafts]
+        return np.array(padded, dtype=np.int32).reshape(len(drafts), plan.num_proposals)
 
     def _seed(self, row: Row) -> int:
         return row.sampling.seed if self.draws_by_seed else 0

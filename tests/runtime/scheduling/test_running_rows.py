@@ -4,7 +4,7 @@ import pytest
 from tests.runtime.scheduling.rows_by_hand import PROMPT, make_rows, occupy
 
 from kvasir_runtime.engine.messages import SamplingParams
-from kvasir_runtime.scheduling.running_rows import NO_TOKEN
+from kvasir_runtime.scheduling.running_rows import NO_TOKEN, RunningRows
 
 
 def test_rows_are_taken_from_the_first_and_the_last_given_back_is_taken_again():
@@ -76,3 +76,14 @@ def test_stop_tokens_take_as_many_columns_as_the_longest_list():
     assert rows.stop_ids[first].tolist() == [5, NO_TOKEN, NO_TOKEN]
     assert rows.stop_ids[second].tolist() == [6, 7, 8]
     assert (rows.stop_ids[2:] == NO_TOKEN).all()
+
+
+def test_a_new_occupant_has_no_drafts_to_tell_earlier_stages():
+    rows = RunningRows(4, 32, num_stages=2, max_drafts=2)
+    row = occupy(rows)
+    rows.drafts[row] = [7, 8]
+    rows.vacate(row)
+    assert occupy(rows) == row
+    assert rows.drafts[row].tolist() == [-1, -1]
+    assert rows.num_returned[row] == len(PROMPT)
+    assert rows.waits_for_result[row]

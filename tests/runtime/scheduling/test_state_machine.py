@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.runtime.scheduling.earlier_stage import FakeEarlierStage
 from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, continuation
 
 from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, SequenceOutput, SequenceStart
@@ -125,6 +126,7 @@ class Setup:
     depths: list[int] | None
     wrong_drafts: int
     missing_drafts: int
+    num_stages: int
 
     @property
     def num_blocks(self) -> int:
@@ -145,6 +147,7 @@ setups = st.builds(
     depths=st.none() | st.lists(st.integers(0, 4), min_size=1, max_size=3),
     wrong_drafts=st.integers(0, 4),
     missing_drafts=st.integers(0, 3),
+    num_stages=st.sampled_from([1, 2, 1, 3]),
 )
 
 
@@ -234,12 +237,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=setup.budget if setup.chunked else MAX_MODEL_LEN,
             max_model_len=MAX_MODEL_LEN,
             enable_chunked_prefill=setup.chunked,
+            num_stages=setup.num_stages,
         )
         depth = None if setup.depths is None else VaryingDepth(setup.depths)
         self.scheduler = Scheduler(limits, self.kv, waiting_queue(setup.policy), depth)
         self.rank = FakeRank(
-            setup.block_size, setup.groups, setup.wrong_drafts, setup.missing_drafts, True, setup.num_blocks
-        )
+            setup.block_size, setup.groups, setup.wrong_drafts, setup.missing_drafts, True, setup.num_blocks,
+            tells_drafts=setup.num_stages > 1,
+        )  # fmt: skip
+        self.earlier_stage = FakeEarlierStage()
         self.flights: deque[Flight] = deque()
         self.clients = Clients()
         self.held: list[str] = []
@@ -327,13 +333,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clients.receive(Outcome(outputs=self.scheduler.take_rejected()))
         if plan is not None:
             assert plan.num_tokens <= (self.setup.budget if self.setup.chunked else MAX_MODEL_LEN)
+            assert self.setup.num_stages == 1 or not self._sampled_under_way() & set(plan.rows.tolist())
             self.flights.append(Flight(plan))
+
+    def _sampled_under_way(self) -> set[int]:
+        """Rows whose next token some step brings, other than the newest."""
+        state, (*earlier, _) = self.scheduler._rows, self.scheduler._under_way
+        return {
+            row
+            for step in earlier
+            for row, generation, samples in zip(step.rows, step.generations, step.plan.samples, strict=True)
+            if samples and state.generation[row] == generation
+        }
 
     @precondition(lambda self: any(flight.result is None for flight in self.flights))
     @rule()
     def compute(self) -> None:
         flight = next(flight for flight in self.flights if flight.result is None)
         flight.result = self.rank.run(flight.plan)
+        if self.setup.num_stages > 1:
+            assert self.earlier_stage.run(flight.plan) == self.rank.last_computed
 
     @precondition(lambda self: self.flights and self.flights[0].result is not None)
     @rule()

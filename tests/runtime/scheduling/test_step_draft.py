@@ -49,8 +49,8 @@ def test_nothing_is_told_of_a_row_that_was_given_up():
 
 
 def test_a_plan_has_the_decodes_first_with_their_drafts():
-    plan = make_draft().plan(6, RowChanges())
-    assert (plan.number, plan.num_decodes, plan.num_tokens) == (6, 2, 13)
+    plan = make_draft().plan(6, RowChanges(), num_failures=2)
+    assert (plan.number, plan.num_failures, plan.num_decodes, plan.num_tokens) == (6, 2, 2, 13)
     assert (plan.rows.tolist(), plan.num_new_tokens.tolist()) == ([3, 5, 1, 2], [3, 1, 4, 5])
     assert (plan.starts.tolist(), plan.samples.tolist()) == ([7, 9, 0, 8], [True, True, True, False])
     assert (plan.table_writes.shape, plan.token_writes.shape, plan.block_copies.shape) == ((0, 4), (0, 3), (0, 2))
@@ -72,7 +72,7 @@ def test_a_chunk_is_never_dropped():
 def test_a_dropped_decode_takes_its_drafts_along():
     draft = make_draft()
     draft.drop(3)
-    plan = draft.plan(0, RowChanges())
+    plan = draft.plan(0, RowChanges(), num_failures=0)
     assert (plan.rows.tolist(), plan.num_new_tokens.tolist(), plan.starts.tolist()) == ([5, 1, 2], [1, 4, 5], [9, 0, 8])
 
 

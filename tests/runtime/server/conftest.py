@@ -24,7 +24,7 @@ import pytest
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from kvasir_runtime.config import ModelConfig, RuntimeConfig, ServerConfig
+from kvasir_runtime.config import CacheConfig, ModelConfig, RuntimeConfig, ServerConfig
 from kvasir_runtime.engine.channel import CoreChannel
 from kvasir_runtime.engine.messages import (
     Abort,
@@ -41,6 +41,8 @@ from kvasir_runtime.engine.messages import (
 )
 from kvasir_runtime.server.launch import ApiServer, listen, run_api_server
 from kvasir_runtime.server.model_digest import model_digest
+from kvasir_runtime.transfer.metrics import TransferStats
+from kvasir_runtime.transfer.params import KvTransferParams
 
 MAX_MODEL_LEN = 512
 CHAT_TEMPLATE = (
@@ -77,6 +79,8 @@ class FakeCore:
         self.step_seconds = 0.001
         self.num_cached_tokens = 0
         self.error: str | None = None
+        self.kv_transfer_params: KvTransferParams | None = None
+        """With the end of each request."""
         self._thread = threading.Thread(target=self._run)
 
     def start(self, *, send_ready: bool = True) -> None:
@@ -103,7 +107,7 @@ class FakeCore:
         """A message that no API process can make sense of."""
         self._channel.broadcast({"type": "Nonsense"})  # type: ignore[arg-type]
 
-    def tell_stats(self, **figures: float) -> None:
+    def tell_stats(self, **figures: float | TransferStats) -> None:
         """Statistics without a step, as of a core that becomes idle."""
         stats = msgspec.structs.replace(self._stats(), **figures)
         self._channel.broadcast(StepOutputs(outputs=[], stats=stats))
@@ -194,6 +198,7 @@ class FakeCore:
             num_cached_tokens=self.num_cached_tokens if is_first else 0,
             finish_reason="stop" if is_stop else "length" if is_full else None,
             stop_token_id=token_id if is_stop else None,
+            kv_transfer_params=self.kv_transfer_params if is_stop or is_full else None,
         )
 
     def _stats(self) -> SchedulerStats:
@@ -306,6 +311,7 @@ def running_server(
     config: ServerConfig | None = None,
     shutdown_timeout: float = 5.0,
     vocab_size: int | None = None,
+    cache: CacheConfig | None = None,
 ) -> Iterator[Running]:
     config = dataclasses.replace(config or ServerConfig(), shutdown_timeout=shutdown_timeout)
     listener = listen("127.0.0.1", 0)
@@ -317,7 +323,9 @@ def running_server(
     has_started = threading.Event()
 
     async def serve() -> None:
-        runtime_config = RuntimeConfig(model=ModelConfig(model=str(model_folder)), server=config)
+        runtime_config = RuntimeConfig(
+            model=ModelConfig(model=str(model_folder)), cache=cache or CacheConfig(), server=config
+        )
         server = ApiServer(runtime_config, 0, [listener], ipc_dir)
         started.append((server, asyncio.get_running_loop()))
         has_started.set()

@@ -89,6 +89,26 @@ def test_a_request_behind_a_long_body_on_one_connection_is_no_long_head(running)
     assert received.count(b" 200 OK") == 3
 
 
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["at once", "head first"])
+def test_a_body_behind_an_offer_of_http2_is_read(running, is_chunked: bool, is_cut: bool) -> None:
+    """As Java's HTTP client sends every first request; the next one is read as well."""
+    content = b'{"prompt": "the quick"}'
+    framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(content)
+    head = b"POST /tokenize HTTP/1.1\r\n%s%s\r\n\r\n" % (H2C, framing)
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(content), content) if is_chunked else content
+    last = b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n"
+    with connect(running) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        received = answer_to(connection, [head, body + last] if is_cut else [head + body + last])
+    assert received.count(b" 200 OK") == 2
+    assert b'"tokens"' in received
+    assert b'"version"' in received
+
+
 def test_a_head_that_does_not_come_is_not_waited_for(running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
     with connect(running) as silent, connect(running) as slow, connect(running) as second:

@@ -16,7 +16,7 @@ from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.kv_cache.spec import make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint
-from kvasir_runtime.models.decoder import Decoder, kv_specs
+from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
@@ -51,7 +51,7 @@ class Rank:
         self.drafts: list[list[int]] = [[] for _ in range(MAX_NUM_SEQS)]
         self._was_shown = np.zeros(MAX_NUM_SEQS, dtype=np.bool_)
         self._copies: list[tuple[int, int]] = []
-        specs = [*kv_specs(target.options, torch.float32), *proposer.kv_specs]
+        specs = [*target.kv_specs(torch.float32), *proposer.kv_specs]
         layout = make_layout(specs, BLOCK_SIZE)
         self._pages = iter(range(1, 100))
         self._tables = [torch.full((MAX_NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), POISON_PAGE, dtype=torch.int32)]

@@ -40,6 +40,24 @@ struct Product {
     int64_t x_stride;
     bf16* out;
     int64_t out_stride;
+    // Of a grouped product, whose rows are pairs of a token and an expert: row r reads x of the token pairs[r] / top_k,
+    // or writes the output of the pair pairs[r]. Null: rows are read, or written, in their order.
+    const int32_t* x_pairs = nullptr;
+    int64_t top_k = 1;
+    const int32_t* out_pairs = nullptr;
+
+    const bf16* x_row(int64_t row) const { return x + (x_pairs ? x_pairs[row] / top_k : row) * x_stride; }
+    bf16* out_row(int64_t row) const { return out + (out_pairs ? out_pairs[row] : row) * out_stride; }
+
+    // The same from `row` on.
+    Product from(int64_t row) const {
+        Product rest = *this;
+        if (x_pairs) rest.x_pairs += row;
+        else rest.x += row * x_stride;
+        if (out_pairs) rest.out_pairs += row;
+        else rest.out += row * out_stride;
+        return rest;
+    }
 };
 
 struct Block {
@@ -52,7 +70,7 @@ inline void store_row(const Product& product, int64_t row, int64_t panel, const 
     const PackedWeight& weight = *product.weight;
     int64_t column = panel * PANEL;
     int64_t n = std::min<int64_t>(PANEL, weight.outputs - column);
-    bf16* to = product.out + row * product.out_stride + column;
+    bf16* to = product.out_row(row) + column;
     for (int64_t i = 0; i < n; i += LANES) {
         vfloat value = load(sums + i);
         if (weight.bias) value += load(weight.bias + column + i);
@@ -364,9 +382,9 @@ inline void store_tiles(const Product& product, int64_t row, int64_t rows, int64
     const PackedWeight& weight = *product.weight;
     const int64_t column = panel * PANEL;
     if (COLUMN_TILES == 2 && !weight.bias && column + 2 * PANEL <= weight.outputs) {
-        bf16* out = product.out + row * product.out_stride + column;
-        const bool whole_lines = ((uintptr_t)out | product.out_stride * sizeof(bf16)) % 64 == 0;
-        for (int64_t r = 0; r < rows; r++, out += product.out_stride) {
+        const bool whole_lines = ((uintptr_t)(product.out + column) | product.out_stride * sizeof(bf16)) % 64 == 0;
+        for (int64_t r = 0; r < rows; r++) {
+            bf16* out = product.out_row(row + r) + column;
             __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(&sums[r][PANEL]), _mm512_load_ps(&sums[r][0]));
             // Past the cache: reading in a line that is about to be overwritten costs as much as multiplying into it.
             if (whole_lines)
@@ -387,7 +405,7 @@ template <int ROW_TILES>
 void pack_tiles(const Product& product, int64_t row, int64_t rows, bf16* tiles) {
     const int64_t whole = product.weight->inputs / DEPTH_STEP, rest = product.weight->inputs % DEPTH_STEP;
     for (int64_t r = 0; r < rows; r++) {
-        const bf16* from = product.x + (row + r) * product.x_stride;
+        const bf16* from = product.x_row(row + r);
         bf16* to = tiles + r * DEPTH_STEP;
         for (int64_t step = 0; step < whole; step++, from += DEPTH_STEP, to += ROW_TILES * TILE_INPUTS)
             memcpy(to, from, DEPTH_STEP * sizeof(bf16));
@@ -480,46 +498,94 @@ bool tiles_granted() { return false; }
 
 enum Variant : int { FMA = 0, DOT = 1, AMX = 2 };
 
-// Calls `multiply(block)` for blocks that cover rows x panels. Every thread gets panels of its own, so that a weight is
-// read once from memory however many rows there are; rows are divided too when there are more threads than panels pay for.
+// Blocks that cover rows x panels. Every thread gets panels of its own, so that a weight is read once from memory however
+// many rows there are; rows are divided too when there are more threads than panels pay for.
+struct Division {
+    int64_t rows, all_panels;
+    int64_t panels, columns;         // of one block, and blocks side by side
+    int64_t block_rows, row_blocks;  // of one block, and blocks below each other
+
+    Division(const PackedWeight& weight, int64_t rows, int64_t max_panels, int threads)
+        : rows(rows), all_panels(weight.panels) {
+        int64_t even_panels = (weight.panels + threads - 1) / threads;
+        even_panels = std::max<int64_t>(2, (even_panels + 1) & ~int64_t(1));
+        int64_t blocks_each = (even_panels + max_panels - 1) / max_panels;
+        panels = ((even_panels + blocks_each - 1) / blocks_each + 1) & ~int64_t(1);
+        columns = (weight.panels + panels - 1) / panels;
+        row_blocks = 1;
+        if (columns < threads && rows >= 64)
+            row_blocks = std::min<int64_t>((threads + columns - 1) / columns, rows / 32);
+        block_rows = ((rows + row_blocks - 1) / row_blocks + 31) / 32 * 32;
+        row_blocks = (rows + block_rows - 1) / block_rows;
+    }
+
+    int64_t blocks() const { return columns * row_blocks; }
+
+    Block block(int64_t index) const {
+        const int64_t panel = index / row_blocks * panels, row = index % row_blocks * block_rows;
+        return {row, std::min(block_rows, rows - row), panel, std::min(panels, all_panels - panel)};
+    }
+};
+
+// Calls `multiply(block)` for all blocks, on all threads.
 template <typename Multiply>
 void divide(const PackedWeight& weight, int64_t rows, int64_t max_panels, const Multiply& multiply) {
-    const int threads = omp_get_max_threads();
-    int64_t even_panels = (weight.panels + threads - 1) / threads;
-    even_panels = std::max<int64_t>(2, (even_panels + 1) & ~int64_t(1));
-    int64_t blocks_each = (even_panels + max_panels - 1) / max_panels;
-    int64_t panels = ((even_panels + blocks_each - 1) / blocks_each + 1) & ~int64_t(1);
-    int64_t columns = (weight.panels + panels - 1) / panels;
-    int64_t row_blocks = 1;
-    if (columns < threads && rows >= 64) row_blocks = std::min<int64_t>((threads + columns - 1) / columns, rows / 32);
-    int64_t block_rows = ((rows + row_blocks - 1) / row_blocks + 31) / 32 * 32;
-    row_blocks = (rows + block_rows - 1) / block_rows;
-#pragma omp parallel for collapse(2) schedule(static) if (rows * weight.panels * weight.depth > 4096)
-    for (int64_t column = 0; column < columns; column++) {
-        for (int64_t r = 0; r < row_blocks; r++) {
-            Block block;
-            block.panel = column * panels;
-            block.panels = std::min(panels, weight.panels - block.panel);
-            block.row = r * block_rows;
-            block.rows = std::min(block_rows, rows - block.row);
-            multiply(block);
-        }
+    const Division division(weight, rows, max_panels, omp_get_max_threads());
+#pragma omp parallel for schedule(static) if (rows * weight.panels * weight.depth > 4096)
+    for (int64_t i = 0; i < division.blocks(); i++) multiply(division.block(i));
+}
+
+// The panels of a block that a core keeps in its cache while rows pass by. AMX lets the weight pass by instead.
+int64_t cached_panels(const PackedWeight& weight, int variant) {
+    if (variant == AMX) return weight.panels + 1;
+    return std::max<int64_t>(2, CACHE_BYTES / (weight.depth * PANEL * 2) & ~int64_t(1));
+}
+
+template <typename T>
+void padded_row(const bf16* from, T* to, int64_t inputs, int64_t depth) {
+    for (int64_t i = 0; i < inputs; i += LANES) {
+        const int n = int(inputs - i);
+        store(to + i, load(from + i, n), n);
     }
+    memset((void*)(to + inputs), 0, (depth - inputs) * sizeof(T));
 }
 
 template <typename T>
 T* padded_copy(const bf16* x, int64_t x_stride, int64_t rows, int64_t inputs, int64_t depth) {
     T* copy = (T*)thread_scratch(rows * depth * sizeof(T));
 #pragma omp parallel for if (rows > 1 && rows * depth > 65536)
-    for (int64_t row = 0; row < rows; row++) {
-        T* to = copy + row * depth;
-        for (int64_t i = 0; i < inputs; i += LANES) {
-            const int n = int(inputs - i);
-            store(to + i, load(x + row * x_stride + i, n), n);
-        }
-        memset((void*)(to + inputs), 0, (depth - inputs) * sizeof(T));
-    }
+    for (int64_t row = 0; row < rows; row++) padded_row(x + row * x_stride, copy + row * depth, inputs, depth);
     return copy;
+}
+
+// The inputs of a block of a grouped product, laid end to end.
+template <typename T>
+T* gathered_copy(const Product& product, const Block& block) {
+    const PackedWeight& weight = *product.weight;
+    T* copy = (T*)thread_scratch(block.rows * weight.depth * sizeof(T));
+    for (int64_t r = 0; r < block.rows; r++)
+        padded_row(product.x_row(block.row + r), copy + r * weight.depth, weight.inputs, weight.depth);
+    return copy;
+}
+
+// One block of a grouped product on the calling thread. That its inputs are copied for every block costs little: each is
+// multiplied by all outputs of the block.
+void multiply_gathered(const Product& product, int variant, const Block& block) {
+#if KVASIR_AMX
+    if (variant == AMX && tiles_granted()) return block_tiles(product, block);
+#endif
+    Product part = product.from(block.row);
+    const Block from_zero{0, block.rows, block.panel, block.panels};
+    if (variant == FMA) {
+        const float* wide = gathered_copy<float>(product, block);
+        return block_widened(part, wide, product.weight->depth, from_zero);
+    }
+#if KVASIR_DOT
+    part.x = gathered_copy<bf16>(product, block);
+    part.x_stride = product.weight->depth;
+    part.x_pairs = nullptr;
+    block_dot(part, from_zero);
+#endif
 }
 
 }  // namespace
@@ -569,7 +635,7 @@ void kvasir_linear_rows(const PackedWeight* weight, const int64_t* ids, int64_t 
 void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64_t x_stride, int64_t rows, void* out,
                    int64_t out_stride) {
     Product product{weight, (const bf16*)x, x_stride, (bf16*)out, out_stride};
-    const int64_t max_panels = std::max<int64_t>(2, CACHE_BYTES / (weight->depth * PANEL * 2) & ~int64_t(1));
+    const int64_t max_panels = cached_panels(*weight, variant);
     if (variant == FMA) {
         const float* wide = padded_copy<float>(product.x, x_stride, rows, weight->inputs, weight->depth);
         return divide(*weight, rows, max_panels,
@@ -577,7 +643,7 @@ void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64
     }
 #if KVASIR_AMX
     if (variant == AMX && tiles_granted())
-        return divide(*weight, rows, weight->panels + 1, [&](const Block& block) { block_tiles(product, block); });
+        return divide(*weight, rows, max_panels, [&](const Block& block) { block_tiles(product, block); });
 #endif
 #if KVASIR_DOT
     if (weight->inputs != weight->depth) {
@@ -587,6 +653,32 @@ void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64
     if (variant == DOT)
         return divide(*weight, rows, max_panels, [&](const Block& block) { block_dot(product, block); });
 #endif
+}
+
+// The products of a mixture of experts, `groups` weights of one shape: the rows of group g are the pairs of a token and an
+// expert pairs[ends[g - 1]] to pairs[ends[g]]. With `gathers`, x holds tokens and out the pairs in this order; without, x
+// holds the pairs in this order and out in the order of their numbers. `variants` holds the instructions for numbers of
+// rows up to each of the three `class_ends`, and beyond. Threads wait for each other only at the end.
+void kvasir_grouped_linear(const PackedWeight* weights, int64_t groups, const int32_t* ends, const int32_t* pairs,
+                           int64_t top_k, int gathers, const int32_t* variants, const int64_t* class_ends,
+                           const void* x, int64_t x_stride, void* out, int64_t out_stride) {
+#pragma omp parallel if (ends[groups - 1] * weights->panels * weights->depth > 4096)
+    {
+        const int threads = omp_get_num_threads(), thread = omp_get_thread_num();
+        for (int64_t group = 0; group < groups; group++) {
+            const int64_t start = group > 0 ? ends[group - 1] : 0, rows = ends[group] - start;
+            if (rows == 0) continue;
+            Product product{weights + group, (const bf16*)x, x_stride, (bf16*)out, out_stride};
+            (gathers ? product.x_pairs : product.out_pairs) = pairs;
+            product.top_k = top_k;
+            product = product.from(start);
+            const int variant = variants[std::lower_bound(class_ends, class_ends + 3, rows) - class_ends];
+            const Division division(weights[group], rows, cached_panels(weights[group], variant), threads);
+            // The odd block goes to another thread in each group.
+            for (int64_t i = (thread + group) % threads; i < division.blocks(); i += threads)
+                multiply_gathered(product, variant, division.block(i));
+        }
+    }
 }
 
 }  // extern "C"

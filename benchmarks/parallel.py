@@ -1,0 +1,396 @@
+"""What ranks of an engine cost on one machine's CPUs: collectives, the way of a step, whole steps, pipeline stages.
+
+    python benchmarks/parallel.py [--model llama-100m] [--ranks 2]
+
+Collectives are timed between processes, over gloo and over shared memory in turn; a step's way is a plan of 256
+decodes to all ranks and a result back, with nothing computed; whole steps are decodes of a model with random weights by
+one rank and by several, each over the backends, with what a step exchanged as the ranks counted it. Pipeline stages of
+a thread each decode as many sequences as one rank, planned by the scheduler; a stage waits while its process takes no
+core, so nothing else may run beside.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from random_models import make_model
+from servers import WORK
+
+from kvasir_runtime.config import (
+    CacheConfig,
+    ExecutionConfig,
+    ModelConfig,
+    ParallelConfig,
+    RuntimeConfig,
+    SchedulerConfig,
+)
+from kvasir_runtime.engine.core import StepExecutor
+from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceStart
+from kvasir_runtime.execution.description import RankDescription
+from kvasir_runtime.parallel.collectives import Collectives
+from kvasir_runtime.parallel.counts import CollectiveTotals
+from kvasir_runtime.parallel.groups import meet, open_meeting
+from kvasir_runtime.parallel.meeting_point import LOOPBACK, MeetingPoint
+from kvasir_runtime.parallel.shared_segment import SharedSegment, segment_bytes
+from kvasir_runtime.parallel.topology import RankPlace, Topology
+from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses
+from kvasir_runtime.ranks.messages import Forward, Sample, StepDone
+from kvasir_runtime.ranks.start import running_ranks_of
+from kvasir_runtime.scheduling.limits import SchedulerLimits
+from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
+from kvasir_runtime.scheduling.step import NewSequence, StepPlan, StepResult
+from kvasir_runtime.scheduling.update import Outcome
+
+RESULTS = Path(__file__).parent / "results"
+BACKENDS = ("gloo", "shared_memory")
+SHAPES = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 4096), (64, 4096), (2048, 4096))
+"""Tokens of a step, hidden size."""
+NUM_SEQS = 256
+NUM_DECODES = 60
+CONTEXT = 64
+BLOCK_SIZE = 16
+SAMPLING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama-100m")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
+    options = parser.parse_args()
+    parts = [
+        heading(options),
+        collectives(options.ranks),
+        way_of_a_step(options.ranks),
+        steps(options),
+        stages(options),
+    ]
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"parallel-{date.today()}.md"
+    path.write_text("\n\n".join(parts) + "\n")
+    print(path.read_text() + f"\nwritten to {path}", flush=True)
+
+
+def heading(options: argparse.Namespace) -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return (
+        f"# Ranks on one machine, {date.today()}\n\n`python benchmarks/parallel.py --model {options.model} "
+        f"--ranks {options.ranks}` on {len(os.sched_getaffinity(0))} cores ({cpu}), Linux {platform.release()}, torch "
+        f"{torch.__version__}; load average at the start {os.getloadavg()[0]:.1f}."
+    )
+
+
+# Collectives
+
+
+def collectives(num_ranks: int) -> str:
+    """Medians over calls; backends and shapes take turns three times, the least median counts."""
+    lines = [
+        f"## One all-reduce of bfloat16 between {num_ranks} processes, us (least of three medians)",
+        "",
+        "| tokens x hidden | " + " | ".join(BACKENDS) + " |",
+        "|---" * (len(BACKENDS) + 1) + "|",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        context, segment = multiprocessing.get_context("spawn"), SharedSegment.create(segment_bytes(num_ranks))
+        topology, (receiver, sender) = Topology(tensor_size=num_ranks), context.Pipe(duplex=False)
+        processes = [
+            context.Process(target=time_collectives, args=(place, Path(folder), segment, sender))
+            for place in topology.places()
+        ]
+        for process in processes:
+            process.start()
+        seconds: dict[tuple[str, tuple[int, int]], float] = receiver.recv()
+        for process in processes:
+            process.join()
+    for shape in SHAPES:
+        figures = " | ".join(f"{seconds[backend, shape] * 1e6:.0f}" for backend in BACKENDS)
+        lines.append(f"| {shape[0]} x {shape[1]} | {figures} |")
+    return "\n".join(lines)
+
+
+def time_collectives(place: RankPlace, folder: Path, segment: SharedSegment, sender: Connection) -> None:
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.tensor_size))
+    device, ends = torch.device("cpu"), {}
+    for backend in BACKENDS:
+        store = open_meeting(MeetingPoint(folder / backend), place.tensor_size)
+        ends[backend] = meet(place, store, LOOPBACK, device, backend, segment).tensor  # type: ignore[arg-type]
+    seconds: dict[Any, float] = {}
+    for _ in range(3):
+        for shape in SHAPES:
+            for backend, end in ends.items():
+                median = time_one(end, torch.zeros(shape, dtype=torch.bfloat16))
+                seconds[backend, shape] = min(median, seconds.get((backend, shape), median))
+    if place.is_reporter:
+        sender.send(seconds)
+
+
+def time_one(end: Collectives, x: torch.Tensor) -> float:
+    times = []
+    for _ in range(10 if x.numel() > 1_000_000 else 100):
+        start = time.perf_counter()
+        end.all_reduce(x)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+# The way of a step
+
+
+def way_of_a_step(num_ranks: int) -> str:
+    """The core's thread sends a plan and waits for the result of one rank, over and over."""
+    result = StepResult(
+        token_ids=np.zeros((NUM_SEQS, 1), dtype=np.int32),
+        num_accepted=np.ones(NUM_SEQS, dtype=np.int32),
+        num_drafts=np.zeros(NUM_SEQS, dtype=np.int32),
+        processor_seconds=0.0,
+    )
+    plan = decodes(NUM_SEQS, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        addresses = ipc_addresses(Path(folder), num_ranks)
+        links, context = CoreLinks(addresses), multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=echo, args=(addresses, rank, result), daemon=True) for rank in range(num_ranks)
+        ]
+        for process in processes:
+            process.start()
+        for _ in processes:
+            links.receive(60)
+        sending, whole = [], []
+        for _ in range(2000):
+            start = time.perf_counter()
+            links.send(Forward(plan))
+            links.send(Sample(None))
+            sending.append(time.perf_counter() - start)
+            while not links.receive(10):
+                pass
+            whole.append(time.perf_counter() - start)
+        for process in processes:
+            process.kill()
+        links.close()
+    return (
+        f"## The way of a step of {NUM_SEQS} decodes, {num_ranks} ranks, us (medians of 2,000)\n\n"
+        f"Sending takes the core {statistics.median(sending) * 1e6:.0f}; from the plan to the result, "
+        f"with nothing computed, {statistics.median(whole) * 1e6:.0f} pass."
+    )
+
+
+def echo(addresses: LinkAddresses, rank: int, result: StepResult) -> None:
+    links = RankLinks(addresses, rank)
+    links.send(StepDone(result))  # that it is there
+    while True:
+        if isinstance(links.receive(), Sample) and rank == 0:
+            links.send(StepDone(result))
+
+
+# Whole steps
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    parallel: ParallelConfig
+
+
+def steps(options: argparse.Namespace) -> str:
+    model = make_model(options.model, WORK / "models")
+    ways = [Way("one rank", ParallelConfig())]
+    for backend in BACKENDS:
+        parallel = ParallelConfig(tensor_parallel_size=options.ranks, collective_backend=backend)
+        ways.append(Way(f"{options.ranks} ranks, {backend}", parallel))
+    lines = [
+        f"## Decodes of {options.model} in bfloat16, {CONTEXT} tokens of context",
+        "",
+        "| | "
+        + " | ".join(f"{size} sequences, ms" for size in options.batch_sizes)
+        + " | collectives and bytes a step |",
+        "|---" * (len(options.batch_sizes) + 2) + "|",
+    ]
+    for way in ways:
+        with step_times(str(model), way.parallel, max(options.batch_sizes)) as (measure, exchanged):
+            times = [f"{measure(size) * 1e3:.2f}" for size in options.batch_sizes]
+            lines.append(f"| {way.name} | {' | '.join(times)} | {exchanged()} |")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def step_times(
+    model: str, parallel: ParallelConfig, most: int
+) -> Iterator[tuple[Callable[[int], float], Callable[[], str]]]:
+    """Functions: seconds of a decode of so many sequences (median), and what the last size exchanged a step."""
+    num_cores = len(os.sched_getaffinity(0))
+    config = RuntimeConfig(
+        model=ModelConfig(model=model, device="cpu", dtype="bfloat16", max_model_len=512),
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=most * 512 // BLOCK_SIZE),
+        scheduler=SchedulerConfig(max_num_seqs=most),
+        execution=ExecutionConfig(num_threads=max(1, num_cores // parallel.tensor_parallel_size)),
+        parallel=parallel,
+    )
+    num_timed = 60
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_ranks_of(config, Path(folder), 0, lambda failure: print(failure, flush=True)) as ranks,
+    ):
+        executor = ranks.executor
+        totals, before, batch = CollectiveTotals(Path(folder), 1), {}, [0]
+
+        def measure(size: int) -> float:
+            before.update({total[:2]: total for total in totals.read()})
+            batch[0] = size
+            times = []
+            for number in range(num_timed):
+                plan = decodes(size, number)
+                start = time.perf_counter()
+                executor.forward(plan)
+                executor.sample().result().result()
+                times.append(time.perf_counter() - start)
+            time.sleep(2.5)  # signs of life bring the counts
+            return statistics.median(times[5:])
+
+        def exchanged() -> str:
+            words = []
+            for total in totals.read():
+                earlier = before.get(total[:2])
+                calls = total.calls - (earlier.calls if earlier else 0)
+                num_bytes = total.num_bytes - (earlier.num_bytes if earlier else 0)
+                each = num_timed * parallel.tensor_parallel_size
+                words.append(f"{calls / each:.0f} {total.operation}, {num_bytes / each:,.0f} bytes a rank")
+            return "; ".join(words) + (f" ({batch[0]} sequences)" if words else "none")
+
+        yield measure, exchanged
+
+
+def decodes(size: int, number: int) -> StepPlan:
+    """The `number`th decode of so many sequences, the first of which brings them with CONTEXT computed tokens."""
+    blocks = np.arange(size * 512 // BLOCK_SIZE)
+    per_sequence = 512 // BLOCK_SIZE
+    tables = np.stack([blocks // per_sequence, 0 * blocks, blocks % per_sequence, blocks], axis=1).astype(np.int32)
+    added = tuple(NewSequence(row, [1] * CONTEXT, CONTEXT, CONTEXT - 1, SAMPLING) for row in range(size))
+    return StepPlan(
+        number=number,
+        added=added if number == 0 else (),
+        forks=(),
+        table_writes=tables if number == 0 else tables[:0],
+        token_writes=np.empty((0, 3), dtype=np.int32),
+        block_copies=np.empty((0, 2), dtype=np.int32),
+        rows=np.arange(size, dtype=np.int32),
+        num_decodes=size,
+        num_new_tokens=np.ones(size, dtype=np.int32),
+        starts=np.full(size, CONTEXT - 1 + number, dtype=np.int32),
+        samples=np.ones(size, dtype=np.bool_),
+    )
+
+
+# Pipeline stages
+
+
+def stages(options: argparse.Namespace) -> str:
+    model = make_model(options.model, WORK / "models")
+    lines = [
+        f"## {NUM_DECODES} tokens each of many sequences of {options.model} in bfloat16, {CONTEXT} tokens of prompt",
+        "",
+        "| sequences | stages | tokens a second | bytes between stages a step | share of time that each stage waits |",
+        "|---|---|---|---|---|",
+    ]
+    for size in options.batch_sizes:
+        for num_stages in (1, 2):
+            lines.append(f"| {size} | {num_stages} | {' | '.join(run_stages(str(model), size, num_stages))} |")
+    return "\n".join(lines)
+
+
+def run_stages(model: str, size: int, num_stages: int) -> list[str]:
+    """Tokens a second, bytes a step, and the share of waiting of each rank, as text."""
+    config = RuntimeConfig(
+        model=ModelConfig(model=model, device="cpu", dtype="bfloat16", max_model_len=512),
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=size * 512 // BLOCK_SIZE),
+        scheduler=SchedulerConfig(max_num_seqs=size),
+        execution=ExecutionConfig(num_threads=1),
+        parallel=ParallelConfig(pipeline_parallel_size=num_stages),
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_ranks_of(config, Path(folder), 0, lambda failure: print(failure, flush=True)) as ranks,
+    ):
+        executor, rank = ranks.executor, ranks.description
+        scheduler = scheduler_of(size, num_stages, rank)
+        totals = CollectiveTotals(Path(folder), 1)
+        drive(executor, scheduler, num_stages, until=2 * size)  # prompts, and the first decodes
+        time.sleep(2.5)  # signs of life bring the counts
+        before, cpu_before, start = sent_bytes(totals), rank_seconds(num_stages), time.perf_counter()
+        num_steps, num_tokens = drive(executor, scheduler, num_stages, until=NUM_DECODES * size)
+        seconds = time.perf_counter() - start
+        waiting = [1 - (now - then) / seconds for now, then in zip(rank_seconds(num_stages), cpu_before, strict=True)]
+        time.sleep(2.5)
+        num_bytes = (sent_bytes(totals) - before) / num_steps
+    return [f"{num_tokens / seconds:.0f}", f"{num_bytes:,.0f}", ", ".join(f"{share:.0%}" for share in waiting)]
+
+
+def scheduler_of(size: int, num_stages: int, rank: RankDescription) -> Scheduler:
+    """With so many requests, none of which ends by itself."""
+    limits = SchedulerLimits(
+        max_num_seqs=size, max_num_batched_tokens=rank.max_num_batched_tokens, max_model_len=512, num_stages=num_stages
+    )
+    scheduler = make_scheduler(
+        limits, policy="fcfs", num_blocks=rank.num_blocks, block_size=BLOCK_SIZE, groups=rank.layout.groups,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    for number in range(size):
+        sampling = SamplingParams(max_tokens=400, seed=0, temperature=0.0)
+        start = [SequenceStart(index=0, seed=0)]
+        scheduler.add(
+            AddRequest(
+                request_id=f"{number}", api_index=0, prompt_token_ids=[number + 3] * CONTEXT, sampling=sampling,
+                sequences=start, arrival_time=float(number),
+            )
+        )  # fmt: skip
+    return scheduler
+
+
+def drive(executor: StepExecutor, scheduler: Scheduler, num_stages: int, until: int) -> tuple[int, int]:
+    """Step as the engine core does until so many tokens are drawn: (steps, tokens)."""
+    under_way: deque[tuple[StepPlan, Any]] = deque()
+    num_steps = num_tokens = 0
+    while num_tokens < until or under_way:
+        plan = scheduler.schedule() if num_tokens < until else None
+        if plan is not None:
+            executor.forward(plan)
+            under_way.append((plan, executor.sample()))
+        if plan is None or len(under_way) == num_stages:
+            oldest, future = under_way.popleft()
+            result = future.result().result()
+            scheduler.update(oldest, result, Outcome())
+            num_steps, num_tokens = num_steps + 1, num_tokens + int(result.num_accepted.sum())
+    return num_steps, num_tokens
+
+
+def sent_bytes(totals: CollectiveTotals) -> float:
+    return sum(total.num_bytes for total in totals.read() if total.operation == "send")
+
+
+def rank_seconds(num_stages: int) -> list[float]:
+    """Processor seconds of each rank's process so far; of this one where the only rank is a thread of it."""
+    if num_stages == 1:
+        return [time.process_time()]
+    ticks = os.sysconf("SC_CLK_TCK")
+    children = sorted(child.pid for child in multiprocessing.active_children() if child.pid is not None)
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children]
+    return [(int(of[11]) + int(of[12])) / ticks for of in fields]
+
+
+if __name__ == "__main__":
+    main()

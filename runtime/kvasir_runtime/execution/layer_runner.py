@@ -1,0 +1,89 @@
+"""Computes a step's layers on a pipeline stage before the last: rows, inputs, layers.
+
+Nothing is drawn there; of what the last stage drew it hears from the plans.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.execution.graphs import ComputeStep
+from kvasir_runtime.execution.kv_buffer import copy_blocks
+from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.stage_buffer import StageBuffer, lines_of
+from kvasir_runtime.execution.step_inputs import StepInputBuilder
+from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.step_ops import StepOps
+from kvasir_runtime.models.decoder import Decoder, DecoderOutput
+from kvasir_runtime.scheduling.step import StepPlan
+
+DRAWS_NOTHING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+"""Of every sequence, so that rows keep no parameters and count nothing for penalties."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerLayers:
+    """Runs a stage's layers kernel by kernel; its "hidden states" are lines (stage_buffer) of what leaves them."""
+
+    decoder: Decoder
+    backend: AttentionBackend
+    caches: Sequence[LayerCache]
+    captured_layers: tuple[int, ...]
+    """Of all stages."""
+    entering: StageBuffer | None
+    """None on the first stage."""
+
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
+        """Keeps all tokens."""
+        attention = self.backend.prepare(inputs)
+        captured_layers = self.captured_layers if captures else ()
+        entering = None
+        if self.entering is not None:
+            entering = self.entering.states(len(inputs.token_ids), captures=captures)
+        left = self.decoder.states(inputs.token_ids, attention, self.caches, None, captured_layers, entering)
+        return DecoderOutput(lines_of(left), ())
+
+
+class LayerRunner:
+    """Owns the rows of one rank, and writes its KV buffer uint8 [num_blocks, page_bytes]."""
+
+    def __init__(
+        self,
+        *,
+        rows: Rows,
+        buffer: Tensor,
+        compute: ComputeStep,
+        ops: StepOps,
+        max_num_batched_tokens: int,
+        transfers: Transfers,
+    ) -> None:
+        self._rows = rows
+        self._buffer = buffer
+        self._compute = compute
+        self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> Tensor:
+        """Take over the plan's differences and compute its tokens; lines (stage_buffer) of what leaves the layers."""
+        self._rows.apply(without_sampling(plan))
+        self._rows.take_returned(plan)
+        copy_blocks(self._buffer, plan.block_copies)
+        inputs = self._inputs.build(plan)
+        lines = self._compute(inputs, None, captures=plan.num_proposals > 0).hidden
+        self._rows.advance_unsampled(plan, inputs.seq_lens)
+        return lines
+
+
+def without_sampling(plan: StepPlan) -> StepPlan:
+    """The same plan with parameters that ask for nothing."""
+    if not plan.added and not plan.forks:
+        return plan
+    return replace(
+        plan,
+        added=tuple(replace(new, sampling=DRAWS_NOTHING, num_candidates=0) for new in plan.added),
+        forks=tuple(replace(fork, sampling=DRAWS_NOTHING) for fork in plan.forks),
+    )

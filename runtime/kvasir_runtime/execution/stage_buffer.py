@@ -1,0 +1,62 @@
+"""Hidden states between pipeline stages as they travel: a line for the step, then one for each of its tokens.
+
+A line is [num_planes, hidden_size]: delta, residual, and what was captured for a proposer. The first line says whether
+a stage has failed; it is read with the step's results, so nobody waits for the device on the way.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.models.decoder import HiddenStates
+
+
+@dataclass(frozen=True, slots=True)
+class LineFormat:
+    num_planes: int
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def zeros(self, num_tokens: int) -> Tensor:
+        """[1 + num_tokens, num_planes, hidden_size]"""
+        shape = (1 + num_tokens, self.num_planes, self.hidden_size)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def message(self, lines: Tensor | None, num_tokens: int, failed_stage: Tensor | int) -> Tensor:
+        """Of a step planned with so many tokens, of which fewer may have been computed: their lines, as far as they go,
+        None of a step that failed. `failed_stage` as `StageBuffer.failed_stage` says."""
+        message = self.zeros(num_tokens)
+        message[0] = failed_stage
+        if lines is not None:
+            message[1 : 1 + lines.shape[0], : lines.shape[1]] = lines
+        return message
+
+
+class StageBuffer:
+    """Where states arrive. It stays where it is, so that CUDA graphs may read it."""
+
+    def __init__(self, line_format: LineFormat, max_num_tokens: int) -> None:
+        self._lines = line_format.zeros(max_num_tokens)
+
+    def message(self, num_tokens: int) -> Tensor:
+        """To receive the states of so many tokens into, [1 + num_tokens, num_planes, hidden_size]."""
+        return self._lines[: 1 + num_tokens]
+
+    def states(self, num_tokens: int, *, captures: bool) -> HiddenStates:
+        """Of the first tokens; copies, which layers may change. Without `captures` nothing captured is read."""
+        planes = self._lines[1 : 1 + num_tokens].unbind(1)
+        delta, residual, *captured = (plane.clone() for plane in planes[: None if captures else 2])
+        return HiddenStates(delta, residual, tuple(captured))
+
+    def failed_stage(self) -> Tensor:
+        """int32 [1], a copy: 0 where all stages before have computed the step, else the number of one that has not,
+        counted from 1."""
+        return self._lines[0, 0, :1].int()
+
+
+def lines_of(states: HiddenStates) -> Tensor:
+    """[num_tokens, num_planes, hidden_size]"""
+    assert states.residual is not None, "a stage has a layer at least"
+    return torch.stack((states.delta, states.residual, *states.captured), 1)

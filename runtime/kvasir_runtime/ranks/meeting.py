@@ -1,0 +1,37 @@
+"""How ranks of other nodes learn where the engine core listens: node 0 writes it into the store where they all meet."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import zmq
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.parallel.groups import host_meeting
+from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, network_addresses
+
+_KEY = "links"
+
+
+@contextmanager
+def hosted_links(host: str, port: int, num_ranks: int) -> Iterator[CoreLinks]:
+    """Links that listen at an address of node 0, and the store that tells where. Raises ConfigurationError."""
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        store, links = host_meeting(port), CoreLinks(network_addresses(str(address), num_ranks))
+    except (OSError, zmq.ZMQError) as error:
+        raise ConfigurationError(
+            f"--master-addr is {host}, where this machine cannot listen: {error}; give an address of node 0"
+        ) from error
+    try:
+        store.set(_KEY, msgspec.json.encode(links.bound).decode())
+        yield links
+    finally:
+        links.close()
+
+
+def told_addresses(store: Store) -> LinkAddresses:
+    """Waits until node 0 has told them."""
+    return msgspec.json.decode(store.get(_KEY), type=LinkAddresses)

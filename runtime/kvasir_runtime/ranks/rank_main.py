@@ -1,0 +1,96 @@
+"""A rank's process from inside: meet the others, load this rank's part, then take steps as they come.
+
+Its last word on a failure is `RankFailed`. A step that raises is one: the other ranks stand in the middle of it.
+"""
+
+import gc
+import logging
+import os
+import sys
+from typing import NoReturn
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError
+from kvasir_runtime.execution.device import select_device
+from kvasir_runtime.execution.worker import Worker, load_worker
+from kvasir_runtime.logs import configure_logging
+from kvasir_runtime.malloc import keep_freed_memory
+from kvasir_runtime.parallel.groups import RankGroups, meet, open_meeting
+from kvasir_runtime.ranks.links import RankLinks
+from kvasir_runtime.ranks.meeting import told_addresses
+from kvasir_runtime.ranks.messages import Forward, IdleWorkDone, RankFailed, RankReady, Sample, WorkInIdleTime
+from kvasir_runtime.ranks.rank_process import RankArguments
+from kvasir_runtime.ranks.results import ResultSender
+from kvasir_runtime.ranks.signs_of_life import SignsOfLife
+from kvasir_runtime.ranks.status import RankStatus
+from kvasir_runtime.speculative.select import proposer_of
+
+logger = logging.getLogger(__name__)
+
+
+def run_rank(arguments: RankArguments) -> None:
+    """The child's whole life; it is killed in the end, or ends itself with status 1."""
+    configure_logging(arguments.config.server.log_level)
+    rank = arguments.place.rank
+    store = open_meeting(arguments.meeting_point, arguments.place.topology.num_ranks)
+    links = RankLinks(arguments.addresses or told_addresses(store), rank)
+    try:
+        _serve(arguments, store, links)
+    except Exception as error:
+        end_with(links, rank, error)
+
+
+def end_with(links: RankLinks, rank: int, error: Exception) -> NoReturn:
+    """Say why, and end the process, whatever its other threads wait for."""
+    is_foreseen = isinstance(error, KvasirRuntimeError)
+    if not is_foreseen:
+        logger.error("rank %d failed", rank, exc_info=error)
+    text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
+    first_line = text.strip().split("\n")[0]
+    links.send(RankFailed(rank, first_line, isinstance(error, CollectiveFailedError)))
+    links.close()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _serve(arguments: RankArguments, store: Store, links: RankLinks) -> None:
+    config, place, host = arguments.config, arguments.place, arguments.meeting_point.own_address
+    device = select_device(config.model.device, place)
+    groups = meet(place, store, host, device, config.parallel.collective_backend, arguments.segment)
+    status = RankStatus(arguments.status_file, place.topology.ranks_per_node, place.index_on_node)
+    signs = SignsOfLife(links, groups, status)  # from before anybody knows that it is ready
+    worker = load_worker(
+        config.model, config.cache, config.execution, config.scheduler, proposer_of(config.execution), groups
+    )
+    links.send(RankReady(place.rank, worker.description))
+    status.set_ready()
+    logger.info(
+        "rank %d is ready on %s, collectives over %s: %s", place.rank, worker.description.device, groups.tensor.name,
+        ", ".join(f"{name} {seconds:.2f} s" for name, seconds in worker.description.startup_seconds.items()),
+    )  # fmt: skip
+    gc.collect()
+    gc.freeze()  # what loading left behind is not walked again in the middle of a step
+    if worker.description.is_on_cpu:
+        keep_freed_memory()
+    _take_steps(worker, groups, links, signs)
+
+
+def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: SignsOfLife) -> NoReturn:
+    """In the order in which they come."""
+    runner, place = worker.runner, groups.place
+    results = ResultSender(links, lambda error: end_with(links, place.rank, error)) if place.is_reporter else None
+    worker.prepare_thread()
+    while True:
+        match links.receive():
+            case Forward(plan=plan):
+                runner.forward(plan)
+            case Sample(mask=mask):
+                pending = runner.sample(mask)
+                signs.num_steps += 1
+                if results is not None:
+                    results.send(pending)
+            case WorkInIdleTime():
+                has_more = runner.use_idle_time()
+                if results is not None:
+                    links.send(IdleWorkDone(has_more))

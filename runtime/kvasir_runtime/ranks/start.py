@@ -1,0 +1,135 @@
+"""Starts what executes steps: a thread of the engine core's for one rank, processes of their own for several."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvasir_runtime.config import ParallelConfig, RuntimeConfig
+from kvasir_runtime.engine.core import StepExecutor
+from kvasir_runtime.errors import RankFailedError
+from kvasir_runtime.execution.description import RankDescription
+from kvasir_runtime.parallel.counts import CollectiveTotals
+from kvasir_runtime.parallel.meeting_point import MeetingPoint
+from kvasir_runtime.parallel.topology import Topology
+from kvasir_runtime.ranks.executor import RankExecutor
+from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, ipc_addresses
+from kvasir_runtime.ranks.rank_process import running_ranks
+from kvasir_runtime.ranks.watch import RankWatch
+
+if TYPE_CHECKING:
+    from torch import Tensor  # not for a core whose ranks are elsewhere
+
+
+def topology_of(parallel: ParallelConfig, data_rank: int) -> Topology:
+    return Topology(
+        tensor_size=parallel.tensor_parallel_size,
+        pipeline_size=parallel.pipeline_parallel_size,
+        num_nodes=parallel.nnodes,
+        expert_parallel=parallel.enable_expert_parallel,
+        data_size=parallel.data_parallel_size,
+        data_rank=data_rank,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRanks:
+    executor: StepExecutor
+    description: RankDescription
+    kv_buffer: "Tensor | None" = None
+    """uint8 [num_blocks, page_bytes] of the one rank in this process; None where ranks are processes of their own."""
+
+
+@contextmanager
+def running_ranks_of(
+    config: RuntimeConfig, ipc_dir: Path, data_rank: int, on_failure: Callable[[RankFailedError], None]
+) -> Iterator[StartedRanks]:
+    """The ranks, loaded, and what executes their steps; behind the block nothing of them is left.
+
+    A rank that fails later is told by `on_failure`, on a thread of its own. Raises KvasirRuntimeError.
+    """
+    topology = topology_of(config.parallel, data_rank)
+    if topology.num_ranks > 1:
+        with several_ranks(config, topology, ipc_dir, on_failure) as started:
+            yield started
+    else:
+        with one_rank(config, topology) as started:
+            yield started
+
+
+@contextmanager
+def one_rank(config: RuntimeConfig, topology: Topology) -> Iterator[StartedRanks]:
+    """In this process."""
+    from kvasir_runtime.execution.executor import Executor  # torch: not for a core whose ranks are elsewhere
+    from kvasir_runtime.execution.model_runner import ModelRunner
+    from kvasir_runtime.execution.worker import load_worker
+    from kvasir_runtime.malloc import keep_freed_memory
+    from kvasir_runtime.parallel.groups import alone
+    from kvasir_runtime.speculative.select import proposer_of
+
+    execution, groups = config.execution, alone(topology)
+    worker = load_worker(config.model, config.cache, execution, config.scheduler, proposer_of(execution), groups)
+    if worker.description.is_on_cpu:
+        keep_freed_memory()
+    assert isinstance(worker.runner, ModelRunner), "one rank has all layers"
+    executor = Executor(worker.runner, worker.prepare_thread)
+    try:
+        yield StartedRanks(executor, worker.description, worker.runner.kv_buffer)
+    finally:
+        executor.close()
+
+
+@contextmanager
+def several_ranks(
+    config: RuntimeConfig, topology: Topology, ipc_dir: Path, on_failure: Callable[[RankFailedError], None]
+) -> Iterator[StartedRanks]:
+    """A process each; those of other nodes are started there."""
+    folder = ipc_dir / f"ranks-{topology.data_rank}"
+    folder.mkdir()
+    with (
+        _links(config.parallel, topology, folder) as (links, addresses, meeting_point),
+        running_ranks(config, topology.places(node=0), addresses, meeting_point, folder / "status") as processes,
+    ):
+        executor, totals = RankExecutor(links), CollectiveTotals(ipc_dir, topology.data_size)
+        watch = RankWatch(
+            links,
+            executor,
+            processes,
+            topology.num_ranks,
+            config.server.stall_seconds,
+            partial(totals.write, topology.data_rank),
+            on_failure,
+        )
+        try:
+            yield StartedRanks(executor, _joined(watch.descriptions.result(), topology.reporter))
+        finally:
+            watch.close()
+
+
+@contextmanager
+def _links(
+    parallel: ParallelConfig, topology: Topology, folder: Path
+) -> Iterator[tuple[CoreLinks, LinkAddresses | None, MeetingPoint]]:
+    """The core's ends, and what ranks must know to find theirs and each other."""
+    if topology.num_nodes == 1:
+        addresses = ipc_addresses(folder, topology.num_ranks)
+        links = CoreLinks(addresses)
+        try:
+            yield links, addresses, MeetingPoint(folder / "meeting")
+        finally:
+            links.close()
+        return
+    from kvasir_runtime.ranks.meeting import hosted_links  # torch: not for a core of one machine
+
+    host, port = parallel.master_addr, parallel.master_port
+    with hosted_links(host, port, topology.num_ranks) as links:
+        yield links, None, MeetingPoint(host=host, port=port)
+
+
+def _joined(descriptions: Sequence[RankDescription], reporter: int) -> RankDescription:
+    """The reporter's; each phase of starting took as long as on the slowest rank."""
+    phases = [phase for description in descriptions for phase in description.startup_seconds]
+    slowest = {phase: max(of.startup_seconds.get(phase, 0.0) for of in descriptions) for phase in phases}
+    return replace(descriptions[reporter], startup_seconds=slowest)

@@ -1,0 +1,50 @@
+"""What the ranks of a node show in memory to the process that started them, which may have no link to the core."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvasir_runtime.heartbeat import SILENT_SECONDS
+from kvasir_runtime.shared_rows import SharedRows
+
+_BEAT, _IS_READY, _NUM_STEPS, _NUM_SLOTS = range(4)
+
+
+class RankStatus:
+    """Of one rank, among `num_ranks` of the node. Times are the machine's monotonic clock's."""
+
+    def __init__(self, file: Path, num_ranks: int, index: int) -> None:
+        self._row = SharedRows(file, num_ranks, _NUM_SLOTS).row(index)
+
+    def beat(self, num_steps: int) -> None:
+        self._row[_NUM_STEPS] = num_steps
+        self._row[_BEAT] = time.monotonic()
+
+    def set_ready(self) -> None:
+        self._row[_IS_READY] = 1
+
+
+class NodeStatus:
+    """Of all ranks of the node."""
+
+    def __init__(self, file: Path, ranks: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
+        self.ranks = ranks
+        self._rows = SharedRows(file, len(ranks), _NUM_SLOTS)
+        self._clock = clock
+
+    @property
+    def is_ready(self) -> bool:
+        return all(self._rows.column(_IS_READY))
+
+    @property
+    def num_steps(self) -> list[int]:
+        """Of each rank."""
+        return [int(number) for number in self._rows.column(_NUM_STEPS)]
+
+    def silent_rank(self) -> str | None:
+        """One that has begun and then gave no sign of life, as a sentence."""
+        for rank, beat in zip(self.ranks, self._rows.column(_BEAT), strict=True):
+            silence = self._clock() - beat
+            if beat and silence > SILENT_SECONDS:
+                return f"rank {rank} has given no sign of life for {silence:.0f} seconds"
+        return None

@@ -1,0 +1,208 @@
+"""Blocks that other engines read from here, and those that are pulled from others, as the scheduler sees them.
+
+Both are held beside the sequences, since their engines outlive or precede the requests: an offer from when a block is
+written until the other side has it, an arrival from before the pull until nothing writes it any more. A block that a
+step under way may still write or read is not pulled into before that step has ended.
+"""
+
+from collections.abc import Sequence as Series
+from dataclasses import dataclass, field
+
+from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.kv_cache import KvCache
+from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.scheduling.limits import Rows
+from kvasir_runtime.scheduling.request import Sequence
+from kvasir_runtime.scheduling.requests import Requests
+from kvasir_runtime.scheduling.running_rows import RunningRows
+from kvasir_runtime.transfer.commands import BlockIds, OfferedBlock
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """Of one request's known tokens."""
+
+    request_id: str
+    token_ids: list[int]
+    blocks: SequenceBlocks
+    hashes: list[bytes]
+    """Of all full blocks that are worth having: a token is left to compute."""
+    first: int
+    """The first of them that was not cached when the request came."""
+    landing: dict[int, BlockIds] | None = None
+    """By index: the new blocks of each KV group; None until there are pages for them."""
+    after_step: int | None = None
+    """Number of the last step that may touch the new blocks; None: none does."""
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    request_id: str
+    num_blocks: int
+    """When it is complete: the full blocks behind which a prompt token is left."""
+    blocks: list[OfferedBlock] = field(default_factory=list)
+    held: list[Block] = field(default_factory=list)
+    num_told: int = 0
+    is_told_complete: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.blocks) == self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class OfferNews:
+    """What became of an offer since the last question."""
+
+    request_id: str
+    blocks: list[OfferedBlock]
+    is_complete: bool
+    has_failed: bool
+    """Its request ended before; nothing of it is held any more."""
+
+
+class RemoteKv:
+    def __init__(self, kv: KvCache, requests: Requests, rows: RunningRows) -> None:
+        self._kv = kv
+        self._requests = requests
+        self._rows = rows
+        self._arrivals: dict[str, Arrival] = {}
+        self._offers: dict[str, Offer] = {}
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Held for other engines."""
+        return sum(len(offer.held) for offer in self._offers.values())
+
+    @property
+    def has_offers(self) -> bool:
+        return bool(self._offers)
+
+    @property
+    def holds_pages(self) -> bool:
+        """Whether pages are held that come free without a step."""
+        return any(offer.held for offer in self._offers.values()) or any(
+            arrival.landing is not None for arrival in self._arrivals.values()
+        )
+
+    def expect(self, request_id: str) -> Arrival | None:
+        """What a held request would have pulled; None where all of its prompt must be computed here."""
+        sequence = self._requests.first_held(request_id)
+        if sequence is None or sequence.request.lacks_prompt_logprobs:
+            return None
+        token_ids, blocks = sequence.token_ids, self._kv.empty(sequence.blocks.extra_keys)
+        hashes = self._kv.hashes_to_look_up(token_ids, blocks)
+        num_cached = self._kv.match(token_ids, blocks).num_tokens // self._kv.block_size
+        arrival = Arrival(request_id, token_ids, blocks, hashes, first=num_cached)
+        self._arrivals[request_id] = arrival
+        return arrival
+
+    def forget(self, request_id: str) -> None:
+        """An arrival that is not to be: nothing was taken for it."""
+        self._arrivals.pop(request_id, None)
+
+    def make_room(self, arrival: Arrival, last_step: int | None) -> bool:
+        """Take the pages that it lands in, where they are free. `last_step`: the last that is under way."""
+        new = self._kv.arrange(arrival.token_ids, arrival.blocks, len(arrival.hashes))
+        if new is None:
+            return False
+        num_groups = len(arrival.blocks.tables)
+        landing: dict[int, list[int | None]] = {}
+        for group, index, block_id in new:
+            landing.setdefault(index, [None] * num_groups)[group] = block_id
+        arrival.landing = {index: tuple(ids) for index, ids in landing.items()}
+        arrival.after_step = last_step
+        return True
+
+    def settle(self, request_id: str, num_blocks: int) -> None:
+        """Nothing is written into its blocks any more, and the first so many of the prompt's are good: those can be
+        found from now on, and are held for the request if it waits for them."""
+        arrival = self._arrivals.pop(request_id)
+        if arrival.landing is not None:
+            num_good = self._num_good(arrival, num_blocks)
+            self._kv.wrote(self._kv.offer(arrival.token_ids, arrival.blocks, num_good * self._kv.block_size))
+            if self._requests.is_known(request_id):
+                self._requests.landed.hold(request_id, arrival.blocks)
+            else:
+                self._kv.release(arrival.blocks)
+
+    def _num_good(self, arrival: Arrival, num_blocks: int) -> int:
+        """A block that was cached is good unless it was lost before there were pages for the rest, which nobody was
+        asked for then, or the step that was to write it has failed."""
+        landing = arrival.landing or {}
+        for index in range(num_blocks):
+            new = landing.get(index, ())
+            if new and index < arrival.first:
+                return index
+            for group, table in enumerate(arrival.blocks.tables):
+                block = table[index]
+                is_new = bool(new) and new[group] is not None
+                if block is not None and not is_new and block.content is None:
+                    return index
+        return num_blocks
+
+    def offer(self, request_id: str, num_prompt_tokens: int) -> None:
+        """Keep the blocks of a prompt, as they are written, until `end_offer`."""
+        self._offers[request_id] = Offer(request_id, (num_prompt_tokens - 1) // self._kv.block_size)
+
+    def offer_cached(self, offer_id: str, hashes: Series[bytes], unwritten: set[int]) -> None:
+        """Keep the longest chain of these that every KV group has, and that is written."""
+        num_groups = self._kv.num_groups
+        chain: list[list[Block]] = []
+        for block_hash in hashes:
+            found = [self._kv.pool.find((group, block_hash)) for group in range(num_groups)]
+            blocks = [block for block in found if block is not None]
+            if len(blocks) < num_groups or any(block.block_id in unwritten for block in blocks):
+                break
+            chain.append(blocks)
+        offer = self._offers[offer_id] = Offer(offer_id, len(chain))
+        for block_hash, blocks in zip(hashes, chain, strict=False):
+            self._hold(offer, block_hash, blocks)
+
+    def end_offer(self, request_id: str) -> None:
+        """Unknown ones have failed meanwhile."""
+        offer = self._offers.pop(request_id, None)
+        if offer is not None:
+            self._kv.pool.release(offer.held)
+
+    def note_written(self, rows: Rows, num_written: Rows) -> None:
+        """A step has ended, after which so many tokens of each row are written. Rows that changed hands are left
+        out."""
+        for row, written in zip(rows.tolist(), num_written.tolist(), strict=True):
+            sequence = self._rows.sequences[row]
+            offer = None if sequence is None else self._offers.get(sequence.request.request_id)
+            if sequence is not None and offer is not None:
+                self._extend(offer, sequence, written)
+
+    def take_news(self) -> list[OfferNews]:
+        """Of offers that grew, became complete, or lost their request before."""
+        news: list[OfferNews] = []
+        for offer in list(self._offers.values()):
+            new, is_complete = offer.blocks[offer.num_told :], offer.is_complete and not offer.is_told_complete
+            has_failed = not offer.is_complete and not self._requests.is_known(offer.request_id)
+            if new or is_complete or has_failed:
+                news.append(OfferNews(offer.request_id, new, is_complete, has_failed))
+            offer.num_told, offer.is_told_complete = len(offer.blocks), offer.is_complete
+            if has_failed:
+                self.end_offer(offer.request_id)
+        return news
+
+    def block_ids(self, request_id: str) -> list[BlockIds]:
+        """Of an offer, as far as it is written; none where it has ended."""
+        offer = self._offers.get(request_id)
+        return [] if offer is None else [block.block_ids for block in offer.blocks]
+
+    def _extend(self, offer: Offer, sequence: Sequence, num_written: int) -> None:
+        tables, token_ids = sequence.blocks.tables, self._rows.known(sequence.row)
+        for index in range(len(offer.blocks), min(num_written // self._kv.block_size, offer.num_blocks)):
+            seeing = self._kv.groups_seeing(index, offer.num_blocks)
+            blocks = [table[index] if group in seeing else None for group, table in enumerate(tables)]
+            self._hold(offer, sequence.blocks.hash_of(token_ids, index), blocks)
+
+    def _hold(self, offer: Offer, block_hash: bytes, blocks: Series[Block | None]) -> None:
+        for block in blocks:
+            if block is not None:
+                self._kv.pool.share(block)
+                offer.held.append(block)
+        ids = tuple(None if block is None else block.block_id for block in blocks)
+        offer.blocks.append(OfferedBlock(block_hash, ids))

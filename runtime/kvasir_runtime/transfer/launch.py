@@ -1,0 +1,65 @@
+"""Brings an engine's transfer agent up, and down again: its side channel first, so that a port in use is told before
+the model is loaded, the rest once there is a KV buffer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvasir_runtime.config import KvTransferConfig, RuntimeConfig
+from kvasir_runtime.engine.channel import CoreWaker
+from kvasir_runtime.ranks.start import StartedRanks
+from kvasir_runtime.server.model_digest import model_digest
+from kvasir_runtime.transfer.agent import TransferAgent
+from kvasir_runtime.transfer.commands import Place
+from kvasir_runtime.transfer.handshake import identity
+from kvasir_runtime.transfer.nixl import NixlConnector, check_installed
+from kvasir_runtime.transfer.side_channel import SideChannel
+
+
+@contextmanager
+def side_channel(transfer: KvTransferConfig | None) -> Iterator[SideChannel | None]:
+    """None where no KV is exchanged. Raises ConfigurationError."""
+    if transfer is None:
+        yield None
+        return
+    check_installed()
+    extra = transfer.kv_connector_extra_config
+    channel = SideChannel(extra.side_channel_host, extra.side_channel_port)
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+@contextmanager
+def transfer_agent(
+    config: RuntimeConfig, ranks: StartedRanks, channel: SideChannel | None, engine_id: str, ipc_dir: Path
+) -> Iterator[TransferAgent | None]:
+    """Runs while the block does."""
+    transfer = config.cache.kv_transfer_config
+    if transfer is None or channel is None:
+        yield None
+        return
+    rank = ranks.description
+    assert ranks.kv_buffer is not None, "config.py refuses to exchange the KV of several ranks"
+    extra = transfer.kv_connector_extra_config
+    folder = Path(config.model.model)
+    digest = model_digest(folder, Path(config.model.tokenizer or folder))
+    wake_core = CoreWaker(ipc_dir)
+    agent = TransferAgent(
+        NixlConnector(engine_id, ranks.kv_buffer),
+        channel,
+        identity(digest, extra.revision, rank.layout, rank.kv_specs, tensor_size=1),
+        Place(engine_id=engine_id, host=extra.side_channel_host, port=channel.port),
+        page_bytes=rank.layout.page_bytes,
+        lease_seconds=extra.lease_seconds,
+        timeout_seconds=extra.timeout_seconds,
+        checksums=extra.checksums,
+        wake_core=wake_core,
+    )
+    agent.start()
+    try:
+        yield agent
+    finally:
+        agent.close()
+        wake_core.close()

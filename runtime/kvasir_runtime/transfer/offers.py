@@ -1,0 +1,181 @@
+"""The prefill side: blocks that are kept for other engines, who was told of which, and how that ends.
+
+An offer's blocks are told to its puller as they are written. Its lease begins with the last of them, since until then
+the request that writes them bounds it; every sign of the puller renews it. Plain state: messages and events collect in
+lists, and the caller brings the time.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvasir_runtime.transfer.commands import (
+    BeginOffer,
+    EndOfOffer,
+    FromAgent,
+    LookUp,
+    OfferBlocks,
+    OfferedBlock,
+    OfferEnded,
+    WithdrawOffer,
+)
+from kvasir_runtime.transfer.lease import Leases
+from kvasir_runtime.transfer.messages import Beat, Blocks, Claim, Done, FromKeeper, Heartbeat, Released, Withdrawn
+from kvasir_runtime.transfer.metrics import TransferCounts
+
+logger = logging.getLogger(__name__)
+
+Checksums = Callable[[list[int]], list[int]]
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    key: str
+    request_id: str
+    blocks: list[OfferedBlock] = field(default_factory=list)
+    is_complete: bool = False
+    puller: bytes | None = None
+    num_told: int = 0
+
+
+class Offers:
+    def __init__(self, lease_seconds: float, checksums: Checksums | None, counts: TransferCounts) -> None:
+        """`checksums` None: none are sent."""
+        self._checksums = checksums
+        self._counts = counts
+        self._offers: dict[str, Offer] = {}
+        self._leases = Leases(lease_seconds)
+        self._claims: dict[str, tuple[bytes, int]] = {}
+        """Of keys that nobody has brought yet: who asks, and from which index on."""
+        self._declined: set[str] = set()
+        """Keys that nobody has brought yet, and that are not wanted any more."""
+        self._early = Leases(lease_seconds)
+        """How long either is remembered."""
+        self.outbox: list[tuple[bytes, FromKeeper]] = []
+        self.events: list[FromAgent] = []
+
+    @property
+    def are_read(self) -> bool:
+        """Whether somebody may be reading what it was told of."""
+        return any(offer.puller is not None and offer.blocks for offer in self._offers.values())
+
+    def begin(self, command: BeginOffer, now: float) -> None:
+        key = command.key
+        if key in self._offers:
+            self._end(self._offers[key], "replaced", "another request came under the same key")
+        offer = self._offers[key] = Offer(key, command.request_id)
+        claim, is_declined = self._claims.get(key), key in self._declined
+        self._forget_early(key)
+        if is_declined:
+            self._end(offer, "declined", "")
+        elif claim is not None:
+            self._attach(offer, *claim, now)
+
+    def add(self, command: OfferBlocks, now: float) -> None:
+        """Unknown keys have ended meanwhile."""
+        offer = self._offers.get(command.key)
+        if offer is None:
+            return
+        offer.blocks += command.blocks
+        if command.is_complete:
+            offer.is_complete = True
+            self._leases.begin(offer.key, now)
+        self._tell(offer)
+
+    def withdraw(self, command: WithdrawOffer) -> None:
+        """The core has let go of the blocks itself."""
+        offer = self._offers.pop(command.key, None)
+        self._leases.end(command.key)
+        if offer is None:
+            return
+        self._counts.offer_ended("withdrawn")
+        if offer.puller is not None:
+            self.outbox.append((offer.puller, Withdrawn(offer.key, command.reason)))
+
+    def receive(self, puller: bytes, message: Claim | Heartbeat | Done, now: float) -> None:
+        match message:
+            case Claim():
+                self._claim(puller, message, now)
+            case Heartbeat():
+                self._beat(puller, message, now)
+            case Done():
+                self._finish(puller, message, now)
+
+    def tick(self, now: float) -> None:
+        """End what has expired."""
+        for key in self._leases.expired(now):
+            offer, seconds = self._offers[key], self._leases.lease_seconds
+            logger.warning(
+                "no engine has asked for the %d KV blocks of request %s for %g s; they are free again",
+                len(offer.blocks), offer.request_id, seconds,
+            )  # fmt: skip
+            self._end(offer, "expired", f"their lease of {seconds:g} s ran out without a heartbeat")
+        for key in self._early.expired(now):
+            self._forget_early(key)
+
+    def next_deadline(self) -> float | None:
+        deadlines = [leases.next_deadline() for leases in (self._leases, self._early)]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _claim(self, puller: bytes, claim: Claim, now: float) -> None:
+        offer = self._offers.get(claim.key)
+        if offer is not None:
+            self._attach(offer, puller, claim.first, now)
+            return
+        self._claims[claim.key] = puller, claim.first
+        self._early.begin(claim.key, now)
+        if claim.hashes:
+            self.events.append(LookUp(claim.key, claim.hashes))
+
+    def _attach(self, offer: Offer, puller: bytes, first: int, now: float) -> None:
+        offer.puller, offer.num_told = puller, first
+        self._leases.renew(offer.key, now)
+        self._tell(offer)
+
+    def _tell(self, offer: Offer) -> None:
+        first, last = offer.num_told, len(offer.blocks)
+        if offer.puller is None or not (first < last or offer.is_complete):
+            return
+        blocks = offer.blocks[first:last]
+        ids = [list(block.block_ids) for block in blocks]
+        hashes, checksums = [block.block_hash for block in blocks], self._checksums_of(ids)
+        self.outbox.append((offer.puller, Blocks(offer.key, first, hashes, ids, checksums, offer.is_complete)))
+        offer.num_told = max(first, last)
+
+    def _checksums_of(self, block_ids: list[list[int | None]]) -> list[list[int | None]] | None:
+        if self._checksums is None:
+            return None
+        known = [block_id for ids in block_ids for block_id in ids if block_id is not None]
+        sums = iter(self._checksums(known))
+        return [[None if block_id is None else next(sums) for block_id in ids] for ids in block_ids]
+
+    def _beat(self, puller: bytes, heartbeat: Heartbeat, now: float) -> None:
+        for key in heartbeat.keys:
+            self._leases.renew(key, now)
+            self._early.renew(key, now)
+        self.outbox.append((puller, Beat([key for key in heartbeat.keys if key not in self._offers])))
+
+    def _finish(self, puller: bytes, done: Done, now: float) -> None:
+        offer = self._offers.get(done.key)
+        self.outbox.append((puller, Released(done.key, offer is not None)))
+        if offer is None:
+            self._forget_early(done.key)
+            self._declined.add(done.key)
+            self._early.begin(done.key, now)
+        else:
+            self._counts.sent(done.num_blocks)
+            offer.puller = None  # it knows
+            self._end(offer, "pulled" if done.num_blocks else "declined", "")
+
+    def _forget_early(self, key: str) -> None:
+        self._claims.pop(key, None)
+        self._declined.discard(key)
+        self._early.end(key)
+
+    def _end(self, offer: Offer, reason: EndOfOffer, explanation: str) -> None:
+        if offer.puller is not None:
+            self.outbox.append((offer.puller, Withdrawn(offer.key, explanation)))
+        del self._offers[offer.key]
+        self._leases.end(offer.key)
+        self._counts.offer_ended(reason)
+        self.events.append(OfferEnded(offer.request_id, reason))

@@ -1,0 +1,103 @@
+"""Which bytes of a peer's page go where in ours, when the two engines split the heads among different numbers of ranks.
+
+A page holds, layer by layer, the keys of a block's tokens and then their values, each [block_size, num_kv_heads,
+head_dim] with the heads of one rank. With equally many ranks a page is one run of bytes; with others each token's heads
+lie apart on one of the sides. Pure arithmetic.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A rank among those that split the heads."""
+
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Bytes within a page of theirs that belong into a page of ours."""
+
+    ours: int
+    theirs: int
+    num_bytes: int
+
+
+def heads_of(place: TensorPlace, num_heads: int) -> range:
+    """The KV heads of the model that a rank keeps: its share, or one that several ranks keep alike."""
+    if place.size <= num_heads:
+        share = num_heads // place.size
+        return range(place.rank * share, (place.rank + 1) * share)
+    head = place.rank * num_heads // place.size
+    return range(head, head + 1)
+
+
+def sources(ours: TensorPlace, num_ranks: int, num_heads: int) -> list[int]:
+    """The fewest of the other side's ranks that together keep all heads of one of ours."""
+    if num_ranks == ours.size:
+        return [ours.rank]
+    wanted = heads_of(ours, num_heads)
+    ranks: list[int] = []
+    have: set[int] = set()
+    for rank in range(num_ranks):
+        new = set(heads_of(TensorPlace(rank, num_ranks), num_heads)) & set(wanted) - have
+        if new:
+            ranks.append(rank)
+            have |= new
+    return ranks
+
+
+def segments(
+    specs: Sequence[KvSpec], layouts: tuple[KvLayout, KvLayout], group: int, places: tuple[TensorPlace, TensorPlace]
+) -> list[Segment]:
+    """Of a page of the KV group: what a rank of ours takes from a rank of theirs.
+
+    `specs` have the heads of the whole model; `layouts` and `places` are ours, then theirs.
+    """
+    if places[0].size == places[1].size:
+        return [Segment(0, 0, layouts[0].page_bytes)]
+    return _joined(
+        segment
+        for layer in layouts[0].groups[group].layers
+        for segment in _layer_segments(
+            specs[layer],
+            layouts[0].block_size,
+            (layouts[0].places[layer].offset_bytes, layouts[1].places[layer].offset_bytes),
+            places,
+        )
+    )
+
+
+def _layer_segments(
+    spec: KvSpec, block_size: int, offsets: tuple[int, int], places: tuple[TensorPlace, TensorPlace]
+) -> Iterator[Segment]:
+    ours, theirs = (heads_of(place, spec.num_kv_heads) for place in places)
+    common = range(max(ours.start, theirs.start), min(ours.stop, theirs.stop))
+    if places[1].rank not in sources(places[0], places[1].size, spec.num_kv_heads):
+        return
+    head_bytes = spec.head_dim * spec.itemsize
+    for tensor in range(spec.num_tensors):
+        for token in range(block_size):
+            line = tensor * block_size + token
+            yield Segment(
+                offsets[0] + (line * len(ours) + common.start - ours.start) * head_bytes,
+                offsets[1] + (line * len(theirs) + common.start - theirs.start) * head_bytes,
+                len(common) * head_bytes,
+            )
+
+
+def _joined(parts: Iterator[Segment]) -> list[Segment]:
+    """Runs that go on where the one before ended, on both sides, are one."""
+    joined: list[Segment] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if last is not None and (last.ours + last.num_bytes, last.theirs + last.num_bytes) == (part.ours, part.theirs):
+            joined[-1] = Segment(last.ours, last.theirs, last.num_bytes + part.num_bytes)
+        else:
+            joined.append(part)
+    return joined

@@ -1,0 +1,102 @@
+"""Two `serve` processes over a trained model: one computes prompts, the other goes on from their KV, moved by NIXL."""
+
+import concurrent.futures
+import json
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.runtime.cli.conftest import Server
+
+MODEL = Path("examples/models/kvasir-python-700k")
+TEXT = Path("runtime/kvasir_runtime/scheduling/planner.py").read_text()
+COMPLETION = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[tuple[Server, Server]]:
+    servers = [start(role) for role in ("kv_producer", "kv_both")]
+    try:
+        yield servers[0].wait_ready(), servers[1].wait_ready()
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.end()
+
+
+def start(role: str) -> Server:
+    extra = {"side_channel_host": "127.0.0.1", "side_channel_port": 0, "lease_seconds": 5}
+    config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra}
+    return Server(
+        MODEL, "--kv-transfer-config", json.dumps(config), "--max-num-seqs", "16", "--max-num-batched-tokens", "64"
+    )
+
+
+def post(server: Server, body: dict) -> dict:
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def prompt_of(number: int) -> dict:
+    return COMPLETION | {"prompt": TEXT[200 * number : 200 * number + 900]}
+
+
+def leg(number: int, **params: object) -> dict:
+    return prompt_of(number) | {"kv_transfer_params": params}
+
+
+def total(server: Server, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def tokens(answer: dict) -> list[int]:
+    return answer["choices"][0]["token_ids"]
+
+
+def prefill_leg(server: Server, number: int) -> dict:
+    params = {"do_remote_decode": True, "do_remote_prefill": False}
+    return post(server, leg(number, **params) | {"max_tokens": 1})["kv_transfer_params"]
+
+
+def test_one_leg_after_the_other(engines: tuple[Server, Server]) -> None:
+    prefill, decode = engines
+    params = prefill_leg(prefill, 1)
+    answer = post(decode, leg(1, **params))
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == params["remote_num_tokens"] == (answer["usage"]["prompt_tokens"] - 1) // 16 * 16
+    assert total(decode, "kvasir_kv_transfer_blocks_total", direction="received") == cached / 16
+    assert tokens(answer) == tokens(post(prefill, prompt_of(1)))
+
+
+def test_both_legs_at_once(engines: tuple[Server, Server]) -> None:
+    prefill, decode = engines
+    port, number = prefill_leg(prefill, 2)["remote_port"], 3
+    before = total(decode, "kvasir_kv_transfer_bytes_total", direction="received")
+    transfer_id = uuid.uuid4().hex
+    to_decode = leg(number, do_remote_prefill=True, remote_host="127.0.0.1", remote_port=port, transfer_id=transfer_id)
+    to_prefill = leg(number, do_remote_decode=True, transfer_id=transfer_id) | {"max_tokens": 1}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        decoding = pool.submit(post, decode, to_decode)
+        post(prefill, to_prefill)
+        answer = decoding.result()
+    assert total(decode, "kvasir_kv_transfer_bytes_total", direction="received") > before
+    assert tokens(answer) == tokens(post(prefill, prompt_of(number)))
+
+
+def test_a_prefill_engine_that_is_killed(engines: tuple[Server, Server]) -> None:
+    """After its answer, so that the decode leg finds nobody. The last test: the engine stays dead."""
+    prefill, decode = engines
+    params = prefill_leg(prefill, 4)
+    prefill.process.send_signal(signal.SIGKILL)
+    prefill.process.wait()
+    answer = post(decode, leg(4, **params))
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert total(decode, "kvasir_kv_transfer_failures_total", reason="unreachable") == 1
+    assert tokens(answer) == tokens(post(decode, prompt_of(4)))

@@ -1,0 +1,46 @@
+"""`serve` of a mixture of experts over two processes that cut its experts, or share them out: the answers of one."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+BODY = {"model": "mixture", "prompt": "hello", "max_tokens": 40, "ignore_eos": True}
+BODIES = [BODY | {"temperature": 0, "logprobs": 1}, BODY | {"temperature": 0.9, "seed": 3, "n": 2}]
+TWO_RANKS = ("--dtype", "float32", "--tensor-parallel-size", "2", "--collective-backend", "gloo")
+
+
+@pytest.fixture(scope="module")
+def mixture_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the tiny model's byte tokens."""
+    folder = tmp_path_factory.mktemp("models") / "mixture"
+    torch.manual_seed(0)
+    config = Qwen2MoeConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=None, bos_token_id=None, num_experts=5,
+        num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=40, initializer_range=0.2,
+    )  # fmt: skip
+    Qwen2MoeForCausalLM(config).save_pretrained(folder)
+    shutil.copy(model_folder / "tokenizer.json", folder)
+    return folder
+
+
+def answers_of(server: Any) -> list[Any]:
+    posts = [httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json() for body in BODIES]
+    return [[choice["text"] for choice in post["choices"]] for post in posts]
+
+
+def test_two_processes_answer_as_one(serve: Callable[..., Any], mixture_folder: Path) -> None:
+    servers = [
+        serve(*flags, folder=mixture_folder)
+        for flags in (("--dtype", "float32"), TWO_RANKS, (*TWO_RANKS, "--enable-expert-parallel"))
+    ]
+    alone, cut, whole = (answers_of(server.wait_ready()) for server in servers)
+    assert all(len(text) > 0 for texts in alone for text in texts)
+    assert cut == alone
+    assert whole == alone

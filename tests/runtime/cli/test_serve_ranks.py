@@ -1,0 +1,129 @@
+"""`serve` with several ranks: they answer as one does, and one that fails ends all with the reason."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+from kvasir_runtime.heartbeat import SILENT_SECONDS
+
+BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+TWO_RANKS = ("--tensor-parallel-size", "2", "--dtype", "float32")
+
+
+def ranks_of(server) -> list[int]:
+    """Process ids by rank: grandchildren, in the order in which they were started."""
+    return sorted(pid for core in server.children() for pid in children_of(core) if "spawn_main" in command_of(pid))
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+
+
+def greedy_text(folder: Path, prompt: str, num_tokens: int) -> str:
+    """What Hugging Face makes of it."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    token_ids = torch.tensor([tokenizer.encode(prompt).ids])
+    model = LlamaForCausalLM.from_pretrained(folder)
+    output = model.generate(
+        token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+    )
+    return tokenizer.decode(output[0, token_ids.shape[1] :].tolist())
+
+
+def is_gone(pid: int) -> bool:
+    """Or waits for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def fail_during_a_stream(server, number: signal.Signals) -> tuple[str, float]:
+    """Send a signal to rank 1 in the middle of a stream: what came of it, and how long that took."""
+    ranks = ranks_of(server)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        start = time.monotonic()
+        os.kill(ranks[1], number)
+        rest = "\n".join(lines)
+    seconds = time.monotonic() - start
+    status, log = server.end()
+    assert status == 1
+    assert "Traceback" not in log
+    assert all(is_gone(rank) for rank in ranks)
+    assert rest.count("data: ") < 400
+    return rest + log, seconds
+
+
+def test_two_ranks_answer_as_one_until_one_of_them_is_killed(serve, model_folder):
+    server = serve(*TWO_RANKS, "--api-server-count", "2").wait_ready()
+    answer = httpx.post(f"{server.url}/v1/completions", json=BODY | {"max_tokens": 40}, timeout=60).json()
+    assert answer["choices"][0]["text"] == greedy_text(model_folder, BODY["prompt"], 40)
+    assert len(ranks_of(server)) == 2
+    series = re.compile(r'kvasir_parallel_collectives_total\{.*group="tensor".*op="all_reduce"\} (\S+)')
+    deadline = time.monotonic() + 10
+    while not (seen := series.search(httpx.get(f"{server.url}/metrics").text)) or float(seen[1]) < 2 * 2 * 40:
+        assert time.monotonic() < deadline, "each rank adds up twice in each layer of each step"
+    told, seconds = fail_during_a_stream(server, signal.SIGKILL)
+    assert "rank 1 was ended by SIGKILL" in told
+    assert seconds < 10
+
+
+def test_a_rank_that_hangs_ends_all_with_the_reason(serve):
+    told, seconds = fail_during_a_stream(serve(*TWO_RANKS).wait_ready(), signal.SIGSTOP)
+    assert "rank 1 has given no sign of life" in told
+    assert SILENT_SECONDS <= seconds < SILENT_SECONDS + 15
+
+
+def test_what_a_rank_cannot_start_with_is_one_clear_line(serve):
+    status, log = serve(*TWO_RANKS, "--num-gpu-blocks-override", "3").end()
+    assert status == 1
+    assert "Traceback" not in log
+    assert re.search(r"rank \d: the KV cache holds 3 blocks", log)
+
+
+def test_a_node_told_to_stop_waits_for_node_0_and_one_that_is_lost_ends_it(serve, free_port):
+    flags = (*TWO_RANKS, "--nnodes", "2", "--master-port", str(free_port()))
+    second = serve(*flags, "--node-rank", "1", "--host", "127.0.0.2")
+    first = serve(*flags).wait_ready()
+    url = f"http://127.0.0.2:{second.port}"
+    assert httpx.get(f"{url}/ready").status_code == 200
+    second.process.terminate()
+    assert httpx.post(f"{first.url}/v1/completions", json=BODY | {"max_tokens": 3}, timeout=60).is_success
+    assert re.search(r'kvasir_rank_steps_total\{rank="1"\} \d', httpx.get(f"{url}/metrics").text)
+    second.process.kill()
+    status, log = first.end()
+    assert status == 1
+    assert "rank 1 on another node" in log
+
+
+def test_two_stages_on_two_nodes_answer_as_one_rank_and_end_together(serve, free_port, model_folder):
+    flags = (
+        "--pipeline-parallel-size", "2", "--dtype", "float32", "--nnodes", "2", "--master-port", str(free_port()),
+    )  # fmt: skip
+    second = serve(*flags, "--node-rank", "1", "--host", "127.0.0.2")
+    first, prompts = serve(*flags).wait_ready(), ["hello", "other words", "more"]
+    body = BODY | {"prompt": prompts, "max_tokens": 40}
+    choices = httpx.post(f"{first.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    assert [choice["text"] for choice in choices] == [greedy_text(model_folder, prompt, 40) for prompt in prompts]
+    series = re.compile(r'kvasir_parallel_collectives_total\{.*group="pipeline".*op="send"\} (\S+)')
+    deadline = time.monotonic() + 10
+    while not (seen := series.search(httpx.get(f"{first.url}/metrics").text)) or float(seen[1]) < 2 * 40:
+        assert time.monotonic() < deadline, "the first stage sends in each step, and two steps are under way"
+    second.process.kill()
+    status, log = first.end()
+    assert status == 1
+    assert "rank 1 on another node" in log

@@ -1,0 +1,205 @@
+"""Pipeline stages give what one rank gives, token for token, whatever else is on (float32, on CPU, over gloo)."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.exactness.conftest import MAX_NUM_SEQS, PLAIN, Engine, Features, Generated, engine_over
+from tests.runtime.exactness.rank_threads import RankThreads, start_ranks
+from tests.runtime.exactness.speculators import METHODS, speculative_config
+from torch import Tensor
+
+from kvasir_runtime.engine.core_main import draft_depth
+from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.scheduling.step import StepPlan
+
+CROSSES = (
+    Features(prefix_cache=True, few_blocks=True),
+    Features(chunked=True, three_steps_ahead=True),
+)
+EVERYTHING = Features(prefix_cache=True, few_blocks=True, chunked=True, three_steps_ahead=True)
+SEEDS = (11, 12, 13)
+SAMPLING: dict[str, Any] = {
+    "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": 20,
+    "stop_token_ids": tuple(range(60)), "logprobs": 1,
+}  # fmt: skip
+GREEDY = (0, 2, 4, 5)
+NAMES = [*(f"greedy-{index}" for index in GREEDY), "several", "several.1", "several.2", "beams", "beams.1"]
+ARCHITECTURES = ["Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3", "Olmo2"]
+"""Besides Llama; windows are everywhere in some, tied embeddings in others."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    ranks: RankThreads
+    num_stages: int
+    depth: Any = None
+
+    def engine(self, features: Features = PLAIN) -> Engine:
+        rank = self.ranks.workers[-1].description
+        return engine_over(self.ranks, rank, features, self.depth, self.num_stages)
+
+
+@pytest.fixture
+def start_stages(tmp_path: Path) -> Iterator[Any]:
+    started: list[RankThreads] = []
+
+    def start(model: Path, num_stages: int = 2, tensor_size: int = 1, config: Any = None) -> Stages:
+        started.append(start_ranks(model, tmp_path, tensor_size, num_stages=num_stages, speculative_config=config))
+        return Stages(started[-1], num_stages, draft_depth(config, MAX_NUM_SEQS))
+
+    yield start
+    for ranks in started:
+        ranks.close()
+
+
+def all_kinds_of_requests(engine: Engine, expected: Any) -> Generated:
+    for index in GREEDY:
+        engine.add(f"greedy-{index}", expected.prompts[index], logprobs=2, prompt_logprobs=1 if index == 2 else None)
+    engine.add("several", expected.prompts[4], seeds=SEEDS, **SAMPLING)
+    engine.add("beams", expected.prompts[3], seeds=range(2), beam=BeamSearch(width=2), max_tokens=40)
+    return engine.finish(*NAMES)
+
+
+@pytest.fixture(scope="module")
+def of_one_rank() -> dict[str, Any]:
+    """What one rank gives of Llama, once it has been asked."""
+    return {}
+
+
+def check_all_kinds(stages: Stages, expected: Any, alone: Generated, features: Features) -> Generated:
+    generated = all_kinds_of_requests(stages.engine(features), expected)
+    for index in GREEDY:
+        assert generated.token_ids(f"greedy-{index}") == expected.outputs[index]
+    assert {name: generated.token_ids(name) for name in NAMES} == {name: alone.token_ids(name) for name in NAMES}
+    for entry, alone_entry in zip(generated.logprobs("several.1"), alone.logprobs("several.1"), strict=True):
+        assert entry.logprobs == pytest.approx(alone_entry.logprobs, abs=1e-4)
+    scores, alone_scores = (of.outputs["greedy-2"][0].prompt_logprobs for of in (generated, alone))
+    assert len(scores) == len(alone_scores) == len(expected.prompts[2])
+    for entry, alone_entry in zip(scores[1:], alone_scores[1:], strict=True):
+        assert entry.logprobs == pytest.approx(alone_entry.logprobs, abs=1e-4)
+    assert (generated.stats.num_preemptions > 0) == features.few_blocks
+    return generated
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "tensor_size", "method"),
+    [(2, 1, None), (3, 1, None), (2, 2, None), *((2, 1, method) for method in METHODS), (3, 1, "eagle3")],
+)
+def test_stages_give_what_one_rank_gives_with_every_feature(
+    num_stages: int,
+    tensor_size: int,
+    method: str | None,
+    reference: Any,
+    start_engine: Any,
+    start_stages: Any,
+    of_one_rank: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    expected = reference("LlamaForCausalLM")
+    if "generated" not in of_one_rank:
+        of_one_rank["generated"] = all_kinds_of_requests(start_engine(expected.folder), expected)
+    config = None
+    if method is not None:
+        config = speculative_config(method, expected.folder, expected.folder, tmp_path / "heads")
+    stages = start_stages(expected.folder, num_stages, tensor_size, config)
+    for features in CROSSES if method is None else (EVERYTHING,):
+        generated = check_all_kinds(stages, expected, of_one_rank["generated"], features)
+        if method == "draft_model":
+            assert generated.stats.num_accepted_tokens > 0.5 * generated.stats.num_draft_tokens
+        if method in ("medusa", "eagle", "eagle3"):
+            assert generated.stats.num_draft_tokens > generated.stats.num_accepted_tokens
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_is_cut_without_changing_a_token(
+    architecture: str, reference: Any, start_stages: Any
+) -> None:
+    expected = reference(f"{architecture}ForCausalLM")
+    engine = start_stages(expected.folder).engine(Features(chunked=True, few_blocks=True))
+    names = [str(index) for index in range(len(expected.prompts))]
+    for name, prompt in zip(names, expected.prompts, strict=True):
+        engine.add(name, prompt)
+    generated = engine.finish(*names)
+    assert [generated.token_ids(name) for name in names] == expected.outputs
+
+
+def test_a_stage_keeps_the_kv_of_its_own_layers_in_equal_numbers_of_blocks(reference: Any, start_stages: Any) -> None:
+    first, last = (worker.description for worker in start_stages(reference("LlamaForCausalLM").folder).ranks.workers)
+    assert first.layout.page_bytes == 2 * last.layout.page_bytes  # two layers, and one
+    assert first.layout.groups == last.layout.groups
+    assert first.num_blocks == last.num_blocks
+
+
+def test_a_step_sends_delta_and_residual_of_its_tokens_and_nothing_back(reference: Any, start_stages: Any) -> None:
+    expected = reference("LlamaForCausalLM")
+    stages = start_stages(expected.folder)
+    links = [groups.link for groups in stages.ranks.groups]
+    before = [link.counts.copy() for link in links]
+    engine = stages.engine()
+    engine.add("one", expected.prompts[1], max_tokens=11)
+    num_steps = engine.finish("one").stats.num_steps
+    sent, got = (link.counts.since(start) for link, start in zip(links, before, strict=True))
+    num_tokens = len(expected.prompts[1]) + 10
+    assert (sent.calls[3], sent.num_bytes[3]) == (num_steps, (num_tokens + num_steps) * 2 * 48 * 4)
+    assert (got.calls[3], got.calls[4]) == (0, num_steps)
+
+
+class Spoiled:
+    """Layers, or a runner, that fail at some of their steps, in the middle of them."""
+
+    def __init__(self, whole: Any, fails_at: set[int]) -> None:
+        self._whole = whole
+        self._fails_at = fails_at
+        self.num_steps = 0
+
+    def run(self, plan: StepPlan) -> Tensor:
+        lines = self._whole.run(plan)
+        self._count()
+        return lines
+
+    def forward(self, plan: StepPlan) -> None:
+        self._whole.forward(plan)
+
+    def sample(self, mask: Any) -> Any:
+        pending = self._whole.sample(mask)
+        self._count()
+        return pending
+
+    def _count(self) -> None:
+        self.num_steps += 1
+        if self.num_steps in self._fails_at:
+            raise RuntimeError("device fell over")
+
+
+@pytest.mark.parametrize(
+    ("stage", "part", "reason"),
+    [
+        (0, "_layers", "on pipeline stage 1, whose log says why"),
+        (1, "_layers", "on pipeline stage 2, whose log says why"),
+        (2, "_runner", "on pipeline stage 3: RuntimeError: device fell over"),
+    ],
+)
+def test_a_step_that_fails_on_one_stage_ends_its_own_requests_only(
+    stage: int, part: str, reason: str, reference: Any, start_stages: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = reference("LlamaForCausalLM")
+    stages = start_stages(expected.folder, num_stages=3)
+    runner = stages.ranks.workers[stage].runner
+    setattr(runner, part, Spoiled(getattr(runner, part), {9, 30}))
+    engine = stages.engine(Features(prefix_cache=True))
+    for index in range(6):
+        engine.add(str(index), expected.prompts[index])
+    with caplog.at_level(logging.CRITICAL):
+        generated = engine.finish(*map(str, range(6)))
+    last = {index: generated.outputs[str(index)][-1] for index in range(6)}
+    failed = [index for index in range(6) if last[index].finish_reason == "error"]
+    assert 1 <= len(failed) <= 4, "two steps of two sequences each"
+    assert all(reason in (last[index].error or "") for index in failed)
+    for index in set(range(6)) - set(failed):
+        assert generated.token_ids(str(index)) == expected.outputs[index]
+    engine.add("after", expected.prompts[3])
+    assert engine.finish("after").token_ids("after") == expected.outputs[3]

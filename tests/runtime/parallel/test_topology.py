@@ -1,0 +1,38 @@
+"""Which rank does what."""
+
+import pytest
+
+from kvasir_runtime.parallel.topology import RankPlace, Topology
+
+TWO_BY_THREE = Topology(tensor_size=2, pipeline_size=3, num_nodes=3)
+
+
+@pytest.mark.parametrize(
+    ("rank", "tensor_rank", "pipeline_rank", "local_rank", "tensor_group"),
+    [(0, 0, 0, 0, [0, 1]), (3, 1, 1, 1, [2, 3]), (4, 0, 2, 0, [4, 5])],
+)
+def test_tensor_ranks_are_neighbours(
+    rank: int, tensor_rank: int, pipeline_rank: int, local_rank: int, tensor_group: list[int]
+) -> None:
+    place = RankPlace(TWO_BY_THREE, rank)
+    assert (place.tensor_rank, place.pipeline_rank) == (tensor_rank, pipeline_rank)
+    assert (place.local_rank, list(place.tensor_group)) == (local_rank, tensor_group)
+
+
+def test_the_first_tensor_rank_of_the_last_stage_reports() -> None:
+    assert [place.rank for place in TWO_BY_THREE.places() if place.is_reporter] == [TWO_BY_THREE.reporter] == [4]
+
+
+def test_a_nodes_ranks_are_its_run() -> None:
+    assert [place.rank for place in TWO_BY_THREE.places(node=1)] == [2, 3]
+
+
+def test_a_tensor_group_over_two_nodes_shares_no_memory() -> None:
+    assert all(place.tensor_group_shares_a_node for place in TWO_BY_THREE.places())
+    assert not any(place.tensor_group_shares_a_node for place in Topology(tensor_size=4, num_nodes=2).places())
+
+
+def test_engines_of_one_machine_have_devices_of_their_own() -> None:
+    second = Topology(tensor_size=2, data_size=3, data_rank=1)
+    assert [place.local_rank for place in second.places()] == [2, 3]
+    assert second.ranks_per_machine == 6

@@ -1,0 +1,134 @@
+"""Plans and results cross the sockets whole and in order, and the executor hands out results as they come."""
+
+from collections.abc import Iterator
+from concurrent.futures import TimeoutError as NotYetError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvasir_runtime.engine.messages import SamplingParams, TokenLogprobs
+from kvasir_runtime.errors import RankFailedError
+from kvasir_runtime.ranks.executor import RankExecutor
+from kvasir_runtime.ranks.links import CoreLinks, RankLinks, ipc_addresses, network_addresses
+from kvasir_runtime.ranks.messages import Forward, RankProgress, Sample, StepDone, WorkInIdleTime
+from kvasir_runtime.scheduling.step import Candidates, Fork, NewSequence, StepPlan, StepResult
+
+SAMPLING = SamplingParams(max_tokens=4, seed=2**64 - 1, logit_bias={3: -1.5}, stop_token_ids=(7,))
+PLAN = StepPlan(
+    number=5,
+    added=(NewSequence(1, [4, 5], 2, 0, SAMPLING),),
+    forks=(Fork(1, 2, SAMPLING),),
+    table_writes=np.array([[1, 0, 0, 9]], dtype=np.int32),
+    token_writes=np.empty((0, 3), dtype=np.int32),
+    block_copies=np.empty((0, 2), dtype=np.int32),
+    rows=np.array([1], dtype=np.int32),
+    num_decodes=0,
+    num_new_tokens=np.array([2], dtype=np.int32),
+    starts=np.array([0], dtype=np.int32),
+    samples=np.array([True]),
+)
+RESULT = StepResult(
+    token_ids=np.array([[8]], dtype=np.int32),
+    num_accepted=np.array([1], dtype=np.int32),
+    num_drafts=np.array([0], dtype=np.int32),
+    logprobs={1: [TokenLogprobs([8], [-0.5], 1)]},
+    candidates={2: Candidates([1, 2], [-1.0, -2.0])},
+    processor_seconds=0.25,
+)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[CoreLinks, list[RankLinks]]]:
+    chosen = ipc_addresses(tmp_path, 2) if request.param == "ipc" else network_addresses("127.0.0.1", 2)
+    core = CoreLinks(chosen)
+    ranks = [RankLinks(core.bound, rank) for rank in range(2)]
+    for rank, end in enumerate(ranks):
+        end.send(RankProgress(rank, 0, {}))
+    seen = 0
+    while seen < 2:  # both are connected
+        seen += len(core.receive(10))
+    yield core, ranks
+    for end in ranks:
+        end.close()
+    core.close()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Dataclasses of arrays, field by field."""
+    for name in one.__slots__:
+        a, b = getattr(one, name), getattr(other, name)
+        if isinstance(a, np.ndarray):
+            if a.dtype != b.dtype or not np.array_equal(a, b) or a.shape != b.shape:
+                return False
+        elif a != b:
+            return False
+    return True
+
+
+def test_every_rank_gets_plans_whole_and_in_order(links: tuple[CoreLinks, list[RankLinks]]) -> None:
+    core, ranks = links
+    core.send(Forward(PLAN))
+    core.send(Sample(None))
+    for end in ranks:
+        first, second = end.receive(), end.receive()
+        assert isinstance(first, Forward)
+        assert same(first.plan, PLAN)
+        assert first.plan.rows.flags.writeable, "torch wants memory that it could write"
+        assert second == Sample(None)
+
+
+def test_results_are_handed_out_in_the_order_of_steps(links: tuple[CoreLinks, list[RankLinks]]) -> None:
+    core, ranks = links
+    executor = RankExecutor(core)
+    executor.forward(PLAN)
+    future = executor.sample()
+    with pytest.raises(NotYetError):
+        future.result(timeout=0)
+    ranks[0].send(StepDone(RESULT))
+    (done,) = core.receive(10)
+    assert isinstance(done, StepDone)
+    executor.finish_step(done.result)
+    assert same(future.result(timeout=0).result(), RESULT)
+
+
+def test_idle_work_goes_on_piece_by_piece_until_there_is_a_step(links: tuple[CoreLinks, list[RankLinks]]) -> None:
+    core, ranks = links
+    executor = RankExecutor(core)
+    executor.use_idle_time()
+    executor.use_idle_time()  # it is idle already
+    executor.finish_idle_work(has_more=True)
+    executor.forward(PLAN)
+    executor.finish_idle_work(has_more=True)  # too late
+    executor.sample()
+    kinds = [type(ranks[0].receive()) for _ in range(4)]
+    assert kinds == [WorkInIdleTime, WorkInIdleTime, Forward, Sample]
+
+
+def test_ranks_without_idle_work_are_not_asked_again(links: tuple[CoreLinks, list[RankLinks]]) -> None:
+    core, ranks = links
+    executor = RankExecutor(core)
+    executor.use_idle_time()
+    executor.finish_idle_work(has_more=False)
+    executor.use_idle_time()
+    executor.forward(PLAN)
+    assert [type(ranks[1].receive()) for _ in range(2)] == [WorkInIdleTime, Forward]
+
+
+def test_a_rank_that_goes_is_noticed_and_so_is_a_core(tmp_path: Path) -> None:
+    core = CoreLinks(network_addresses("127.0.0.1", 2))
+    ranks = [RankLinks(core.bound, rank) for rank in range(2)]
+    core.send()
+    ranks[1].send(RankProgress(1, 0, {}))
+    assert core.receive(10)
+    ranks[1].close()
+    while not core.lost_ranks:
+        core.receive(10)
+    assert core.lost_ranks == {1}
+    core.send(Sample(None))
+    assert ranks[0].receive() == Sample(None)
+    core.close()
+    with pytest.raises(RankFailedError, match="the engine core has gone"):
+        ranks[0].receive()
+    ranks[0].close()

@@ -1,0 +1,148 @@
+"""Blocks that other engines read and write beside the steps."""
+
+from tests.runtime.scheduling.conftest import BLOCK_SIZE, Engine
+
+from kvasir_runtime.scheduling.remote_kv import Arrival
+
+PROMPT = list(range(18))  # 4 full blocks of 4, and 2 tokens
+
+
+def expected(engine: Engine, prompt: list[int] = PROMPT) -> Arrival:
+    """Of a request that is held."""
+    request_id = engine.add(prompt, is_held=True)
+    arrival = engine.scheduler.remote.expect(request_id)
+    assert arrival is not None
+    return arrival
+
+
+def make_room(engine: Engine, arrival: Arrival) -> bool:
+    return engine.scheduler.remote.make_room(arrival, engine.scheduler.last_step_under_way)
+
+
+def found(engine: Engine, prompt: list[int] = PROMPT) -> int:
+    """Tokens of a prompt that a new request would find."""
+    return engine.kv.match(prompt, engine.kv.empty()).num_tokens
+
+
+def test_an_arrival_takes_pages_for_what_is_not_cached(make_engine) -> None:
+    engine = make_engine()
+    engine.add(PROMPT[:9], max_tokens=1)
+    engine.run()
+    arrival = expected(engine)
+    assert make_room(engine, arrival)
+    assert (arrival.first, sorted(arrival.landing), engine.kv.pool.num_used) == (2, [2, 3], 4)
+    assert found(engine) == 2 * BLOCK_SIZE, "nothing has arrived"
+
+
+def test_what_has_arrived_can_be_found_and_is_held_until_it_is_used(make_engine) -> None:
+    engine = make_engine()
+    arrival = expected(engine)
+    make_room(engine, arrival)
+    engine.scheduler.remote.settle(arrival.request_id, 3)
+    assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 4)
+    engine.scheduler.abort(arrival.request_id)
+    assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 0)
+
+
+def test_an_arrival_waits_for_pages(make_engine) -> None:
+    engine = make_engine(num_blocks=16, budget=64)
+    engine.add(list(range(100, 152)), max_tokens=2)
+    engine.step()
+    arrival = expected(engine)
+    assert not make_room(engine, arrival)
+    assert not engine.scheduler.remote.holds_pages
+    engine.run()
+    assert make_room(engine, arrival)
+    assert engine.scheduler.remote.holds_pages
+
+
+def test_a_prefix_evicted_before_there_were_pages_has_not_arrived(make_engine) -> None:
+    """Nobody was asked for it: it was here when the others were."""
+    engine = make_engine(num_blocks=16)
+    engine.add(PROMPT[:9], max_tokens=1)
+    engine.run()
+    arrival = expected(engine)
+    engine.add(list(range(100, 156)), max_tokens=8)
+    engine.run()
+    assert make_room(engine, arrival)
+    engine.scheduler.remote.settle(arrival.request_id, 4)
+    assert found(engine) == 0
+
+
+def test_a_prefix_whose_step_failed_has_not_arrived(make_engine) -> None:
+    engine = make_engine(ahead=2)
+    engine.add(PROMPT[:9], max_tokens=4)
+    engine.step()
+    arrival = expected(engine)
+    assert (make_room(engine, arrival), arrival.first) == (True, 2)
+    engine.fail()
+    engine.scheduler.remote.settle(arrival.request_id, 4)
+    assert found(engine) == 0
+
+
+def test_pages_are_written_only_after_the_steps_that_may_touch_them(make_engine) -> None:
+    engine = make_engine(ahead=2, num_blocks=16, budget=64)
+    gone = engine.add(list(range(100, 156)), max_tokens=8)
+    engine.step()
+    engine.scheduler.abort(gone)  # its pages are free, and a step under way writes them
+    arrival = expected(engine)
+    assert make_room(engine, arrival)
+    assert not engine.scheduler.has_ended(arrival.after_step)
+    engine.step()
+    assert engine.scheduler.has_ended(arrival.after_step)
+
+
+def test_a_prompt_that_must_be_scored_is_computed_here(make_engine) -> None:
+    engine = make_engine()
+    request_id = engine.add(PROMPT, is_held=True, prompt_logprobs=0)
+    assert engine.scheduler.remote.expect(request_id) is None
+
+
+def test_an_offer_grows_as_chunks_are_written(make_engine) -> None:
+    engine = make_engine(budget=6)
+    request_id = engine.add(PROMPT, max_tokens=1)
+    remote = engine.scheduler.remote
+    remote.offer(request_id, len(PROMPT))
+    grown = []
+    while engine.scheduler.has_work:
+        engine.step()
+        grown += [(len(news.blocks), news.is_complete) for news in remote.take_news()]
+    assert grown == [(1, False), (2, False), (1, True)]
+    assert (remote.num_leased_blocks, engine.kv.pool.num_used) == (4, 4)
+    remote.end_offer(request_id)
+    assert engine.kv.pool.num_used == 0
+
+
+def test_a_planned_chunk_is_not_offered_before_it_is_written(make_engine) -> None:
+    engine = make_engine(ahead=2)
+    request_id = engine.add(PROMPT, max_tokens=4)
+    engine.scheduler.remote.offer(request_id, len(PROMPT))
+    engine.step()
+    assert engine.scheduler.remote.take_news() == []
+    engine.run()
+    (news,) = engine.scheduler.remote.take_news()
+    assert (len(news.blocks), news.is_complete) == (4, True)
+
+
+def test_an_offer_whose_request_ends_early_has_failed_and_holds_nothing(make_engine) -> None:
+    engine = make_engine(budget=6)
+    request_id = engine.add(PROMPT, max_tokens=1)
+    remote = engine.scheduler.remote
+    remote.offer(request_id, len(PROMPT))
+    engine.step()
+    engine.scheduler.abort(request_id)
+    (news,) = remote.take_news()
+    assert news.has_failed
+    assert (remote.num_leased_blocks, engine.kv.pool.num_used) == (0, 0)
+
+
+def test_what_is_cached_is_offered_as_far_as_it_is_written(make_engine) -> None:
+    engine = make_engine(ahead=2, budget=8)
+    engine.add(PROMPT, max_tokens=4)
+    engine.step()
+    hashes = engine.kv.hashes_to_look_up(PROMPT, engine.kv.empty())
+    remote = engine.scheduler.remote
+    remote.offer_cached("early", hashes, engine.scheduler.unwritten_blocks())
+    engine.run()
+    remote.offer_cached("late", [*hashes, b"unknown"], engine.scheduler.unwritten_blocks())
+    assert [len(news.blocks) for news in remote.take_news()] == [0, 4]

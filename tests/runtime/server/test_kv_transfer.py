@@ -1,0 +1,132 @@
+"""`kv_transfer_params` in requests and answers, in the shapes of vLLM's routers."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.runtime.server.conftest import Running, wait_ready
+
+from kvasir_runtime.config import CacheConfig, KvTransferConfig
+from kvasir_runtime.transfer.metrics import TransferStats
+from kvasir_runtime.transfer.params import KvTransferParams
+
+TO_PREFILL = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+ANSWERED = KvTransferParams(
+    do_remote_prefill=True,
+    remote_engine_id="e",
+    remote_request_id="r",
+    remote_block_ids=[4, 5],
+    remote_host="10.0.0.1",
+    remote_port=5600,
+    tp_size=1,
+    remote_num_tokens=32,
+)
+TO_DECODE = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_block_ids": [4, 5],
+    "remote_host": "10.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+    "remote_num_tokens": 32,
+    "transfer_id": None,
+}
+COMPLETION = {"prompt": "the quick brown fox", "max_tokens": 1}
+CHAT = {"messages": [{"role": "user", "content": "the quick"}], "max_tokens": 1}
+ROUTES = [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)]
+
+
+def cache_of(**options: str) -> CacheConfig:
+    return CacheConfig(kv_transfer_config=KvTransferConfig(kv_connector="NixlConnector", **options))
+
+
+@pytest.fixture
+def server(start_server) -> Iterator[Running]:
+    with start_server(cache=cache_of()) as running:
+        running.core.kv_transfer_params = ANSWERED
+        yield running
+
+
+@pytest.mark.parametrize(("route", "body"), ROUTES)
+def test_the_prefill_leg_answers_with_what_decode_is_asked_with(server: Running, route: str, body: dict) -> None:
+    answer = server.http.post(route, json=body | {"kv_transfer_params": TO_PREFILL})
+    assert answer.json()["kv_transfer_params"] == TO_DECODE
+    assert server.core.received[0].kv_transfer_params == KvTransferParams(do_remote_decode=True)
+
+
+@pytest.mark.parametrize(("route", "body"), ROUTES)
+def test_a_stream_brings_it_with_its_last_piece(server: Running, route: str, body: dict) -> None:
+    body = body | {"max_tokens": 3, "stream": True, "kv_transfer_params": TO_PREFILL}
+    lines = server.http.post(route, json=body).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert chunks[-1]["kv_transfer_params"] == TO_DECODE
+    assert not any("kv_transfer_params" in chunk for chunk in chunks[:-1])
+
+
+def test_the_decode_leg_tells_the_core_where_the_blocks_are(server: Running) -> None:
+    foreign = TO_DECODE | {"transfer_mode": "read", "dcp_size": 1}  # keys of other engines are let pass
+    assert server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": foreign}).status_code == 200
+    params = server.core.received[0].kv_transfer_params
+    assert params is not None
+    assert (params.remote_host, params.remote_port, params.remote_key) == ("10.0.0.1", 5600, "r")
+
+
+def test_both_legs_at_once_share_an_id(server: Running) -> None:
+    params = {"do_remote_prefill": True, "remote_host": "h", "remote_port": 5600, "transfer_id": "t"}
+    server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": params})
+    server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": TO_PREFILL | {"transfer_id": "t"}})
+    decode, prefill = (request.kv_transfer_params for request in server.core.received)
+    assert (decode.remote_key, prefill.transfer_id) == ("t", "t")
+
+
+@pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": False, "do_remote_decode": False}])
+def test_nothing_asked_for_is_nothing(server: Running, params: dict | None) -> None:
+    server.core.kv_transfer_params = None
+    answer = server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": params}).json()
+    assert "kv_transfer_params" not in answer
+    assert server.core.received[0].kv_transfer_params is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kv_transfer_params": {"do_remote_prefill": True}}, "needs remote_host and remote_port"),
+        ({"kv_transfer_params": TO_DECODE | {"remote_port": 0}}, "kv_transfer_params.remote_port"),
+        ({"kv_transfer_params": TO_PREFILL, "prompt": ["a", "b"]}, "belongs to one prompt, but 2 were given"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(server: Running, change: dict, says: str) -> None:
+    answer = server.http.post("/v1/completions", json=COMPLETION | change)
+    assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("cache", "params", "says"),
+    [
+        (CacheConfig(), TO_PREFILL, "start it with --kv-transfer-config"),
+        (cache_of(kv_role="kv_consumer"), TO_PREFILL, "kv_consumer"),
+        (cache_of(kv_role="kv_producer"), TO_DECODE, "kv_producer"),
+    ],
+)
+def test_a_server_does_what_its_role_is(start_server, cache: CacheConfig, params: dict, says: str) -> None:
+    with start_server(cache=cache) as running:
+        answer = running.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": params})
+        assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True), answer.text
+
+
+def test_drain_tells_of_blocks_that_other_engines_have_yet_to_read(server: Running) -> None:
+    wait_ready(server.http)
+    server.core.tell_stats(transfers=TransferStats(num_leased_blocks=3))
+    deadline = time.monotonic() + 5
+    while server.http.get("/drain").json()["leased_blocks"] != 3:
+        assert time.monotonic() < deadline, "nothing was told of them"

@@ -1,0 +1,176 @@
+"""Requests at random over a prefill and a decode engine whose peers, reads and clients fail at random.
+
+    python -m tests.runtime.transfer.stress 10000
+
+runs as many (from the repository's root, PYTHONPATH as in pyproject.toml) and says what became of them.
+"""
+
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from tests.runtime.scheduling.fake_rank import continuation
+from tests.runtime.transfer.simulation import Engine, World, from_cache_of, to_decode, to_prefill
+
+MOST_AT_ONCE = 8
+STEMS = [list(range(start, start + 40)) for start in (100, 200, 300)]
+
+
+@dataclass
+class Client:
+    number: int
+    prompt: list[int]
+    form: str
+    max_tokens: int
+    leaves: bool
+    is_gone: bool = False
+    decode: Engine | None = None
+    """None: the first leg's answer is awaited."""
+    prefill: Engine | None = None
+
+
+class Stress:
+    def __init__(self, seed: int, num_requests: int, *, checksums: bool = True) -> None:
+        self.world = World(seed)
+        self.rng = random.Random(seed)
+        self.num_left = num_requests
+        self.checksums = checksums
+        self.num_made = 0
+        self.clients: list[Client] = []
+        self.outcomes: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.prefill = self._engine("p")
+        self.decode = self._engine("d")
+
+    def run(self) -> None:
+        """Until every client has its answer or has left, and every lease has ended."""
+        while self.num_left or self.clients:
+            if self.num_left and len(self.clients) < MOST_AT_ONCE and self.rng.random() < 0.5:
+                self._arrive()
+            self._disturb()
+            self.world.turn(self.rng.choice((0.01, 0.05, 0.3)))
+            for client in list(self.clients):
+                self._go_on(client)
+        self._calm(self.prefill)
+        self._calm(self.decode)
+        self.world.settle()
+        self._bury(self.prefill, self.decode)
+        assert (self.prefill.kv.pool.num_used, self.decode.kv.pool.num_used) == (0, 0), "blocks are stranded"
+
+    def _engine(self, name: str) -> Engine:
+        engine = self.world.engine(
+            name, num_blocks=self.rng.choice((20, 40, 64)), budget=self.rng.choice((5, 16, 64)),
+            ahead=self.rng.choice((0, 0, 2)), checksums=self.checksums, lease_seconds=2.0,
+        )  # fmt: skip
+        self._disturb_reads(engine)
+        return engine
+
+    def _disturb_reads(self, engine: Engine) -> None:
+        engine.connector.chance_to_end = self.rng.choice((0.2, 1.0))
+        engine.connector.chance_to_fail = self.rng.choice((0.0, 0.2))
+        if self.checksums:  # without, damage goes unnoticed
+            engine.connector.chance_of_damage = self.rng.choice((0.0, 0.05))
+
+    def _arrive(self) -> None:
+        self.num_left -= 1
+        self.num_made += 1
+        stem = self.rng.choice(STEMS)[: self.rng.randint(1, 40)]
+        prompt = stem + [self.rng.randint(500, 900) for _ in range(self.rng.randint(0, 8))]
+        client = Client(
+            self.num_made, prompt, self.rng.choice(("together", "together", "in turn", "from cache")),
+            self.rng.randint(1, 8), leaves=self.rng.random() < 0.2,
+        )  # fmt: skip
+        self.clients.append(client)
+        if client.form != "from cache":
+            client.prefill = self.prefill
+            params = to_prefill(f"t{client.number}" if client.form == "together" else None)
+            client.prefill.add(f"p{client.number}", prompt, params, max_tokens=1)
+        if client.form == "together":
+            self._decode(client, to_decode("p", f"t{client.number}"))
+        elif client.form == "from cache":
+            self._decode(client, from_cache_of("p"))
+
+    def _decode(self, client: Client, params) -> None:
+        client.decode = self.decode
+        self.decode.add(f"d{client.number}", client.prompt, params, max_tokens=client.max_tokens)
+
+    def _go_on(self, client: Client) -> None:
+        if client.leaves and self.rng.random() < 0.1:
+            self._leave(client)
+        elif client.decode is None:
+            self._hand_over(client)
+        elif client.decode.line.is_dead:
+            self._end(client, "engine died")
+        elif (end := client.decode.ended.get(f"d{client.number}")) is not None:
+            tokens = client.decode.tokens[f"d{client.number}"]
+            if end.finish_reason == "error":
+                self._end(client, "step failed")
+            else:
+                assert tokens == continuation(client.prompt, client.max_tokens), (
+                    f"client {client.number} got wrong tokens"
+                )
+                self._end(client, "answered")
+
+    def _hand_over(self, client: Client) -> None:
+        """A router, once the first leg has answered, or broken off."""
+        assert client.prefill is not None
+        end = client.prefill.ended.get(f"p{client.number}")
+        if end is not None and end.kv_transfer_params is not None:
+            self._decode(client, end.kv_transfer_params)
+        elif end is not None or client.prefill.line.is_dead:
+            self._decode(client, None)
+
+    def _leave(self, client: Client) -> None:
+        """The router aborts both legs."""
+        for engine, request_id in ((client.prefill, f"p{client.number}"), (client.decode, f"d{client.number}")):
+            if engine is not None and not engine.line.is_dead:
+                engine.abort(request_id)
+        self._end(client, "left")
+
+    def _end(self, client: Client, outcome: str) -> None:
+        self.outcomes[outcome] += 1
+        self.clients.remove(client)
+
+    def _disturb(self) -> None:
+        event = self.rng.random()
+        if event < 0.004:
+            self._replace("prefill", "p")
+        elif event < 0.006:
+            self._replace("decode", "d")
+        elif event < 0.014:
+            self.prefill.fail_step()
+        elif event < 0.016:
+            self.decode.fail_step()
+        elif event < 0.020:
+            self.rng.choice((self.prefill, self.decode)).line.is_silent = True
+        elif event < 0.026:
+            self._disturb_reads(self.decode)
+        elif event < 0.06:
+            self.prefill.line.is_silent = self.decode.line.is_silent = False
+
+    def _replace(self, role: str, name: str) -> None:
+        """Kill an engine; another one comes at its address."""
+        engine: Engine = getattr(self, role)
+        engine.die()
+        self._bury(engine)
+        setattr(self, role, self._engine(name))
+
+    def _calm(self, engine: Engine) -> None:
+        engine.line.is_silent = False
+        engine.connector.chance_to_end = 1.0
+
+    def _bury(self, *engines: Engine) -> None:
+        for engine in engines:
+            self.failures += Counter(engine.agent.stats(0).num_failures)
+            self.world.engines.remove(engine)
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    stress = Stress(0, int(sys.argv[1]))
+    stress.run()
+    print(f"{sys.argv[1]} requests in {time.monotonic() - began:.1f} s, every block free on both sides")
+    print("requests:", dict(stress.outcomes))
+    print("pulls that failed:", dict(stress.failures))

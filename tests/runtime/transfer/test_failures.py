@@ -1,0 +1,195 @@
+"""Whatever goes wrong with a transfer: the request is answered, and no block stays behind."""
+
+import msgspec
+import pytest
+from tests.runtime.scheduling.fake_rank import continuation
+from tests.runtime.transfer.simulation import BLOCK_SIZE, World, to_decode, to_prefill
+
+from kvasir_runtime.transfer.messages import Blocks, FromKeeper
+
+PROMPT = list(range(10, 40))
+
+
+def decode_alone(world: World, **options):
+    """A decode leg, and a prefill engine that has not heard of its request."""
+    prefill = world.engine("p", budget=BLOCK_SIZE)
+    decode = world.engine("d", **options)
+    decode.add("d", PROMPT, to_decode("p", "t"))
+    world.turn()
+    return prefill, decode
+
+
+def assert_computed_here(world: World, decode, reason: str) -> None:
+    world.run(decode, "d")
+    assert decode.tokens["d"] == continuation(PROMPT, 6)
+    assert decode.agent.stats(0).num_failures == {reason: 1}
+    world.settle()
+    assert [engine.kv.pool.num_used for engine in world.engines if not engine.line.is_dead] == [0] * sum(
+        not engine.line.is_dead for engine in world.engines
+    )
+
+
+def test_a_prefill_that_never_comes(world: World) -> None:
+    _, decode = decode_alone(world)
+    assert_computed_here(world, decode, "unknown")
+
+
+def test_a_prefill_that_is_aborted(world: World) -> None:
+    prefill, decode = decode_alone(world)
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    for _ in range(4):
+        world.turn()
+    prefill.abort("p")
+    assert_computed_here(world, decode, "withdrawn")
+    assert 0 < decode.agent.stats(0).num_blocks_received < 7, "what had come and was checked is used"
+
+
+def test_a_prefill_step_that_fails(world: World) -> None:
+    prefill, decode = decode_alone(world)
+    prefill.ahead = 1
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    for _ in range(3):
+        world.turn()
+    prefill.fail_step()
+    assert_computed_here(world, decode, "withdrawn")
+
+
+def test_a_prefill_engine_that_dies(world: World) -> None:
+    prefill, decode = decode_alone(world)
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    for _ in range(4):
+        world.turn()
+    prefill.die()
+    assert_computed_here(world, decode, "unreachable")
+
+
+def test_blocks_that_cannot_be_checked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decode = decode_alone(world)
+
+    def has_no_memory(block_ids: list[int]) -> list[int]:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(decode.connector, "checksums", has_no_memory)
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    assert_computed_here(world, decode, "checksum")
+
+
+def test_a_prefill_engine_that_does_not_keep_to_the_protocol(world: World) -> None:
+    """It tells of blocks without their ids in all KV groups."""
+    prefill, decode = decode_alone(world)
+    answer = prefill.line.answer
+
+    def cut(puller: bytes, message: FromKeeper) -> None:
+        if isinstance(message, Blocks):
+            message = msgspec.structs.replace(message, block_ids=[() for _ in message.block_ids])
+        answer(puller, message)
+
+    prefill.line.answer = cut
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    assert_computed_here(world, decode, "unreachable")
+
+
+def test_a_prefill_engine_that_says_nothing_any_more(world: World) -> None:
+    prefill, decode = decode_alone(world)
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    for _ in range(4):
+        world.turn()
+    prefill.line.is_silent = True
+    started = world.clock.now
+    world.run(decode, "d")
+    assert world.clock.now - started < 7
+    assert decode.tokens["d"] == continuation(PROMPT, 6)
+
+
+def test_an_engine_that_comes_back_is_greeted_anew(world: World) -> None:
+    prefill, decode = decode_alone(world)
+    prefill.die()
+    world.run(decode, "d")
+    again = world.engine("p")
+    again.add("p2", PROMPT[::-1], to_prefill("t2"), max_tokens=1)
+    decode.add("d2", PROMPT[::-1], to_decode("p", "t2"))
+    world.run(decode, "d2")
+    assert decode.tokens["d2"] == continuation(PROMPT[::-1], 6)
+    assert decode.agent.stats(0).num_blocks_received == 7
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("chance_to_fail", "read"), ("chance_of_damage", "checksum")])
+def test_a_read_that_fails_or_brings_something_else(world: World, fault: str, reason: str) -> None:
+    prefill, decode = decode_alone(world)
+    setattr(decode.connector, fault, 1.0)
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    assert_computed_here(world, decode, reason)
+
+
+def test_blocks_reused_under_a_read_are_noticed_without_checksums(world: World) -> None:
+    """The lease ends in the middle of a read, and no word of it arrives: what is read after that is somebody else's."""
+    prefill = world.engine("p", lease_seconds=0.5, checksums=False, num_blocks=16, budget=64)
+    decode = world.engine("d", checksums=False)
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    world.run(prefill, "p")
+    decode.connector.chance_to_end = 0.0
+    decode.add("d", PROMPT, to_decode("p", "t"))
+    for _ in range(3):
+        world.turn(0.01)
+    decode.line.is_silent = prefill.line.is_silent = True
+    world.settle(1)
+    prefill.add("other", list(range(200, 250)), max_tokens=8)
+    world.run(prefill, "other")
+    decode.line.is_silent = prefill.line.is_silent = False
+    decode.connector.chance_to_end = 1.0
+    world.run(decode, "d")
+    assert decode.tokens["d"] == continuation(PROMPT, 6)
+    assert decode.agent.stats(0).num_failures == {"lease": 1}
+
+
+def test_a_prompt_of_another_text_is_not_taken(world: World) -> None:
+    prefill, decode = decode_alone(world)
+    prefill.add("p", [1, *PROMPT[1:]], to_prefill("t"), max_tokens=1)
+    assert_computed_here(world, decode, "prompt")
+
+
+def test_an_aborted_decode_frees_both_sides_at_once(world: World) -> None:
+    prefill, decode = decode_alone(world)
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    decode.connector.chance_to_end = 0.0
+    for _ in range(6):
+        world.turn()
+    decode.abort("d")
+    world.settle(1)
+    assert decode.kv.pool.num_used > 0, "something still writes its blocks"
+    decode.connector.chance_to_end = 1.0
+    world.settle(1)
+    assert (prefill.kv.pool.num_used, decode.kv.pool.num_used) == (0, 0)
+    assert decode.agent.stats(0).num_failures == {}
+
+
+def test_a_decode_aborted_before_its_prefill_came_is_remembered(world: World) -> None:
+    prefill, decode = decode_alone(world)
+    decode.abort("d")
+    world.turn()
+    world.turn()
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    world.run(prefill, "p")
+    world.settle(1)
+    assert (prefill.kv.pool.num_used, prefill.agent.stats(0).num_offers_ended) == (0, {"declined": 1})
+
+
+def test_the_policy_fail_answers_with_the_reason(world: World) -> None:
+    _, decode = decode_alone(world, fails_requests=True)
+    world.run(decode, "d")
+    assert decode.ended["d"].finish_reason == "error"
+    assert "p:1" in decode.ended["d"].error
+    world.settle(1)
+    assert decode.kv.pool.num_used == 0
+
+
+def test_arrived_blocks_are_given_up_before_a_running_sequence_is_preempted(world: World) -> None:
+    prefill, decode = world.engine("p"), world.engine("d", num_blocks=16, max_num_seqs=1)
+    decode.add("runs", list(range(100, 128)), max_tokens=30)
+    world.turn()
+    decode.add("d", PROMPT, to_decode("p", "t"))
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    world.run(decode, "runs", "d")
+    assert decode.scheduler.stats(0, 0.0).num_preemptions == 0
+    assert decode.tokens["runs"] == continuation(list(range(100, 128)), 30)
+    assert decode.tokens["d"] == continuation(PROMPT, 6)

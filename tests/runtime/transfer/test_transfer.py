@@ -1,0 +1,237 @@
+"""A prompt computed by one engine and decoded by another, in both forms of the protocol."""
+
+import msgspec
+import pytest
+from tests.runtime.scheduling.fake_rank import continuation
+from tests.runtime.transfer.simulation import (
+    BLOCK_SIZE,
+    IDENTITY,
+    Engine,
+    World,
+    from_cache_of,
+    to_decode,
+    to_prefill,
+)
+
+from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.transfer.params import KvTransferParams
+
+PROMPT = list(range(10, 40))  # 7 full blocks of 4, and 2 tokens
+NUM_BLOCKS = 7
+WINDOWS = (KvGroup((0,), None), KvGroup((1,), 6))
+
+
+def prefill_then_decode(world: World, prefill: Engine, decode: Engine, prompt: list[int] = PROMPT) -> KvTransferParams:
+    """The form that vLLM's routers use: one leg after the other."""
+    prefill.add("p", prompt, to_prefill(), max_tokens=1)
+    world.run(prefill, "p")
+    params = prefill.ended["p"].kv_transfer_params
+    decode.add("d", prompt, params)
+    world.run(decode, "d")
+    return params
+
+
+def both_at_once(world: World, prefill: Engine, decode: Engine, prompt: list[int] = PROMPT) -> None:
+    decode.add("d", prompt, to_decode(prefill.name, "t"))
+    prefill.add("p", prompt, to_prefill("t"), max_tokens=1)
+    world.run(decode, "d")
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("form", [prefill_then_decode, both_at_once])
+@pytest.mark.parametrize("groups", [(KvGroup((0,), None),), WINDOWS], ids=["full", "windows"])
+def test_decodes_from_blocks_that_another_engine_wrote(world: World, ahead: int, form, groups) -> None:
+    prefill = world.engine("p", ahead=ahead, budget=8 if len(groups) == 1 else 32, groups=groups)
+    decode = world.engine("d", ahead=ahead, groups=groups)
+    form(world, prefill, decode)
+    assert decode.tokens["d"] == continuation(PROMPT, 6)
+    stats = decode.agent.stats(0)
+    num_pages = NUM_BLOCKS if len(groups) == 1 else NUM_BLOCKS + 2  # the window sees two blocks
+    assert (stats.num_blocks_received, stats.num_failures) == (num_pages, {})
+    world.settle()
+    assert (prefill.kv.pool.num_used, decode.kv.pool.num_used) == (0, 0)
+
+
+def test_the_answer_has_vllms_shape(world: World) -> None:
+    prefill, decode = world.engine("p"), world.engine("d")
+    params = prefill_then_decode(world, prefill, decode)
+    assert msgspec.to_builtins(params) == {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": "p-1",
+        "remote_request_id": "p",
+        "remote_block_ids": params.remote_block_ids,
+        "remote_host": "p",
+        "remote_port": 1,
+        "tp_size": 1,
+        "remote_num_tokens": NUM_BLOCKS * BLOCK_SIZE,
+        "transfer_id": None,
+    }
+    assert len(params.remote_block_ids) == NUM_BLOCKS
+
+
+def test_transferred_tokens_count_as_cached(world: World) -> None:
+    prefill, decode = world.engine("p"), world.engine("d")
+    outputs = []
+    receive = decode._receive
+    decode._receive = lambda outcome: (outputs.extend(outcome.outputs), receive(outcome))
+    prefill_then_decode(world, prefill, decode)
+    assert outputs[0].output.num_cached_tokens == NUM_BLOCKS * BLOCK_SIZE
+    assert decode.scheduler.stats(0, 0.0).num_prefix_hits == NUM_BLOCKS * BLOCK_SIZE
+
+
+def test_the_first_block_arrives_before_the_last_is_written(world: World) -> None:
+    prefill, decode = world.engine("p", budget=BLOCK_SIZE), world.engine("d")
+    decode.add("d", PROMPT, to_decode("p", "t"))
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    while not decode.agent.stats(0).num_blocks_received:
+        world.turn()
+    assert "p" not in prefill.ended
+    assert decode.scheduler.stats(0, 0.0).num_held == 1
+    world.run(decode, "d")
+    assert len(decode.connector.read_blocks) > 3
+
+
+def test_blocks_that_are_cached_are_not_pulled(world: World) -> None:
+    prefill, decode = world.engine("p"), world.engine("d")
+    decode.add("before", PROMPT[:14])
+    world.run(decode, "before")
+    prefill_then_decode(world, prefill, decode)
+    assert decode.agent.stats(0).num_blocks_received == NUM_BLOCKS - 3
+    assert decode.tokens["d"] == continuation(PROMPT, 6)
+
+
+def test_blocks_are_let_go_of_when_they_were_pulled(world: World) -> None:
+    prefill, decode = world.engine("p", lease_seconds=1000), world.engine("d")
+    prefill_then_decode(world, prefill, decode)
+    world.settle(1)
+    assert prefill.kv.pool.num_used == 0
+    assert prefill.agent.stats(0).num_offers_ended == {"pulled": 1}
+    assert prefill.agent.stats(0).num_blocks_sent == NUM_BLOCKS
+
+
+def test_a_lease_runs_out_when_nobody_comes(world: World) -> None:
+    prefill = world.engine("p", lease_seconds=2)
+    prefill.add("p", PROMPT, to_prefill(), max_tokens=1)
+    world.run(prefill, "p")
+    world.settle(1)
+    assert prefill.transfers.stats().num_leased_blocks == NUM_BLOCKS
+    world.settle(2)
+    assert prefill.kv.pool.num_used == 0
+    assert prefill.agent.stats(0).num_offers_ended == {"expired": 1}
+
+
+def test_a_second_request_under_a_key_takes_the_place_of_the_first(world: World) -> None:
+    prefill = world.engine("p", lease_seconds=1000)
+    prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    world.run(prefill, "p")
+    prefill.add("again", PROMPT[::-1], to_prefill("t"), max_tokens=1)
+    world.run(prefill, "again")
+    world.settle(1)
+    assert prefill.agent.stats(0).num_offers_ended == {"replaced": 1}
+    assert prefill.transfers.stats().num_leased_blocks == NUM_BLOCKS
+
+
+def test_heartbeats_keep_the_lease_of_a_decode_that_has_no_room(world: World) -> None:
+    prefill, decode = world.engine("p", lease_seconds=2), world.engine("d", num_blocks=16, timeout_seconds=2)
+    decode.add("before", list(range(100, 140)), max_tokens=24)
+    world.turn()
+    prefill.add("p", PROMPT, to_prefill(), max_tokens=1)
+    world.run(prefill, "p")
+    decode.add("d", PROMPT, prefill.ended["p"].kv_transfer_params)
+    for _ in range(12):
+        world.turn(0.25)
+    assert "before" not in decode.ended, "it has to hold its pages for longer than the lease"
+    world.run(decode, "d")
+    assert decode.agent.stats(0).num_blocks_received == NUM_BLOCKS
+    assert decode.tokens["d"] == continuation(PROMPT, 6)
+
+
+def test_a_prompt_that_is_cached_here_tells_the_other_side(world: World) -> None:
+    prefill, decode = world.engine("p", lease_seconds=1000), world.engine("d")
+    decode.add("before", PROMPT)
+    world.run(decode, "before")
+    prefill_then_decode(world, prefill, decode)
+    world.settle(1)
+    assert (prefill.kv.pool.num_used, prefill.agent.stats(0).num_offers_ended) == (0, {"declined": 1})
+
+
+def test_a_short_prompt_has_nothing_to_transfer(world: World) -> None:
+    prefill, decode = world.engine("p"), world.engine("d")
+    params = prefill_then_decode(world, prefill, decode, PROMPT[:BLOCK_SIZE])
+    assert params.remote_block_ids == []
+    assert decode.tokens["d"] == continuation(PROMPT[:BLOCK_SIZE], 6)
+
+
+def test_a_cached_prefix_is_fetched_from_a_peer(world: World) -> None:
+    peer, engine = world.engine("p"), world.engine("d")
+    peer.add("before", PROMPT)
+    world.run(peer, "before")
+    engine.add("d", PROMPT, from_cache_of("p"))
+    world.run(engine, "d")
+    assert engine.agent.stats(0).num_blocks_received == NUM_BLOCKS
+    assert engine.tokens["d"] == continuation(PROMPT, 6)
+    world.settle()
+    assert peer.kv.pool.num_used == 0
+
+
+def test_a_prefix_that_is_computed_sooner_is_not_fetched(world: World) -> None:
+    peer, engine = world.engine("p"), world.engine("d")
+    peer.add("before", PROMPT)
+    world.run(peer, "before")
+    engine.add("first", PROMPT[:9], from_cache_of("p"))
+    world.run(engine, "first")
+    engine.prefill_tokens_per_second = 1e6
+    engine.add("d", PROMPT, from_cache_of("p"))
+    world.run(engine, "d")
+    assert engine.agent.stats(0).num_blocks_received == 2, "those of the first, which told the rate"
+    assert engine.tokens["d"] == continuation(PROMPT, 6)
+
+
+def test_a_peer_that_has_cached_less_gives_what_there_is(world: World) -> None:
+    peer, engine = world.engine("p"), world.engine("d")
+    peer.add("before", PROMPT[:9], max_tokens=1)
+    world.run(peer, "before")
+    engine.add("d", PROMPT, from_cache_of("p"))
+    world.run(engine, "d")
+    assert (engine.agent.stats(0).num_blocks_received, engine.agent.stats(0).num_failures) == (2, {})
+    assert engine.tokens["d"] == continuation(PROMPT, 6)
+
+
+def test_a_running_request_goes_on_elsewhere_from_its_kv(world: World) -> None:
+    """What a router does with a drained engine's stream: the tokens so far by the journal, their KV from its cache."""
+    old, new = world.engine("p"), world.engine("d")
+    old.add("r", PROMPT, max_tokens=20)
+    while len(old.tokens["r"]) < 9:
+        world.turn()
+    so_far = list(old.tokens["r"])
+    old.abort("r")
+    new.add("r", PROMPT, from_cache_of("p"), max_tokens=20, so_far=so_far)
+    world.run(new, "r")
+    assert so_far + new.tokens["r"] == continuation(PROMPT, 20)
+    assert new.agent.stats(0).num_blocks_received == (len(PROMPT) + len(so_far) - 1) // BLOCK_SIZE
+    world.settle()
+    assert (old.kv.pool.num_used, new.kv.pool.num_used) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("model", "other", "model digest is 'other' there and 'm' here"),
+        ("revision", "2", "revision is '2' there and '1' here"),
+        ("dtype", "bfloat16", "KV dtype is 'bfloat16' there and 'float32' here"),
+        ("block_size", 8, "block size is 8 there and 4 here"),
+        ("kv_layout", "k", "KV layout is 'k' there and 'l' here"),
+        ("hash_rule", "i", "hash rule is 'i' there and 'h' here"),
+        ("version", 7, "version is 7 there and 1 here"),
+    ],
+)
+def test_another_kind_of_engine_is_refused_by_name(world: World, caplog, field: str, value: object, named: str) -> None:
+    prefill = world.engine("p", identity=msgspec.structs.replace(IDENTITY, **{field: value}))
+    decode = world.engine("d")
+    prefill_then_decode(world, prefill, decode)
+    assert named in caplog.text
+    assert decode.agent.stats(0).num_failures == {"handshake": 1}
+    assert decode.tokens["d"] == continuation(PROMPT, 6), "the prompt is computed here instead"
+    world.settle(1)
+    assert prefill.kv.pool.num_used == 0, "and the other side need not wait for the lease"
