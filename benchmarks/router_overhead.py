@@ -5,7 +5,8 @@
 A Go program (`router_overhead/`) is the load generator and the mock engines; they share a core, and the router under
 test has another to itself. Every workload visits all routers in turn, and that several times, so that what else the
 machine does falls on all alike. The other routers come from the package index, each in an environment of its own.
-`--rounds 1 --seconds 2` is a first look, in under three minutes once they are installed.
+`--rounds 1 --seconds 2` is a first look, in under three minutes once they are installed; `--only streams --routers`
+runs the workloads that have the word in their names, and ours alone. What is not whole is printed and not kept.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from servers import WORK, OtherWork, Server, install, this_machine
+from servers import WORK, OtherWork, Server, end_on_sigterm, install, this_machine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -187,7 +188,7 @@ class Bench:
     def visit(self, name: str, workload: Workload, seconds: float) -> Sample:
         router = self.routers.get(name)
         cpu_seconds = router.cpu_seconds() if router else 0.0
-        load = self.start_load(
+        load = self.load(
             name,
             f"-connections={workload.connections}",
             f"-seconds={seconds}",
@@ -196,8 +197,9 @@ class Bench:
             f"-pace={workload.pace_ms}",
             f"-stream={str(workload.is_stream).lower()}",
         )
-        most_resident = watch_memory(load, router) if router and workload.watches_memory else None
-        report = result_of(load)
+        with load as process:
+            most_resident = watch_memory(process, router) if router and workload.watches_memory else None
+            report = result_of(process)
         return Sample(
             requests_per_second=report["requests"] / report["seconds"],
             num_requests=report["requests"],
@@ -210,10 +212,16 @@ class Bench:
             resident_mb=most_resident,
         )
 
-    def start_load(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+    @contextmanager
+    def load(self, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A load generator that runs; at the end of the block it does no more."""
         urls = [self.routers[name].url] if name in self.routers else self.engine_urls
         command = [str(self.program), "load", f"-urls={','.join(urls)}", *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
 
 def result_of(load: subprocess.Popen[str]) -> dict[str, Any]:
@@ -242,6 +250,7 @@ def resident_mb(server: Server) -> float:
 
 def main() -> None:
     options = parse_arguments()
+    end_on_sigterm()
     head, table, other_work = heading(options), Table(), OtherWork()
     with running(options) as bench:
         if options.minutes:
@@ -249,6 +258,8 @@ def main() -> None:
                 soak(bench, table, options.minutes)
         for round_number in range(options.rounds):
             for workload, figures in workloads(options.seconds).items():
+                if options.only not in str(workload):
+                    continue
                 with other_work.than(*bench.servers):
                     samples = {
                         name: bench.visit(name, workload, options.seconds)
@@ -258,6 +269,9 @@ def main() -> None:
                 table.add_round(workload, figures, samples)
         rendered = table.render(bench.targets)
     report = f"{head}\n\n{rendered}\n\nOther work on the cores meanwhile: {other_work}.\n"
+    if options.only:
+        print(report)
+        return
     path = RESULTS / f"router_overhead-{date.today()}{options.tag and '-'}{options.tag}.md"
     path.write_text(report)
     print(f"{report}\nwritten to {path}")
@@ -272,6 +286,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--also", action="append", default=[], metavar="NAME=FOLDER", help="our router of another checkout"
     )
+    parser.add_argument("--only", default="", metavar="TEXT", help="workloads whose names contain it")
     parser.add_argument("--tag", default="", help="ends the file's name")
     return parser.parse_args()
 
@@ -346,9 +361,15 @@ def rival(name: str, engine_urls: list[str]) -> Server:
 
 def wait_for_answer(bench: Bench, name: str) -> None:
     begin = time.monotonic()
-    while (report := result_of(bench.start_load(name, "-seconds=0.2")))["errors"]:
+    while (error := first_error(bench, name)) is not None:
         if time.monotonic() - begin > ANSWER_LIMIT_SECONDS:
-            raise SystemExit(f"{name} answers no completion within {ANSWER_LIMIT_SECONDS} s: {report['first_error']}")
+            raise SystemExit(f"{name} answers no completion within {ANSWER_LIMIT_SECONDS} s: {error}")
+
+
+def first_error(bench: Bench, name: str) -> str | None:
+    with bench.load(name, "-seconds=0.2") as load:
+        report = result_of(load)
+    return report["first_error"] if report["errors"] else None
 
 
 def soak(bench: Bench, table: Table, minutes: float) -> None:
@@ -360,9 +381,7 @@ def soak(bench: Bench, table: Table, minutes: float) -> None:
 
     note("when ready")
     with ExitStack() as stack:
-        loads = [bench.start_load(name, f"-seconds={minutes * 60}", *SOAK) for name in bench.routers]
-        for load in loads:
-            stack.callback(load.kill)  # where something fails; else it has ended
+        loads = [stack.enter_context(bench.load(name, f"-seconds={minutes * 60}", *SOAK)) for name in bench.routers]
         time.sleep(minutes * 6)
         note(f"after {minutes / 10:g} minutes of 50 requests/s of 40 kB")
         for load in loads:

@@ -112,6 +112,16 @@ class Server:
             return False
 
 
+def end_on_sigterm() -> None:
+    """SIGTERM then ends the benchmark as an error would, so that what it has started is stopped."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping takes a while, and is not to be interrupted
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def install(
     folder: Path, packages: list[str], overrides: list[str] | None = None, remove: list[str] | None = None
 ) -> Path:

@@ -1,33 +1,40 @@
-"""Our router's own parts in virtual time: registry, loads, ledger, index and policy; only the bytes are missing.
+"""Our router's own parts in virtual time: admission, loads, ledger, index and policy; only the bytes are missing.
 
 What it knows: `heard` from KV events and load reports, both late, and its own dispatches since; `approximate` from what
-it sent, and from metrics scraped once a second; `exact` from looking into the engines, which no router can.
+it sent, and from metrics scraped once a second.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Mapping
-from math import inf
+from functools import partial
 from typing import cast
 
 from benchmarks.routing.blocks import LateBlockMap
-from benchmarks.routing.engine import Engine
 from benchmarks.routing.job import Job
-from benchmarks.routing.report import report_of
 from benchmarks.routing.rules import World
 
+from kvasir_router.admission.admission import Admission, QueueLimits
+from kvasir_router.admission.queued_request import QueuedRequest
+from kvasir_router.admission.tenant_limits import TenantLimits
+from kvasir_router.config import RouterConfig
 from kvasir_router.endpoints.address import Address
-from kvasir_router.placement.placement import Policy
+from kvasir_router.picker import Picker
+from kvasir_router.placement.costs.own_prefill import work_left
+from kvasir_router.placement.placement import Placement, Policy
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
 from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
+from kvasir_router.request import InferenceRequest
+from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.load import EndpointLoad
+from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.registry import Endpoint, EndpointState, Registry
+from kvasir_router.service.registry import EndpointState, Registry
 
-_MAX_IN_FLIGHT = 512
-_TIDY_SECONDS = 1.0
-_LEAST_RETRY_SECONDS = 0.005
-_SCRAPE_SECONDS = 1.0
+_DEFAULTS = RouterConfig(endpoint=("http://0:8000",))
+_HOUSEKEEPING_SECONDS = 10.0  # as the server
+_NO_LIMITS = QueueLimits(max_requests=10**9, max_wait_seconds=1e5)
 
 
 class HeardIndex:
@@ -92,40 +99,40 @@ class HeardIndex:
 
 
 class Kvasir:
-    """One router. `bound_seconds`: while every engine's prefill queue is longer, requests wait here."""
+    """One router: admission, late binding, picker, loads and ledger are those of the program, with its defaults.
 
-    def __init__(self, world: World, policy: Policy, index: PrefixIndex, bound_seconds: float = inf) -> None:
+    Only its queue is without bounds, so that every request gets an answer and rules can be compared.
+    """
+
+    def __init__(self, world: World, policy: Policy, index: PrefixIndex) -> None:
         self.world = world
         self.index = index
-        self._policy = policy
-        self._bound_seconds = bound_seconds
+        self._picker = Picker(policy)
         self._fleet = FleetPrefill()
         self._registry = Registry(
-            lambda: EndpointLoad(_MAX_IN_FLIGHT, self._fleet.new_member()), on_change=lambda: None, own_models={"m"}
+            lambda: EndpointLoad(_DEFAULTS.max_in_flight, self._fleet.new_member()),
+            on_change=lambda: None,
+            own_models={"m"},
         )
-        self._registry.set_addresses({Address(url) for url in urls_of(world)}, EndpointState.READY)
-        self._ledger = Ledger(on_room=lambda: None)
-        self._numbers = {url: number for number, url in enumerate(urls_of(world))}
+        urls = urls_of(world)
+        self._registry.set_addresses({Address(url) for url in urls}, EndpointState.READY)
+        self._numbers = {url: number for number, url in enumerate(urls)}
         self.endpoints = sorted(self._registry.serving("m"), key=lambda endpoint: self._numbers[endpoint.url])
+        self._clock = asyncio.get_running_loop().time
+        binding = LateBinding(self._registry, _DEFAULTS.max_prefill_queue, self._clock)
+        self.admission = Admission(binding.seconds_to_room, _NO_LIMITS, TenantLimits(None, None, lambda: None))
+        self._ledger = Ledger(self.admission.wake)
         self._tickets: dict[int, Ticket] = {}
         self._tidy_at = 0.0
 
-    def pick(self, job: Job, now: float) -> int | None:
-        self.hear(now)
-        self._tidy(now)
-        open_ones = [endpoint for endpoint in self.endpoints if endpoint.has_room]
-        if not open_ones or not self._has_short_queue(now):
-            return None
-        request, prefix = job.request, job.request.prefix
-        assert prefix is not None
-        placement = self._policy.place(request, open_ones, self.index.match(prefix, now), now)
-        endpoint = placement.leg.endpoint
-        (self._tickets[job.number],) = self._ledger.dispatch(request, placement, now)
-        self.index.insert(endpoint.url, prefix, now, endpoint.load.kv_capacity_tokens)
-        return self._numbers[endpoint.url]
-
-    def hear(self, now: float) -> None:
-        """Whatever has come in since."""
+    async def arrive(self, job: Job) -> None:
+        estimate = partial(self._least_work, job.request)
+        queued = QueuedRequest("m", "", job.num_input_tokens, estimate=estimate)
+        placement = None
+        while placement is None:
+            await self.admission.admit(queued)
+            placement = self._place(job.request)
+        self._dispatch(job, placement)
 
     def first_token(self, job: Job, now: float) -> None:
         self._tickets[job.number].first_token(now)
@@ -133,37 +140,47 @@ class Kvasir:
     def finish(self, job: Job, now: float) -> None:
         self._tickets.pop(job.number).finish()
 
-    def retry_at(self, now: float) -> float:
-        shortest = min(endpoint.load.queue_seconds(now) for endpoint in self.endpoints)
-        return now + max(shortest - self._bound_seconds, _LEAST_RETRY_SECONDS)
+    def report(self, engine: int, report: LoadReport, now: float) -> None:
+        """Not every router hears engines."""
 
-    def _has_short_queue(self, now: float) -> bool:
-        if self._bound_seconds == inf:
-            return True
-        return any(endpoint.load.queue_seconds(now) <= self._bound_seconds for endpoint in self.endpoints)
+    def every_second(self, now: float) -> None:
+        if now >= self._tidy_at:
+            self._tidy_at = now + _HOUSEKEEPING_SECONDS
+            self._fleet.refresh(now)
+            for endpoint in self.endpoints:
+                endpoint.load.expire(now)
+        self.admission.wake()
 
-    def _tidy(self, now: float) -> None:
-        if now < self._tidy_at:
-            return
-        self._tidy_at = now + _TIDY_SECONDS
-        self._fleet.refresh(now)
-        for endpoint in self.endpoints:
-            endpoint.load.expire(now)
+    def _place(self, request: InferenceRequest) -> Placement | None:
+        now = self._clock()
+        return self._picker.pick(request, self._registry.serving("m"), self._cached(request), now)
+
+    def _dispatch(self, job: Job, placement: Placement) -> None:
+        now, endpoint = self._clock(), placement.leg.endpoint
+        assert job.request.prefix is not None
+        self.index.insert(endpoint.url, job.request.prefix, now, endpoint.load.kv_capacity_tokens)
+        (self._tickets[job.number],) = self._ledger.dispatch(job.request, placement, now)
+        self.world.send(job, self._numbers[endpoint.url])
+
+    def _least_work(self, request: InferenceRequest) -> float:
+        return work_left(request.num_prompt_tokens, max(self._cached(request).values(), default=0))
+
+    def _cached(self, request: InferenceRequest) -> Mapping[str, int]:
+        assert request.prefix is not None
+        return self.index.match(request.prefix, self._clock())
 
 
 class HeardKvasir(Kvasir):
-    def __init__(self, world: World, policy: Policy, heard: LateBlockMap, bound_seconds: float = inf) -> None:
-        index = HeardIndex(urls_of(world), heard, world.late_seconds, world.block_tokens)
-        super().__init__(world, policy, index, bound_seconds)
-        self._heard_index = index
-        self._num_heard = 0
+    """Engines tell it what they have cached and how busy they are."""
 
-    def hear(self, now: float) -> None:
-        reports, heard = self.world.reports, self._num_heard
-        while heard < len(reports) and reports[heard].at <= now:
-            self.endpoints[reports[heard].engine].load.report(reports[heard].report, reports[heard].at)
-            heard += 1
-        self._num_heard = heard
+    def __init__(self, world: World, policy: Policy, heard: LateBlockMap) -> None:
+        index = HeardIndex(urls_of(world), heard, world.late_seconds, world.block_tokens)
+        super().__init__(world, policy, index)
+        self._heard_index = index
+
+    def report(self, engine: int, report: LoadReport, now: float) -> None:
+        self.endpoints[engine].load.report(report, now)
+        self.admission.wake()
 
     def first_token(self, job: Job, now: float) -> None:
         super().first_token(job, now)
@@ -171,43 +188,22 @@ class HeardKvasir(Kvasir):
         self._heard_index.is_told(job.engine, job.request.prefix, now)
 
 
-class ExactKvasir(HeardKvasir):
-    """Not late at all, and reports at each pick."""
-
-    def __init__(self, world: World, policy: Policy, heard: LateBlockMap, bound_seconds: float = inf) -> None:
-        super().__init__(world, policy, heard, bound_seconds)
-        self._sent: list[list[str]] = [[] for _ in world.engines]
-
-    def pick(self, job: Job, now: float) -> int | None:
-        engine = super().pick(job, now)
-        if engine is not None:
-            self._sent[engine].append(job.request_id)
-        return engine
-
-    def hear(self, now: float) -> None:
-        for engine, endpoint, sent in zip(self.world.engines, self.endpoints, self._sent, strict=True):
-            endpoint.load.report(report_of(engine, tuple(sent), now), now)
-            sent.clear()
-
-
 class ApproximateKvasir(Kvasir):
-    """Every router for itself; what others do it sees in engines' metrics only."""
+    """Every router for itself; what others do it sees in engines' metrics only, scraped every second."""
 
-    def __init__(self, world: World, policy: Policy, bound_seconds: float = inf) -> None:
-        index = ApproximatePrefixIndex(32768, 1200.0, world.block_tokens, 4.0)
-        super().__init__(world, policy, index, bound_seconds)
-        self._scraped_at = -inf
+    def __init__(self, world: World, policy: Policy) -> None:
+        super().__init__(
+            world,
+            policy,
+            ApproximatePrefixIndex(
+                _DEFAULTS.prefix_index_size, _DEFAULTS.prefix_ttl, world.block_tokens, _DEFAULTS.bytes_per_token
+            ),
+        )
 
-    def hear(self, now: float) -> None:
-        if now < self._scraped_at + _SCRAPE_SECONDS:
-            return
-        self._scraped_at = now
+    def every_second(self, now: float) -> None:
         for engine, endpoint in zip(self.world.engines, self.endpoints, strict=True):
-            _scrape(engine, endpoint, now)
-
-
-def _scrape(engine: Engine, endpoint: Endpoint, now: float) -> None:
-    endpoint.load.scraped(engine.kv_usage, engine.model.kv_capacity_tokens, len(engine.waiting), now)
+            endpoint.load.scraped(engine.kv_usage, engine.model.kv_capacity_tokens, len(engine.waiting), now)
+        super().every_second(now)
 
 
 def urls_of(world: World) -> list[str]:

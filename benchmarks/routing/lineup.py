@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from benchmarks.routing.blocks import LateBlockMap
-from benchmarks.routing.kvasir import ApproximateKvasir, ExactKvasir, HeardKvasir
+from benchmarks.routing.kvasir import ApproximateKvasir, HeardKvasir
 from benchmarks.routing.rivals.aibrix import Aibrix
 from benchmarks.routing.rivals.dynamo import Active, Dynamo
 from benchmarks.routing.rivals.llm_d import LlmD
+from benchmarks.routing.rivals.preble import Preble
 from benchmarks.routing.rivals.production_stack import ProductionStack
 from benchmarks.routing.rivals.round_robin import RoundRobin
 from benchmarks.routing.rivals.sglang_cache_aware import SglangCacheAware
@@ -14,9 +15,6 @@ from benchmarks.routing.rules import Rule, World
 from benchmarks.routing.simulation import MakeRules
 
 from kvasir_router.placement.finish_time import FinishTime
-
-# Of every engine's prefill queue: while all are longer, requests wait in our routers.
-BOUND_SECONDS = 1.0
 
 
 def _each(make: Callable[[World], Rule]) -> MakeRules:
@@ -34,12 +32,7 @@ def _dynamo(*, is_product: bool) -> MakeRules:
 
 def _heard_kvasir(world: World, num_routers: int) -> list[Rule]:
     heard = _heard(world)
-    return [HeardKvasir(world, FinishTime(), heard, BOUND_SECONDS) for _ in range(num_routers)]
-
-
-def _exact_kvasir(world: World, num_routers: int) -> list[Rule]:
-    heard = LateBlockMap(len(world.engines), world.updates, 0.0)
-    return [ExactKvasir(world, FinishTime(), heard, BOUND_SECONDS) for _ in range(num_routers)]
+    return [HeardKvasir(world, FinishTime(), heard) for _ in range(num_routers)]
 
 
 def _heard(world: World) -> LateBlockMap:
@@ -48,13 +41,13 @@ def _heard(world: World) -> LateBlockMap:
 
 LINEUP: dict[str, MakeRules] = {
     "kvasir, KV events": _heard_kvasir,
-    "kvasir, approximate": _each(lambda world: ApproximateKvasir(world, FinishTime(), BOUND_SECONDS)),
-    "kvasir, exact": _exact_kvasir,
+    "kvasir, approximate": _each(lambda world: ApproximateKvasir(world, FinishTime())),
     "round robin": _each(RoundRobin),
     "SGLang cache_aware": _each(SglangCacheAware),
     "llm-d default": _each(LlmD),
     "Dynamo linear": _dynamo(is_product=False),
     "Dynamo lmetric": _dynamo(is_product=True),
     "AIBrix prefix-cache": _each(Aibrix),
+    "Preble E2": _each(Preble),
     "production-stack": _each(ProductionStack),
 }

@@ -1,7 +1,7 @@
 """The seam between a simulation and a routing rule: one `Rule` a router, all of them in one `World`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from random import Random
 from typing import Protocol
 
@@ -11,43 +11,39 @@ from benchmarks.routing.job import Job
 from kvasir_router.service.load_report import LoadReport
 
 
-@dataclass(frozen=True, slots=True)
-class HeardReport:
-    at: float  # when routers have it
-    engine: int
-    report: LoadReport
-
-
 @dataclass(slots=True)
 class World:
-    """What rules may know of: engines through their metrics, their caches' updates and their reports, both late."""
+    """What rules may know of: engines through their metrics, and their caches' updates, late. `send` takes a job to an
+    engine, by number."""
 
     engines: list[Engine]
     block_tokens: int
     late_seconds: float
     updates: list[CacheUpdate]
-    reports: list[HeardReport]
     source: Random
+    send: Callable[[Job, int], None]
 
 
 class Rule(Protocol):
-    """Of one router. Moments are seconds of virtual time."""
+    """Of one router. Moments are seconds of the running loop's virtual time."""
 
-    def pick(self, job: Job, now: float) -> int | None:
-        """The engine's number, counted on it from now on; None: it stays with the router, to be asked again."""
+    async def arrive(self, job: Job) -> None:
+        """Returns once it has sent the job to an engine."""
         ...
 
     def first_token(self, job: Job, now: float) -> None: ...
 
     def finish(self, job: Job, now: float) -> None: ...
 
-    def retry_at(self, now: float) -> float:
-        """When what was refused may be placed, if nothing else happens."""
+    def report(self, engine: int, report: LoadReport, now: float) -> None:
+        """An engine's word, when it is heard."""
         ...
+
+    def every_second(self, now: float) -> None: ...
 
 
 class EagerRule:
-    """What rules have in common that bind at once. `pick` is `choose` and the counting after it."""
+    """What rules have in common that bind at once, by number of requests, and do not hear engines."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -56,19 +52,22 @@ class EagerRule:
     def choose(self, job: Job, now: float) -> int:
         raise NotImplementedError
 
-    def pick(self, job: Job, now: float) -> int | None:
-        engine = self.choose(job, now)
+    async def arrive(self, job: Job) -> None:
+        engine = self.choose(job, job.arrived)
         self.num_in_flight[engine] += 1
-        return engine
+        self.world.send(job, engine)
 
     def first_token(self, job: Job, now: float) -> None:
-        """Most rules count requests only."""
+        pass
 
     def finish(self, job: Job, now: float) -> None:
         self.num_in_flight[job.engine] -= 1
 
-    def retry_at(self, now: float) -> float:
-        return inf
+    def report(self, engine: int, report: LoadReport, now: float) -> None:
+        pass
+
+    def every_second(self, now: float) -> None:
+        pass
 
     def least_in_flight(self) -> int:
         return min(range(len(self.num_in_flight)), key=self.num_in_flight.__getitem__)

@@ -1,9 +1,9 @@
-"""A trace through some routers and engines in virtual time: a calendar of events, and nothing that waits."""
+"""A trace through some routers and engines in virtual time, which an event loop keeps: routers are as they run."""
 
-from collections import deque
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from functools import partial
 from math import inf
 from random import Random
 from statistics import fmean
@@ -11,17 +11,17 @@ from statistics import fmean
 from benchmarks.routing.engine import CacheUpdate, Engine, EngineModel
 from benchmarks.routing.job import Job
 from benchmarks.routing.report import report_of
-from benchmarks.routing.rules import HeardReport, Rule, World
+from benchmarks.routing.rules import Rule, World
 from benchmarks.routing.trace import Trace
+from benchmarks.routing.virtual_time import VirtualTimeLoop
 
 from kvasir_router.dialects.completions import Completions
 from kvasir_router.prefix_index.approximate import BlockHashes
 from kvasir_router.request import InferenceRequest
+from kvasir_router.service.load_report import LoadReport
 
 _REPORT_INTERVAL_SECONDS = 0.05  # 20 Hz
 _LONGEST_SILENCE_SECONDS = 1.0  # while a prompt is prefilled
-# Requests that have waited leave a router no faster than reports tell the others, or one would take all the room.
-_PACE_SECONDS = 0.1
 
 MakeRules = Callable[[World, int], list[Rule]]
 """(world, number of routers) -> the rule of each router."""
@@ -48,79 +48,51 @@ class Outcome:
 
 
 class _Simulation:
+    """Its events are the loop's timers; a job is a task from its arrival until it is sent."""
+
     def __init__(self, trace: Trace, setting: Setting, make_rules: MakeRules) -> None:
         updates: list[CacheUpdate] = []
         self._engines = [
             Engine(number, setting.model, trace.block_tokens, updates) for number in range(setting.num_replicas)
         ]
-        self._world = World(
-            self._engines, trace.block_tokens, setting.late_seconds, updates, [], Random(f"rules-{setting.seed}")
-        )
+        source = Random(f"rules-{setting.seed}")
+        self._world = World(self._engines, trace.block_tokens, setting.late_seconds, updates, source, self._send)
+        self._loop = asyncio.get_running_loop()
         self._rules = make_rules(self._world, setting.num_routers)
-        self._queues: list[deque[Job]] = [deque() for _ in self._rules]
         self._late_seconds = setting.late_seconds
-        self._calendar: list[tuple[float, int, Callable[[float], None]]] = []
-        self._num_events = 0
         self._reported_at = [-inf] * setting.num_replicas
         self._report_at = [inf] * setting.num_replicas
-        self._wake_at = [inf] * setting.num_routers
+        self._num_left = 0
+        self._all_finished = asyncio.Event()
 
-    def run(self, jobs: list[Job]) -> None:
-        calendar = self._calendar
-        for job in jobs:
-            while calendar and calendar[0][0] <= job.arrived:
-                at, _, happen = heappop(calendar)
-                happen(at)
-            self._arrive(job)
-        while calendar:
-            at, _, happen = heappop(calendar)
-            happen(at)
-
-    def engines(self) -> list[Engine]:
+    async def run(self, jobs: list[Job]) -> list[Engine]:
+        self._num_left = len(jobs)
+        self._every_second(1.0)
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                await asyncio.sleep(job.arrived - self._loop.time())
+                group.create_task(self._rules[job.router].arrive(job))
+        await self._all_finished.wait()
         return self._engines
 
-    def _at(self, at: float, happen: Callable[[float], None]) -> None:
-        self._num_events += 1
-        heappush(self._calendar, (at, self._num_events, happen))
+    def _every_second(self, now: float) -> None:
+        for rule in self._rules:
+            rule.every_second(now)
+        if self._num_left:
+            self._at(now + 1.0, self._every_second)
 
-    def _arrive(self, job: Job) -> None:
-        queue = self._queues[job.router]
-        queue.append(job)
-        if len(queue) == 1:
-            self._place(job.router, job.arrived)
-
-    def _place(self, router: int, now: float) -> None:
-        """First come, first served."""
-        queue, rule = self._queues[router], self._rules[router]
-        while queue:
-            engine = rule.pick(queue[0], now)
-            if engine is None:
-                self._wake_later(router, rule.retry_at(now))
-                return
-            job = queue.popleft()
-            job.engine = engine
-            self._engines[engine].submit(job, now)
-            self._changed(self._engines[engine], now)
-            if queue and now > job.arrived:
-                self._wake_later(router, now + _PACE_SECONDS)
-                return
-
-    def _wake_later(self, router: int, at: float) -> None:
-        if at < self._wake_at[router]:
-            self._wake_at[router] = at
-            self._at(at, lambda now: self._wake(router, now))
-
-    def _wake(self, router: int, now: float) -> None:
-        if now == self._wake_at[router]:
-            self._wake_at[router] = inf
-            self._place(router, now)
+    def _send(self, job: Job, engine: int) -> None:
+        now = self._loop.time()
+        job.engine = engine
+        self._engines[engine].submit(job, now)
+        self._changed(self._engines[engine], now)
 
     def _changed(self, engine: Engine, now: float) -> None:
         at = engine.next_event()
         if at != engine.event_at:
             engine.event_at = at
             if at < inf:
-                self._at(at, lambda now: self._proceed(engine, now))
+                self._at(at, partial(self._proceed, engine))
         self._report_by(engine, max(now, self._reported_at[engine.number] + _REPORT_INTERVAL_SECONDS))
 
     def _proceed(self, engine: Engine, now: float) -> None:
@@ -132,34 +104,50 @@ class _Simulation:
         for job in first_tokens:
             self._rules[job.router].first_token(job, now)
         for job in finished:
-            self._rules[job.router].finish(job, now)
+            self._finish(job, now)
         self._changed(engine, now)
-        for router in {job.router for job in (*first_tokens, *finished)}:
-            if self._queues[router]:
-                self._wake_later(router, now + self._late_seconds)
+
+    def _finish(self, job: Job, now: float) -> None:
+        self._rules[job.router].finish(job, now)
+        self._num_left -= 1
+        if not self._num_left:
+            self._all_finished.set()
 
     def _report_by(self, engine: Engine, at: float) -> None:
         if at < self._report_at[engine.number]:
             self._report_at[engine.number] = at
-            self._at(at, lambda now: self._report(engine, now))
+            self._at(at, partial(self._report, engine))
 
     def _report(self, engine: Engine, now: float) -> None:
         if now != self._report_at[engine.number]:
             return
         self._report_at[engine.number], self._reported_at[engine.number] = inf, now
         arrived, engine.arrived = tuple(engine.arrived), []
-        self._world.reports.append(
-            HeardReport(now + self._late_seconds, engine.number, report_of(engine, arrived, now))
-        )
+        report = report_of(engine, arrived, now)
+        self._at(now + self._late_seconds, lambda heard: self._hear(engine.number, report, heard))
         if engine.prefilling is not None:
             self._report_by(engine, now + _LONGEST_SILENCE_SECONDS)
 
+    def _hear(self, engine: int, report: LoadReport, now: float) -> None:
+        for rule in self._rules:
+            rule.report(engine, report, now)
+
+    def _at(self, at: float, happen: Callable[[float], None]) -> None:
+        self._loop.call_at(at, happen, at)
+
 
 def simulate(trace: Trace, setting: Setting, make_rules: MakeRules) -> Outcome:
-    simulation = _Simulation(trace, setting, make_rules)
     jobs = _jobs(trace, setting)
-    simulation.run(jobs)
-    return _outcome(jobs, simulation.engines())
+    loop = VirtualTimeLoop()
+    try:
+        engines = loop.run_until_complete(_run(jobs, trace, setting, make_rules))
+    finally:
+        loop.close()
+    return _outcome(jobs, engines)
+
+
+async def _run(jobs: list[Job], trace: Trace, setting: Setting, make_rules: MakeRules) -> list[Engine]:
+    return await _Simulation(trace, setting, make_rules).run(jobs)
 
 
 def _jobs(trace: Trace, setting: Setting) -> list[Job]:

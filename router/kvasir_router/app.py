@@ -7,18 +7,19 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from kvasir_router import request
 from kvasir_router.admission.deadline import deadline_seconds_of
+from kvasir_router.admission.queued_request import QueuedRequest
 from kvasir_router.admission.tenant_limits import TenantLimits
-from kvasir_router.admission.tenant_queue import QueuedRequest
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.errors import (
     BadGatewayError,
+    PrefillFailedError,
     RequestError,
     RouterStoppingError,
     StreamInterruptedError,
-    UpstreamBusyError,
     UpstreamConnectError,
     UpstreamError,
 )
@@ -28,9 +29,12 @@ from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Placement
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import RawHeaders
+from kvasir_router.relay.kv_transfer import without_clients_params
 from kvasir_router.relay.proxy import Proxy, forwarded_headers
+from kvasir_router.remote_prefill import PrefillLeg, RemotePrefills
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.ledger import Ticket
+from kvasir_router.service.service import Service
 from kvasir_router.service.services import Services
 
 logger = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ class Parts:
     api_keys: ApiKeys | None  # None: open to everybody
     tenant_limits: TenantLimits
     proxy: Proxy
+    remote_prefills: RemotePrefills
     metrics: Metrics
 
 
@@ -96,19 +101,22 @@ class Handler:
             service.catalog.resolve,
             service.index,
         )
+        if service.is_paired:
+            content = without_clients_params(fields, content)
         exchange.body.content = request.engine_body(inference, content)
         forwarded = forwarded_headers(
             headers, exchange.request_id, tenant, service.router_secret, is_resumable=inference.is_resumable
         )
-        queued = self._queued(inference, headers)
+        queued = self._queued(inference, headers, service)
         return Job(exchange, service, inference, queued, forwarded, body_received, self._num_retries)
 
-    def _queued(self, inference: InferenceRequest, headers: RawHeaders) -> QueuedRequest:
+    def _queued(self, inference: InferenceRequest, headers: RawHeaders, service: Service) -> QueuedRequest:
         """What admission must know. Raises InvalidDeadlineError (400) and TenantRateLimitError (429)."""
         tenant, num_tokens = inference.tenant or "", inference.num_prompt_tokens
         deadline_seconds = deadline_seconds_of(headers)
         self._parts.tenant_limits.charge(tenant, num_tokens, time.perf_counter())
-        return QueuedRequest(inference.model, tenant, num_tokens, inference.priority, deadline_seconds)
+        estimate = partial(service.least_work, inference)
+        return QueuedRequest(inference.model, tenant, num_tokens, inference.priority, deadline_seconds, estimate)
 
     async def _answer(self, job: Job) -> int:
         """Tries placements until one gives the answer, or the rest of a stream that others have begun."""
@@ -120,6 +128,9 @@ class Handler:
             try:
                 with self._parts.tenant_limits.in_flight(job.queued.tenant):
                     return await self._forward(job, placement)
+            except PrefillFailedError:
+                job.forget_attempt(placement)
+                job.service.withdraw(job.request, placement.leg.endpoint.url)
             except UpstreamError as error:
                 if job.exchange.has_whole_stream:
                     return 200
@@ -146,26 +157,31 @@ class Handler:
         tickets = job.service.dispatch(job.request, placement)
         self._parts.metrics.count_dispatch(job.request, placement, job.service.policy, self._own_seconds(job))
         ticket = tickets[0]
-        release = self._release_when_expected(job.request, ticket)
+        release = None if placement.prefill else self._release_when_expected(job.request, ticket)
         try:
-            async with while_alive(ticket, lambda: job.exchange.can_go_elsewhere):
-                return await self._attempt(job, ticket)
+            with while_alive(ticket, lambda: job.exchange.can_go_elsewhere):
+                if placement.prefill is None:
+                    return await self._attempt(job, ticket, None)
+                async with self._parts.remote_prefills.beside(job, placement, tickets) as prefill:
+                    return await self._attempt(job, ticket, prefill)
         finally:
             if release is not None:
                 release.cancel()
             for each in tickets:
                 each.finish()
 
-    async def _attempt(self, job: Job, ticket: Ticket) -> int:
-        """From the beginning, or from what the client has."""
+    async def _attempt(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None) -> int:
+        """From the beginning, or from what the client has. `prefill` None: there is one leg only."""
         exchange, journal = job.exchange, job.exchange.journal
+        kv_transfer_params = None if prefill is None else prefill.kv_transfer_params
         if exchange.has_started and journal is not None:
             return await self._parts.proxy.resume(
                 exchange,
                 job.headers,
                 ticket.url,
                 journal,
-                on_first_byte=lambda _: self._note_resumption(job, ticket),
+                on_first_byte=lambda _: self._note_resumption(job, ticket, prefill),
+                kv_transfer_params=kv_transfer_params,
             )
         has_other = (
             job.can_fail_again
@@ -177,7 +193,8 @@ class Handler:
             job.headers,
             ticket.url,
             relay_unavailable=not has_other,
-            on_first_byte=lambda status: self._note_first_byte(job, ticket, status),
+            on_first_byte=lambda status: self._note_first_byte(job, ticket, prefill, status),
+            kv_transfer_params=kv_transfer_params,
         )
 
     def _decide_on_retry(self, job: Job, placement: Placement, error: UpstreamError) -> None:
@@ -213,8 +230,10 @@ class Handler:
             return None
         return asyncio.get_running_loop().call_later(ticket.expected_prefill_seconds, ticket.release_prefill)
 
-    def _note_first_byte(self, job: Job, ticket: Ticket, status: int) -> None:
+    def _note_first_byte(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None, status: int) -> None:
         now = time.perf_counter()
+        if prefill is not None:
+            prefill.decode_has_begun(now, is_from_start=status == 200)
         job.service.in_flight_limits.answered(ticket.url, is_error=_is_endpoints_fault(status))
         if status == 200 and not job.request.is_stream:
             ticket.whole_answer(now)
@@ -222,8 +241,10 @@ class Handler:
             ticket.first_token(now)
             self._parts.metrics.time_to_first_byte(job.request.model or "").observe(now - job.exchange.arrived)
 
-    def _note_resumption(self, job: Job, ticket: Ticket) -> None:
+    def _note_resumption(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None) -> None:
         journal = job.exchange.journal
+        if prefill is not None:
+            prefill.decode_has_begun(time.perf_counter(), is_from_start=False)
         job.service.in_flight_limits.answered(ticket.url, is_error=False)
         ticket.first_token(time.perf_counter(), 0 if journal is None else journal.num_events)
         self._parts.metrics.streams_resumed(job.lost_reason).inc()
@@ -241,14 +262,9 @@ class Handler:
         self._parts.metrics.revision_errors(endpoint.revision, error.reason).inc()
         if not is_last:
             self._parts.metrics.retries(error.reason).inc()
-        if error.is_endpoints_fault:
-            job.service.in_flight_limits.answered(endpoint.url, is_error=True)
-        elif isinstance(error, UpstreamBusyError):
-            job.service.in_flight_limits.busy(endpoint.url)
-        if isinstance(error, UpstreamConnectError):
-            job.service.prober.eject(endpoint.url)
+        job.service.note_failure(endpoint.url, error)
         if not job.exchange.has_started:
-            job.service.withdraw(job.request, placement)
+            job.service.withdraw(job.request, endpoint.url)
 
     def _count(self, exchange: Exchange, job: Job | None, status: int) -> None:
         """A model that is not served here is the client's invention and must not make a series: its label is empty."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn
 from kvasir_router import server
 from kvasir_router.config import RouterConfig
 from kvasir_router.errors import ConfigError, StartupError
+from kvasir_router.workers import supervisor
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -39,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs until SIGTERM or SIGINT. Returns 0, 1 (cannot start) or 2 (wrong flags)."""
     try:
         config = parse_arguments(argv)
-        server.run(config)
+        if config.workers > 1:
+            supervisor.run(config)
+        else:
+            server.run(config)
     except StartupError as error:
         print(f"kvasir-router: {error}", file=sys.stderr)
         return error.exit_code

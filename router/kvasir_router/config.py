@@ -12,6 +12,7 @@ from typing import Any, Literal
 from kvasir_router.errors import ConfigError
 
 PolicyName = Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"]
+KvTransferProtocolName = Literal["kvasir", "vllm"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 ROUTER_SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
@@ -55,6 +56,15 @@ def parse_event_ports(text: str) -> KvEventPorts:
     return ports
 
 
+def parse_remote_min_tokens(text: str) -> int | None:
+    """Of `auto`, which is None, or a number."""
+    if text == "auto":
+        return None
+    if re.fullmatch(r"\d+", text) is None:
+        raise ConfigError(f"{text!r} is no number of tokens; write for example 2048, or auto for what costs less")
+    return int(text)
+
+
 def _flag(help_text: str, *, read: Callable[[str], Any] | None = None, metavar: str | None = None) -> dict[str, Any]:
     return {"help": help_text, "read": read, "metavar": metavar}
 
@@ -80,7 +90,9 @@ def gateway_secret_of(environment: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """Exactly one of `endpoint`, `endpoints_service` and `gateway` must be given."""
+    """Exactly one of `endpoint`, `endpoints_service` and `gateway` must be given; engines with a part only count as the
+    first.
+    """
 
     host: str = field(default="127.0.0.1", metadata=_flag("address to listen on; :: takes IPv6 and IPv4"))
     port: int = field(default=8080, metadata=_flag("port of the OpenAI API; 0 takes a free one"))
@@ -104,6 +116,14 @@ class RouterConfig:
         ),
     )
     endpoint: tuple[str, ...] = field(default=(), metadata=_flag("engine base URL; repeat for more", metavar="URL"))
+    prefill_endpoint: tuple[str, ...] = field(
+        default=(),
+        metadata=_flag("the same of an engine that only prefills for those of --decode-endpoint", metavar="URL"),
+    )
+    decode_endpoint: tuple[str, ...] = field(
+        default=(),
+        metadata=_flag("the same of an engine whose prompts others may prefill", metavar="URL"),
+    )
     endpoints_service: str | None = field(
         default=None,
         metadata=_flag(
@@ -198,13 +218,42 @@ class RouterConfig:
         default=1_000_000,
         metadata=_flag("blocks remembered from KV events, of all endpoints of a service; 200 bytes each"),
     )
+    kv_transfer_port: int = field(
+        default=5600,
+        metadata=_flag(
+            "where prefill engines are asked for the KV of prompts; 0: no engine prefills for another",
+            metavar="PORT",
+        ),
+    )
+    kv_transfer_protocol: KvTransferProtocolName = field(
+        default="kvasir",
+        metadata=_flag(
+            "how prefill and decode engines are told of each other: both at once, or as vLLM's, one after the other"
+        ),
+    )
+    remote_prefill_min_tokens: int | None = field(
+        default=None,
+        metadata=_flag(
+            "uncached tokens from which on a prompt is prefilled by another engine than it is decoded by, and none "
+            "below (default: auto, where it costs less)",
+            read=parse_remote_min_tokens,
+            metavar="auto|NUM",
+        ),
+    )
     probe_interval: float = field(default=1.0, metadata=_duration("time between two probes of an endpoint"))
+    workers: int = field(
+        default=1,
+        metadata=_flag(
+            "processes that share the port, each with an index of its own and up to --max-in-flight; "
+            "limits of tenants, connections and held bodies are divided among them"
+        ),
+    )
     shutdown_timeout: float = field(default=300.0, metadata=_duration("time that running requests get after SIGTERM"))
     log_level: LogLevel = field(default="info", metadata=_flag("least severe level that is logged"))
 
     def __post_init__(self) -> None:
         sources = {
-            "--endpoint": bool(self.endpoint),
+            "--endpoint": bool(self.endpoint or self.prefill_endpoint or self.decode_endpoint),
             "--endpoints-service": self.endpoints_service is not None,
             "--gateway": bool(self.gateway),
         }
@@ -217,15 +266,19 @@ class RouterConfig:
             raise ConfigError("--gateway * is all namespaces; name no other beside it")
         if self.model_alias and self.model is None:
             raise ConfigError(f"--model-alias {self.model_alias[0]!r} stands for no model; name it with --model")
-        for url in self.endpoint:
-            if re.fullmatch(r"https?://[^/\s]+/?", url) is None:
-                raise ConfigError(f"--endpoint {url!r} is not a base URL; write for example http://127.0.0.1:8000")
+        if self.prefill_endpoint and not self.decode_endpoint:
+            raise ConfigError("--prefill-endpoint alone answers nobody; name who decodes with --decode-endpoint")
+        if not 0 <= self.kv_transfer_port < 2**16:
+            raise ConfigError(f"--kv-transfer-port {self.kv_transfer_port} is no port; write for example 5600")
+        for name in ("endpoint", "prefill_endpoint", "decode_endpoint"):
+            self._check_base_urls(name)
         for origin in self.cors_origin:
             if re.fullmatch(r"\*|https?://[^/\s]+", origin) is None:
                 raise ConfigError(f"--cors-origin {origin!r} is no origin; write for example https://chat.example.com")
         for name in ("tenant_tokens_per_minute", "tenant_max_in_flight"):
             self._check_tenant_limit(name)
         for name in (
+            "workers",
             "max_in_flight",
             "prefix_block_size",
             "prefix_index_size",
@@ -246,6 +299,12 @@ class RouterConfig:
         for name in ("port", "admin_port", "max_queue_size", "retries"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+
+    def _check_base_urls(self, name: str) -> None:
+        for url in getattr(self, name):
+            if re.fullmatch(r"https?://[^/\s]+/?", url) is None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} {url!r} is not a base URL; write for example http://127.0.0.1:8000")
 
     def _check_tenant_limit(self, name: str) -> None:
         flag, limit = f"--{name.replace('_', '-')}", getattr(self, name)

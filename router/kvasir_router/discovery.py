@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvasir_router.config import RouterConfig
-from kvasir_router.endpoints.address import Address
+from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.endpoints.gateway_source import GatewaySource, ScopeApi
 from kvasir_router.endpoints.kubernetes import KubernetesSource, ServiceReference
 from kvasir_router.endpoints.reflector import ObjectApi
@@ -56,12 +56,13 @@ async def discovering(
     """
     reference = None if config.endpoints_service is None else ServiceReference.parse(config.endpoints_service)
     async with contextlib.AsyncExitStack() as stack:
-        if not config.endpoint and kubernetes is None:
-            from kvasir_router.endpoints import kubernetes_api  # slow to import, see there
+        addresses = _static_addresses(config)
+        if not addresses and kubernetes is None:
+            from kvasir_router.endpoints import kubernetes_api  # 160 ms and 11 MB, not for fixed addresses
 
             kubernetes = await stack.enter_async_context(kubernetes_api.connect())
         if kubernetes is None:
-            found = _dedicated(config, factory, metrics, StaticSource(config.endpoint), "", secret)
+            found = _dedicated(config, factory, metrics, StaticSource(addresses), "", secret)
         elif reference is None:
             found = _gateway(config, factory, metrics, kubernetes, secret)
         else:
@@ -69,6 +70,12 @@ async def discovering(
             found = _dedicated(config, factory, metrics, source, f"{reference.namespace}/{reference.name}", secret)
         stack.push_async_callback(found.services.close)
         yield found
+
+
+def _static_addresses(config: RouterConfig) -> list[Address]:
+    """As the flags name them; none where a cluster tells."""
+    urls = {Role.SERVE: config.endpoint, Role.PREFILL: config.prefill_endpoint, Role.DECODE: config.decode_endpoint}
+    return [Address(url.rstrip("/"), role=role) for role, named in urls.items() for url in named]
 
 
 def _dedicated(
@@ -104,6 +111,7 @@ def _own_settings(config: RouterConfig, name: str, router_secret: str | None) ->
         adapters=(),
         created=int(time.time()),
         policy=config.policy,
+        remote_prefill_min_tokens=config.remote_prefill_min_tokens,
         max_queue_size=config.max_queue_size,
         max_queue_wait_seconds=config.max_queue_wait,
         router_secret=router_secret,

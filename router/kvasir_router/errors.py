@@ -3,7 +3,8 @@
 RouterError
 ├── StartupError              ConfigError, PortInUseError, EndpointSourceError
 ├── RequestError              has an HTTP status, an OpenAI type and code, and a body
-└── UpstreamError             an attempt failed; the app decides on another one or an answer
+├── UpstreamError             an attempt failed; the app decides on another one or an answer
+└── PrefillFailedError        an attempt ended for no fault of the engine that was to answer
 """
 
 import msgspec
@@ -62,6 +63,10 @@ class MalformedRequestError(RequestError):
 
 class MalformedHttpError(RequestError):
     status, type, code = 400, "invalid_request_error", "malformed_http"
+
+
+class KvTransferParamsError(RequestError):
+    status, type, code = 400, "invalid_request_error", "kv_transfer_params_not_allowed"
 
 
 class InvalidDeadlineError(RequestError):
@@ -204,6 +209,12 @@ class UpstreamBusyError(UpstreamUnavailableError):
     is_endpoints_fault = False
 
 
+class UpstreamLateError(UpstreamError):
+    """The endpoint was to prefill, and whoever needed it waits no longer."""
+
+    is_endpoints_fault = False
+
+
 class UpstreamRedirectedError(UpstreamError):
     """The endpoint sends the client elsewhere: to an address that is nobody's business, or that only it can reach."""
 
@@ -211,13 +222,19 @@ class UpstreamRedirectedError(UpstreamError):
 
 
 class UpstreamRefusedError(UpstreamError):
-    """The endpoint does not continue this stream: it serves another model, or keeps no journals."""
+    """The endpoint does not continue this stream or prefill this request: it serves another model, say, or keeps no
+    journals.
+    """
 
     is_endpoints_fault = False
 
 
 class UpstreamBrokenError(UpstreamError):
     """The connection ended in the middle of the answer's body."""
+
+
+class PrefillFailedError(RouterError):
+    """The engine that was to prefill has failed before the one that decodes began: the request is placed anew."""
 
 
 class UpstreamUnresponsiveError(UpstreamError):

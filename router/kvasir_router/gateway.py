@@ -87,6 +87,7 @@ class Gateway(Services):
             adapters=manifest.adapters,
             created=int(manifest.created.timestamp()),
             policy=manifest.policy,
+            remote_prefill_min_tokens=manifest.remote_prefill_min_tokens,
             max_queue_size=manifest.max_queue_size,
             max_queue_wait_seconds=manifest.max_queue_wait_seconds,
             router_secret=None if self._secret is None else derived_secret(self._secret, name),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvasir_router.admission.tenant_queue import QueuedRequest
+from kvasir_router.admission.queued_request import QueuedRequest
 from kvasir_router.errors import (
     UpstreamBrokenError,
     UpstreamConnectError,
@@ -51,6 +51,10 @@ class Job:
     def count_attempt(self, placement: Placement) -> None:
         self.tried.add(placement.leg.endpoint.url)
         self.revision = placement.leg.endpoint.revision
+
+    def forget_attempt(self, placement: Placement) -> None:
+        """It was not the fault of the engine that was to answer, which may be asked again."""
+        self.tried.discard(placement.leg.endpoint.url)
 
     def count_failure(self, url: str, error: UpstreamError) -> bool:
         """Whether another attempt may follow."""

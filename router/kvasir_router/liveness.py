@@ -2,26 +2,37 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 
 from kvasir_router.errors import UpstreamUnresponsiveError
 from kvasir_router.service.ledger import Ticket
 
 
-@contextlib.asynccontextmanager
-async def while_alive(ticket: Ticket, can_go_elsewhere: Callable[[], bool]) -> AsyncIterator[None]:
-    """Raises UpstreamUnresponsiveError from the block. A part of an answer that cannot be continued is left to wait."""
-    loop = asyncio.get_running_loop()
+@contextlib.contextmanager
+def while_alive(ticket: Ticket, can_go_elsewhere: Callable[[], bool]) -> Iterator[None]:
+    """Raises UpstreamUnresponsiveError from the block, which belongs to a task.
+
+    A part of an answer that cannot be continued is left to wait. As `asyncio.timeout`, but without its timer.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_cancellations = task.cancelling()
+    is_interrupted = False
+
+    def interrupt() -> None:
+        nonlocal is_interrupted
+        if not is_interrupted and can_go_elsewhere():
+            is_interrupted = True
+            task.cancel()
+
+    ticket.on_interrupt = interrupt
     try:
-        async with asyncio.timeout(None) as interruption:
-
-            def interrupt() -> None:
-                if can_go_elsewhere() and not interruption.expired():
-                    interruption.reschedule(loop.time())
-
-            ticket.on_interrupt = interrupt
-            yield
-    except TimeoutError as error:
-        if not interruption.expired():
-            raise
-        raise UpstreamUnresponsiveError(f"{ticket.url} answers no more", "unresponsive") from error
+        yield
+    except asyncio.CancelledError as error:
+        if is_interrupted and task.uncancel() <= num_cancellations:
+            raise UpstreamUnresponsiveError(f"{ticket.url} answers no more", "unresponsive") from error
+        raise
+    except BaseException:
+        if is_interrupted:
+            task.uncancel()
+        raise

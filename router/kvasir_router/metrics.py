@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.registry import Collector
 
 from kvasir_router.admission.demand_metrics import DemandCollector, HeldByService
-from kvasir_router.placement.placement import Placement
+from kvasir_router.placement.placement import LocalPrefill, Placement
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.service.series import ServiceCollector
@@ -44,6 +44,16 @@ class Metrics:
             "overhead_seconds", "Body received to dispatch, without the queue.", _OVERHEAD_SECONDS
         )
         self._prefix_hit_tokens = self._counter("prefix_hit_tokens", "Prompt tokens expected to be cached where sent.")
+        self._remote_prefills = self._counter(
+            "remote_prefills", "Prompts sent to one engine to prefill, one to decode."
+        )
+        self._remote_prefill_errors = self._counter(
+            "remote_prefill_errors", "Of these, prefills that failed.", "reason"
+        )
+        self._local_prefills = self._counter("local_prefills", "Prompts that a decode engine was sent alone.", "reason")
+        self.kv_transfer_seconds = self._histogram(
+            "kv_transfer_seconds", "End of a remote prefill to the first token, of streams.", _SECONDS
+        )
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens dispatched, estimated.")
         self.in_flight = Gauge("kvasir_router_in_flight", "Requests being handled.", registry=self._registry)
         self._request_duration = cache(self._duration.labels)
@@ -55,6 +65,10 @@ class Metrics:
         self.retries = cache(self._retries.labels)
         self.upstream_errors = cache(self._upstream_errors.labels)
         self.streams_resumed = cache(self._streams_resumed.labels)
+        self._remote_prefill_error_count = cache(self._remote_prefill_errors.labels)
+        self._local_prefill_count = cache(self._local_prefills.labels)
+        for why in LocalPrefill:
+            self._local_prefill_count(why.value)
         for reason in ("broken", "unresponsive"):
             self.streams_resumed(reason)  # at zero before the first
 
@@ -64,9 +78,19 @@ class Metrics:
         """`own_seconds` None: a stream goes on, and what it took before was its answer."""
         self._pick_count(placement.leg.endpoint.url, policy).inc()
         self._prompt_tokens.inc(request.num_prompt_tokens)
-        self._prefix_hit_tokens.inc(placement.leg.cached_tokens)
+        self._prefix_hit_tokens.inc(max(leg.cached_tokens for leg in placement.legs))
+        if placement.prefill is not None:
+            self._pick_count(placement.prefill.endpoint.url, policy).inc()
+            self._remote_prefills.inc()
+        elif placement.local_prefill is not None:
+            self._local_prefill_count(placement.local_prefill.value).inc()
         if own_seconds is not None:
             self._overhead_seconds.observe(own_seconds)
+
+    def count_remote_prefill_error(self, revision: str, reason: str) -> None:
+        self._remote_prefill_error_count(reason).inc()
+        self.upstream_errors(reason).inc()
+        self.revision_errors(revision, reason).inc()
 
     def count_end(self, model: str, status: int, seconds: float, queue_wait_seconds: float) -> None:
         self.in_flight.dec()

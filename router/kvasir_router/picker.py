@@ -6,6 +6,7 @@ A request is split by weight once: where it has failed before, it may go whereve
 from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
+from kvasir_router.placement.pairing import Pairing, partners
 from kvasir_router.placement.placement import Placement, Policy
 from kvasir_router.placement.traffic_split import TrafficSplit
 from kvasir_router.request import InferenceRequest
@@ -35,11 +36,12 @@ class OnPlaced(Protocol):
 
 
 class Picker:
-    """`on_placed` is told of every placement before it is dispatched."""
+    """`on_placed` is told of every placement before it is dispatched. `pairing` None: nobody prefills for others."""
 
-    def __init__(self, policy: Policy, on_placed: OnPlaced | None = None) -> None:
+    def __init__(self, policy: Policy, on_placed: OnPlaced | None = None, pairing: Pairing | None = None) -> None:
         self._policy = policy
         self._on_placed = on_placed
+        self._pairing = pairing
         self._split = TrafficSplit()
 
     @property
@@ -53,14 +55,20 @@ class Picker:
         cached: Mapping[str, int],
         now: float,
         avoid: Set[str] = frozenset(),
+        prefills: Sequence[Endpoint] | None = None,
     ) -> Placement | None:
-        """On one of the endpoints, which serve the model; None when none has room. `avoid`: it has failed there."""
+        """On one of the endpoints, which serve the model; None when none has room. `avoid`: it has failed there.
+        `prefills` may prefill for those that decode; None: the service has no such roles.
+        """
         choice = candidates(endpoints, avoid, now)
         if not choice:
             return None
         if not avoid:
             choice = self._split.choose(choice)
-        placement = self._policy.place(request, choice, cached, now)
+        policy = self._policy
+        if self._pairing is not None and prefills is not None:
+            policy = self._pairing.policy(policy, partners(prefills, now, avoid))
+        placement = policy.place(request, choice, cached, now)
         if self._on_placed is not None:
-            self._on_placed(self._policy, request, choice, cached, placement, now)
+            self._on_placed(policy, request, choice, cached, placement, now)
         return placement

@@ -41,6 +41,7 @@ class InferenceRequest:
     has_alias: bool = False  # the client has called the model otherwise
     tenant: str | None = None  # None: the router is open to everybody
     priority: int = 0  # lower is earlier
+    can_transfer_kv: bool = False  # another engine may compute its prompt's KV
     session: str | None = None  # requests of one session belong together; None: neither client nor prompt tell
 
     @property
@@ -91,6 +92,7 @@ async def parse(
         has_alias=model != asked,
         tenant=envelope.tenant,
         priority=fields.priority if type(fields.priority) is int else 0,
+        can_transfer_kv=prompt is not None and _can_transfer_kv(envelope.dialect, fields, prompt),
         session=_session(envelope.raw_headers, fields, prompt),
     )
 
@@ -112,6 +114,12 @@ def _prompt(dialect: Dialect, fields: RoutingFields, model: str | None) -> Promp
         return dialect.prompt(fields, model)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _malformed(error) from error
+
+
+def _can_transfer_kv(dialect: Dialect, fields: RoutingFields, prompt: Prompt) -> bool:
+    """One prompt and one answer, which tells nothing of the prompt that only whoever computes it knows."""
+    is_one = not prompt.is_batch and fields.n in (None, 1) and fields.best_of in (None, 1)
+    return dialect.has_kv_transfer and is_one and not fields.echo and fields.prompt_logprobs is None
 
 
 def _session(raw_headers: Iterable[tuple[bytes, bytes]], fields: RoutingFields, prompt: Prompt | None) -> str | None:

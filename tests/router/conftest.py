@@ -17,6 +17,7 @@ from kvasir_router.config import RouterConfig
 from kvasir_router.discovery import Kubernetes
 from kvasir_router.endpoints.kubernetes import ServiceReference
 from kvasir_router.endpoints.reflector import ObjectApi
+from kvasir_router.relay import drain
 from kvasir_router.relay.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_router.server import RunningRouter, running
 from kvasir_router.service.registry import EndpointState
@@ -222,6 +223,12 @@ async def _until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
     return _until
+
+
+@pytest.fixture(autouse=True)
+def _quick_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of routers end here, with clients that ask no more. Those that are processes wait as ever."""
+    monkeypatch.setattr(drain, "_NEXT_REQUEST_SECONDS", 0.01)
 
 
 @pytest.fixture

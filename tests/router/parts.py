@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir_router.dialects.completions import Completions
-from kvasir_router.endpoints.address import Address
+from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.load import EndpointLoad, InFlight
@@ -34,6 +34,7 @@ def an_endpoint(
     max_in_flight: int = 512,
     revision: str = "",
     traffic_weight: float | None = None,
+    role: Role = Role.SERVE,
     **load: Any,
 ) -> Endpoint:
     """A ready one. One request decodes there and one is prefilled; `load` are attributes of its load."""
@@ -46,7 +47,7 @@ def an_endpoint(
     found.scraped(load.pop("kv_usage", None), load.pop("kv_capacity_tokens", None), None, 0.0)
     for name, value in load.items():
         setattr(found, name, value)
-    return Endpoint(Address(url, revision=revision, traffic_weight=traffic_weight), found)
+    return Endpoint(Address(url, role=role, revision=revision, traffic_weight=traffic_weight), found)
 
 
 def chatting(endpoint: Endpoint, request_id: str, *, cached: int, uncached: int, num_output_tokens: int = 256) -> None:

@@ -73,6 +73,11 @@ def test_a_model_may_have_several_aliases() -> None:
             "--tenant-tokens-per-minute 5 is a limit to each tenant, and needs --api-keys-file to tell them apart",
         ),
         (["serve", "--endpoint", "127.0.0.1:8000"], "is not a base URL"),
+        (["serve", "--decode-endpoint", "d:8000"], "--decode-endpoint 'd:8000' is not a base URL"),
+        (["serve", "--prefill-endpoint", "http://p:1"], "--prefill-endpoint alone answers nobody"),
+        ([*ENDPOINT, "--kv-transfer-port", "65536"], "--kv-transfer-port 65536 is no port"),
+        ([*ENDPOINT, "--remote-prefill-min-tokens", "-1"], "is no number of tokens; write for example 2048, or auto"),
+        ([*ENDPOINT, "--remote-prefill-min-tokens", "many"], "'many' is no number of tokens"),
         (["serve", "--endpoints-service", "llama"], "NAMESPACE/NAME:PORT"),
     ],
 )
@@ -118,3 +123,15 @@ def test_a_secret_that_no_header_can_carry_ends_the_start_and_is_not_printed(
     error = capsys.readouterr().err
     assert error.startswith("kvasir-router: KVASIR_ROUTER_SECRET is sent as a header: write visible ASCII")
     assert text not in error
+
+
+def test_engines_may_have_a_part_only() -> None:
+    flags = ["--prefill-endpoint", "http://p:1", "--decode-endpoint", "http://d:1", "--decode-endpoint", "http://d:2"]
+    config = parse_arguments(["serve", *flags])
+    assert (config.prefill_endpoint, config.decode_endpoint) == (("http://p:1",), ("http://d:1", "http://d:2"))
+    assert (config.kv_transfer_port, config.kv_transfer_protocol) == (5600, "kvasir")
+
+
+@pytest.mark.parametrize(("text", "min_tokens"), [("auto", None), ("0", 0), ("2048", 2048)])
+def test_remote_prefill_begins_at_a_number_of_tokens_or_where_it_costs_less(text: str, min_tokens: int | None) -> None:
+    assert parse_arguments([*ENDPOINT, "--remote-prefill-min-tokens", text]).remote_prefill_min_tokens == min_tokens

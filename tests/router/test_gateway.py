@@ -6,7 +6,9 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.router.kube_objects import ObjectStore, engine_slice, manifest
+from tests.router.split_engines import Split
 
+from kvasir_router.endpoints.slices import ROLE_LABEL
 from kvasir_router.gateway import derived_secret
 from kvasir_router.service.registry import EndpointState
 
@@ -243,3 +245,23 @@ async def test_a_manifest_that_cannot_be_read_takes_no_other_with_it(
     router = await gateway()
     assert await listed(client, router) == ["llama", "qwen"]
     assert "InferenceService models/broken is not served" in caplog.text
+
+
+async def test_a_services_roles_are_paired_behind_the_gateway_by_its_own_rule(
+    cluster: Cluster, gateway: Any, start_router: Any, client: Any, exit_stack: Any, until: Any
+) -> None:
+    [prefill], [decode] = await Split(start_router, exit_stack).start_engines(1, 1)
+    await cluster.services.apply(manifest("llama", disaggregation={"remotePrefillMinTokens": 0}))
+    for role, engine in (("prefill", prefill), ("decode", decode)):
+        engine.models = ["llama"]
+        listed_as = engine_slice("llama", engine.port, name=f"llama-{role}")
+        listed_as["metadata"]["labels"][ROLE_LABEL] = role
+        await cluster.engine_slices.apply(listed_as)
+    router = await gateway()
+    assert (await ask(client, router, "llama"))[2] == decode.name
+    assert decode.received == [True]
+    await cluster.services.apply(manifest("llama", disaggregation={"remotePrefillMinTokens": 10**6}))
+    [service] = router.services
+    await until(lambda: service.pairing.remote_min_tokens > 0)
+    await ask(client, router, "llama")
+    assert decode.received == [True, None]

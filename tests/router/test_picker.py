@@ -1,7 +1,12 @@
+from typing import Any
+
+import pytest
 from tests.router.parts import a_request, an_endpoint
 
+from kvasir_router.endpoints.address import Role
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
+from kvasir_router.placement.pairing import Pairing
 from kvasir_router.service.registry import Endpoint
 
 
@@ -35,3 +40,30 @@ def test_an_endpoint_that_has_just_failed_comes_last_and_is_taken_where_it_is_th
     assert picked(failed) == "a"
     failed.suspect_until = 0.0
     assert picked(failed, busy) == "a"
+
+
+@pytest.mark.parametrize(
+    "trouble", [{"num_in_flight": 1, "max_in_flight": 1}, {"suspect_until": 0.1}, {"url": "tried"}]
+)
+def test_a_prefill_engine_in_trouble_is_no_partner_even_if_it_is_the_only_one(trouble: dict[str, Any]) -> None:
+    suspect_until = trouble.pop("suspect_until", 0.0)
+    prefill = an_endpoint(trouble.pop("url", "p"), role=Role.PREFILL, **trouble)
+    prefill.suspect_until = suspect_until
+    picker, request = Picker(FinishTime(), pairing=Pairing(0)), a_request(5, can_transfer_kv=True)
+    placement = picker.pick(request, [an_endpoint("d", role=Role.DECODE)], {}, 0.0, frozenset({"tried"}), [prefill])
+    assert placement is not None
+    assert placement.prefill is None
+
+
+def test_a_pair_is_of_the_revision_whose_turn_it_is() -> None:
+    decodes = [
+        an_endpoint(f"d{weight}", role=Role.DECODE, revision=str(weight), traffic_weight=weight) for weight in (50, 49)
+    ]
+    prefills = [an_endpoint(f"p{weight}", role=Role.PREFILL, revision=str(weight)) for weight in (50, 49)]
+    picker, request = Picker(FinishTime(), pairing=Pairing(0)), a_request(5, can_transfer_kv=True)
+    pairs = []
+    for _ in range(4):
+        placement = picker.pick(request, decodes, {}, 0.0, prefills=prefills)
+        assert placement is not None
+        pairs.append("".join(leg.endpoint.url for leg in placement.legs))
+    assert sorted(pairs) == ["d49p49", "d49p49", "d50p50", "d50p50"]

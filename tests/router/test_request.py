@@ -6,6 +6,8 @@ import pytest
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.completions import Completions
 from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.dialects.embeddings import Embeddings
+from kvasir_router.dialects.passthrough import Passthrough
 from kvasir_router.dialects.tokenize import Tokenize
 from kvasir_router.errors import MalformedRequestError
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
@@ -183,3 +185,28 @@ async def test_the_last_message_counts_not_only_the_first() -> None:
 async def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dict[str, Any]) -> None:
     body = {"model": "m", "messages": turns("a" * 64)}
     assert shared_blocks(await parsed(body), await parsed(body | changed)) == 0
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "can_transfer"),
+    [
+        (CHAT, {"messages": turns("hi")}, True),
+        (CHAT, {"messages": turns("hi"), "n": 1, "best_of": None}, True),
+        (CHAT, {"messages": turns("hi"), "n": 2}, False),
+        (CHAT, {"messages": turns("hi"), "prompt_logprobs": 0}, False),
+        (CHAT, {}, False),
+        (Completions(), {"prompt": "hi"}, True),
+        (Completions(), {"prompt": [1, 2]}, True),
+        (Completions(), {"prompt": ["one", "two"]}, False),
+        (Completions(), {"prompt": [[1, 2]]}, False),
+        (Completions(), {"prompt": "hi", "best_of": 3}, False),
+        (Completions(), {"prompt": "hi", "echo": True}, False),
+        (Embeddings(), {"input": "hi"}, False),
+        (Tokenize(), {"prompt": "hi"}, False),
+        (Passthrough("/v1/responses"), {"input": "hi"}, False),
+    ],
+)
+async def test_kv_is_handed_over_for_one_prompt_and_one_answer(
+    dialect: Dialect, body: dict[str, Any], can_transfer: bool
+) -> None:
+    assert (await parsed({"model": "m", **body}, dialect)).can_transfer_kv is can_transfer

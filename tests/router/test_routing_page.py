@@ -2,33 +2,53 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import pytest
 from playwright.async_api import Locator, Page, Route, async_playwright, expect
+from tests.router.split_engines import Split
 
 pytestmark = pytest.mark.anyio
 PROMPT = "the secret prompt " * 50
 KEY = "sk-the-secret-key"
 
 
-@pytest.fixture
-async def page(exit_stack: Any) -> AsyncIterator[Page]:
-    """An empty tab, closed before the routers on the stack; whatever its console complains about fails the test."""
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One for all tests, where tools find it: it takes longer to start than a test does."""
     program = shutil.which("chromium")
     assert program is not None, "there is no chromium on PATH: run tests/browser/install"
+    profile = tmp_path_factory.mktemp("chromium")
+    # Its sandbox refuses to work for root, whom tests in containers mostly run as.
+    command = [program, "--headless", "--no-sandbox", "--remote-debugging-port=0", f"--user-data-dir={profile}"]
+    address = profile / "DevToolsActivePort"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not address.exists() or not address.read_text().count("\n"):
+            assert process.poll() is None, "chromium ended before it could be asked"
+            assert time.monotonic() < deadline, "chromium cannot be asked within a minute"
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{address.read_text().split()[0]}"
+        process.terminate()
+
+
+@pytest.fixture
+async def page(chromium: str, exit_stack: Any) -> AsyncIterator[Page]:
+    """An empty tab, closed before the routers on the stack; whatever its console complains about fails the test."""
     complaints: list[str] = []
     async with async_playwright() as playwright:
-        # Chromium's sandbox refuses to work for root, whom tests in containers mostly run as.
-        browser = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = await browser.new_page()
+        browser = await playwright.chromium.connect_over_cdp(chromium)
+        context = await browser.new_context()
+        page = await context.new_page()
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         yield page
-        await browser.close()
+        await context.close()
     assert complaints == []
 
 
@@ -143,3 +163,19 @@ async def test_nothing_is_loaded_from_elsewhere_nor_allowed_to_be(
     assert all(url.startswith((router.admin_url, "data:")) for url in asked)
     async with client.get(router.admin_url + "/debug/routing") as response:
         assert response.headers["content-security-policy"].startswith("default-src 'none'; ")
+
+
+async def test_a_decision_shows_who_prefills_and_what_other_pairs_would_have_cost(
+    page: Page, start_router: Any, exit_stack: Any, client: Any
+) -> None:
+    split = Split(start_router, exit_stack)
+    router = await split.start(num_prefills=2)
+    await opened(page, router)
+    await ask(client, router, "split")
+    decision = decision_about(page, "split")
+    await expect(decision).to_contain_text(min(engine.url for engine in split.prefills))
+    await decision.get_by_role("button").click()
+    costs = decision.locator(".costs tbody tr")
+    await expect(costs).to_have_count(2)
+    await expect(decision.locator(".chosen")).to_have_count(1)
+    await expect(decision.locator(".costs thead")).to_contain_text("kv transfer")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,10 @@ async def test_requests_wait_here_while_the_engine_has_enough_to_prefill(
             await response.read()
             return int(response.status)
 
-    assert await stream() == 200  # from now on the router knows how fast the engine is
+    (endpoint,) = service.registry
+    for work in (100, 1000):  # from now on the router knows that prompts wait for one another, and how long
+        endpoint.load.prefill.observe(work, work / 1000, time.perf_counter())
+    assert await stream() == 200
     engine.gate.clear()
     first = asyncio.create_task(stream(length=1_000_000))
     await engine.wait_for_requests(2)

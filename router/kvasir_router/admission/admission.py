@@ -1,8 +1,8 @@
 """The bounded queue in front of one service's endpoints, as coroutines that wait in it.
 
-A request that can start at once never enters it. While every engine has enough to do, `can_start` keeps requests here,
-so that their order is the router's. Which of them is next is the queue's business; here are the event loop, the time
-limits and the refusals.
+A request that can start at once never enters it. While every engine has enough to do, requests stay here, so that their
+order is the router's. Which of them is next is the queue's business; here are the event loop, the time limits and the
+refusals.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from kvasir_router.admission.drain_rate import DrainRate
 from kvasir_router.admission.queue import HeldDemand, RequestQueue
+from kvasir_router.admission.queued_request import QueuedRequest
 from kvasir_router.admission.tenant_limits import TenantLimits
-from kvasir_router.admission.tenant_queue import QueuedRequest
 from kvasir_router.errors import (
     DeadlineExceededError,
     QueueFullError,
@@ -28,6 +28,7 @@ _NO_ENDPOINT_RETRY_SECONDS = 5
 _MAX_RETRY_SECONDS = 60
 # A deadline is certain to be missed where the queue would have to drain more than this many times as fast as it does.
 _CERTAINTY = 2.0
+_LEAST_WAKE_SECONDS = 0.001  # clocks differ a little
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +38,21 @@ class QueueLimits:
 
 
 class Admission:
-    """`can_start`: whether some endpoint can take a request for the model now; None: for any model."""
+    """`seconds_to_room`: until some endpoint can take a request for the model (None: for any), by time alone.
+
+    0.0: now; inf: not before something happens.
+    """
 
     def __init__(
-        self, can_start: Callable[[str | None], bool], limits: QueueLimits, tenant_limits: TenantLimits
+        self, seconds_to_room: Callable[[str | None], float], limits: QueueLimits, tenant_limits: TenantLimits
     ) -> None:
-        self._can_start = can_start
+        self._seconds_to_room = seconds_to_room
         self._limits = limits
         self._tenant_limits = tenant_limits
         self._queue = RequestQueue(limits.max_requests)
         self._drain = DrainRate()
         self._wakings: dict[QueuedRequest, asyncio.Future[bool]] = {}  # False: it makes way for another
+        self._timer: asyncio.TimerHandle | None = None  # for when time alone will have made room
 
     def configure(self, limits: QueueLimits) -> None:
         """Holds for requests that come from now on."""
@@ -71,6 +76,7 @@ class Admission:
         """
         if self._can_start_at_once(request):
             return 0.0
+        request.arrived, request.work = _now() - waited_seconds, request.estimate()
         self._refuse_if_late(request, waited_seconds)
         return await self._wait(request, waited_seconds)
 
@@ -82,10 +88,27 @@ class Admission:
 
     def wake(self) -> None:
         """To be called when an endpoint becomes usable or has room again: the request whose turn it is starts."""
-        request = self._queue.wake_next(self._can_start, self._tenant_limits.may_start)
+        if not self._wakings:
+            return  # perhaps no loop runs yet
+        seconds: dict[str | None, float] = {}
+
+        def can_start(model: str | None) -> bool:
+            seconds[model] = self._seconds_to_room(model)
+            return not seconds[model]
+
+        request = self._queue.wake_next(can_start, self._tenant_limits.may_start, _now())
         # It starts in the next turn of the loop, and then wakes another; so it does where it was just cancelled.
         if request is not None and not self._wakings[request].done():
             self._wakings[request].set_result(True)
+        self._wake_in(min(filter(None, seconds.values()), default=math.inf))
+
+    def _wake_in(self, seconds: float) -> None:
+        """Whatever happens earlier wakes as well."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(max(seconds, _LEAST_WAKE_SECONDS), self.wake)
 
     def _can_start_at_once(self, request: QueuedRequest) -> bool:
         num_before = self._queue.num_begun if request.has_begun else len(self._queue)
@@ -93,7 +116,7 @@ class Admission:
 
     def _has_place(self, request: QueuedRequest) -> bool:
         may_start = request.has_begun or self._tenant_limits.may_start(request.tenant)
-        return may_start and self._can_start(request.model)
+        return may_start and not self._seconds_to_room(request.model)
 
     def _refuse_if_late(self, request: QueuedRequest, waited_seconds: float) -> None:
         """Only a client that has set a deadline would rather know now."""

@@ -1,8 +1,8 @@
 """The requests that wait in front of one service's endpoints, and which of them starts next.
 
 Streams that have to go on elsewhere come before all that have not begun, and are never refused. Among the others
-tenants take turns; within a tenant priority and arrival decide, never across tenants: a client names its own priority,
-and must not overtake strangers by it. A request that no endpoint can take is passed over.
+tenants take turns; within a tenant priority and then the response ratio decide, never across tenants: a client names
+its own priority, and must not overtake strangers by it. A request that no endpoint can take is passed over.
 
 Invariant: a request keeps its place until it has really started, woken or not, and only one is woken at a time. So no
 newcomer slips past one that is just about to start. Pure bookkeeping: no clock, no event loop.
@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvasir_router.admission.fairness import DeficitRoundRobin
-from kvasir_router.admission.tenant_queue import QueuedRequest, TenantQueue
+from kvasir_router.admission.queued_request import QueuedRequest
+from kvasir_router.admission.tenant_queue import TenantQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class RequestQueue:
         Others that wait for more get no more in the same time, give or take a turn.
         """
         own = self._tenants.get(newcomer.tenant)
-        own_tokens = 0 if own is None else own.cost_tokens_before(newcomer.priority)
+        own_tokens = 0 if own is None else own.cost_tokens_before(newcomer)
         others = (tenant.cost_tokens for tenant in self._tenants.values() if tenant is not own)
         return own_tokens + sum(min(cost_tokens, own_tokens) for cost_tokens in others)
 
@@ -81,7 +82,7 @@ class RequestQueue:
         return makes_way
 
     def wake_next(
-        self, can_start: Callable[[str | None], bool], may_start: Callable[[str], bool]
+        self, can_start: Callable[[str | None], bool], may_start: Callable[[str], bool], now: float
     ) -> QueuedRequest | None:
         """The request whose turn it is, woken from now on. None: nobody can start, or one is woken already.
 
@@ -90,7 +91,7 @@ class RequestQueue:
         """
         if self._woken is not None:
             return None
-        self._woken = self._next_begun(can_start) or self._next_in_turn(can_start, may_start)
+        self._woken = self._next_begun(can_start, now) or self._next_in_turn(can_start, may_start, now)
         if self._woken is not None:
             self._step_out(self._woken)
         return self._woken
@@ -104,6 +105,8 @@ class RequestQueue:
         """The woken request has its place at an endpoint, and its tenant's share pays for it."""
         if not request.has_begun:
             self._turns.charge(request.tenant, request.cost_tokens)
+            if (tenant := self._tenants.get(request.tenant)) is not None:
+                tenant.estimate_some()
         self.remove(request)
 
     def remove(self, request: QueuedRequest) -> None:
@@ -119,11 +122,11 @@ class RequestQueue:
         if request.tenant not in self._tenants and not self._is_woken(request.tenant):
             self._turns.leave(request.tenant)
 
-    def _next_begun(self, can_start: Callable[[str | None], bool]) -> QueuedRequest | None:
-        return self._begun.first({model for model in self._begun.models if can_start(model)})
+    def _next_begun(self, can_start: Callable[[str | None], bool], now: float) -> QueuedRequest | None:
+        return self._begun.first({model for model in self._begun.models if can_start(model)}, now)
 
     def _next_in_turn(
-        self, can_start: Callable[[str | None], bool], may_start: Callable[[str], bool]
+        self, can_start: Callable[[str | None], bool], may_start: Callable[[str], bool], now: float
     ) -> QueuedRequest | None:
         models = {model for model in self._num_of_model if can_start(model)}
         if not models:
@@ -134,7 +137,7 @@ class RequestQueue:
             return tenant is not None and tenant.waits_for(models) and may_start(name)
 
         name = self._turns.next(can_go)
-        return None if name is None else self._tenants[name].first(models)
+        return None if name is None else self._tenants[name].first(models, now)
 
     def _is_woken(self, tenant: str) -> bool:
         return self._woken is not None and not self._woken.has_begun and self._woken.tenant == tenant

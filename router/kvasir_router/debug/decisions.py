@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvasir_router.placement.pairing import PairedPolicy
 from kvasir_router.placement.placement import CostPolicy, Placement, Policy
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
@@ -21,7 +22,8 @@ KEPT_A_SECOND = 20.0
 @dataclass(frozen=True, slots=True)
 class EndpointCost:
     url: str
-    cached_tokens: int
+    prefill_url: str | None  # None: it prefills itself
+    cached_tokens: int  # where it is prefilled
     terms_seconds: Mapping[str, float]  # their sum is the cost
 
 
@@ -34,9 +36,11 @@ class Decision:
     model: str | None
     num_prompt_tokens: int
     url: str
-    cached_tokens: int  # at `url`
+    prefill_url: str | None  # None: `url` prefills itself
+    local_prefill: str | None  # why, where another might have
+    cached_tokens: int  # where it is prefilled
     cost_seconds: float | None  # None: the policy compares no costs
-    costs: tuple[EndpointCost, ...]  # of all that could have been chosen; empty where the policy compares none
+    costs: tuple[EndpointCost, ...]  # of all that were compared; empty where the policy compares none
 
 
 class DecisionLog:
@@ -64,7 +68,7 @@ class DecisionLog:
         self._num_made += 1
         if not self._may_keep(now):
             return
-        terms = policy.costs(request, endpoints, cached, now) if isinstance(policy, CostPolicy) else {}
+        prefill = placement.prefill
         decision = Decision(
             number=self._num_made,
             made_at=now,
@@ -73,11 +77,15 @@ class DecisionLog:
             model=request.model,
             num_prompt_tokens=request.num_prompt_tokens,
             url=placement.leg.endpoint.url,
-            cached_tokens=placement.leg.cached_tokens,
+            prefill_url=None if prefill is None else prefill.endpoint.url,
+            local_prefill=placement.local_prefill,
+            cached_tokens=(prefill or placement.leg).cached_tokens,
             cost_seconds=placement.cost_seconds,
             costs=tuple(
-                EndpointCost(url, min(cached.get(url, 0), request.num_prompt_tokens), seconds)
-                for url, seconds in terms.items()
+                EndpointCost(
+                    url, prefill_url, min(cached.get(prefill_url or url, 0), request.num_prompt_tokens), seconds
+                )
+                for (url, prefill_url), seconds in _terms(policy, request, endpoints, cached, now).items()
             ),
         )
         self._decisions.append(decision)
@@ -90,3 +98,14 @@ class DecisionLog:
             return False
         self._allowance -= 1
         return True
+
+
+def _terms(
+    policy: Policy, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+) -> Mapping[tuple[str, str | None], Mapping[str, float]]:
+    """By the urls of who decodes and who prefills for it."""
+    if isinstance(policy, PairedPolicy):
+        return policy.pair_costs(request, endpoints, cached, now)
+    if not isinstance(policy, CostPolicy):
+        return {}
+    return {(url, None): terms for url, terms in policy.costs(request, endpoints, cached, now).items()}

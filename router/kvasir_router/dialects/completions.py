@@ -17,6 +17,7 @@ class Completions(openai.OpenAIErrors):
     name = "completions"
     end_of_stream: bytes | None = openai.END_OF_STREAM
     num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
+    has_kv_transfer = True
 
     def read(self, body: bytes) -> RoutingFields:
         return _decoder.decode(body)

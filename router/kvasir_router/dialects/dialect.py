@@ -24,28 +24,39 @@ class Prompt:
     messages: msgspec.Raw | None = None  # chat: for an index that renders the template itself
     template_fields: tuple[tuple[str, msgspec.Raw], ...] = ()  # chat: tools, chat_template_kwargs, ...; those given
     is_text: bool = False  # the content is the very text that an engine tokenises
+    is_batch: bool = False  # several prompts, each with an answer of its own
     model: str | None = None  # its own name, an adapter's too
     cache_salt: msgspec.Raw = field(default_factory=lambda: ABSENT)
 
 
 class RoutingFields(msgspec.Struct, gc=False):
-    """What bodies of every API may hold; each dialect adds where its prompt is. Raw values stay undecoded."""
+    """What bodies of every API may hold; each dialect adds where its prompt is. Raw values stay undecoded.
+
+    From `n` on: what decides whether another engine may compute the prompt's KV.
+    """
 
     model: Any = None
     stream: Any = False
     priority: Any = 0
     user: Any = None
     cache_salt: msgspec.Raw = ABSENT
+    n: Any = 1
+    best_of: Any = None
+    echo: Any = False
+    prompt_logprobs: Any = None
+    kv_transfer_params: msgspec.Raw = ABSENT
 
 
 class Dialect(Protocol):
     """`end_of_stream` is a stream's last event; None where the API has no streams, or how they end is not known.
     `num_output_tokens` is what a request is expected to generate: KV that it will hold besides its prompt's.
+    `has_kv_transfer`: engines take `kv_transfer_params` in its bodies.
     """
 
     name: str
     end_of_stream: bytes | None
     num_output_tokens: int
+    has_kv_transfer: bool
 
     def read(self, body: bytes) -> RoutingFields:
         """Raises msgspec.DecodeError, UnicodeError or RecursionError when the body is not a JSON object in UTF-8."""

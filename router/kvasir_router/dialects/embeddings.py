@@ -17,6 +17,7 @@ class Embeddings(openai.OpenAIErrors):
     name = "embeddings"
     end_of_stream: bytes | None = None
     num_output_tokens = 0
+    has_kv_transfer = False
 
     def read(self, body: bytes) -> RoutingFields:
         return _decoder.decode(body)

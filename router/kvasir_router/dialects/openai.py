@@ -42,6 +42,7 @@ def text_prompt(raw: msgspec.Raw, api: str, model: str | None, fields: RoutingFi
         is_token_ids=is_token_ids,
         seed=seed(api, model, fields),
         is_text=is_text,
+        is_batch=isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int)),
         model=model,
         cache_salt=fields.cache_salt,
     )

@@ -26,6 +26,7 @@ class Passthrough(openai.OpenAIErrors):
 
     end_of_stream: bytes | None = None
     num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
+    has_kv_transfer = False
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -12,6 +12,7 @@ class Tokenize(openai.OpenAIErrors):
     name = "tokenize"
     end_of_stream: bytes | None = None
     num_output_tokens = 0
+    has_kv_transfer = False
 
     def read(self, body: bytes) -> RoutingFields:
         return _decoder.decode(body)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 
 from kvasir_router.config import PolicyName
 from kvasir_router.endpoints.objects import KubernetesObject, ObjectKey
@@ -26,6 +26,7 @@ class InferenceService:
     aliases: tuple[str, ...]
     adapters: tuple[str, ...]
     policy: PolicyName
+    remote_prefill_min_tokens: int | None  # None: the router's cost decides
     max_queue_size: int
     max_queue_wait_seconds: float
 
@@ -48,6 +49,7 @@ class InferenceService:
             aliases=tuple(spec["model"].get("aliases", ())),
             adapters=tuple(adapter["name"] for adapter in adapters.get("list", ())),
             policy=router["policy"],
+            remote_prefill_min_tokens=_min_tokens(spec.get("disaggregation") or {}),
             max_queue_size=router["maxQueueSize"],
             max_queue_wait_seconds=_seconds(router["maxQueueWait"]),
         )
@@ -69,6 +71,11 @@ def claims(services: Iterable[InferenceService]) -> Mapping[str, ObjectKey]:
         for name in service.names:
             owners.setdefault(name, service.key)
     return owners
+
+
+def _min_tokens(disaggregation: Mapping[str, Any]) -> int | None:
+    min_tokens = disaggregation.get("remotePrefillMinTokens", "auto")
+    return None if min_tokens == "auto" else int(min_tokens)
 
 
 def _seconds(duration: str) -> float:

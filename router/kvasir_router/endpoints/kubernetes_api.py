@@ -1,6 +1,6 @@
 """The two calls that following objects needs, on a real API server, with plain JSON instead of the client's models.
 
-Apart from the sources because importing the client takes most of a second, which fixed endpoints need not pay.
+Apart from the sources because the client takes 160 ms and 11 MB to import, which fixed endpoints need not pay.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Endpoints named on the command line: a fixed set, whose health only probes can tell."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from kvasir_router.endpoints.address import Address
 
@@ -10,8 +10,8 @@ class StaticSource:
 
     is_trusted_ready = False
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._addresses = frozenset(Address(url.rstrip("/")) for url in urls)
+    def __init__(self, addresses: Iterable[Address]) -> None:
+        self._addresses = frozenset(addresses)
         self.is_synced = False
 
     async def run(self, publish: Callable[[frozenset[Address]], None]) -> None:

@@ -5,6 +5,7 @@ Policies read live endpoints and never write them; apart from the state that bre
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from kvasir_router.request import InferenceRequest
@@ -13,11 +14,23 @@ from kvasir_router.service.registry import Endpoint
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """An endpoint's part of a request, with the prompt tokens that it has cached and those that it must compute."""
+    """An endpoint's part of a request, with the prompt tokens that it has cached, those that it must compute, and
+    those whose KV another endpoint computes for it.
+    """
 
     endpoint: Endpoint
     cached_tokens: int
     uncached_tokens: int
+    received_tokens: int = 0
+
+
+class LocalPrefill(StrEnum):
+    """Why a decode engine prefills a prompt itself."""
+
+    CHEAPER = "cheaper"
+    SHORT = "short"  # fewer uncached tokens than --remote-prefill-min-tokens
+    NO_PREFILL_ENDPOINT = "no_prefill_endpoint"  # of its revision, ready, with room, and not just failed
+    UNSUPPORTED = "unsupported"  # several prompts or answers in one, or an API whose KV is not handed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,7 @@ class Placement:
     leg: Leg  # serves the request, or decodes it where another prefills
     prefill: Leg | None = None
     cost_seconds: float | None = None  # what the policy expects; None where it compares no costs
+    local_prefill: LocalPrefill | None = None  # None: another prefills, or the endpoint has no such role
 
     @property
     def legs(self) -> tuple[Leg, ...]:
@@ -53,3 +67,9 @@ class CostPolicy(Policy, Protocol):
 def leg_on(endpoint: Endpoint, request: InferenceRequest, cached: Mapping[str, int]) -> Leg:
     cached_tokens = min(cached.get(endpoint.url, 0), request.num_prompt_tokens)
     return Leg(endpoint, cached_tokens, request.num_prompt_tokens - cached_tokens)
+
+
+def decode_leg_on(endpoint: Endpoint, request: InferenceRequest, cached: Mapping[str, int]) -> Leg:
+    """Of a prompt that another endpoint prefills."""
+    alone = leg_on(endpoint, request, cached)
+    return Leg(endpoint, alone.cached_tokens, 0, received_tokens=alone.uncached_tokens)

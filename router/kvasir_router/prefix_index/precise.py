@@ -83,9 +83,6 @@ class PreciseIndex:
         endpoint = self._endpoints.get(url)
         return 0 if endpoint is None else len(endpoint.blocks) + len(endpoint.doubted)
 
-    def is_followed(self, url: str) -> bool:
-        return url in self._endpoints
-
     def is_complete(self, url: str) -> bool:
         """The endpoint's cache holds nothing that is not known here."""
         endpoint = self._endpoints.get(url)

@@ -67,7 +67,6 @@ class Body:
             return
         self._num_bytes += len(chunk)
         self._chunks.append(chunk)
-        self._wake()
 
     def end(self) -> None:
         if self.is_over or self._is_dropped:
@@ -97,16 +96,26 @@ class Body:
         self.content = b""
 
     async def _until_over(self) -> None:
+        """A chunk does not wake the reader: when the time is over, what has come by then may have earned more."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + BODY_SECONDS
+        begin = loop.time()
+        self._waiter = loop.create_future()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            seconds_left = begin + BODY_SECONDS + self._num_bytes / BODY_BYTES_PER_SECOND - loop.time()
+            if seconds_left > 0:
+                timer = loop.call_later(seconds_left, look)
+            else:
+                message = f"the request body stalled after {self._num_bytes} bytes; send it faster"
+                self._refuse(BodyTimeoutError(message))
+
+        timer = loop.call_later(BODY_SECONDS, look)
         try:
-            async with asyncio.timeout_at(deadline + self._num_bytes / BODY_BYTES_PER_SECOND) as timeout:
-                while not self.is_over:
-                    self._waiter = loop.create_future()
-                    await self._waiter
-                    timeout.reschedule(deadline + self._num_bytes / BODY_BYTES_PER_SECOND)
-        except TimeoutError as error:
-            raise BodyTimeoutError(f"the request body stalled after {self._num_bytes} bytes; send it faster") from error
+            await self._waiter
+        finally:
+            timer.cancel()
 
     def _refuse(self, refusal: RequestError) -> None:
         self._refusal = refusal

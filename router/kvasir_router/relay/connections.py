@@ -9,6 +9,7 @@ import ipaddress
 import resource
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 # Of the process, for what is no client's connection.
@@ -80,6 +81,7 @@ class Connections:
             longest_idle.close()
 
 
+@lru_cache(maxsize=4096)
 def peer_of(host: str) -> str:
     """Whom an address belongs to, as far as it tells."""
     try:

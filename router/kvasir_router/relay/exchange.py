@@ -18,10 +18,8 @@ _NUM_ID_BITS = 128
 
 
 class Exchange:
-    """`last_chunk` is what the client was sent last, so that a broken stream can be ended between two events.
-
-    `journal`, set by whoever relays, is what another engine needs to continue the stream; None where the answer cannot
-    be continued. `has_client_left` tells a cancellation on the client's account from one on the server's.
+    """`journal`, set by whoever relays, is what another engine needs to continue the stream; None where the answer
+    cannot be continued. `has_client_left` tells a cancellation on the client's account from one on the server's.
     """
 
     def __init__(
@@ -40,9 +38,9 @@ class Exchange:
         self.arrived = 0.0
         self.request_id = _request_id(headers)
         self.is_event_stream = False
-        self.last_chunk = b""
         self.journal: Journal | None = None
         self.has_client_left = False
+        self.write = writer.write  # a part of the answer's body
         self._writer = writer
         self._cors_origins = cors_origins  # none: engines decide
         self._source: UpstreamAnswer | None = None
@@ -64,7 +62,7 @@ class Exchange:
     def has_whole_stream(self) -> bool:
         """The client has the last event; what becomes of the connection it came by does not matter."""
         end_of_stream = self.dialect.end_of_stream
-        return end_of_stream is not None and self.last_chunk.endswith(end_of_stream)
+        return end_of_stream is not None and self._writer.last_chunk.endswith(end_of_stream)
 
     async def receive(self) -> bytes:
         """The request's body. Raises RequestError."""
@@ -90,10 +88,6 @@ class Exchange:
         self.is_event_stream = is_endless and named.get(b"content-type", b"").startswith(b"text/event-stream")
         self._writer.start(status, passed)
 
-    def write(self, body: bytes) -> None:
-        self._writer.write(body)
-        self.last_chunk = body
-
     async def relay(self, answer: UpstreamAnswer, write: Callable[[bytes], None]) -> None:
         """The answer's body to its end, no faster than the client reads. Raises as the answer does."""
         self._source = answer
@@ -115,7 +109,7 @@ class Exchange:
         if not self.has_started:
             self._answer(error)
         elif self.is_event_stream:
-            separator = b"" if self.last_chunk.endswith(b"\n\n") else b"\n\n"
+            separator = b"" if self._writer.last_chunk.endswith(b"\n\n") else b"\n\n"
             self.write(separator + self.dialect.error_event(error))
             self.end()
 

@@ -14,8 +14,11 @@ _HOP_BY_HOP = frozenset(
 
 def end_to_end(headers: RawHeaders, not_passed: frozenset[bytes] = frozenset()) -> list[tuple[bytes, bytes]]:
     """In their order, without those of the connection and those not to be passed."""
+    dropped = _HOP_BY_HOP | not_passed
     headers = list(headers)
-    dropped = _HOP_BY_HOP | not_passed | _connection_options(headers)
+    for name, value in headers:
+        if name == b"connection":
+            dropped |= {option.strip().lower() for option in value.split(b",")}
     return [header for header in headers if header[0] not in dropped]
 
 
@@ -25,9 +28,7 @@ def lines(headers: RawHeaders) -> bytes:
 
 def value_of(headers: RawHeaders, name: bytes) -> bytes | None:
     """The first one's."""
-    return next((value for key, value in headers if key == name), None)
-
-
-def _connection_options(headers: RawHeaders) -> set[bytes]:
-    named = [value for name, value in headers if name == b"connection"]
-    return {option.strip().lower() for value in named for option in value.split(b",")}
+    for key, value in headers:
+        if key == name:
+            return value
+    return None

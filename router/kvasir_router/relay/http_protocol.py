@@ -15,8 +15,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import unquote
 
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
 from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.errors import (
@@ -95,6 +99,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_begun = False  # the first of them is being handled
         self._receiving: Exchange | None = None  # whose body comes
         self._num_bytes_ahead = 0
+        self._idle_since = 0.0
         self._is_in_head = False
         self._num_headers = 0
         self._num_header_bytes = 0
@@ -107,8 +112,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """As uvicorn's, but for what only the application would be told."""
         self._closing_transport = _Transport(transport, self.loop)
-        super().connection_made(cast(asyncio.Transport, self._closing_transport))
+        self.transport = cast(asyncio.Transport, self._closing_transport)
+        self.connections.add(self)
+        self.flow = FlowControl(transport)
+        self.client = get_remote_addr(transport)
+        self.scheme = "http"
         self.peer = peer_of(self.client[0]) if self.client is not None else ""
         self._start_head_timer()
         self._counted_in.opened(self)
@@ -149,7 +159,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_understood = False
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or MalformedHttpError("this is no HTTP/1.1 request"))
+            return
+        except httptools.HttpParserUpgrade:
+            pass  # CONNECT, which the application refuses: what follows is not read
         self._num_held_bytes = 0 if self._has_understood else self._num_held_bytes + len(data)
         if self._num_held_bytes > MAX_HEAD_BYTES:
             self._refuse(_too_large())
@@ -161,37 +177,53 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        """What uvicorn makes of a head is made when it turns out to be for the application."""
+        self.url = b""
+        self.headers = []
         self._is_in_head = True
         self._num_headers = self._num_header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._count_header_bytes(len(url))
-        super().on_url(url)
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
         self._count_header_bytes(len(name) + len(value))
         if self._is_in_head:  # a trailer is nothing that anybody here or at an engine has asked for
-            super().on_header(name, value)
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The path and its parts are as uvicorn has them; where the request is to be forwarded, ASGI ends here."""
         self._is_in_head = False
         self._has_understood = True
         self._stop_head_timer()
         self._counted_in.busy(self)
         self._drain.begun()
-        self._receiving = None
+        self._receiving = self._exchange()
+        if self._receiving is not None:
+            self._queue(self._receiving)
+        else:
+            self._ask_application()
+
+    def _ask_application(self) -> None:
+        """The head once more, for uvicorn."""
+        self.server = self.server or get_local_addr(self.transport)
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        super().on_url(url)
+        for name, value in headers:
+            super().on_header(name, value)
         self.cycle = None  # type: ignore[assignment]  # so that uvicorn starts it, which waits for its turn here
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Called by uvicorn for every request; which of the two ways it goes is decided here."""
-        self._receiving = self._exchange(cycle)
+        """Called by uvicorn for every request of the application's."""
         if self._drain.is_draining:
             cycle.keep_alive = False
-        self._unanswered.append(self._receiving or cycle)
+        self._queue(cycle)
+
+    def _queue(self, request: Exchange | RequestResponseCycle) -> None:
+        self._unanswered.append(request)
         self._begin_next()
 
     def on_body(self, body: bytes) -> None:
@@ -210,29 +242,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal or MalformedHttpError("this is no HTTP/1.1 request"))
-
-    def _exchange(self, cycle: RequestResponseCycle) -> Exchange | None:
+    def _exchange(self) -> Exchange | None:
         """None for what is not forwarded. A slash at the end of a path means nothing, and no engine sees it."""
-        forwarding, scope = self._forwarding, cycle.scope
-        path = scope["path"].rstrip("/")
-        if forwarding is None or scope["method"] != "POST" or path not in forwarding.dialects:
+        forwarding, parser = self._forwarding, self.parser
+        if forwarding is None or parser.get_method() != b"POST":
             return None
-        query = scope["query_string"].decode("latin-1")
-        headers = cast("list[tuple[bytes, bytes]]", scope["headers"])
-        announced_bytes = int(value_of(headers, b"content-length") or 0)
+        path, query = path_and_query(self.url)
+        dialect = forwarding.dialects.get(path)
+        if dialect is None:
+            return None
+        version = parser.get_http_version()
+        keeps_alive = version != "1.0" and parser.should_keep_alive() and not self._drain.is_draining
+        announced_bytes = int(value_of(self.headers, b"content-length") or 0)
         writer = ResponseWriter(
             cast(asyncio.Transport, self._closing_transport),
             self._drain,
             self.on_response_complete,
-            takes_chunks=scope["http_version"] == "1.1",
-            keeps_alive=cycle.keep_alive,
+            takes_chunks=version == "1.1",
+            keeps_alive=keeps_alive,
         )
         return Exchange(
             f"{path}?{query}" if query else path,
-            headers,
-            forwarding.dialects[path],
+            self.headers,
+            dialect,
             Body(forwarding.bodies, forwarding.max_body_bytes, announced_bytes),
             writer,
             forwarding.cors_origins,
@@ -300,10 +332,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         self._counted_in.idle(self)
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._check_idle()
         if self._is_in_head:  # it had no time of its own while the answer went on
             self._start_head_timer()
+
+    def _check_idle(self) -> None:
+        """One timer for many requests, which looks again when the time since the last one will be over."""
+        self.timeout_keep_alive_task = None
+        if self._unanswered or self._head_timer is not None:
+            return
+        seconds_left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if seconds_left > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(seconds_left, self._check_idle)
+        else:
+            self.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -336,6 +380,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(status_line(error.status) + head + body)
         self.close()
+
+
+def path_and_query(target: bytes) -> tuple[str, str]:
+    """The path without escapes, as uvicorn has it, and without slashes at its end."""
+    url = httptools.parse_url(target)
+    path = url.path.decode("ascii")
+    if "%" in path:
+        path = unquote(path)
+    return path.rstrip("/"), (url.query or b"").decode("latin-1")
 
 
 def _has_started(request: Exchange | RequestResponseCycle) -> bool:

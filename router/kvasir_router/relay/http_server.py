@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +16,9 @@ from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.http_protocol import BoundedHttpProtocol, Forwarding
 
 _CLIENT_KEEPALIVE_SECONDS = 75
+_LOOK_SECONDS = 0.01
+# For answers that are under way when clients have used up the time.
+_LEAST_END_SECONDS = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -37,14 +39,25 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Half of the time for what clients still ask, so that the answers which then begin have the other half."""
+        begin = time.monotonic()
         for server in self.servers:
             server.close()
-        begin = time.monotonic()
         if self.server_state.connections:
             await self._drain.finish(self._shutdown_timeout_seconds / 2)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
         seconds_left = self._shutdown_timeout_seconds - (time.monotonic() - begin)
-        self.config.timeout_graceful_shutdown = max(math.ceil(seconds_left), 1)
-        await super().shutdown(sockets)
+        try:
+            async with asyncio.timeout(max(seconds_left, _LEAST_END_SECONDS)):
+                await self._ended()
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel()
+
+    async def _ended(self) -> None:
+        """As uvicorn does it, but it looks ten times as often: most servers end at once."""
+        while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

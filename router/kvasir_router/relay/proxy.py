@@ -17,6 +17,7 @@ from kvasir_router.errors import (
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import RawHeaders, end_to_end, lines, value_of
 from kvasir_router.relay.journal import JOURNAL_HEADER, RESUMABLE_HEADER, Journal
+from kvasir_router.relay.kv_transfer import decode_body
 from kvasir_router.relay.upstream_answer import UpstreamAnswer
 from kvasir_router.relay.upstream_pool import UpstreamPool
 
@@ -64,14 +65,20 @@ class Proxy:
         *,
         relay_unavailable: bool,
         on_first_byte: Callable[[int], None],
+        kv_transfer_params: bytes | None = None,
     ) -> int:
         """Returns the answer's status once its body has been relayed; `Exchange.end` is the caller's.
 
         The body is dropped as soon as no other attempt can follow.
-        `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. Raises UpstreamError,
-        RequestTimeoutError.
+        `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. `kv_transfer_params`: who
+        prefills, where it is not this endpoint. Raises UpstreamError, RequestTimeoutError.
         """
-        answer = await self._pool.post(endpoint_url, exchange.path.encode("latin-1"), headers, [exchange.body.content])
+        answer = await self._pool.post(
+            endpoint_url,
+            exchange.path.encode("latin-1"),
+            headers,
+            decode_body(exchange.body.content, kv_transfer_params),
+        )
         try:
             _check_whether_it_is_relayed(answer, relay_unavailable=relay_unavailable)
             on_first_byte(answer.status)
@@ -94,13 +101,16 @@ class Proxy:
         journal: Journal,
         *,
         on_first_byte: Callable[[int], None],
+        kv_transfer_params: bytes | None = None,
     ) -> int:
         """Has the endpoint continue a stream from what its client has, and relays the rest. Raises as `forward`."""
         journal.drop_unfinished_block()
-        content = exchange.body.content
+        content = decode_body(exchange.body.content, kv_transfer_params)
         if journal.num_bytes:
-            headers += lines([(_JOURNAL_AT, b"%d" % len(content))])
-        answer = await self._pool.post(endpoint_url, exchange.path.encode("latin-1"), headers, [content, journal.lines])
+            headers += lines([(_JOURNAL_AT, b"%d" % sum(map(len, content)))])
+        answer = await self._pool.post(
+            endpoint_url, exchange.path.encode("latin-1"), headers, [*content, journal.lines]
+        )
         try:
             _check_whether_it_continues(answer)
             on_first_byte(answer.status)
@@ -113,7 +123,7 @@ class Proxy:
 def _check_whether_it_is_relayed(answer: UpstreamAnswer, *, relay_unavailable: bool) -> None:
     reason = str(answer.status)
     if answer.status in _RETRYABLE_STATUS and not relay_unavailable:
-        raise _unavailable(answer)
+        raise unavailable(answer)
     if 300 <= answer.status < 400:
         raise UpstreamRedirectedError(f"{answer.url} answered {reason}, and no redirect is relayed", reason)
 
@@ -121,12 +131,12 @@ def _check_whether_it_is_relayed(answer: UpstreamAnswer, *, relay_unavailable: b
 def _check_whether_it_continues(answer: UpstreamAnswer) -> None:
     reason = str(answer.status)
     if answer.status >= 500:
-        raise _unavailable(answer)
+        raise unavailable(answer)
     if answer.status != 200 or value_of(answer.headers, _RESUMABLE) is None:
         raise UpstreamRefusedError(f"{answer.url} does not continue the stream: {reason}", reason)
 
 
-def _unavailable(answer: UpstreamAnswer) -> UpstreamUnavailableError:
+def unavailable(answer: UpstreamAnswer) -> UpstreamUnavailableError:
     is_busy = answer.status == 503 and value_of(answer.headers, b"retry-after") is not None
     kind = UpstreamBusyError if is_busy else UpstreamUnavailableError
     return kind(f"{answer.url} answered {answer.status}", str(answer.status))

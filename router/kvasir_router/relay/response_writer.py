@@ -31,7 +31,11 @@ class ResponseWriter:
         self.has_ended = False
         self.keeps_alive = keeps_alive
         """Whether the connection is for another request after this one."""
+        self.last_chunk = b""
+        """What the client was sent last: a broken stream is to be ended between two events."""
         self._transport = transport
+        self._is_closing = transport.is_closing
+        self._send = transport.write
         self._drain = drain
         self._on_end = on_end
         self._takes_chunks = takes_chunks  # not an HTTP/1.0 client's
@@ -55,15 +59,17 @@ class ResponseWriter:
         self.has_started = True
 
     def write(self, body: bytes) -> None:
-        if self._is_chunked:
-            self._send(b"%b%x\r\n%b\r\n" % (self._head, len(body), body))
-        else:
-            self._send(self._head + body if self._head else body)
-        self._head = b""
+        """For every chunk of a stream: nothing is called here that need not be."""
+        self.last_chunk = body
+        data = b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
+        if self._head:
+            data, self._head = self._head + data, b""
+        if not self._is_closing():
+            self._send(data)
 
     def end(self) -> None:
         last = self._head + b"0\r\n\r\n" if self._is_chunked else self._head
-        if last:
+        if last and not self._is_closing():
             self._send(last)
         self._head = b""
         self.has_ended = True
@@ -73,12 +79,8 @@ class ResponseWriter:
 
     def send_interim(self) -> None:
         """A client that asked for it (`expect: 100-continue`) sends its body now."""
-        if not self.has_started:
+        if not self.has_started and not self._is_closing():
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def _send(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
 
 
 def status_line(status: int) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvasir_router.errors import RequestTimeoutError, RouterError
+from kvasir_router.relay.idle_timeouts import IdleTimeouts
 
 MAX_HELD_BYTES = 64 * 1024
 """Of a body that nobody takes yet."""
@@ -25,12 +26,12 @@ class Flow(Protocol):
 
 
 class UpstreamAnswer:
-    """`idle_seconds` is the longest time without a byte of the body, the time until the first one included.
+    """`idle_timeouts` bound the time without a byte of the body, the time until the first one included.
 
     `status` and `headers`, names in lower case and values as they came, hold once it has begun.
     """
 
-    def __init__(self, url: str, flow: Flow, idle_seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, url: str, flow: Flow, idle_timeouts: IdleTimeouts, loop: asyncio.AbstractEventLoop) -> None:
         self.url = url
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
@@ -43,9 +44,10 @@ class UpstreamAnswer:
         self._is_paused = False  # by its reader
         self._error: RouterError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._idle_seconds = idle_seconds
-        self._last_heard = loop.time()
-        self._idle_timer = loop.call_later(idle_seconds, self._check_idle)
+        self._idle_timeouts = idle_timeouts
+        self._idle_since = loop.time()
+        self._has_heard = False  # something since it was last looked at
+        idle_timeouts.watch(self)
 
     # For whoever has asked
 
@@ -76,13 +78,13 @@ class UpstreamAnswer:
 
     def resume(self) -> None:
         self._is_paused = False
-        self._last_heard = self._loop.time()
+        self._has_heard = True
         if not self.is_whole:
             self._flow.resume_reading()
 
     def close(self) -> None:
         """No more is written. May be repeated."""
-        self._idle_timer.cancel()
+        self._idle_timeouts.forget(self)
         self._write = None
         if not self.is_whole:
             self._flow.abort()
@@ -90,7 +92,7 @@ class UpstreamAnswer:
     # For the connection
 
     def feed(self, body: bytes) -> None:
-        self._last_heard = self._loop.time()
+        self._has_heard = True
         if self._write is not None:
             self._write(body)
             return
@@ -102,14 +104,22 @@ class UpstreamAnswer:
 
     def end(self) -> None:
         self.is_whole = True
-        self._idle_timer.cancel()
         self._wake()
 
     def fail(self, error: RouterError) -> None:
         """Only the first counts."""
         self._error = self._error or error
-        self._idle_timer.cancel()
         self._wake()
+
+    # For the idle time-out
+
+    def idle_since(self, now: float) -> float:
+        if self._has_heard or self._is_paused or self.is_whole:
+            self._has_heard, self._idle_since = False, now
+        return self._idle_since
+
+    def time_out(self, seconds: float) -> None:
+        self.fail(RequestTimeoutError(f"{self.url} has sent nothing for {seconds:g} s"))
 
     async def _change(self) -> None:
         if self._error is None:
@@ -121,13 +131,3 @@ class UpstreamAnswer:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _check_idle(self) -> None:
-        """One timer an answer, not one a chunk: it looks again when the time since the last chunk will be over."""
-        now = self._loop.time()
-        idle_since = now if self._is_paused else self._last_heard
-        seconds_left = idle_since + self._idle_seconds - now
-        if seconds_left > 0:
-            self._idle_timer = self._loop.call_later(seconds_left, self._check_idle)
-        else:
-            self.fail(RequestTimeoutError(f"{self.url} has sent nothing for {self._idle_seconds:g} s"))

@@ -6,7 +6,7 @@ connection by name. The pool owns connections; an answer is whoever's has asked 
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import httptools
@@ -20,16 +20,22 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 """Trailers included."""
 _WITHOUT_BODY = frozenset({204, 304})
+# Of a request: to copy so few is quicker than to write its parts.
+_COPIED_BYTES = 64 * 1024
 _VERSIONS = ("1.1", "1.0")
 
 # A node that has vanished says nothing, and nothing is what a stream says between two tokens. So the kernels ask each
 # other: after 10 s of silence, every 5 s; three times in vain, or 25 s without an acknowledgement, are the end.
-_PROBES = (
-    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 10),
-    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
-    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
-    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 25_000),
+_PROBES = tuple(
+    (level, getattr(socket, option), value)
+    for level, option, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 10),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 25_000),
+    )
+    if hasattr(socket, option)  # not every system has them all
 )
 
 
@@ -70,14 +76,17 @@ class UpstreamConnection(asyncio.Protocol):
     def is_closing(self) -> bool:
         return self.is_lost or self._transport.is_closing()
 
-    def send(self, request: Iterable[bytes], answer: UpstreamAnswer) -> None:
-        """One at a time. Where the connection is lost by now, the answer fails."""
+    def send(self, request: Sequence[bytes], num_bytes: int, answer: UpstreamAnswer) -> None:
+        """One at a time; `num_bytes` are those of all parts. Where the connection is lost by now, the answer fails."""
         self._expect_answer()
         if self.is_closing:
             answer.fail(self._lost(None))
             return
         self._answer = answer
-        self._transport.writelines(request)
+        if num_bytes > _COPIED_BYTES:
+            self._transport.writelines(request)
+        else:
+            self._transport.write(b"".join(request))
 
     def close(self) -> None:
         self._transport.close()
@@ -117,7 +126,11 @@ class UpstreamConnection(asyncio.Protocol):
                 malformation = _too_large()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             malformation = error.__context__ or error
-        self._hand_on(answer)
+        if self._body:  # one piece a read, however many chunks it was cut into
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._body.clear()
+            self._has_body = True
+            answer.feed(body)
         if malformation is not None and not self._is_answered:
             self._refuse(answer, malformation)
         elif self._is_answered:
@@ -174,14 +187,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     # What came of it
 
-    def _hand_on(self, answer: UpstreamAnswer) -> None:
-        """One piece a read, however many chunks it was cut into."""
-        if self._body:
-            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._body = []
-            self._has_body = True
-            answer.feed(body)
-
     def _finish(self, answer: UpstreamAnswer, *, is_clean: bool) -> None:
         if self._answer is not answer:  # given up by whoever has just read its end
             return
@@ -226,7 +231,11 @@ def _tells_its_length(headers: RawHeaders) -> bool:
 
 
 def _probe_when_silent(transport: asyncio.BaseTransport) -> None:
-    connection = transport.get_extra_info("socket")
-    for level, option, value in _PROBES:
-        if hasattr(socket, option):  # not every system has them all
-            connection.setsockopt(level, getattr(socket, option), value)
+    descriptor = transport.get_extra_info("socket").fileno()
+    # uvloop's own stand-in for a socket makes a real one for every option.
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+    try:
+        for level, option, value in _PROBES:
+            connection.setsockopt(level, option, value)
+    finally:
+        connection.detach()

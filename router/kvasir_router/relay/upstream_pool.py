@@ -13,6 +13,7 @@ from functools import lru_cache
 from types import TracebackType
 
 from kvasir_router.errors import UpstreamConnectError, UpstreamLostError
+from kvasir_router.relay.idle_timeouts import IdleTimeouts
 from kvasir_router.relay.origin import Origin
 from kvasir_router.relay.upstream_answer import UpstreamAnswer
 from kvasir_router.relay.upstream_connection import UpstreamConnection
@@ -30,8 +31,8 @@ class UpstreamPool:
     def __init__(self, connect_timeout_seconds: float, idle_seconds: float) -> None:
         """`idle_seconds` is the longest time that an answer may bring nothing of its body."""
         self._connect_timeout_seconds = connect_timeout_seconds
-        self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
+        self._idle_timeouts = IdleTimeouts(idle_seconds, self._loop)
         self._open: set[UpstreamConnection] = set()
         self._idle: dict[str, deque[UpstreamConnection]] = {}  # by engine; the longest idle first
         self._sweeper: asyncio.TimerHandle | None = None
@@ -46,6 +47,7 @@ class UpstreamPool:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_closed = True
+        self._idle_timeouts.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self._open):
@@ -60,20 +62,22 @@ class UpstreamPool:
         Raises UpstreamError or RequestTimeoutError.
         """
         origin = _origin(url)
-        request = (_head(origin, target, headers, sum(map(len, content))), *content)
+        num_body_bytes = sum(map(len, content))
+        head = _head(origin, target, headers, num_body_bytes)
+        request, num_bytes = (head, *content), len(head) + num_body_bytes
         connection = self._take_idle(url)
         if connection is not None:
             sent_at = self._loop.time()
             try:
-                return await self._ask(connection, request)
+                return await self._ask(connection, request, num_bytes)
             except UpstreamLostError:
                 if not connection.is_silent or self._loop.time() - sent_at > CLOSE_RACE_SECONDS:
                     raise
-        return await self._ask(await self._connect(origin), request)
+        return await self._ask(await self._connect(origin), request, num_bytes)
 
-    async def _ask(self, connection: UpstreamConnection, request: Sequence[bytes]) -> UpstreamAnswer:
-        answer = UpstreamAnswer(connection.url, connection, self._idle_seconds, self._loop)
-        connection.send(request, answer)
+    async def _ask(self, connection: UpstreamConnection, request: Sequence[bytes], num_bytes: int) -> UpstreamAnswer:
+        answer = UpstreamAnswer(connection.url, connection, self._idle_timeouts, self._loop)
+        connection.send(request, num_bytes, answer)
         try:
             await answer.begin()
         except BaseException:

@@ -14,6 +14,7 @@ from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.least_work import LeastWork
+from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
 from kvasir_router.placement.power_of_two import PowerOfTwo
 from kvasir_router.placement.round_robin import RoundRobin
@@ -29,7 +30,7 @@ from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.registry import Registry
-from kvasir_router.service.service import Service
+from kvasir_router.service.service import Fleet, Service
 
 if TYPE_CHECKING:
     from kvasir_router.service.following import FollowingFactory
@@ -53,6 +54,7 @@ class ServiceSettings:
     adapters: tuple[str, ...]  # listed even where no endpoint has them
     created: int  # seconds since 1970
     policy: PolicyName
+    remote_prefill_min_tokens: int | None  # None: the cost decides
     max_queue_size: int
     max_queue_wait_seconds: float
     router_secret: str | None  # what its engines know the router by; None: nothing is set
@@ -90,8 +92,9 @@ class ServiceFactory:
             changed,
             own_models=_own_models(settings),
         )
-        binding = LateBinding(registry, config.max_prefill_queue, time.perf_counter)
-        admission = Admission(binding.can_start, _queue_limits(settings), self._tenant_limits)
+        pairing = Pairing(settings.remote_prefill_min_tokens) if config.kv_transfer_port else None
+        binding = LateBinding(registry, config.max_prefill_queue, time.perf_counter, pairing)
+        admission = Admission(binding.seconds_to_room, _queue_limits(settings), self._tenant_limits)
         limits = InFlightLimits(registry, config.max_in_flight, time.perf_counter, admission.wake)
         ledger = Ledger(admission.wake)
         following = None
@@ -101,20 +104,17 @@ class ServiceFactory:
         if self._followings is not None:
             following = self._followings.create(index, registry, settings.router_secret, admission.wake)
             index = following.index
+        prober = Prober(registry, ledger, index, self._session, config.probe_interval, self._probe_pace)
         return Service(
             settings.name,
-            registry=registry,
-            prefill=prefill,
-            ledger=ledger,
+            Fleet(registry, ledger, prefill, limits, prober, following),
+            index,
+            admission,
             catalog=_catalog(settings, registry),
-            admission=admission,
             policy=settings.policy,
-            picker=self._picker(settings),
-            index=index,
-            prober=Prober(registry, ledger, index, self._session, config.probe_interval, self._probe_pace),
-            in_flight_limits=limits,
+            picker=self._picker(settings, pairing),
+            pairing=pairing,
             router_secret=settings.router_secret,
-            following=following,
             clock=time.perf_counter,
         )
 
@@ -122,7 +122,9 @@ class ServiceFactory:
         """New settings of a service that runs: what it knows of its endpoints stays, and what is in flight there."""
         service.catalog = _catalog(settings, service.registry)
         service.policy = settings.policy
-        service.picker = self._picker(settings)
+        service.picker = self._picker(settings, service.pairing)
+        if service.pairing is not None:
+            service.pairing.remote_min_tokens = settings.remote_prefill_min_tokens
         service.registry.set_own_models(_own_models(settings))
         service.admission.configure(_queue_limits(settings))
 
@@ -131,14 +133,14 @@ class ServiceFactory:
         if self._followings is not None:
             self._followings.close()
 
-    def _picker(self, settings: ServiceSettings) -> Picker:
-        return Picker(_POLICIES[settings.policy](), on_placed=partial(self._decisions.add, settings.name))
+    def _picker(self, settings: ServiceSettings, pairing: Pairing | None) -> Picker:
+        return Picker(_POLICIES[settings.policy](), partial(self._decisions.add, settings.name), pairing)
 
 
 def _followings(config: RouterConfig, session: aiohttp.ClientSession) -> "FollowingFactory | None":
     if config.kv_events is None:
         return None
-    from kvasir_router.service.following import FollowingFactory  # large, see there
+    from kvasir_router.service.following import FollowingFactory  # 160 ms and 9 MB, see there
 
     return FollowingFactory(config.kv_events, config.kv_index_size, session, time.perf_counter)
 

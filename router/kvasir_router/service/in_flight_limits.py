@@ -1,7 +1,8 @@
 """How many requests each endpoint of a service may have in flight now.
 
 As many as configured; fewer while it is new; one while it is tried again after errors, and none while it is ejected.
-Everything else asks the endpoint whether it has room, and knows nothing of reasons.
+Those that only prefill are compared with one another, and so are all others: what they have in flight differs, and each
+kind must have somebody left. Everything else asks the endpoint whether it has room, and knows nothing of reasons.
 """
 
 import logging
@@ -25,49 +26,55 @@ class InFlightLimits:
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._on_room = on_room
-        self._ejection = Ejection()
+        self._ejections = {takes_requests: Ejection() for takes_requests in (True, False)}
         self._ready_since: dict[str, float] = {}  # by url
 
     def answered(self, url: str, *, is_error: bool) -> None:
         """An endpoint has begun its answer, or an attempt there has failed."""
         now = self._clock()
-        has_changed = (self._ejection.failed if is_error else self._ejection.succeeded)(url, now)
+        ejection = self._ejection_of(url)
+        has_changed = (ejection.failed if is_error else ejection.succeeded)(url, now)
         self._mark(url)
         if has_changed:
-            logger.warning("endpoint %s: circuit %s", url, self._ejection.state(url))
+            logger.warning("endpoint %s: circuit %s", url, ejection.state(url))
             self._apply(now)
 
     def busy(self, url: str) -> None:
         """An endpoint has sent a request away for the moment, which is no error."""
-        self._ejection.busy(url, self._clock())
+        self._ejection_of(url).busy(url, self._clock())
         self._mark(url)
 
     def refresh(self) -> None:
         """To be called about every second, and when endpoints come, go or change their state."""
         now = self._clock()
-        ready = {endpoint.url for endpoint in self._registry if endpoint.state is EndpointState.READY}
-        self._ready_since = {url: self._ready_since.get(url, now) for url in ready}
-        self._ejection.follow(ready)
-        self._ejection.advance(now)
+        ready = [endpoint for endpoint in self._registry if endpoint.state is EndpointState.READY]
+        self._ready_since = {endpoint.url: self._ready_since.get(endpoint.url, now) for endpoint in ready}
+        for takes_requests, ejection in self._ejections.items():
+            ejection.follow({each.url for each in ready if each.role.takes_requests is takes_requests})
+            ejection.advance(now)
         self._apply(now)
 
     def circuit(self, url: str) -> CircuitState:
-        return self._ejection.state(url)
+        return self._ejection_of(url).state(url)
 
     @property
     def num_ejected(self) -> int:
-        return self._ejection.num_ejected
+        return sum(ejection.num_ejected for ejection in self._ejections.values())
+
+    def _ejection_of(self, url: str) -> Ejection:
+        endpoint = self._registry.get(url)
+        return self._ejections[endpoint is None or endpoint.role.takes_requests]
 
     def _mark(self, url: str) -> None:
         endpoint = self._registry.get(url)
         if endpoint is not None:
-            endpoint.suspect_until = self._ejection.suspect_until(url)
+            endpoint.suspect_until = self._ejection_of(url).suspect_until(url)
 
     def _apply(self, now: float) -> None:
         has_room = False
-        elsewhere = self._in_flight_of_established(now)
+        elsewhere = {kind: self._in_flight_of_established(kind, now) for kind in self._ejections}
         for endpoint in self._registry:
-            limit = self._limit(endpoint, elsewhere, now)
+            limit = self._limit(endpoint, elsewhere[endpoint.role.takes_requests], now)
             has_room = has_room or limit > endpoint.load.max_in_flight
             endpoint.load.max_in_flight = limit
         if has_room:
@@ -75,12 +82,14 @@ class InFlightLimits:
 
     def _limit(self, endpoint: Endpoint, elsewhere: list[int], now: float) -> int:
         seconds_ready = now - self._ready_since.get(endpoint.url, now)
-        limits = (self._ejection.max_in_flight(endpoint.url), slow_start.max_in_flight(seconds_ready, elsewhere))
+        ejection = self._ejections[endpoint.role.takes_requests]
+        limits = (ejection.max_in_flight(endpoint.url), slow_start.max_in_flight(seconds_ready, elsewhere))
         return min([self._max_in_flight, *(limit for limit in limits if limit is not None)])
 
-    def _in_flight_of_established(self, now: float) -> list[int]:
+    def _in_flight_of_established(self, takes_requests: bool, now: float) -> list[int]:
         return [
             endpoint.load.num_in_flight
             for endpoint in self._registry
-            if now - self._ready_since.get(endpoint.url, now) >= slow_start.SLOW_START_SECONDS
+            if endpoint.role.takes_requests is takes_requests
+            and now - self._ready_since.get(endpoint.url, now) >= slow_start.SLOW_START_SECONDS
         ]

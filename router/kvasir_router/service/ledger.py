@@ -18,6 +18,7 @@ class Ticket:
         self,
         leg: Leg,
         request: InferenceRequest,
+        num_output_tokens: int,
         now: float,
         *,
         on_prefilled: Callable[[], None],
@@ -29,7 +30,9 @@ class Ticket:
         self._load = leg.endpoint.load
         self._on_prefilled = on_prefilled
         self._on_finish = on_finish
-        self._request = InFlight(request.request_id, leg.cached_tokens, leg.uncached_tokens, request.num_output_tokens)
+        self._request = InFlight(
+            request.request_id, leg.cached_tokens, leg.uncached_tokens, num_output_tokens, leg.received_tokens
+        )
         self._is_prefilling = True
         self._is_finished = False
         self._load.begin(self._request, now)
@@ -50,6 +53,11 @@ class Ticket:
     def release_prefill(self) -> None:
         """It is taken to be over, as nothing will tell: the first byte comes with the last."""
         self._end_prefill(None)
+
+    def prefill_after_all(self, now: float) -> None:
+        """The other leg has failed, so that the engine computes what it should have received."""
+        if self._is_prefilling and self._request.received_tokens:
+            self._load.prefill_after_all(self._request, now)
 
     def whole_answer(self, now: float) -> None:
         """It comes in one piece: its prefill took as long where nothing is decoded, else no longer."""
@@ -88,7 +96,7 @@ class Ledger:
     def dispatch(self, request: InferenceRequest, placement: Placement, now: float) -> tuple[Ticket, ...]:
         """A ticket for each of the placement's legs, in their order."""
         self._num_dispatches += 1
-        return tuple(self._ticket(leg, request, now) for leg in placement.legs)
+        return tuple(self._ticket(leg, request, placement, now) for leg in placement.legs)
 
     def interrupt(self, url: str) -> None:
         """Tells the requests in flight there, known endpoint or gone, that no answer will come."""
@@ -98,12 +106,13 @@ class Ledger:
     def has_in_flight(self, url: str) -> bool:
         return url in self._tickets
 
-    def _ticket(self, leg: Leg, request: InferenceRequest, now: float) -> Ticket:
+    def _ticket(self, leg: Leg, request: InferenceRequest, placement: Placement, now: float) -> Ticket:
+        num_output_tokens = 0 if leg is placement.prefill else request.num_output_tokens
         tickets = self._tickets.setdefault(leg.endpoint.url, {})
         if request.request_id in tickets:  # clients choose ids, and may choose one twice; no header has a newline
             request = replace(request, request_id=f"{request.request_id}\n{self._num_dispatches}")
         leg.endpoint.load.last_dispatch = self._num_dispatches
-        ticket = Ticket(leg, request, now, on_prefilled=self._on_room, on_finish=self._finished)
+        ticket = Ticket(leg, request, num_output_tokens, now, on_prefilled=self._on_room, on_finish=self._finished)
         tickets[ticket.request_id] = ticket
         return ticket
 

@@ -25,11 +25,16 @@ class InFlight:
     cached_tokens: int
     uncached_tokens: int
     num_output_tokens: int  # expected
+    received_tokens: int = 0  # whose KV another endpoint computes
     work: float = field(init=False)
     work_ahead: float = field(init=False, default=0.0)  # its own included, at `measured_from`
     measured_from: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
+        self.work = work(self.uncached_tokens, self.cached_tokens)
+
+    def compute_what_it_should_receive(self) -> None:
+        self.uncached_tokens, self.received_tokens = self.received_tokens, 0
         self.work = work(self.uncached_tokens, self.cached_tokens)
 
     def measure(self, work_ahead: float, now: float) -> None:
@@ -38,12 +43,12 @@ class InFlight:
     @property
     def new_kv_tokens(self) -> int:
         """KV that it adds at its end: what it finds cached is there already, once for all who share it."""
-        return self.uncached_tokens + self.num_output_tokens
+        return self.uncached_tokens + self.received_tokens + self.num_output_tokens
 
     @property
     def resident_tokens(self) -> int:
         """KV that its decode steps read, at its end."""
-        return self.cached_tokens + self.uncached_tokens + self.num_output_tokens
+        return self.cached_tokens + self.new_kv_tokens
 
 
 class EndpointLoad:
@@ -51,9 +56,9 @@ class EndpointLoad:
 
     __slots__ = (
         "_foreign_work", "_head_started_at", "_own_kv_tokens", "_own_prefill_tokens", "_own_work", "_prefilling",
-        "_report", "_reported_at", "_scraped_at", "_unreported", "kv_capacity_tokens", "kv_usage", "kv_used_tokens",
-        "last_dispatch", "max_in_flight", "num_in_flight", "prefill", "prefill_done_at", "prefill_rest_seconds",
-        "resident_tokens",
+        "_receiving", "_report", "_reported_at", "_scraped_at", "_unreported", "kv_capacity_tokens", "kv_usage",
+        "kv_used_tokens", "last_dispatch", "max_in_flight", "num_in_flight", "prefill", "prefill_done_at",
+        "prefill_rest_seconds", "resident_tokens",
     )  # fmt: skip
 
     def __init__(self, max_in_flight: int, prefill: PrefillRate) -> None:
@@ -68,6 +73,7 @@ class EndpointLoad:
         self.kv_used_tokens = 0.0  # KV that requests hold or will have added at their end
         self.prefill_rest_seconds = 0.0  # of it what has not begun: left even if the head is late
         self._prefilling: dict[InFlight, None] = {}  # own, in order of dispatch; the first is the head
+        self._receiving: dict[InFlight, None] = {}  # own, whose KV another endpoint computes
         self._own_work = 0.0
         self._own_prefill_tokens = 0
         self._own_kv_tokens = 0
@@ -84,8 +90,8 @@ class EndpointLoad:
 
     @property
     def is_queue_known(self) -> bool:
-        """By the engine's own word or by prefills that were timed, and not only by what engines are like."""
-        return self._report is not None or self.prefill.has_evidence
+        """By the engine's own word or because prompts were seen to wait there; not by what engines are like."""
+        return self._report is not None or self.prefill.is_queueing
 
     @property
     def prefill_tokens(self) -> int:
@@ -95,22 +101,42 @@ class EndpointLoad:
         unreported = sum(request.uncached_tokens for request in self._unreported)
         return self._report.waiting_uncached_tokens + self._report.running_uncached_tokens + unreported
 
+    @property
+    def num_decoding(self) -> int:
+        """Requests past their prefill; where the engine tells, everybody's."""
+        num_own = self.num_in_flight - len(self._prefilling) - len(self._receiving)
+        return num_own if self._report is None else max(num_own, self._report.num_running)
+
     def begin(self, request: InFlight, now: float) -> None:
-        if not self._prefilling and self._report is None:
-            self._head_started_at = now
         self.num_in_flight += 1
         self.resident_tokens += request.resident_tokens
         self._own_kv_tokens += request.new_kv_tokens
+        self._unreported[request] = None
+        if request.received_tokens:
+            self._receiving[request] = None
+            self._foresee()
+        else:
+            self._begin_prefill(request, now)
+
+    def prefill_after_all(self, request: InFlight, now: float) -> None:
+        """The endpoint computes what it should have received from another."""
+        request.compute_what_it_should_receive()
+        self._receiving.pop(request, None)
+        self._begin_prefill(request, now)
+
+    def _begin_prefill(self, request: InFlight, now: float) -> None:
+        if not self._prefilling and self._report is None:
+            self._head_started_at = now
         self._prefilling[request] = None
         self._own_work += request.work
         self._own_prefill_tokens += request.uncached_tokens
-        self._unreported[request] = None
         self.prefill.note_dispatch(request.uncached_tokens, request.work)
         self._foresee()
         request.measure(self.queue_seconds(now) * self.prefill.tokens_per_second, now)
 
     def end_prefill(self, request: InFlight, now: float | None = None) -> None:
         """May be repeated. `now`: its first token has come at that time; None: it is only taken to be over."""
+        self._receiving.pop(request, None)
         if request not in self._prefilling:
             return
         if next(iter(self._prefilling)) is request and self._report is None:
@@ -123,6 +149,8 @@ class EndpointLoad:
         """An engine that is prefilling it stops, and begins with the next."""
         if request in self._prefilling:
             self._forget_prefill(request)
+        self._unreported.pop(request, None)
+        self._receiving.pop(request, None)
         self.num_in_flight -= 1
         self.resident_tokens -= request.resident_tokens
         self._own_kv_tokens -= request.new_kv_tokens
@@ -150,7 +178,8 @@ class EndpointLoad:
     ) -> None:
         """From the metrics of an engine that publishes nothing. More waiting than this router has sent are others'."""
         self.kv_usage, self.kv_capacity_tokens = kv_usage, kv_capacity_tokens
-        num_foreign = max((num_waiting or 0) - max(len(self._prefilling) - 1, 0), 0)
+        num_own = max(len(self._prefilling) - 1, 0) + len(self._receiving)
+        num_foreign = max((num_waiting or 0) - num_own, 0)
         self._foreign_work, self._scraped_at = num_foreign * self.prefill.work_per_prompt, now
         self._foresee()
 

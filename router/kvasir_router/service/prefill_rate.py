@@ -10,6 +10,8 @@ from math import exp2
 from statistics import median
 from weakref import WeakSet
 
+from kvasir_router.service.queueing_evidence import QueueingEvidence
+
 # Linear layers and attention cost the same there: about 30k tokens for a Llama of 8B, 50k for 32B, less as attention
 # kernels reach a smaller share of the peak.
 CONTEXT_DOUBLING_TOKENS = 32768.0
@@ -39,12 +41,13 @@ class PrefillRate:
     """One endpoint's. `tokens_per_second` is work a second, `overhead_seconds` what a prompt of no tokens takes."""
 
     __slots__ = (
-        "__weakref__", "_fleet", "_n", "_sum_x", "_sum_xx", "_sum_xy", "_sum_y", "_updated_at", "num_observations",
-        "overhead_seconds", "tokens_per_second",
+        "__weakref__", "_fleet", "_n", "_queueing", "_sum_x", "_sum_xx", "_sum_xy", "_sum_y", "_updated_at",
+        "num_observations", "overhead_seconds", "tokens_per_second",
     )  # fmt: skip
 
     def __init__(self, fleet: "FleetPrefill") -> None:
         self._fleet = fleet
+        self._queueing = QueueingEvidence()
         self._n = self._sum_x = self._sum_y = self._sum_xx = self._sum_xy = 0.0
         self._updated_at: float | None = None
         self.num_observations = 0
@@ -66,24 +69,20 @@ class PrefillRate:
         """Enough to speak for the fleet: an observation that still counts for something."""
         return self._n >= 0.5
 
+    @property
+    def is_queueing(self) -> bool:
+        """Prompts were seen to wait for one another, about as long as the rate says."""
+        return self.has_evidence and self._queueing.is_queueing
+
     def observe(self, work: float, seconds: float, now: float) -> None:
         """`work`: ahead at dispatch, the request's own included; `seconds`: until it was done."""
-        self._age(now)
-        if self._n >= _CREDULOUS_WEIGHT or self._fleet.is_known:
-            expected = self.estimate_seconds(work)
-            seconds = min(max(seconds, expected / _LARGEST_SURPRISE), expected * _LARGEST_SURPRISE)
-        self._n = _FORGETTING * self._n + 1
-        self._sum_x = _FORGETTING * self._sum_x + work
-        self._sum_y = _FORGETTING * self._sum_y + seconds
-        self._sum_xx = _FORGETTING * self._sum_xx + work * work
-        self._sum_xy = _FORGETTING * self._sum_xy + work * seconds
-        self.num_observations += 1
-        self._solve()
+        self._learn(work, seconds, now)
+        self._queueing.observe(work, seconds, 1 / self.tokens_per_second, now)
 
     def observe_at_most(self, work: float, seconds: float, now: float) -> None:
         """An answer that did not tell its first token: it teaches where it came sooner than its prefill should end."""
         if seconds < self.estimate_seconds(work):
-            self.observe(work, seconds, now)
+            self._learn(work, seconds, now)
 
     def relax(self, now: float) -> None:
         """To be called now and then: without observations the rate returns to that of the fleet."""
@@ -95,6 +94,19 @@ class PrefillRate:
 
     def note_dispatch(self, num_uncached_tokens: int, work: float) -> None:
         self._fleet.note_dispatch(num_uncached_tokens, work)
+
+    def _learn(self, work: float, seconds: float, now: float) -> None:
+        self._age(now)
+        if self._n >= _CREDULOUS_WEIGHT or self._fleet.is_known:
+            expected = self.estimate_seconds(work)
+            seconds = min(max(seconds, expected / _LARGEST_SURPRISE), expected * _LARGEST_SURPRISE)
+        self._n = _FORGETTING * self._n + 1
+        self._sum_x = _FORGETTING * self._sum_x + work
+        self._sum_y = _FORGETTING * self._sum_y + seconds
+        self._sum_xx = _FORGETTING * self._sum_xx + work * work
+        self._sum_xy = _FORGETTING * self._sum_xy + work * seconds
+        self.num_observations += 1
+        self._solve()
 
     def _age(self, now: float) -> None:
         if self._updated_at is not None and now > self._updated_at:
@@ -141,7 +153,7 @@ class FleetPrefill:
             self.work_per_token += share * (work / num_uncached_tokens - self.work_per_token)
 
     def refresh(self, now: float) -> None:
-        """To be called now and then, about once a second."""
+        """To be called now and then."""
         rates = [member.tokens_per_second for member in self._members if member.has_evidence]
         self.is_known = len(rates) > 1  # one alone has nobody to be like
         if rates:

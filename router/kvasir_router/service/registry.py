@@ -65,6 +65,9 @@ class Registry:
         self._own_models = frozenset(own_models)
         self._endpoints: dict[str, Endpoint] = {}
         self._serving: dict[str | None, tuple[Endpoint, ...]] = {}  # by model; filled when asked, emptied by changes
+        self._prefilling: dict[str | None, tuple[Endpoint, ...]] = {}  # the same of those that only prefill
+        self.is_disaggregated = False
+        """Some endpoint has a part of requests only."""
 
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._endpoints.values())
@@ -130,19 +133,32 @@ class Registry:
 
     def serving(self, model: str | None) -> tuple[Endpoint, ...]:
         """Those that may be sent requests for the model, room or not; without a model, any request."""
-        known = self._serving.get(model)
-        if known is None:
-            known = tuple(endpoint for endpoint in self if self._serves(endpoint, model))
-            if known:  # what nobody serves is the client's invention, and must not be kept
-                self._serving[model] = known
-        return known
+        return self._found(self._serving, model, takes_requests=True)
+
+    def prefilling(self, model: str | None) -> tuple[Endpoint, ...]:
+        """Those that may be sent prefills for decode engines, room or not."""
+        return self._found(self._prefilling, model, takes_requests=False)
 
     def can_place(self, model: str | None, avoid: Set[str] = frozenset()) -> bool:
         """Whether some endpoint outside `avoid` could take a request for the model now."""
         return any(endpoint.has_room and endpoint.url not in avoid for endpoint in self.serving(model))
 
+    def _found(
+        self, kept: dict[str | None, tuple[Endpoint, ...]], model: str | None, *, takes_requests: bool
+    ) -> tuple[Endpoint, ...]:
+        known = kept.get(model)
+        if known is None:
+            known = tuple(
+                endpoint
+                for endpoint in self
+                if endpoint.role.takes_requests is takes_requests and self._serves(endpoint, model)
+            )
+            if known:  # what nobody serves is the client's invention, and must not be kept
+                kept[model] = known
+        return known
+
     def _serves(self, endpoint: Endpoint, model: str | None) -> bool:
-        if endpoint.state is not EndpointState.READY or not endpoint.role.takes_requests:
+        if endpoint.state is not EndpointState.READY:
             return False
         if endpoint.models is None and not self._own_models:
             return False
@@ -150,4 +166,6 @@ class Registry:
 
     def _changed(self) -> None:
         self._serving.clear()
+        self._prefilling.clear()
+        self.is_disaggregated = any(endpoint.role is not Role.SERVE for endpoint in self)
         self._on_change()

@@ -5,12 +5,16 @@ for itself.
 """
 
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvasir_router.admission.admission import Admission
 from kvasir_router.config import PolicyName
 from kvasir_router.endpoints.address import Address
+from kvasir_router.errors import UpstreamBusyError, UpstreamConnectError, UpstreamError, UpstreamLateError
 from kvasir_router.picker import Picker
+from kvasir_router.placement.costs.own_prefill import work_left
+from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Placement
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.request import InferenceRequest
@@ -28,44 +32,54 @@ if TYPE_CHECKING:
 _NOTHING_CACHED: Mapping[str, int] = {}
 
 
+@dataclass(frozen=True)
+class Fleet:
+    """A service's engines: which there are, how they do, and what is in flight there."""
+
+    registry: Registry
+    ledger: Ledger
+    prefill: FleetPrefill
+    in_flight_limits: InFlightLimits
+    prober: Prober
+    following: "Following | None"
+    """Learns what engines publish; None where the router was not told to."""
+
+
 class Service:
     """`router_secret` is what its engines know this router by; None where nothing is set. `clock` counts seconds.
 
-    `following` learns what the engines publish; None where the router was not told to.
+    `pairing` None: no engine of it prefills for another.
     """
 
     def __init__(
         self,
         name: str,
-        *,
-        registry: Registry,
-        prefill: FleetPrefill,
-        ledger: Ledger,
-        catalog: ModelCatalog,
+        fleet: Fleet,
+        index: PrefixIndex,
         admission: Admission,
+        *,
+        catalog: ModelCatalog,
         policy: PolicyName,
         picker: Picker,
-        index: PrefixIndex,
-        prober: Prober,
-        in_flight_limits: InFlightLimits,
+        pairing: Pairing | None,
         router_secret: str | None,
-        following: "Following | None",
         clock: Callable[[], float],
     ) -> None:
         self.name = name
-        self.registry = registry
-        self._prefill = prefill
-        self.ledger = ledger
-        self.catalog = catalog
-        self.admission = admission
-        self.index = index
-        self.prober = prober
-        self.in_flight_limits = in_flight_limits
+        self.registry = fleet.registry
+        self.ledger = fleet.ledger
+        self.in_flight_limits = fleet.in_flight_limits
+        self.prober = fleet.prober
+        self.following = fleet.following
         self.retry_budget = RetryBudget()
-        self.router_secret = router_secret
-        self.following = following
+        self.index = index
+        self.admission = admission
+        self.catalog = catalog
         self.policy = policy
         self.picker = picker
+        self.pairing = pairing
+        self.router_secret = router_secret
+        self._prefill = fleet.prefill
         self._clock = clock
 
     def follow(self, addresses: Set[Address], initial_state: EndpointState) -> None:
@@ -76,11 +90,24 @@ class Service:
         if self.following is not None:
             self.following.follow(addresses)
 
+    @property
+    def is_paired(self) -> bool:
+        """Its prompts may be prefilled by one engine and decoded by another."""
+        return self.pairing is not None and self.registry.is_disaggregated
+
     def place(self, request: InferenceRequest, avoid: Set[str] = frozenset()) -> Placement | None:
         """None when no endpoint can take the request now. `avoid`: urls of endpoints where it has failed."""
         now = self._clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
-        return self.picker.pick(request, self.registry.serving(request.model), cached, now, avoid)
+        prefills = self.registry.prefilling(request.model) if self.is_paired else None
+        return self.picker.pick(request, self.registry.serving(request.model), cached, now, avoid, prefills)
+
+    def least_work(self, request: InferenceRequest) -> float:
+        """What of its prefill is left to do on the endpoint that has cached the most."""
+        if request.prefix is None:
+            return 0.0
+        cached = self.index.match(request.prefix, self._clock())
+        return work_left(request.num_prompt_tokens, max(cached.values(), default=0))
 
     def dispatch(self, request: InferenceRequest, placement: Placement) -> tuple[Ticket, ...]:
         """Counts the request on each leg's endpoint and expects its blocks to be cached there from now on."""
@@ -90,17 +117,27 @@ class Service:
                 self.index.insert(leg.endpoint.url, request.prefix, now, leg.endpoint.load.kv_capacity_tokens)
         return self.ledger.dispatch(request, placement, now)
 
-    def withdraw(self, request: InferenceRequest, placement: Placement) -> None:
-        """The engines have not computed the prompt: that dispatch failed."""
+    def withdraw(self, request: InferenceRequest, url: str) -> None:
+        """The engine has not computed the prompt: that dispatch failed."""
         if request.prefix is not None:
-            for leg in placement.legs:
-                self.index.withdraw(leg.endpoint.url, request.prefix)
+            self.index.withdraw(url, request.prefix)
+
+    def note_failure(self, url: str, error: UpstreamError) -> None:
+        """What an attempt there says of the engine."""
+        if error.is_endpoints_fault:
+            self.in_flight_limits.answered(url, is_error=True)
+        elif isinstance(error, (UpstreamBusyError, UpstreamLateError)):
+            self.in_flight_limits.busy(url)
+        if isinstance(error, UpstreamConnectError):
+            self.prober.eject(url)
 
     def expire(self) -> None:
         """Forgets what is too old to be believed; to be called now and then."""
         now = self._clock()
         self.index.expire(now)
         self._prefill.refresh(now)
+        if self.pairing is not None:
+            self.pairing.transfers.refresh(self.registry.urls(), now)
         for endpoint in self.registry:
             endpoint.load.expire(now)
 

@@ -3,13 +3,14 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
-from tests.router.virtual_time import VirtualTimeLoop
+from benchmarks.routing.virtual_time import VirtualTimeLoop
 
 from kvasir_router.admission.admission import Admission, QueueLimits
+from kvasir_router.admission.queued_request import QueuedRequest
 from kvasir_router.admission.tenant_limits import TenantLimits
-from kvasir_router.admission.tenant_queue import QueuedRequest
 
 
 @dataclass(eq=False)
@@ -47,7 +48,9 @@ class Places:
         self.started: list[Asked] = []
         self.tenant_limits = TenantLimits(None, tenant_max_in_flight, lambda: self.admission.wake())
         self.admission = Admission(
-            lambda model: self.free[model] > 0, QueueLimits(max_requests, max_wait_seconds), self.tenant_limits
+            lambda model: 0.0 if self.free[model] > 0 else inf,
+            QueueLimits(max_requests, max_wait_seconds),
+            self.tenant_limits,
         )
 
     def ask(self, tenant: str = "t", *, model: str = "m", waited_seconds: float = 0.0, **fields: Any) -> Asked:
@@ -58,13 +61,13 @@ class Places:
 
     def give(self, count: int = 1, model: str = "m") -> None:
         self.free[model] += count
-        self.admission.wake()
+        self.loop.call(self.admission.wake)
         self.loop.settle()
 
     def give_and_take_back(self, model: str) -> None:
         """A place that is gone again before the woken request runs."""
         self.free[model] += 1
-        self.admission.wake()
+        self.loop.call(self.admission.wake)
         self.free[model] -= 1
         self.loop.settle()
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from benchmarks.routing.virtual_time import VirtualTimeLoop
 from tests.router.admission.places import Asked, Places
-from tests.router.virtual_time import VirtualTimeLoop
 
-from kvasir_router.admission.admission import QueueLimits
+from kvasir_router.admission.admission import Admission, QueueLimits
+from kvasir_router.admission.queued_request import QueuedRequest
+from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.errors import (
     DeadlineExceededError,
     QueueFullError,
@@ -56,7 +58,7 @@ def test_a_newcomer_cannot_slip_past_a_woken_request(loop: VirtualTimeLoop) -> N
     places = Places(loop)
     early = places.ask()
     places.free["m"] += 1
-    places.admission.wake()  # has not run yet
+    loop.call(places.admission.wake)  # has not run yet
     late = places.ask()
     assert places.started == [early]
     assert late.is_waiting
@@ -122,7 +124,7 @@ def test_a_request_whose_client_left_makes_room_for_the_next(loop: VirtualTimeLo
     places = Places(loop)
     gone, behind = places.ask(), places.ask()
     places.free["m"] += 1
-    places.admission.wake()
+    loop.call(places.admission.wake)
     places.cancel(gone)
     assert places.started == [behind]
 
@@ -296,3 +298,21 @@ def test_new_limits_hold_for_requests_that_come_from_now_on(loop: VirtualTimeLoo
     loop.advance(6.0)
     refusal(impatient, QueueWaitExceededError)
     assert places.admission.num_waiting == 1
+
+
+class Foreseen:
+    """Room comes with time alone, and is told beforehand."""
+
+    def __init__(self, loop: VirtualTimeLoop, room_at: float) -> None:
+        self.loop = loop
+        self.room_at = room_at
+        self.admission = Admission(self.seconds_to_room, QueueLimits(10, 60.0), TenantLimits(None, None, lambda: None))
+
+    def seconds_to_room(self, model: str | None) -> float:
+        return max(self.room_at - self.loop.time(), 0.0)
+
+
+def test_a_request_starts_when_time_alone_has_made_room(loop: VirtualTimeLoop) -> None:
+    foreseen = Foreseen(loop, room_at=5.0)
+    waited = loop.run_until_complete(foreseen.admission.admit(QueuedRequest("m", "t", 1000)))
+    assert waited == pytest.approx(5.0)

@@ -3,13 +3,14 @@
 import asyncio
 import random
 from collections.abc import Iterator
+from math import inf
 
 import pytest
-from tests.router.virtual_time import VirtualTimeLoop
+from benchmarks.routing.virtual_time import VirtualTimeLoop
 
 from kvasir_router.admission.admission import Admission, QueueLimits
+from kvasir_router.admission.queued_request import QueuedRequest
 from kvasir_router.admission.tenant_limits import TenantLimits
-from kvasir_router.admission.tenant_queue import QueuedRequest
 
 NUM_FLOODING = 1000
 
@@ -21,7 +22,9 @@ class SimulatedEngine:
         self._num_free = num_slots
         self._random = random.Random(1)
         self.admission = Admission(
-            lambda model: self._num_free > 0, QueueLimits(1000, 600.0), TenantLimits(None, None, lambda: None)
+            lambda _: 0.0 if self._num_free > 0 else inf,
+            QueueLimits(1000, 600.0),
+            TenantLimits(None, None, lambda: None),
         )
 
     async def answer(self, tenant: str, num_tokens: int = 1000) -> float:

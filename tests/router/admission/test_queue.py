@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 
 from kvasir_router.admission.queue import HeldDemand, RequestQueue
-from kvasir_router.admission.tenant_queue import QueuedRequest
+from kvasir_router.admission.queued_request import QueuedRequest
 
 
 def request(
@@ -24,7 +24,7 @@ def queue_of(*requests: QueuedRequest, max_requests: int = 100) -> RequestQueue:
 def wake(
     queue: RequestQueue, models: Collection[str | None] = ("m",), at_limit: Collection[str] = ()
 ) -> QueuedRequest | None:
-    return queue.wake_next(lambda model: model in models, lambda tenant: tenant not in at_limit)
+    return queue.wake_next(lambda model: model in models, lambda tenant: tenant not in at_limit, now=0.0)
 
 
 def start_all(queue: RequestQueue) -> list[QueuedRequest]:
@@ -182,5 +182,5 @@ def test_waking_asks_about_each_model_once_however_many_wait() -> None:
     for number in range(num_requests):
         queue.push(request(f"t{number % 100}", model=f"m{number % num_models}"))
     asked: list[str | None] = []
-    queue.wake_next(lambda model: bool(asked.append(model)), lambda _: True)
+    queue.wake_next(lambda model: bool(asked.append(model)), lambda _: True, now=0.0)
     assert len(asked) == num_models

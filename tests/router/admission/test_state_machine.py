@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from benchmarks.routing.virtual_time import VirtualTimeLoop
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.router.admission.places import Asked, Places
-from tests.router.virtual_time import VirtualTimeLoop
 
 from kvasir_router.errors import DeadlineExceededError, QueueFullError, QueueWaitExceededError, TenantInFlightLimitError
 

@@ -6,8 +6,10 @@ import pytest
 from tests.router.parts import a_request, an_endpoint
 
 from kvasir_router.debug.decisions import KEPT_A_SECOND, MAX_DECISIONS, DecisionLog
+from kvasir_router.endpoints.address import Role
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
+from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
 from kvasir_router.placement.round_robin import RoundRobin
 
@@ -65,3 +67,16 @@ def test_of_a_busy_routers_decisions_some_are_kept() -> None:
         decide(log, now=100.0 + number / 1000)  # a thousand a second
     last_numbers = [decision.number for decision in log if decision.made_at > 101.0]
     assert len(last_numbers) == pytest.approx(KEPT_A_SECOND * 0.2, abs=1)
+
+
+def test_a_pair_is_shown_with_what_every_other_would_have_cost() -> None:
+    log = DecisionLog()
+    decode = an_endpoint("d", role=Role.DECODE, prefill_tokens=8000)
+    prefill = an_endpoint("p", role=Role.PREFILL)
+    picker = Picker(FinishTime(), partial(log.add, "llama"), Pairing())
+    picker.pick(a_request(500, can_transfer_kv=True), [decode], {"p": 400}, 0.0, prefills=[prefill])
+    [decision] = log
+    assert (decision.url, decision.prefill_url, decision.local_prefill, decision.cached_tokens) == ("d", "p", None, 400)
+    assert [(cost.prefill_url, cost.cached_tokens) for cost in decision.costs] == [(None, 0), ("p", 400)]
+    picker.pick(a_request(500, can_transfer_kv=True), [decode], {"d": 490}, 0.0, prefills=[])
+    assert next(iter(log)).local_prefill == "no_prefill_endpoint"

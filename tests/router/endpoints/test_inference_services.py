@@ -57,3 +57,14 @@ def test_who_loses_one_name_keeps_the_others() -> None:
         "first": "first", "sql": "first", "second": "second", "extra": "second",
     }  # fmt: skip
     assert list(owners) == ["first", "sql", "second", "extra"]
+
+
+@pytest.mark.parametrize(
+    ("disaggregation", "min_tokens"),
+    [(None, None), ({}, None), ({"remotePrefillMinTokens": "auto"}, None), ({"remotePrefillMinTokens": 512}, 512)],
+)
+def test_reads_from_how_many_tokens_on_prefill_is_remote(
+    disaggregation: dict[str, Any] | None, min_tokens: int | None
+) -> None:
+    spec = {} if disaggregation is None else {"disaggregation": disaggregation}
+    assert read(**spec).remote_prefill_min_tokens == min_tokens

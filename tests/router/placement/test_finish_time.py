@@ -1,9 +1,12 @@
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 from tests.router.parts import a_request, an_endpoint, chatting
 
+from kvasir_router.placement.costs import TERMS, Term
 from kvasir_router.placement.finish_time import FinishTime
+from kvasir_router.request import InferenceRequest
 from kvasir_router.service.prefill_rate import work
 from kvasir_router.service.registry import Endpoint
 
@@ -95,3 +98,37 @@ def test_thirty_chats_on_one_system_prompt_pay_no_barrier() -> None:
         chatting(holder, str(number), cached=4096, uncached=64)
     costs = FinishTime().costs(a_request(4160), [holder, other], {"a": 4096}, now=0.0)
     assert (costs["a"]["kv_barrier"], costs["b"]["kv_barrier"]) == (0.0, 0.0)
+
+
+class Counted(list[Endpoint]):
+    """Endpoints, and how often somebody has gone through all of them."""
+
+    num_passes = 0
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        self.num_passes += 1
+        return super().__iter__()
+
+
+class CountedTerm:
+    def __init__(self, term: Term) -> None:
+        self.num_asked = 0
+        self._term = term
+
+    def __call__(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> list[float]:
+        self.num_asked += 1
+        return self._term(request, endpoints, cached, now)
+
+
+def test_a_pick_asks_each_term_once_and_goes_through_all_endpoints_a_fixed_number_of_times() -> None:
+    """Work is counted, not time: what every request pays for."""
+    terms = {name: CountedTerm(term) for name, term in TERMS.items()}
+    passes = []
+    for num_endpoints in (2, 64):
+        endpoints = Counted(an_endpoint(str(number)) for number in range(num_endpoints))
+        FinishTime(terms).place(a_request(100), endpoints, {"0": 50}, 0.0)
+        passes.append(endpoints.num_passes)
+    assert passes[0] == passes[1] <= 10
+    assert [term.num_asked for term in terms.values()] == [2] * len(TERMS)

@@ -1,6 +1,6 @@
 """Ejection and slow start as endpoints feel them: by how many requests they may have in flight."""
 
-from kvasir_router.endpoints.address import Address
+from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.service.circuit_breaker import CircuitState
 from kvasir_router.service.in_flight_limits import InFlightLimits
 from kvasir_router.service.load import EndpointLoad
@@ -122,3 +122,32 @@ def test_a_busy_endpoint_is_passed_over_for_a_moment_and_never_ejected() -> None
     endpoint = fleet.registry.get("0")
     assert endpoint is not None
     assert (endpoint.suspect_until, fleet.now_allowed) == (fleet.now + 1.0, [MAX_IN_FLIGHT] * 2)
+
+
+def test_each_kind_of_engine_keeps_somebody() -> None:
+    """Of one that decodes and two that prefill, the first is never out, and never compared with the others."""
+    fleet = Fleet(0)
+    roles = {"0": Role.DECODE, "1": Role.PREFILL, "2": Role.PREFILL}
+    fleet.registry.set_addresses({Address(url, role=role) for url, role in roles.items()}, EndpointState.READY)
+    fleet.limits.refresh()
+    for url in roles:
+        fleet.fail(url, 5)
+    assert fleet.now_allowed == [MAX_IN_FLIGHT, 0, MAX_IN_FLIGHT]
+    assert fleet.limits.num_ejected == 1
+    assert fleet.limits.circuit("1") is CircuitState.OPEN
+
+
+def test_a_new_engine_starts_slowly_by_its_own_kind() -> None:
+    fleet = Fleet(0)
+    old = {Address("0", role=Role.DECODE), Address("1", role=Role.PREFILL)}
+    fleet.registry.set_addresses(old, EndpointState.READY)
+    fleet.limits.refresh()
+    fleet.after(20.0)
+    for url, num_in_flight in (("0", 60), ("1", 2)):
+        endpoint = fleet.registry.get(url)
+        assert endpoint is not None
+        endpoint.load.num_in_flight = num_in_flight
+    new = {Address("2", role=Role.DECODE), Address("3", role=Role.PREFILL)}
+    fleet.registry.set_addresses(old | new, EndpointState.READY)
+    fleet.limits.refresh()
+    assert fleet.after(5.0)[2:] == [31, 2]

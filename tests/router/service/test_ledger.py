@@ -174,3 +174,48 @@ def test_a_stream_that_goes_on_has_its_tokens_computed_again() -> None:
     dispatch(Ledger(Room()), with_tokens, 1000).first_token(4.0, num_generated_tokens=3000)
     dispatch(Ledger(Room()), without, 1000).first_token(4.0)
     assert with_tokens.load.prefill.tokens_per_second > 3 * without.load.prefill.tokens_per_second
+
+
+def split(decode: Endpoint, prefill: Endpoint, num_tokens: int = 1000, *, now: float = 0.0) -> tuple[Ticket, ...]:
+    """Tickets of a request whose prompt is computed at `prefill`; decode has 100 tokens of it."""
+    placement = Placement(Leg(decode, 100, 0, received_tokens=num_tokens - 100), prefill=Leg(prefill, 0, num_tokens))
+    return Ledger(Room()).dispatch(a_request(num_tokens), placement, now)
+
+
+def test_what_a_decode_leg_receives_is_kv_and_no_prefill() -> None:
+    decode, prefill = an_endpoint("d", kv_capacity_tokens=10**6), an_endpoint("p", kv_capacity_tokens=10**6)
+    split(decode, prefill)
+    assert counts(decode) == (1, 0, 1000 + EXPECTED_OUTPUT_TOKENS)
+    assert decode.load.kv_used_tokens == 900 + EXPECTED_OUTPUT_TOKENS
+    assert decode.load.queue_seconds(0.0) <= 0
+    assert counts(prefill) == (1, 1000, 1000)
+
+
+def test_a_prefill_leg_ends_with_its_only_token_which_teaches_its_rate() -> None:
+    decode, prefill = an_endpoint("d"), an_endpoint("p", prefill_rate=8000.0)
+    split(decode, prefill)[1].whole_answer(5.0)
+    assert (prefill.load.prefill.num_observations, prefill.load.prefill_tokens) == (1, 0)
+
+
+def test_a_decode_engine_whose_partner_failed_has_the_prompt_ahead() -> None:
+    decode, prefill = an_endpoint("d"), an_endpoint("p")
+    ticket, _ = split(decode, prefill)
+    ticket.prefill_after_all(1.0)
+    ticket.prefill_after_all(1.0)
+    assert counts(decode) == (1, 900, 1000 + EXPECTED_OUTPUT_TOKENS)
+    assert decode.load.queue_seconds(1.0) > 0.5
+    ticket.first_token(2.0)
+    assert (counts(decode)[1], decode.load.prefill.num_observations) == (0, 1)
+    ticket.finish()
+    assert counts(decode) == (0, 0, 0)
+
+
+def test_a_decode_engine_that_has_begun_needs_no_prefill() -> None:
+    decode = an_endpoint("d")
+    ticket, _ = split(decode, an_endpoint("p"))
+    ticket.first_token(1.0)
+    ticket.prefill_after_all(1.1)
+    assert counts(decode)[1] == 0
+    ticket.finish()
+    ticket.prefill_after_all(1.2)
+    assert counts(decode) == (0, 0, 0)

@@ -181,3 +181,55 @@ def test_two_requests_of_one_id_count_both() -> None:
     first, _ = sent(one, "x", 100), sent(one, "x", 100)
     one.end(first)
     assert one.queue_seconds(0.0) == pytest.approx(seconds(100))
+
+
+def test_a_request_that_waits_for_kv_holds_up_no_prefill() -> None:
+    """It is no head of the queue, behind which others would wait."""
+    one = load()
+    one.begin(InFlight("waits", 0, 0, 0, received_tokens=500), 0.0)
+    sent(one, "next", 100, 1.0)
+    assert one.queue_seconds(1.0) == pytest.approx(seconds(100))
+    assert one.queue_seconds(1.5) == pytest.approx(seconds(100) - 0.5)
+
+
+def test_kv_that_is_still_to_come_counts_until_the_engine_names_the_request() -> None:
+    one = load()
+    one.report(BUSY, now=0.0)
+    request = InFlight("waits", 0, 0, 0, received_tokens=500)
+    one.begin(request, 0.0)
+    assert (one.kv_used_tokens, one.prefill_tokens) == (750, 340)
+    one.report(replace(BUSY, kv_used_tokens=750, arrived=("waits",)), now=0.1)
+    assert one.kv_used_tokens == 750
+    one.end(request)
+    assert one.kv_used_tokens == 750
+
+
+def test_a_request_that_ends_unreported_leaves_nothing() -> None:
+    one = load()
+    one.report(IDLE, now=0.0)
+    request = InFlight("waits", 0, 0, 0, received_tokens=500)
+    one.begin(request, 0.0)
+    one.end(request)
+    assert (one.kv_used_tokens, one.num_in_flight) == (0, 0)
+
+
+def test_those_who_decode_are_everybodys_by_the_engines_word() -> None:
+    one = load()
+    sent(one, "own", 10)
+    assert one.num_decoding == 0
+    one.report(BUSY, now=0.0)
+    assert one.num_decoding == 2
+
+
+def test_own_requests_that_wait_for_kv_are_not_taken_for_others_prompts() -> None:
+    one = load()
+    sent(one, "usual", 100)  # prompts of others are taken to be as own ones
+    request = InFlight("waits", 0, 0, 0, received_tokens=500)
+    one.begin(request, 0.0)
+    assert one.num_decoding == 0
+    one.scraped(None, None, num_waiting=1, now=0.0)
+    assert one.queue_seconds(0.0) == pytest.approx(seconds(100))
+    one.end_prefill(request, 0.1)
+    assert one.num_decoding == 1
+    one.scraped(None, None, num_waiting=1, now=0.0)
+    assert one.queue_seconds(0.0) > seconds(100)

@@ -141,3 +141,13 @@ def test_known_addresses_keep_their_state() -> None:
     made.set_state(A.url, EndpointState.UNREACHABLE)
     made.set_addresses({A, B, Address("http://c")}, EndpointState.READY)
     assert made.num_in_state(EndpointState.UNREACHABLE) == 1
+
+
+def test_engines_that_prefill_are_listed_apart() -> None:
+    made = registry()
+    assert (made.is_disaggregated, made.prefilling("m")) == (False, ())
+    made.set_addresses({replace(A, role=Role.DECODE), replace(B, role=Role.PREFILL)}, EndpointState.READY)
+    assert (made.is_disaggregated, serving(made), [one.url for one in made.prefilling("m")]) == (True, [A.url], [B.url])
+    assert made.prefilling("adapter") == ()
+    made.set_state(B.url, EndpointState.NOT_READY)
+    assert made.prefilling("m") == ()

@@ -1,5 +1,7 @@
 """Placement, ledger and index together: what was sent where, and what that says of the next request."""
 
+from dataclasses import replace
+
 import pytest
 from tests.router.parts import a_request
 
@@ -8,7 +10,8 @@ from kvasir_router.config import RouterConfig
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.dialects.tokenize import Tokenize
-from kvasir_router.endpoints.address import Address
+from kvasir_router.endpoints.address import Address, Role
+from kvasir_router.placement.placement import LocalPrefill
 from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
@@ -19,8 +22,8 @@ from kvasir_router.service.service import Service
 pytestmark = pytest.mark.anyio
 A, B = Address("http://a"), Address("http://b")
 SETTINGS = ServiceSettings(
-    name="llama", model="m", aliases=(), adapters=(), created=0, policy="finishTime", max_queue_size=10,
-    max_queue_wait_seconds=1.0, router_secret=None,
+    name="llama", model="m", aliases=(), adapters=(), created=0, policy="finishTime",
+    remote_prefill_min_tokens=None, max_queue_size=10, max_queue_wait_seconds=1.0, router_secret=None,
 )  # fmt: skip
 CONFIG = RouterConfig(endpoint=(A.url,), prefix_block_size=10, bytes_per_token=1.0)
 
@@ -82,7 +85,7 @@ async def test_a_dispatch_that_failed_is_not_expected_to_be_cached(service: Serv
     placement = service.place(request)
     assert placement is not None
     service.dispatch(request, placement)[0].finish()
-    service.withdraw(request, placement)
+    service.withdraw(request, placement.leg.endpoint.url)
     assert cached(service, request) == {}
 
 
@@ -93,7 +96,7 @@ async def test_a_request_without_a_prompt_is_placed_and_changes_no_cache(service
     ticket = service.dispatch(request, placement)[0]
     endpoint = placement.leg.endpoint
     assert (endpoint.load.num_in_flight, endpoint.load.resident_tokens) == (1, 0)
-    service.withdraw(request, placement)
+    service.withdraw(request, placement.leg.endpoint.url)
     ticket.finish()
     assert [one["prefix_blocks"] for one in service.describe()] == [0, 0]
 
@@ -120,3 +123,28 @@ async def test_what_is_too_old_is_forgotten(service: Service) -> None:
     service._clock = lambda: float("inf")
     service.expire()
     assert [one["prefix_blocks"] for one in service.describe()] == [0, 0]
+
+
+async def test_prompts_are_paired_once_an_engine_has_a_part_only(service: Service) -> None:
+    assert not service.is_paired
+    service.registry.set_addresses({replace(A, role=Role.DECODE), replace(B, role=Role.PREFILL)}, EndpointState.READY)
+    assert service.is_paired
+    assert service.pairing is not None
+    service.pairing.remote_min_tokens = 0
+    request = a_request(prefix=await key_of(service), can_transfer_kv=True)
+    placement = service.place(request)
+    assert placement is not None
+    assert [leg.endpoint.url for leg in placement.legs] == [A.url, B.url]
+    service.dispatch(request, placement)
+    assert cached(service, request) == {A.url: 100, B.url: 100}
+    service.withdraw(request, B.url)
+    assert cached(service, request) == {A.url: 100}
+
+
+async def test_a_prefill_engine_where_it_has_failed_is_no_partner(service: Service) -> None:
+    service.registry.set_addresses({replace(A, role=Role.DECODE), replace(B, role=Role.PREFILL)}, EndpointState.READY)
+    assert service.pairing is not None
+    service.pairing.remote_min_tokens = 0
+    placement = service.place(a_request(prefix=await key_of(service), can_transfer_kv=True), avoid={B.url})
+    assert placement is not None
+    assert (placement.prefill, placement.local_prefill) == (None, LocalPrefill.NO_PREFILL_ENDPOINT)

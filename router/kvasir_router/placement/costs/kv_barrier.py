@@ -20,7 +20,8 @@ def seconds(
     added = request.num_prompt_tokens + request.num_output_tokens
     return [
         0.0
-        if endpoint.load.kv_used_tokens + added <= KV_BARRIER_START * (endpoint.load.kv_capacity_tokens or 0)
+        if (load := endpoint.load).kv_used_tokens + added <= KV_BARRIER_START * (load.kv_capacity_tokens or 0)
+        or (load.kv_usage is None and load.kv_capacity_tokens is None)
         else barrier_seconds(_usage(endpoint, added - cached.get(endpoint.url, 0)))
         for endpoint in endpoints
     ]

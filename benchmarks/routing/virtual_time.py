@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+from collections.abc import Callable
 from typing import Any
 
 # A request that starts wakes the next one, and each takes a few turns of the loop.
@@ -47,3 +48,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def advance(self, seconds: float) -> None:
         self.run_until_complete(asyncio.sleep(seconds))
         self.settle()
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """As from code that runs on the loop, and nothing else runs."""
+        asyncio.events._set_running_loop(self)
+        try:
+            callback()
+        finally:
+            asyncio.events._set_running_loop(None)

@@ -1,0 +1,107 @@
+"""Seconds until the first token of every pair: a decode engine that prefills itself, or another that does it for it.
+
+Terms are finish_time's, on whichever side they belong to, and two more: `decode_stall` of a local prefill, and
+`kv_transfer` of a remote one, which is what the pair's transfers were seen to take once their prefill had ended.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kvasir_router.placement.costs import TERMS, Term, decode_stall
+from kvasir_router.placement.finish_time import TIE_TOLERANCE
+from kvasir_router.placement.placement import decode_leg_on
+from kvasir_router.request import InferenceRequest
+from kvasir_router.service.registry import Endpoint
+from kvasir_router.service.transfer_times import TransferTimes
+
+# What a request adds where it decodes; all other terms are about where it is prefilled. KV is needed on both sides.
+_DECODE_TERMS = {name: TERMS[name] for name in ("decode_load", "kv_barrier")}
+_REMOTE_TERMS = {name: term for name, term in TERMS.items() if name != "decode_load"}
+_LOCAL_TERMS: dict[str, Term] = {
+    **{name: term for name, term in TERMS.items() if name not in _DECODE_TERMS},
+    "decode_stall": decode_stall.seconds,
+}
+
+# For each decode engine so many prefill engines of its revision are compared: the others would be behind anyway, unless
+# transfers from all of these were slow.
+_MAX_PARTNERS = 4
+
+
+class Pair(NamedTuple):
+    decode: Endpoint
+    prefill: Endpoint | None  # None: the decode engine prefills
+    seconds: float
+
+
+class PairCosts:
+    """Of one request. `partners` are the prefill engines that are compared, by revision; of ties those idle longest."""
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        decodes: Sequence[Endpoint],
+        prefills: Sequence[Endpoint],
+        cached: Mapping[str, int],
+        now: float,
+        transfers: TransferTimes,
+    ) -> None:
+        self._transfers = transfers
+        self._decode = _Column(_DECODE_TERMS, request, decodes, cached, now)
+        self._local = _Column(_LOCAL_TERMS, request, decodes, cached, now)
+        self._remote = _Column(_REMOTE_TERMS, request, prefills, cached, now)
+        self._lacking = {decode.url: decode_leg_on(decode, request, cached).received_tokens for decode in decodes}
+        self.partners = self._shortlists(prefills)
+
+    def lacking_tokens(self, decode: Endpoint) -> int:
+        """Of the prompt: it computes or receives them."""
+        return self._lacking[decode.url]
+
+    def local(self, decode: Endpoint) -> Pair:
+        return Pair(decode, None, self._local.seconds[decode.url] + self._decode.seconds[decode.url])
+
+    def remote(self, decode: Endpoint, prefill: Endpoint) -> Pair:
+        seconds = self._remote.seconds[prefill.url] + self._transfer_seconds(decode, prefill)
+        return Pair(decode, prefill, seconds + self._decode.seconds[decode.url])
+
+    def terms(self, pair: Pair) -> dict[str, float]:
+        """For people; their sum is the pair's seconds."""
+        terms = self._decode.terms_of(pair.decode.url)
+        if pair.prefill is None:
+            return self._local.terms_of(pair.decode.url) | terms
+        prefill = self._remote.terms_of(pair.prefill.url)
+        prefill["kv_barrier"] += terms.pop("kv_barrier")
+        return prefill | {"kv_transfer": self._transfer_seconds(pair.decode, pair.prefill)} | terms
+
+    def _transfer_seconds(self, decode: Endpoint, prefill: Endpoint) -> float:
+        return self._transfers.estimate_seconds(prefill.url, decode.url, self._lacking[decode.url])
+
+    def _shortlists(self, prefills: Sequence[Endpoint]) -> dict[str, list[Endpoint]]:
+        seconds = self._remote.seconds
+        of_revision: dict[str, list[Endpoint]] = {}
+        for prefill in prefills:
+            of_revision.setdefault(prefill.revision, []).append(prefill)
+        for found in of_revision.values():
+            limit = min(seconds[prefill.url] for prefill in found) * (1 + TIE_TOLERANCE)
+            found.sort(key=lambda prefill: (max(seconds[prefill.url], limit), prefill.load.last_dispatch, prefill.url))
+            del found[_MAX_PARTNERS:]
+        return of_revision
+
+
+class _Column:
+    """The terms of one side, of each endpoint that could take it, by url."""
+
+    def __init__(
+        self,
+        terms: Mapping[str, Term],
+        request: InferenceRequest,
+        endpoints: Sequence[Endpoint],
+        cached: Mapping[str, int],
+        now: float,
+    ) -> None:
+        self._names = tuple(terms)
+        columns = [term(request, endpoints, cached, now) for term in terms.values()] if endpoints else []
+        self._rows = {endpoint.url: row for endpoint, row in zip(endpoints, zip(*columns, strict=True), strict=True)}
+        self.seconds = {url: sum(row) for url, row in self._rows.items()}
+
+    def terms_of(self, url: str) -> dict[str, float]:
+        return dict(zip(self._names, self._rows[url], strict=True))

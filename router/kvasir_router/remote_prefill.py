@@ -1,0 +1,174 @@
+"""The prefill leg of a request that another engine decodes: sent with the decode leg, ended with it, never in its way.
+
+Its failure is none of the decode engine's, which could wait long for KV that nobody computes: unless it has begun by
+itself, its leg is ended too, and the request placed anew. What the failure says of the prefill engine is counted here,
+as `app` does for the engines that answer clients.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from kvasir_router.errors import (
+    PrefillFailedError,
+    RequestTimeoutError,
+    UpstreamError,
+    UpstreamLateError,
+    UpstreamUnresponsiveError,
+)
+from kvasir_router.job import Job
+from kvasir_router.liveness import while_alive
+from kvasir_router.metrics import Metrics
+from kvasir_router.placement.placement import Placement
+from kvasir_router.relay.kv_transfer import NewHandover, params_of_answer, prefill_body
+from kvasir_router.relay.prefill_leg import prefill
+from kvasir_router.relay.proxy import forwarded_headers
+from kvasir_router.relay.upstream_pool import UpstreamPool
+from kvasir_router.service.ledger import Ticket
+
+logger = logging.getLogger(__name__)
+
+LATE_SECONDS = 1.0
+"""After the decode engine's first byte nobody needs the prefill any more; its answer may still be on its way."""
+
+
+class RemotePrefills:
+    """`port` is that of prefill engines' side channel."""
+
+    def __init__(self, pool: UpstreamPool, metrics: Metrics, new_handover: NewHandover, port: int) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._new_handover = new_handover
+        self._port = port
+
+    @contextlib.asynccontextmanager
+    async def beside(self, job: Job, placement: Placement, tickets: Sequence[Ticket]) -> AsyncIterator["PrefillLeg"]:
+        """Runs while the block does. It enters at once, or once the answer is there that the decode leg needs.
+
+        Raises PrefillFailedError from the block.
+        """
+        decode, ticket = tickets
+        handover = self._new_handover(ticket.url, self._port)
+        leg = PrefillLeg(job, placement, decode, ticket, self._metrics, handover.to_decode)
+        body = prefill_body(job.exchange.body.content, handover.to_prefill)
+        task = asyncio.create_task(leg.run(self._pool, body), name=f"prefill {job.exchange.request_id}")
+        try:
+            if leg.decode_waits_for_it:
+                await asyncio.wait([task])
+            async with asyncio.timeout(None) as leg.decode_time:
+                yield leg
+        except TimeoutError as error:
+            if leg.decode_time is None or not leg.decode_time.expired():
+                raise
+            raise PrefillFailedError(f"{ticket.url} does not prefill for {decode.url}") from error
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and (failure := task.exception()) is not None:
+                logger.error("request_id=%s: its prefill leg failed", job.exchange.request_id, exc_info=failure)
+
+
+class PrefillLeg:
+    """Of one attempt. `kv_transfer_params` are the decode leg's; None: the decode engine prefills itself."""
+
+    def __init__(
+        self,
+        job: Job,
+        placement: Placement,
+        decode: Ticket,
+        ticket: Ticket,
+        metrics: Metrics,
+        kv_transfer_params: bytes | None,
+    ) -> None:
+        assert placement.prefill is not None
+        self.kv_transfer_params = kv_transfer_params
+        self.decode_waits_for_it = kv_transfer_params is None
+        self.decode_time: asyncio.Timeout | None = None
+        """Ends that of the decode leg."""
+        self._has_decode_begun = False
+        self._job = job
+        self._revision = placement.prefill.endpoint.revision
+        self._num_tokens = placement.leg.received_tokens
+        self._decode = decode
+        self._ticket = ticket
+        self._metrics = metrics
+        self._patience: asyncio.Timeout | None = None
+        self._prefilled_at: float | None = None
+
+    async def run(self, pool: UpstreamPool, body: bytes) -> None:
+        try:
+            answer = await self._ask(pool, body)
+        except UpstreamError as error:
+            self._note_failure(error)
+        else:
+            self._note_prefill(answer)
+        finally:
+            if self._prefilled_at is None:
+                self._job.service.withdraw(self._job.request, self._ticket.url)
+            self._ticket.finish()
+
+    def decode_has_begun(self, now: float, *, is_from_start: bool) -> None:
+        """Its first byte has come. `is_from_start`: it had nothing to compute but the first token."""
+        self._has_decode_begun = True
+        if self.decode_time is not None:
+            self.decode_time.reschedule(None)  # where the prefill has failed in this very turn of the loop
+        if self._prefilled_at is None:
+            if self._patience is not None:
+                self._patience.reschedule(asyncio.get_running_loop().time() + LATE_SECONDS)
+        elif is_from_start and self.kv_transfer_params is not None:
+            self._learn_transfer(now - self._prefilled_at, now)
+
+    async def _ask(self, pool: UpstreamPool, body: bytes) -> bytes:
+        """Raises UpstreamError."""
+        exchange, request = self._job.exchange, self._job.request
+        headers = forwarded_headers(
+            exchange.headers, exchange.request_id, request.tenant, self._job.service.router_secret, is_resumable=False
+        )
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                with while_alive(self._ticket, lambda: True):
+                    return await prefill(pool, self._ticket.url, exchange.path, headers, body)
+        except TimeoutError as error:
+            message = f"{self._ticket.url} was still prefilling when the decode engine had done it itself"
+            raise UpstreamLateError(message, "late") from error
+        except RequestTimeoutError as error:
+            raise UpstreamUnresponsiveError(str(error), "timeout") from error
+        finally:
+            self._patience = None
+
+    def _note_prefill(self, answer: bytes) -> None:
+        self._prefilled_at = time.perf_counter()
+        self._ticket.whole_answer(self._prefilled_at)
+        self._job.service.in_flight_limits.answered(self._ticket.url, is_error=False)
+        if self.decode_waits_for_it:
+            self.kv_transfer_params = params_of_answer(answer)
+            if self.kv_transfer_params is None:
+                self._decode_prefills()
+
+    def _note_failure(self, error: UpstreamError) -> None:
+        url = self._ticket.url
+        logger.warning("request_id=%s prefill endpoint=%s %s", self._job.exchange.request_id, url, error)
+        self._metrics.count_remote_prefill_error(self._revision, error.reason)
+        self._job.tried.add(url)
+        self._job.service.note_failure(url, error)
+        if self.decode_waits_for_it:
+            self._decode_prefills()
+        elif not self._has_decode_begun and self.decode_time is not None:
+            self.decode_time.reschedule(asyncio.get_running_loop().time())
+        elif isinstance(error, UpstreamLateError):
+            self._ticket.first_token(time.perf_counter())  # it takes at least as long
+
+    def _decode_prefills(self) -> None:
+        self._decode.prefill_after_all(time.perf_counter())
+        if not self._job.request.is_stream:  # nothing will tell when it is done
+            seconds = self._decode.expected_prefill_seconds
+            asyncio.get_running_loop().call_later(seconds, self._decode.release_prefill)
+
+    def _learn_transfer(self, seconds: float, now: float) -> None:
+        """Where the first byte is the first token, which it is of streams."""
+        pairing = self._job.service.pairing
+        if pairing is not None and self._job.request.is_stream:
+            pairing.transfers.observe(self._ticket.url, self._decode.url, self._num_tokens, seconds, now)
+            self._metrics.kv_transfer_seconds.observe(seconds)

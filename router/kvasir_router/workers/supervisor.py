@@ -1,0 +1,150 @@
+"""Starts the workers, replaces those that die, and ends them all: `kvasir-router serve --workers N`.
+
+The port is theirs together (SO_REUSEPORT): the kernel deals out connections. The supervisor binds it too and never
+listens, so that nobody else gets it while a worker is replaced.
+"""
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import uvloop
+
+from kvasir_router.config import RouterConfig
+from kvasir_router.errors import StartupError
+from kvasir_router.listener import listening, reserved, url_of
+from kvasir_router.relay.connections import ConnectionLimits, Connections
+from kvasir_router.relay.http_server import http_server
+from kvasir_router.server import set_up_logging
+from kvasir_router.workers.admin import WorkerAdmins, create_supervisor_app
+from kvasir_router.workers.worker import config_of_worker
+
+logger = logging.getLogger(__name__)
+
+_COMMAND = (sys.executable, "-m", "kvasir_router.workers.worker")
+_RESTART_SECONDS = 1.0
+# Beyond the time that a worker takes to drain.
+_STOP_SECONDS = 10.0
+_ADMIN_CONNECTIONS = ConnectionLimits(total=256, per_peer=64)
+
+
+def run(config: RouterConfig) -> None:
+    """Serves until SIGTERM or SIGINT. Raises StartupError."""
+    set_up_logging(config.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_until_signal(config))
+
+
+async def _serve_until_signal(config: RouterConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    admin_host = config.admin_host or config.host
+    with (
+        reserved(config.host, config.port, "--port") as port,
+        listening(admin_host, config.admin_port, "--admin-port") as admin_socket,
+    ):
+        async with supervised(config, port.getsockname()[1]) as supervisor:
+            app = create_supervisor_app(supervisor.admins, lambda: not supervisor.is_stopping)
+            async with http_server(app, admin_socket, Connections(_ADMIN_CONNECTIONS), shutdown_timeout_seconds=1.0):
+                await _first_of(supervisor.all_serve(), stop.wait())
+                told = config.workers, url_of(port), url_of(admin_socket)
+                logger.info("%d workers serve on %s, probes and metrics on %s", *told)
+                await stop.wait()
+                await supervisor.stop()
+
+
+async def _first_of(*awaited: Coroutine[Any, Any, Any]) -> None:
+    """Raises as the first of them that ends."""
+    tasks = [asyncio.ensure_future(each) for each in awaited]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+@contextlib.asynccontextmanager
+async def supervised(config: RouterConfig, port: int) -> AsyncIterator["Supervisor"]:
+    """Workers that are kept running while the block is; none is left at its end."""
+    async with WorkerAdmins() as admins:
+        supervisor = Supervisor(config, port, admins)
+        tasks = [asyncio.create_task(supervisor.keep(number)) for number in range(config.workers)]
+        try:
+            yield supervisor
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+class Supervisor:
+    def __init__(self, config: RouterConfig, port: int, admins: WorkerAdmins) -> None:
+        self.admins = admins
+        self.is_stopping = False
+        self._num_workers = config.workers
+        self._stop_seconds = config.shutdown_timeout + _STOP_SECONDS
+        self._config = pickle.dumps(config_of_worker(config, port))
+        self._processes: dict[int, Process] = {}
+        self._has_served: set[int] = set()
+        self._all_serve: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def all_serve(self) -> None:
+        """Raises StartupError where one ends before it has ever served."""
+        await self._all_serve
+
+    async def keep(self, number: int) -> None:
+        """One worker after the other."""
+        while not self.is_stopping:
+            end = await self._run_worker(number)
+            if self.is_stopping:
+                break
+            if not self._all_serve.done() and number not in self._has_served:
+                self._all_serve.set_exception(StartupError(f"worker {number} {end} before it served; its log says why"))
+                break
+            logger.error("worker %d %s; another takes its place", number, end)
+            await asyncio.sleep(_RESTART_SECONDS)
+
+    async def stop(self) -> None:
+        """All drain, each as long as it may."""
+        self.is_stopping = True
+        for process in self._processes.values():
+            process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._stop_seconds):
+                await asyncio.gather(*(process.wait() for process in self._processes.values()))
+
+    async def _run_worker(self, number: int) -> str:
+        """Returns how it has ended; where this is cancelled, it is killed."""
+        try:
+            process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE)
+        except OSError as error:  # the machine may have room for it later
+            return f"could not be started ({error})"
+        self._processes[number] = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(self._config)
+            admin_url = (await process.stdout.readline()).decode().strip()
+            if admin_url:
+                self.admins.serves(number, admin_url)
+                self._serves(number)
+            return f"ended with status {await process.wait()}"
+        finally:
+            self.admins.ended(number)
+            del self._processes[number]
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def _serves(self, number: int) -> None:
+        self._has_served.add(number)
+        if len(self._has_served) == self._num_workers and not self._all_serve.done():
+            self._all_serve.set_result(None)

@@ -1,0 +1,173 @@
+"""Who prefills a prompt: the engine that decodes it, or another of its revision that would be done sooner."""
+
+from typing import Any
+
+import pytest
+from tests.router.parts import a_request, an_endpoint, chatting
+
+from kvasir_router.endpoints.address import Role
+from kvasir_router.placement.finish_time import FinishTime
+from kvasir_router.placement.pairing import PairedPolicy, Pairing
+from kvasir_router.placement.placement import LocalPrefill, Placement, Policy
+from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.round_robin import RoundRobin
+from kvasir_router.placement.session_affinity import SessionAffinity
+from kvasir_router.service.prefill_rate import work
+from kvasir_router.service.registry import Endpoint
+
+
+def a_decode(url: str = "d", *, num_chats: int = 0, **load: Any) -> Endpoint:
+    endpoint = an_endpoint(url, role=Role.DECODE, **load)
+    for number in range(num_chats):
+        chatting(endpoint, str(number), cached=0, uncached=1)
+    return endpoint
+
+
+def a_prefill(url: str = "p", **load: Any) -> Endpoint:
+    return an_endpoint(url, role=Role.PREFILL, **load)
+
+
+def paired(*prefills: Endpoint, policy: Policy | None = None, min_tokens: int | None = None) -> PairedPolicy:
+    return Pairing(min_tokens).policy(policy or FinishTime(), prefills)
+
+
+def placed(
+    policy: PairedPolicy,
+    *decodes: Endpoint,
+    num_tokens: int = 1000,
+    cached: dict[str, int] | None = None,
+    **fields: Any,
+) -> Placement:
+    request = a_request(num_tokens, **({"can_transfer_kv": True} | fields))
+    return policy.place(request, decodes, cached or {}, 0.0)
+
+
+def urls(placement: Placement) -> tuple[str, str | None]:
+    return placement.leg.endpoint.url, None if placement.prefill is None else placement.prefill.endpoint.url
+
+
+@pytest.mark.parametrize(
+    ("why", "decode", "prefill", "cached", "is_remote"),
+    [
+        ("two idle engines: a transfer gains nothing", {}, {}, {}, False),
+        ("prompts ahead where it is decoded", {"prefill_tokens": 1000}, {}, {}, True),
+        ("as many where it would be prefilled", {"prefill_tokens": 1000}, {"prefill_tokens": 1000}, {}, False),
+        ("streams would stand still", {"num_chats": 20}, {}, {}, True),
+        ("a faster prefill engine", {}, {"prefill_rate": 2000.0}, {}, True),
+        ("its prefix is cached where it is decoded", {"num_chats": 20}, {}, {"d": 990}, False),
+        ("its prefix is cached where it is prefilled", {}, {}, {"p": 900}, True),
+        (
+            "KV of the prefill engine is full",
+            {"num_chats": 20},
+            {"kv_usage": 0.99, "kv_capacity_tokens": 10**6},
+            {},
+            False,
+        ),
+    ],
+)
+def test_a_prompt_goes_where_its_first_token_comes_sooner(
+    why: str, decode: dict[str, Any], prefill: dict[str, Any], cached: dict[str, int], is_remote: bool
+) -> None:
+    placement = placed(paired(a_prefill(**prefill)), a_decode(**decode), cached=cached)
+    assert urls(placement) == ("d", "p" if is_remote else None), why
+    assert placement.local_prefill is (None if is_remote else LocalPrefill.CHEAPER)
+
+
+def test_legs_tell_what_each_engine_has_and_does() -> None:
+    placement = placed(paired(a_prefill(), min_tokens=0), a_decode(), cached={"d": 300, "p": 600})
+    assert placement.prefill is not None
+    assert (placement.leg.cached_tokens, placement.leg.uncached_tokens, placement.leg.received_tokens) == (300, 0, 700)
+    assert (placement.prefill.cached_tokens, placement.prefill.uncached_tokens) == (600, 400)
+
+
+def test_the_cost_of_a_pair_is_queue_and_prefill_of_one_transfer_and_load_of_the_other() -> None:
+    policy = paired(a_prefill(prefill_tokens=500), min_tokens=0)
+    decode = a_decode(resident_tokens=2000)
+    cost = placed(policy, decode, cached={"d": 400}).cost_seconds
+    transfer = policy.transfers.estimate_seconds("p", "d", 600)
+    assert cost == pytest.approx(work(500) / 1000 + work(1000) / 1000 + transfer + 0.05 * 2000 / 1000)
+
+
+def test_a_slow_pair_is_left_for_another() -> None:
+    policy = paired(a_prefill("p"), a_prefill("q"), min_tokens=0)
+    for _ in range(20):
+        policy.transfers.observe("p", "d", 1000, 1.0, 0.0)
+    assert urls(placed(policy, a_decode())) == ("d", "q")
+
+
+def test_pairs_that_are_slow_leave_the_prompt_where_it_is_decoded() -> None:
+    policy, busy = paired(a_prefill()), a_decode(prefill_tokens=1000)
+    assert urls(placed(policy, busy)) == ("d", "p")
+    for _ in range(20):
+        policy.transfers.observe("p", "d", 1000, 3.0, 0.0)
+    assert urls(placed(policy, busy)) == ("d", None)
+
+
+@pytest.mark.parametrize(("num_cached", "prefill"), [(501, None), (500, "p"), (0, "p")])
+def test_a_number_of_tokens_overrides_the_cost(num_cached: int, prefill: str | None) -> None:
+    policy = paired(a_prefill(prefill_tokens=10**6), min_tokens=500)
+    placement = placed(policy, a_decode(), cached={"d": num_cached})
+    assert urls(placement) == ("d", prefill)
+    assert placement.local_prefill is (LocalPrefill.SHORT if prefill is None else None)
+
+
+def test_pairs_never_cross_revisions() -> None:
+    prefills = a_prefill("p1", revision="1"), a_prefill("p2", revision="2", prefill_tokens=10_000)
+    decode = a_decode(revision="2")
+    assert urls(placed(paired(*prefills, min_tokens=0), decode)) == ("d", "p2")
+    alone = placed(paired(prefills[0], min_tokens=0), decode)
+    assert (urls(alone), alone.local_prefill) == (("d", None), LocalPrefill.NO_PREFILL_ENDPOINT)
+
+
+def test_an_engine_that_serves_is_given_no_partner() -> None:
+    placement = placed(paired(a_prefill(), min_tokens=0), an_endpoint("s", prefill_tokens=9000))
+    assert (urls(placement), placement.local_prefill) == (("s", None), None)
+
+
+def test_what_cannot_be_handed_over_stays_where_it_is_decoded() -> None:
+    placement = placed(paired(a_prefill(), min_tokens=0), a_decode(), can_transfer_kv=False)
+    assert (urls(placement), placement.local_prefill) == (("d", None), LocalPrefill.UNSUPPORTED)
+
+
+def test_of_equal_pairs_those_idle_longest_are_chosen() -> None:
+    prefills = a_prefill("p1", last_dispatch=4), a_prefill("p2", last_dispatch=3)
+    decodes = a_decode("d1", last_dispatch=9), a_decode("d2", last_dispatch=8)
+    assert urls(placed(paired(*prefills, min_tokens=0), *decodes)) == ("d2", "p2")
+
+
+def test_only_the_best_of_many_prefill_engines_are_compared() -> None:
+    prefills = [a_prefill(f"p{number}", prefill_tokens=1000 * (9 - number)) for number in range(10)]
+    costs = paired(*prefills, min_tokens=0).pair_costs(a_request(1000, can_transfer_kv=True), [a_decode()], {}, 0.0)
+    assert list(costs) == [("d", f"p{number}") for number in (9, 8, 7, 6)]
+
+
+def test_terms_of_every_pair_add_up_to_what_was_compared() -> None:
+    policy = paired(a_prefill(prefill_tokens=500))
+    decodes = [a_decode("d", num_chats=3, kv_usage=0.9, kv_capacity_tokens=10**6), an_endpoint("s")]
+    costs = policy.pair_costs(a_request(1000, can_transfer_kv=True), decodes, {}, 0.0)
+    assert set(costs) == {("d", None), ("d", "p"), ("s", None)}
+    assert {"decode_stall", "own_prefill", "kv_barrier"} <= set(costs["d", None])
+    assert {"kv_transfer", "prefill_queue", "decode_load"} <= set(costs["d", "p"])
+    chosen = placed(policy, *decodes)
+    assert chosen.cost_seconds == pytest.approx(sum(costs[urls(chosen)].values()))
+
+
+@pytest.mark.parametrize("policy", [RoundRobin(), PowerOfTwo(seed=1), SessionAffinity()])
+def test_other_policies_choose_each_leg_their_own_way(policy: Policy) -> None:
+    prefills = [a_prefill("p1", last_dispatch=4), a_prefill("p2", last_dispatch=3)]
+    decodes = [a_decode("d1", last_dispatch=9), a_decode("d2", last_dispatch=8)]
+    pair = paired(*prefills, policy=policy, min_tokens=0)
+    seen = {urls(placed(pair, *decodes, session=str(number))) for number in range(40)}
+    assert {prefill for _, prefill in seen} <= {"p1", "p2"}
+    if isinstance(policy, RoundRobin):
+        assert seen == {("d2", "p2")}
+    else:
+        assert {decode for decode, _ in seen} == {"d1", "d2"}
+    assert pair.pair_costs(a_request(), decodes, {}, 0.0) == {}
+
+
+def test_costs_decide_for_other_policies_too_whether_the_second_leg_is_used() -> None:
+    prefill = a_prefill()
+    assert urls(placed(paired(prefill, policy=RoundRobin()), a_decode())) == ("d", None)
+    assert urls(placed(paired(prefill, policy=RoundRobin()), a_decode(num_chats=20))) == ("d", "p")
+    assert placed(paired(prefill, policy=RoundRobin()), a_decode(num_chats=20)).cost_seconds is None

@@ -1,0 +1,430 @@
+"""A request whose prompt one engine computes and another decodes, as clients, engines and the router's books see it."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.router.split_engines import Split
+
+from kvasir_router import remote_prefill
+from kvasir_router.errors import UpstreamLostError
+from kvasir_router.service.load import InFlight
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello " * 100}], "stream": True, "max_tokens": 9}
+
+
+@pytest.fixture
+def split(start_router: Any, exit_stack: Any) -> Split:
+    return Split(start_router, exit_stack)
+
+
+async def ask(client: aiohttp.ClientSession, router: Any, **body: Any) -> tuple[int, bytes]:
+    async with client.post(router.url + CHAT, json=BODY | body) as response:
+        return response.status, await response.read()
+
+
+async def metrics(client: aiohttp.ClientSession, router: Any) -> str:
+    async with client.get(router.admin_url + "/metrics") as response:
+        return await response.text()
+
+
+def service_of(router: Any) -> Any:
+    (service,) = router.services
+    return service
+
+
+def is_free(router: Any) -> bool:
+    """Nothing is counted as in flight anywhere."""
+    service = service_of(router)
+    return not any(
+        service.ledger.has_in_flight(endpoint.url) or endpoint.load.num_in_flight or endpoint.load.prefill_tokens
+        for endpoint in service.registry
+    )
+
+
+def whole(engine: Any) -> bytes:
+    return bytes(engine.stream_bytes(engine.num_tokens) + b"data: [DONE]\n\n")
+
+
+async def test_both_legs_are_sent_at_once_and_the_client_gets_the_decode_engines_stream(
+    split: Split, client: Any
+) -> None:
+    router = await split.start()
+    [prefill], [decode] = split.prefills, split.decodes
+    prefill.gate.clear()
+    decode.patience_seconds = 5.0
+    asked = asyncio.create_task(ask(client, router))
+    await asyncio.gather(prefill.wait_for_requests(1), decode.wait_for_requests(1))
+    prefill.gate.set()
+    assert await asked == (200, whole(decode))
+    assert decode.received == [True]
+
+
+async def test_each_engine_is_told_its_part(split: Split, client: Any) -> None:
+    router = await split.start(router_secret="s3")
+    await ask(client, router)
+    [prefill], [decode] = split.prefills, split.decodes
+    [to_prefill], [to_decode] = prefill.requests, decode.requests
+    one, other = to_prefill.pop("kv_transfer_params"), to_decode.pop("kv_transfer_params")
+    assert to_decode == BODY
+    assert to_prefill == BODY | {"stream": False, "max_tokens": 1, "n": 1}
+    assert one.pop("transfer_id") == other.pop("transfer_id")
+    assert (other["remote_host"], other["remote_port"]) == ("127.0.0.1", 5600)
+    assert [headers["x-kvasir-router-secret"] for headers in (*prefill.headers, *decode.headers)] == ["s3", "s3"]
+    assert prefill.headers[0]["x-request-id"] == decode.headers[0]["x-request-id"]
+    assert "x-kvasir-resumable" not in prefill.headers[0]
+    assert decode.bodies[0].startswith(json.dumps(BODY).encode()[:-1])
+
+
+async def test_an_answer_in_one_piece_comes_from_the_decode_engine(split: Split, client: Any, until: Any) -> None:
+    router = await split.start()
+    status, body = await ask(client, router, stream=False)
+    assert (status, json.loads(body)["choices"][0]["message"]["content"]) == (200, "0 1 2 3 4")
+    assert split.decodes[0].received == [True]
+    await until(lambda: is_free(router))
+
+
+async def test_an_idle_decode_engine_prefills_by_itself_where_costs_decide(split: Split, client: Any) -> None:
+    router = await split.start(remote_prefill_min_tokens=None)
+    assert await ask(client, router) == (200, whole(split.decodes[0]))
+    assert (split.prefills[0].requests, split.decodes[0].received) == ([], [None])
+    assert split.decodes[0].bodies == [json.dumps(BODY).encode()]
+    assert 'kvasir_router_local_prefills_total{reason="cheaper"} 1.0' in await metrics(client, router)
+
+
+async def test_a_decode_engine_with_prompts_ahead_is_helped(split: Split, client: Any) -> None:
+    router = await split.start(remote_prefill_min_tokens=None)
+    [endpoint] = service_of(router).registry.serving("tiny")
+    endpoint.load.begin(InFlight("another", 0, 10_000, 0), time.perf_counter())
+    await ask(client, router)
+    assert split.decodes[0].received == [True]
+    assert "kvasir_router_remote_prefills_total 1.0" in await metrics(client, router)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [({"n": 2}, "unsupported"), ({"messages": BODY["messages"][:1]}, None)],  # type: ignore[index]
+)
+async def test_several_answers_to_one_prompt_are_not_split(
+    body: dict[str, Any], reason: str | None, split: Split, client: Any
+) -> None:
+    router = await split.start()
+    await ask(client, router, **body)
+    assert split.decodes[0].received == [None if reason else True]
+    if reason:
+        assert f'kvasir_router_local_prefills_total{{reason="{reason}"}} 1.0' in await metrics(client, router)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ({"status": 500}, "500"),
+        ({"status": 503}, "503"),
+        ({"status": 400}, "400"),
+        ({"die_before_headers": True}, "lost"),
+    ],
+)
+async def test_a_prompt_whose_prefill_failed_is_the_decode_engines_at_once(
+    trouble: dict[str, Any], reason: str, split: Split, client: Any, until: Any
+) -> None:
+    router = await split.start()
+    for name, value in trouble.items():
+        setattr(split.prefills[0], name, value)
+    split.decodes[0].patience_seconds = 60.0
+    split.channel.is_mute = True
+    async with asyncio.timeout(5):  # it waits for no KV that nobody computes
+        assert await ask(client, router) == (200, whole(split.decodes[0]))
+    assert split.decodes[0].received[-1] is None
+    text = await metrics(client, router)
+    assert f'kvasir_router_remote_prefill_errors_total{{reason="{reason}"}} 1.0' in text
+    assert "kvasir_router_retries_total{" not in text
+    await until(lambda: is_free(router))
+
+
+async def test_a_prefill_engine_that_has_failed_is_left_alone_for_a_while(split: Split, client: Any) -> None:
+    router = await split.start()
+    split.prefills[0].status = 500
+    for _ in range(3):
+        assert (await ask(client, router))[0] == 200
+    assert len(split.prefills[0].requests) == 1
+    text = await metrics(client, router)
+    assert 'kvasir_router_local_prefills_total{reason="no_prefill_endpoint"} 3.0' in text
+    service = service_of(router)
+    assert [service.registry.get(engine.url).suspect_until > 0 for engine in (split.prefills[0], split.decodes[0])] == [
+        True,
+        False,
+    ]
+
+
+async def test_a_prefill_engine_is_free_again_once_it_has_answered(split: Split, client: Any, until: Any) -> None:
+    router = await split.start()
+    [prefill], [decode] = split.prefills, split.decodes
+    decode.later_gate.clear()
+    asked = asyncio.create_task(ask(client, router))
+    registry = service_of(router).registry
+    await until(lambda: decode.received and registry.get(prefill.url).load.num_in_flight == 0)
+    assert registry.get(decode.url).load.num_in_flight == 1
+    decode.later_gate.set()
+    assert (await asked)[0] == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_whose_prefill_failed_is_ahead_where_it_is_decoded(
+    stream: bool, split: Split, client: Any, until: Any
+) -> None:
+    router = await split.start(kv_transfer_protocol="vllm")
+    [prefill], [decode] = split.prefills, split.decodes
+    prefill.status = 500
+    decode.gate.clear()
+    load = service_of(router).registry.get(decode.url).load
+    asked = asyncio.create_task(ask(client, router, stream=stream))
+    await until(lambda: load.prefill_tokens > 0)
+    if not stream:  # nothing will tell: it is taken to last as expected
+        await until(lambda: load.prefill_tokens == 0)
+    decode.gate.set()
+    assert (await asked)[0] == 200
+    await until(lambda: is_free(router))
+
+
+async def test_another_prefill_engine_takes_its_place(split: Split, client: Any) -> None:
+    router = await split.start(num_prefills=2)
+    first = min(split.prefills, key=lambda engine: engine.url)
+    first.status = 500
+    for _ in range(4):
+        assert (await ask(client, router))[0] == 200
+    assert sorted(len(engine.requests) for engine in split.prefills) == [1, 4]
+    assert split.decodes[0].received[-3:] == [True, True, True]
+
+
+async def test_a_decode_engine_is_not_left_for_its_partners_failure(split: Split, client: Any) -> None:
+    router = await split.start(num_decodes=2, policy="sessionAffinity")
+    split.prefills[0].status = 500
+    assert (await ask(client, router))[0] == 200
+    assert sorted(len(engine.requests) for engine in split.decodes) == [0, 2]
+
+
+async def test_a_prompt_is_expected_only_where_it_was_computed_in_the_end(split: Split, client: Any) -> None:
+    router = await split.start(num_decodes=2, policy="roundRobin")
+    split.prefills[0].status = 500
+    await ask(client, router)
+    blocks = {one["url"]: one["prefix_blocks"] for one in service_of(router).describe()}
+    has_answered = [engine.url for engine in split.decodes if None in engine.received]
+    assert [url for url, num_blocks in blocks.items() if num_blocks] == has_answered
+
+
+async def test_a_prefill_engine_that_is_gone_is_out_until_a_probe_finds_it(split: Split, client: Any) -> None:
+    router = await split.start(probe_interval=60.0)
+    await split.prefills[0].stop()
+    assert await ask(client, router) == (200, whole(split.decodes[0]))
+    assert service_of(router).registry.state_of(split.prefills[0].url) == "unreachable"
+    assert (await ask(client, router))[0] == 200
+    assert split.decodes[0].received[-2:] == [None, None]
+
+
+async def test_a_prefill_engine_that_is_found_dead_is_not_waited_for(split: Split, client: Any, until: Any) -> None:
+    router = await split.start()
+    [prefill], [decode] = split.prefills, split.decodes
+    prefill.gate.clear()
+    decode.patience_seconds = 5.0
+    asked = asyncio.create_task(ask(client, router))
+    await asyncio.gather(prefill.wait_for_requests(1), decode.wait_for_requests(1))
+    service_of(router).ledger.interrupt(prefill.url)
+    assert await asked == (200, whole(decode))
+    assert 'remote_prefill_errors_total{reason="unresponsive"} 1.0' in await metrics(client, router)
+
+
+async def test_a_prefill_that_nobody_waits_for_any_more_is_aborted(
+    split: Split, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_prefill, "LATE_SECONDS", 0.02)
+    router = await split.start()
+    [prefill], [decode] = split.prefills, split.decodes
+    prefill.gate.clear()
+    decode.later_gate.clear()
+    asked = asyncio.create_task(ask(client, router))
+    async with asyncio.timeout(5):
+        await prefill.aborted.wait()
+    decode.later_gate.set()
+    assert await asked == (200, whole(decode))
+    assert decode.received == [False]
+    assert 'remote_prefill_errors_total{reason="late"} 1.0' in await metrics(client, router)
+    assert service_of(router).registry.get(prefill.url).suspect_until > 0
+
+
+async def test_a_decode_engine_that_fails_before_its_first_byte_takes_its_prefill_with_it(
+    split: Split, client: Any, until: Any
+) -> None:
+    router = await split.start(num_decodes=2)
+    first, second = sorted(split.decodes, key=lambda engine: engine.url)
+    split.prefills[0].gate.clear()
+    first.patience_seconds, first.die_before_headers, second.patience_seconds = 0.0, True, 5.0
+    asked = asyncio.create_task(ask(client, router))
+    await asyncio.gather(split.prefills[0].wait_for_requests(2), second.wait_for_requests(1))
+    await split.prefills[0].aborted.wait()
+    split.prefills[0].gate.set()
+    assert await asked == (200, whole(second))
+    assert second.received == [True]
+    ids = [request["kv_transfer_params"]["transfer_id"] for request in split.prefills[0].requests]
+    assert len(set(ids)) == 2
+    await until(lambda: is_free(router))
+    assert "kvasir_router_remote_prefill_errors_total{" not in await metrics(client, router)
+
+
+async def test_a_stream_that_is_lost_goes_on_with_another_pair(split: Split, client: Any) -> None:
+    router = await split.start(num_decodes=2)
+    first, second = sorted(split.decodes, key=lambda engine: engine.url)
+    first.die_after_tokens = 3
+    assert await ask(client, router) == (200, whole(second))
+    assert len(split.prefills[0].requests) == 2
+    assert second.received == [True]
+    assert second.journals == [b"[0]\n[1]\n[2]\n"]
+    assert second.requests[0]["messages"] == BODY["messages"]
+
+
+async def test_a_prefill_that_fails_as_the_decode_engine_begins_does_not_begin_the_answer_twice(
+    split: Split, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same turn of the loop: the answer cannot go elsewhere any more."""
+    router = await split.start()
+    [prefill], [decode] = split.prefills, split.decodes
+    prefill.gate.clear()
+    decode.keeps_journal = False
+    begins = remote_prefill.PrefillLeg.decode_has_begun
+
+    def fails_and_begins(leg: remote_prefill.PrefillLeg, now: float, *, is_from_start: bool) -> None:
+        leg._note_failure(UpstreamLostError(f"{prefill.url} is gone", "lost"))
+        begins(leg, now, is_from_start=is_from_start)
+
+    monkeypatch.setattr(remote_prefill.PrefillLeg, "decode_has_begun", fails_and_begins)
+    async with asyncio.timeout(5):
+        assert await ask(client, router) == (200, whole(decode))
+    assert decode.received == [False]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_both_legs_end_when_the_client_leaves(has_begun: bool, split: Split, client: Any, until: Any) -> None:
+    router = await split.start()
+    [prefill], [decode] = split.prefills, split.decodes
+    (decode.later_gate if has_begun else prefill.gate).clear()
+    decode.patience_seconds = 5.0
+    async with client.post(router.url + CHAT, json=BODY) if has_begun else aiohttp.ClientSession() as response:
+        if has_begun:
+            await response.content.readany()
+            response.close()
+        else:
+            asked = asyncio.create_task(response.post(router.url + CHAT, json=BODY))
+            await asyncio.gather(prefill.wait_for_requests(1), decode.wait_for_requests(1))
+            asked.cancel()
+    async with asyncio.timeout(5):
+        await decode.aborted.wait()
+        if not has_begun:
+            await prefill.aborted.wait()
+    await until(lambda: is_free(router))
+
+
+async def test_a_client_may_not_write_kv_transfer_params_where_this_router_does(split: Split, client: Any) -> None:
+    router = await split.start()
+    status, body = await ask(client, router, kv_transfer_params={"transfer_id": "mine"})
+    assert (status, json.loads(body)["error"]["code"]) == (400, "kv_transfer_params_not_allowed")
+    assert (await ask(client, router, kv_transfer_params=None))[0] == 200
+    assert split.decodes[0].received == [True]
+
+
+async def test_they_pass_to_engines_that_this_router_does_not_pair(
+    split: Split, start_router: Any, client: Any
+) -> None:
+    params = {"do_remote_prefill": True, "remote_port": 1}
+    off = await split.start(kv_transfer_port=0)
+    assert (await ask(client, off, kv_transfer_params=params))[0] == 200
+    router = await start_router(split.decodes[0])
+    assert (await ask(client, router, kv_transfer_params=params))[0] == 200
+    assert [request["kv_transfer_params"] for request in split.decodes[0].requests] == [params, params]
+    assert split.prefills[0].requests == []
+
+
+async def test_requests_wait_while_only_prefill_engines_are_left(split: Split, client: Any, until: Any) -> None:
+    router = await split.start(max_queue_wait=0.05)
+    split.decodes[0].is_ready = False
+    await until(lambda: service_of(router).registry.state_of(split.decodes[0].url) == "not_ready")
+    status, body = await ask(client, router)
+    assert (status, json.loads(body)["error"]["code"]) == (503, "no_ready_endpoint")
+    assert split.prefills[0].requests == []
+
+
+async def test_a_lone_decode_engine_is_not_ejected_beside_prefill_engines(split: Split, client: Any) -> None:
+    router = await split.start(num_prefills=2)
+    split.decodes[0].status = 500
+    assert [(await ask(client, router))[0] for _ in range(10)] == [500] * 10
+
+
+async def test_transfers_teach_how_long_the_pair_takes(split: Split, client: Any) -> None:
+    router = await split.start()
+    [prefill], [decode] = split.prefills, split.decodes
+    transfers = service_of(router).pairing.transfers
+    before = transfers.estimate_seconds(prefill.url, decode.url, 1000)
+    decode.gate.clear()
+    for _ in range(3):
+        asked = asyncio.create_task(ask(client, router))
+        await decode.wait_for_requests(1)
+        await asyncio.sleep(0.3)
+        decode.gate.set()
+        await asked
+        decode.gate.clear()
+        decode.requests.clear()
+    assert transfers.estimate_seconds(prefill.url, decode.url, 1000) > before + 0.2
+    assert "kvasir_router_kv_transfer_seconds_count 3.0" in await metrics(client, router)
+
+
+async def test_the_prefill_engines_rate_is_learned_from_its_own_answer(split: Split, client: Any) -> None:
+    router = await split.start()
+    await ask(client, router)
+    registry = service_of(router).registry
+    counts = [
+        registry.get(engine.url).load.prefill.num_observations for engine in (split.prefills[0], split.decodes[0])
+    ]
+    assert counts == [1, 0]
+
+
+async def test_the_routing_page_has_both_legs_and_what_pairs_would_have_cost(split: Split, client: Any) -> None:
+    router = await split.start(num_prefills=2)
+    await ask(client, router)
+    async with client.get(router.admin_url + "/debug/routing.json") as response:
+        [service] = (await response.json())["services"]
+    [decision] = service["decisions"]
+    assert decision["url"] == split.decodes[0].url
+    assert {cost["prefill_url"] for cost in decision["costs"]} == {engine.url for engine in split.prefills}
+    [chosen] = [cost for cost in decision["costs"] if cost["prefill_url"] == decision["prefill_url"]]
+    assert chosen["cost_seconds"] == pytest.approx(decision["cost_seconds"])
+    assert "kv_transfer" in chosen["terms_seconds"]
+    assert {replica["role"] for replica in service["replicas"]} == {"prefill", "decode"}
+
+
+async def test_vllms_engines_are_asked_one_after_the_other(split: Split, client: Any) -> None:
+    router = await split.start(kv_transfer_protocol="vllm")
+    [prefill], [decode] = split.prefills, split.decodes
+    prefill.blocks = {"do_remote_prefill": True, "remote_block_ids": [1, 2], "remote_host": "h", "remote_port": 5}
+    prefill.gate.clear()
+    asked = asyncio.create_task(ask(client, router))
+    await prefill.wait_for_requests(1)
+    assert decode.requests == []
+    prefill.gate.set()
+    assert await asked == (200, whole(decode))
+    assert prefill.requests[0]["kv_transfer_params"]["do_remote_decode"] is True
+    assert decode.requests[0]["kv_transfer_params"] == prefill.blocks
+
+
+@pytest.mark.parametrize("trouble", [{"status": 500}, {"blocks": None}])
+async def test_vllms_decode_engine_is_told_nothing_where_the_prefill_failed(
+    trouble: dict[str, Any], split: Split, client: Any, until: Any
+) -> None:
+    router = await split.start(kv_transfer_protocol="vllm")
+    for name, value in trouble.items():
+        setattr(split.prefills[0], name, value)
+    assert await ask(client, router) == (200, whole(split.decodes[0]))
+    assert split.decodes[0].bodies == [json.dumps(BODY).encode()]
+    await until(lambda: is_free(router))
