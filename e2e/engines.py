@@ -6,9 +6,12 @@ A restarted container is another engine than before: "whole without the victim" 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveService, is_pod_ready, name_of, uid_of
+from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveService, is_pod_ready, name_of, role_of, uid_of
 from e2e.watch import State
 from tests.controlplane.processes import wait_until
+
+ENGINE_ROLES = ("serve", "prefill", "decode")
+RANK_LABEL = "apps.kubernetes.io/pod-index"
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,14 @@ class Engine:
     num_restarts: int
 
 
-def busy_engine(service: LiveService, is_candidate: Callable[[Engine], bool] = lambda engine: True) -> Engine:
+def busy_engine(
+    service: LiveService, is_candidate: Callable[[Engine], bool] = lambda engine: True, role: str = "serve"
+) -> Engine:
     """The one with most streams under way, of the least restarted: a kubelet lets one that ends often wait longer."""
 
     def found() -> Engine | None:
-        pods = [pod for pod in service.pods("serve") if is_pod_ready(pod) and is_candidate(_engine(pod))]
-        streams = {_engine(pod): service.metric(pod, "kvasir_num_requests_running") for pod in pods}
+        pods = [pod for pod in service.pods(role) if is_pod_ready(pod) and is_candidate(engine_of(pod))]
+        streams = {engine_of(pod): service.metric(pod, "kvasir_num_requests_running") for pod in pods}
         busy = [engine for engine, num_streams in streams.items() if num_streams > 0]
         return min(busy, key=lambda engine: (engine.num_restarts, -streams[engine]), default=None)
 
@@ -45,7 +50,7 @@ def is_whole_without(victim: Engine, num_engines: int) -> Callable[[State], bool
 
 
 def ready_engines(pods: State) -> list[Engine]:
-    return [_engine(pod) for pod in pods.values() if _is_engine(pod) and is_pod_ready(pod)]
+    return [engine_of(pod) for pod in pods.values() if _takes_requests(pod) and is_pod_ready(pod)]
 
 
 def num_resumed(service: LiveService) -> int:
@@ -53,12 +58,13 @@ def num_resumed(service: LiveService) -> int:
     return int(sum(service.metric(pod, "kvasir_router_streams_resumed_total") for pod in service.pods("router")))
 
 
-def _is_engine(pod: KubeObject) -> bool:
-    """The pod of the load has no labels."""
-    return bool(pod["metadata"].get("labels", {}).get("serving.kvasir.dev/role") == "serve")
+def _takes_requests(pod: KubeObject) -> bool:
+    """Of a group only its first pod does; the pod of the load has no labels."""
+    return role_of(pod) in ENGINE_ROLES and pod["metadata"]["labels"].get(RANK_LABEL, "0") == "0"
 
 
-def _engine(pod: KubeObject) -> Engine:
+def engine_of(pod: KubeObject) -> Engine:
+    """As its container lives now."""
     [container] = pod["status"]["containerStatuses"]
     node, life = pod["spec"]["nodeName"], container["containerID"]
     return Engine(name_of(pod), uid_of(pod), node, life, container["restartCount"])

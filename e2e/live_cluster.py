@@ -20,7 +20,7 @@ from tests.controlplane.processes import wait_until
 Found = TypeVar("Found")
 KubeObject = dict[str, Any]
 SYSTEM = "kvasir-system"
-METRICS_PORTS = {"serve": 8000, "router": 9090}
+METRICS_PORTS = {"serve": 8000, "prefill": 8000, "decode": 8000, "router": 9090}
 POLL_SECONDS = 0.5
 """A kubectl costs the machine about as much as a token of every stream: waits leave the processors to the judged."""
 
@@ -158,7 +158,7 @@ class LiveService:
         self.cluster.kubectl("delete", "inferenceservice", self.name, f"--namespace={self.namespace}")
 
     def children(self, kind: str, role: str) -> list[KubeObject]:
-        """Of role `serve` or `router`, of every revision, those on their way out included, oldest first."""
+        """Of one role and of every revision, those on their way out included, oldest first."""
         selector = f"serving.kvasir.dev/service={self.name},serving.kvasir.dev/role={role}"
         found = self.cluster.list(kind, self.namespace, selector)
         return sorted(found, key=lambda obj: str(obj["metadata"]["creationTimestamp"]))

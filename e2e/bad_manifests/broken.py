@@ -61,13 +61,9 @@ BROKEN = [
     Broken(
         "feature not there yet",
         ("UnsupportedFeature",),
-        ("spec.parallelism.tensor",),
-        spec={
-            "engine": SPEC["engine"] | {"device": "auto"},
-            "resources": SPEC["resources"] | {"accelerator": "example.com/absent"},
-            "parallelism": {"tensor": 4},
-        },
-        cure={"resources": {"accelerator": "none"}, "parallelism": None},
+        ("spec.engine.quantization",),
+        spec={"engine": SPEC["engine"] | {"quantization": "int8"}},
+        cure={"engine": {"quantization": "auto"}},
     ),
     Broken(
         "quota exceeded",

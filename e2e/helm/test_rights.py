@@ -18,7 +18,7 @@ from e2e.helm.installed import OPERATOR, running_installed
 from kubernetes.dynamic.exceptions import NotFoundError
 from tests.charts.chart_rules import Permission, permissions, rules_of
 from tests.controlplane.control_plane import ControlPlane
-from tests.controlplane.fake_node import list_pods
+from tests.controlplane.fake_node import list_pods, report_failed
 from tests.controlplane.processes import wait_until
 from tests.controlplane.programs import unused_loopback_address
 from tests.controlplane.reconciling import NAME, manifest, path_of
@@ -29,6 +29,7 @@ from kvasir_operator.kube.leadership import CLUSTER_LEASE, OWN_LEASE
 
 MERGE_PATCH = "application/merge-patch+json"
 STRAY = "stray"
+GROUPED = "staged"
 CREATED = 201
 # Checked when a child names its service as an owner, where the cluster does so (OpenShift); never asked for by itself.
 NEVER_ASKED = {("serving.kvasir.dev", "inferenceservices/finalizers", "update")}
@@ -99,7 +100,7 @@ def used(cluster: ControlPlane, user: str) -> set[Permission]:
 
 
 def live_through(cluster: ControlPlane, user: str, namespace: str, lease_namespace: str) -> None:
-    """A service is made, has trouble, is ready, shrinks; children that are no longer wanted go; the Lease is lost."""
+    """A service is made, has trouble, is ready, shrinks; a group fails; unwanted children go, and the Lease is lost."""
     cluster.apply(manifest(namespace))
     pods = [labels.selector_text(labels.role_selector(NAME, role)) for role in (labels.ROLE_SERVE, labels.ROLE_ROUTER)]
     for selector in pods:
@@ -113,6 +114,7 @@ def live_through(cluster: ControlPlane, user: str, namespace: str, lease_namespa
         wait_until(lambda: is_ready(cluster, namespace), 30, f"the service to be ready the {round_} time")
         if round_ == "first":
             report_trouble(cluster, namespace, pods[0])
+    restart_a_group(cluster, namespace)
     remove_strays(cluster, namespace)
     with telling_load() as host:
         for pod in running(cluster, namespace, pods[0]):
@@ -159,10 +161,24 @@ def running(cluster: ControlPlane, namespace: str, selector: str) -> list[KubeOb
     return [pod for pod in list_pods(cluster, namespace, selector) if "deletionTimestamp" not in pod["metadata"]]
 
 
+def restart_a_group(cluster: ControlPlane, namespace: str) -> None:
+    cluster.apply(manifest(namespace, GROUPED, replicas=1, parallelism={"pipeline": 2}))
+    selector = labels.selector_text(labels.role_selector(GROUPED, labels.ROLE_SERVE))
+    before = cluster.mark_pods_ready(namespace, selector, 2)
+    report_failed(cluster, before[0], "error: a rank is lost")
+    old = {pod["metadata"]["uid"] for pod in before}
+
+    def is_new() -> bool:
+        now = running(cluster, namespace, selector)
+        return len(now) == 2 and not old & {pod["metadata"]["uid"] for pod in now}
+
+    wait_until(is_new, 30, "the group to be made anew")
+
+
 def remove_strays(cluster: ControlPlane, namespace: str) -> None:
     """One child of each kind that the manifest does not ask for, as an earlier release may have left it."""
     for kind in LISTED_CHILD_KINDS:
-        own = cluster.request("get", path_of(kind, namespace), labelSelector=f"{labels.SERVICE_LABEL}={NAME}")["items"]
+        own = cluster.request("get", path_of(kind, namespace), labelSelector=labels.SERVICE_LABEL)["items"]
         assert own, f"no {kind.kind} is made, so no right on it is needed"
         cluster.request("post", path_of(kind, namespace), {**stray_of(own[0]), "kind": kind.kind})
         gone = partial(cluster.exists, path_of(kind, namespace, STRAY))

@@ -1,29 +1,55 @@
-"""What a pass decides, purely, from what is desired and what was observed: the rollout's next step, and the plan."""
+"""What a pass decides, purely, from what is desired and what was observed: the rollout's next step, and the plan.
 
-from collections.abc import Collection
+In two steps, since which replicas go depends on how busy they are, and only of those that may go is that asked.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from kvasir_operator.api.labels import REVISION_LABEL
+from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, group_index
 from kvasir_operator.apply.plan import Cause, Plan, make_plan, stamped
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService
+from kvasir_operator.groups.choice import WantedGroup, chosen_indexes, staying
+from kvasir_operator.groups.group import Group
+from kvasir_operator.groups.problems import group_problems
+from kvasir_operator.groups.restart import RestartDecision, decide_restart, record_after
 from kvasir_operator.kube.kinds import KubeObject, ObjectKey
 from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.observe.observe import Observed
-from kvasir_operator.rollout.children import kept_children, kept_router, scales, unweighs
+from kvasir_operator.observe.replicas import group_of, replicas_of
+from kvasir_operator.observe.waiting import Waiting
+from kvasir_operator.rollout.children import GoingGroups, kept_children, kept_router, scales, unweighs
 from kvasir_operator.rollout.observed import ObservedWorkload, observe_workloads
 from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
-from kvasir_operator.rollout.scale_down import Shrink, find_shrinks
+from kvasir_operator.rollout.scale_down import Shrink, Work, find_shrinks, going
 from kvasir_operator.rollout.workload import WorkloadKey
+
+_NO_WORK: Work = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where the rollout goes next, and what was observed of it."""
+
+    workloads: Sequence[ObservedWorkload]
+    rollout: RolloutPlan
+    shrinks: list[Shrink]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a pass has decided. `is_rolling`: there are workloads of former revisions."""
+    """What a pass has decided. `is_rolling`: there are workloads of former revisions.
+
+    problems: of groups that fail. retry_seconds: when one of them may be restarted; None: nothing waits for that.
+    """
 
     plan: Plan
     shrinks: list[Shrink]
     rollout: RolloutPlan
     is_rolling: bool
+    problems: tuple[Waiting, ...] = ()
+    retry_seconds: float | None = None
 
     @property
     def news(self) -> Plan:
@@ -33,10 +59,8 @@ class Decision:
         return self.plan.without([each.key for each in made if REVISION_LABEL in each.obj["metadata"]["labels"]])
 
 
-def decide(
-    wanted: DesiredService, observed: Observed, obj: KubeObject, gateway: GatewayState | None, now: str
-) -> Decision:
-    workloads = observe_workloads(observed, obj["metadata"]["uid"], now)
+def plot_course(wanted: DesiredService, observed: Observed, owner_uid: str, now: str) -> Course:
+    workloads = observe_workloads(observed, owner_uid, now)
     rollout = plan_rollout(
         wanted.revision,
         wanted.replicas,
@@ -44,18 +68,94 @@ def decide(
         [each.workload for each in workloads],
         wanted.blocked,
     )
+    return Course(workloads, rollout, find_shrinks(rollout, workloads))
+
+
+def decide(
+    wanted: DesiredService,
+    observed: Observed,
+    obj: KubeObject,
+    course: Course,
+    gateway: GatewayState | None,
+    now: str,
+    work: Work = _NO_WORK,
+) -> Decision:
+    """`work`: how busy the replicas of shrinking workloads are."""
+    rollout, workloads = course.rollout, course.workloads
+    going_groups = {shrink.key: frozenset(replica.name for replica in going(shrink, work)) for shrink in course.shrinks}
+    restarts = _restarts(rollout, workloads, going_groups, now)
     replicas = {role: rollout.replicas[WorkloadKey(role, rollout.revision)] for role in wanted.replicas}
-    current = CurrentRevision(rollout.revision, rollout.number, replicas, rollout.traffic_weight)
+    groups = _wanted_groups(wanted, replicas, observed, workloads, going_groups, restarts, now)
+    current = CurrentRevision(rollout.revision, rollout.number, replicas, rollout.traffic_weight, groups)
     plan = make_plan(
         [stamped(child) for child in wanted.objects(current)],
         observed.children,
         obj,
-        scales(rollout, workloads),
+        scales(rollout, workloads, going_groups),
         unweighs(rollout, workloads, observed.children),
+        tuple(each.restart for each in restarts.values() if each.restart is not None),
         _kept(wanted, rollout, workloads, observed, gateway),
     )
     is_rolling = any(each.workload.key.revision != wanted.revision for each in workloads)
-    return Decision(plan, find_shrinks(rollout, workloads), rollout, is_rolling)
+    return Decision(
+        plan,
+        course.shrinks,
+        rollout,
+        is_rolling,
+        tuple(group_problems([group for each in workloads for group in each.groups], now)),
+        min((each.retry_seconds for each in restarts.values() if each.retry_seconds is not None), default=None),
+    )
+
+
+def _restarts(
+    rollout: RolloutPlan, workloads: Collection[ObservedWorkload], going_groups: GoingGroups, now: str
+) -> dict[str, RestartDecision]:
+    """By name, of the groups that run on."""
+    decisions = {}
+    for each in workloads:
+        key = each.workload.key
+        for group in staying(each.groups, rollout.replicas.get(key, 0), going_groups.get(key, frozenset())):
+            decisions[group.name] = decide_restart(group, now)
+    return decisions
+
+
+def _wanted_groups(
+    wanted: DesiredService,
+    replicas: Mapping[str, int],
+    observed: Observed,
+    workloads: Collection[ObservedWorkload],
+    going_groups: GoingGroups,
+    restarts: Mapping[str, RestartDecision],
+    now: str,
+) -> dict[str, Sequence[WantedGroup]]:
+    """Of the current revision, by role."""
+    by_key = {each.workload.key: each.groups for each in workloads}
+    found: dict[str, Sequence[WantedGroup]] = {}
+    for role in wanted.roles:
+        if not role.is_grouped:
+            continue
+        key = WorkloadKey(role.name, wanted.revision)
+        groups = by_key.get(key, [])
+        avoided = _avoided_nodes(groups, restarts, now)
+        going_now, taken = going_groups.get(key, frozenset()), _taken(observed.pods, key)
+        indexes = chosen_indexes(groups, replicas[role.name], going_now, taken)
+        found[role.name] = [WantedGroup(index, avoided.get(index, ())) for index in indexes]
+    return found
+
+
+def _avoided_nodes(
+    groups: Iterable[Group], restarts: Mapping[str, RestartDecision], now: str
+) -> dict[int, tuple[str, ...]]:
+    """By index, as they are once this pass has recorded its restarts: pods are made anew after that."""
+    after = {group.index: record_after(group, restarts.get(group.name, RestartDecision())) for group in groups}
+    return {index: record.current(now).avoided_nodes for index, record in after.items()}
+
+
+def _taken(pods: Iterable[KubeObject], key: WorkloadKey) -> frozenset[int]:
+    """Indexes of groups all of whose pods are on their way out."""
+    own_labels = {ROLE_LABEL: key.role, REVISION_LABEL: key.revision}.items()
+    own = [pod for pod in pods if own_labels <= pod["metadata"].get("labels", {}).items() and group_of(pod)]
+    return frozenset(group_index(replica.name) for replica in replicas_of(own) if replica.is_leaving)
 
 
 def _kept(

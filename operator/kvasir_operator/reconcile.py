@@ -1,4 +1,4 @@
-"""One pass over one service: desired, observe, plan, apply (the least busy pods go first), report.
+"""One pass over one service: desired, observe, plan, apply (the least busy replicas go first), report.
 
 Level-triggered: a pass reads everything it needs and knows nothing of what woke it, so creation, update, resumption
 after a crash, a child's event and the periodic resync are the same pass. Over an unchanged service it writes nothing.
@@ -16,15 +16,15 @@ from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.apply import Applied, apply_plan
 from kvasir_operator.apply.foreign_writes import ForeignWrites
 from kvasir_operator.apply.plan import Cause, Plan, controller_uid
-from kvasir_operator.decision import Decision, decide
+from kvasir_operator.decision import Decision, decide, plot_course
 from kvasir_operator.desired.objects import DesiredService, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
-    DEPLOYMENT,
     INFERENCE_SERVICE,
     POD_MONITOR,
+    WORKLOAD_KINDS,
     KubeObject,
     ObjectKey,
     ServiceKey,
@@ -38,14 +38,14 @@ from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.router_service import service_url
-from kvasir_operator.rollout.observed import revision_number
+from kvasir_operator.rollout.observed import num_replicas, revision_number
 from kvasir_operator.rollout.plan import RolloutPlan
-from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work
+from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.events import notable_changes, post_event
 from kvasir_operator.status.problems import find_problems
 from kvasir_operator.status.report import report_status
-from kvasir_operator.status.roles import RoleState, role_of, role_state
+from kvasir_operator.status.roles import RoleState, idle_role, role_of, role_state
 from kvasir_operator.status.situation import Situation
 from kvasir_operator.status.status import derive_status
 
@@ -105,24 +105,28 @@ class Reconciler:
             return await self._report_invalid(key, obj, error)
         observed = await self._observe(key, wanted.keys)
         gateway = await self._gateway.state_of(obj)
-        decision = decide(wanted, observed, obj, gateway, self._now())
+        now = self._now()
+        course = plot_course(wanted, observed, obj["metadata"]["uid"], now)
+        work = await read_shrinking(course.shrinks, self._read_work)
+        decision = decide(wanted, observed, obj, course, gateway, now, work)
         foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, time.monotonic))
         settled = await foreign.settle(decision.plan, observed.children)
         decision = replace(decision, plan=settled.plan)
-        await mark_least_work(self._client, decision.shrinks, self._read_work)
+        await mark_least_work(self._client, course.shrinks, work)
         applied = await apply_plan(self._client, key.namespace, decision.plan)
         foreign.remember(decision.plan, applied.written)
         if _can_be_reported_later(decision, applied) and self._do_changes_wait():
             return Outcome(retry_seconds=0.0)
-        roles = _roles(_after(observed, decision.plan, applied), obj, wanted.replicas, _not_ours(decision.plan))
+        seen = _after(observed, decision.plan, applied)
+        roles = _roles(seen, obj, wanted.replicas, wanted.revision, _not_ours(decision.plan))
         problems = find_problems(
-            wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested, gateway
+            wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested, gateway, decision.problems
         )
         situation = _situation(wanted, decision.rollout, problems, gateway)
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         done = decision.news.without([refusal.key for refusal in applied.refusals])
         is_reported = await self._report(key, obj, status, done)
-        looks = [look_again_seconds(observed.pods, self._now()), settled.retry_seconds]
+        looks = [look_again_seconds(observed.pods, self._now()), settled.retry_seconds, decision.retry_seconds]
         again_seconds = min((each for each in looks if each is not None), default=None)
         return _outcome(decision.plan, applied, is_reported, again_seconds)
 
@@ -137,7 +141,7 @@ class Reconciler:
     async def _report_invalid(self, key: ServiceKey, obj: KubeObject, error: InvalidManifestError) -> Outcome:
         """Children stay as they are: what runs keeps serving until the spec holds again."""
         observed = await self._observe(key, [])
-        roles = _roles(observed, obj, {}, ())
+        roles = _roles(observed, obj, {}, "", ())
         gateway = await self._gateway.state_of(obj)
         situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))], gateway=gateway)
         status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
@@ -159,10 +163,10 @@ class Reconciler:
 def _can_be_reported_later(decision: Decision, applied: Applied) -> bool:
     """Whether the next pass will see all that there is to report: children were changed, and nothing else was to do.
 
-    What was created, restored, deleted or refused is known to this pass only.
+    What was created, restored, restarted, deleted or refused is known to this pass only.
     """
     plan, news = decision.plan, decision.news
-    is_plain = not (applied.refusals or plan.deletes or plan.blocked or plan.terminating)
+    is_plain = not (applied.refusals or plan.restarts or plan.deletes or plan.blocked or plan.terminating)
     has_changed = bool(plan.applies or plan.scales or plan.unweighs)
     return is_plain and has_changed and all(action.cause is Cause.CHANGED for action in news.applies)
 
@@ -184,22 +188,26 @@ def _after(observed: Observed, plan: Plan, applied: Applied) -> Observed:
 
 
 def _roles(
-    observed: Observed, obj: KubeObject, desired: Mapping[str, int], not_ours: Collection[ObjectKey]
+    observed: Observed, obj: KubeObject, desired: Mapping[str, int], revision: str, not_ours: Collection[ObjectKey]
 ) -> list[RoleState]:
-    """Of every role that has a Deployment. `desired`: pods wanted by role; the Deployments' own number where absent."""
+    """Of every role that has a Deployment or a StatefulSet, or is wanted to.
+
+    `desired`: replicas wanted by role; what those objects ask for where absent.
+    """
     by_role: dict[str, list[KubeObject]] = {}
     for child in observed.children:
         is_own = controller_uid(child) in (None, obj["metadata"]["uid"]) and object_key(child) not in not_ours
-        if is_own and object_key(child).kind == DEPLOYMENT and (role := role_of(child)) is not None:
+        if is_own and object_key(child).kind in WORKLOAD_KINDS and (role := role_of(child)) is not None:
             by_role.setdefault(role, []).append(child)
-    return [
+    idle = [idle_role(role, wanted, revision, observed.pods) for role, wanted in desired.items() if role not in by_role]
+    return idle + [
         role_state(
-            sorted(deployments, key=revision_number, reverse=True),
-            desired.get(role, sum(each["spec"].get("replicas", 1) for each in deployments)),
+            sorted(workloads, key=revision_number, reverse=True),
+            desired.get(role, num_replicas(workloads)),
             observed.pods,
             observed.pod_events,
         )
-        for role, deployments in by_role.items()
+        for role, workloads in by_role.items()
     ]
 
 

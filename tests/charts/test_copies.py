@@ -9,7 +9,7 @@ import yaml
 from tests.charts.chart_rules import TEMPLATES, operator_rules, permissions, rules_of
 
 from kvasir_operator.api import labels
-from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS
+from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS, POD
 from kvasir_operator.kube.leadership import CLUSTER_LEASE, OWN_LEASE
 from kvasir_operator.settings import OperatorSettings
 
@@ -31,11 +31,11 @@ def test_chart_and_package_have_one_version() -> None:
     assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
-def test_the_operator_may_watch_and_write_every_kind_of_child_and_no_other() -> None:
+def test_the_operator_may_watch_and_write_every_kind_of_child_and_delete_pods_besides() -> None:
     rules = permissions(rules_of("kvasir.serviceRules"))
     written = {(group, resource) for group, resource, verb in rules if verb == "delete"}
-    assert written == {(kind.group, kind.plural) for kind in LISTED_CHILD_KINDS}
-    assert {(group, resource) for group, resource, verb in rules if verb == "create"} == written | {
+    assert written == {(kind.group, kind.plural) for kind in (*LISTED_CHILD_KINDS, POD)}
+    assert {(group, resource) for group, resource, verb in rules if verb == "create"} == written - {("", "pods")} | {
         ("", "secrets"),
         ("", "events"),
     }

@@ -1,5 +1,6 @@
 """The operator tells the other two programs everything by flags; they must understand every flag that it writes."""
 
+import re
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -19,6 +20,13 @@ from kvasir_runtime.flags import Parser, add_flags, config_from
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 SETTINGS = OperatorSettings()
+# What a pod would be told of itself.
+FIELDS = {
+    "KVASIR_NODE_RANK": "1",
+    "KVASIR_GROUP": "llama-serve-0123456789-0",
+    "KVASIR_REVISION": "0123456789",
+    "POD_IP": "10.0.0.7",
+}
 # Every field that becomes a flag, set to something else than its default.
 EVERY_FLAG: dict[str, Any] = {
     "model": {"source": "pvc://models/big", "name": "big", "aliases": ["b", "c"]},
@@ -56,9 +64,11 @@ def router_config(service: InferenceService) -> RouterConfig:
 
 
 def arguments(template: dict[str, Any], program: str) -> list[str]:
-    """Without the program's name."""
+    """Without the program's name, and with `$(NAME)` as a kubelet would have it."""
     [container] = template["spec"]["containers"]
-    name, *rest = container["command"]
+    named = {variable["name"] for variable in container["env"]}
+    name, *rest = [re.sub(r"\$\((\w+)\)", lambda found: FIELDS[found[1]], each) for each in container["command"]]
+    assert named >= {found for each in container["command"] for found in re.findall(r"\$\((\w+)\)", each)}
     assert (name, rest[0]) == (program, "serve")
     return rest
 
@@ -116,3 +126,15 @@ def test_the_router_reads_what_the_manifest_says(every_flag: InferenceService) -
 def test_the_router_has_every_policy_of_the_manifest() -> None:
     [policies] = [get_args(hint) for name, hint in get_type_hints(RouterSpec).items() if name == "policy"]
     assert set(policies) == set(get_args(PolicyName))
+
+
+SPLIT: dict[str, Any] = {"prefill": {}, "decode": {}, "remotePrefillMinTokens": 512}
+
+
+def test_the_router_of_a_split_service_pairs_where_the_engines_listen() -> None:
+    metadata = {"name": "llama", "namespace": "models"}
+    kind = {"apiVersion": "serving.kvasir.dev/v1alpha1", "kind": "InferenceService"}
+    spec = {"model": {"source": "pvc://models/big"}, "disaggregation": SPLIT}
+    config = router_config(parse_service({**kind, "metadata": metadata, "spec": spec}))
+
+    assert (config.kv_transfer_port, config.remote_prefill_min_tokens) == (5600, 512)

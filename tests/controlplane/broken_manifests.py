@@ -65,6 +65,17 @@ RESOURCES_PLACES: dict[str, Place] = {
 }
 
 
+PARALLELISM_PLACES: dict[str, Place] = {
+    "spec.parallelism": lambda parallelism: {"parallelism": parallelism},
+    "spec.disaggregation.prefill.parallelism": lambda parallelism: disaggregated({"parallelism": parallelism}, {}),
+    "spec.disaggregation.decode.parallelism": lambda parallelism: disaggregated({}, {"parallelism": parallelism}),
+}
+BOTH_DEGREES = (
+    "data and pipeline are both above 1: copies of a model that spans pods are replicas of their own: raise replicas, "
+    "and leave data out"
+)
+
+
 def broken_pods(path: str, at: Place) -> list[Broken]:
     pod_ip = {"fieldRef": {"fieldPath": "status.podIP"}}
     return [
@@ -147,6 +158,7 @@ CONTRADICTIONS = [
         "nvidia.com/gpu, or write resources.claims for devices",
         {"engine": {"device": "cuda"}, **disaggregated({}, {"resources": {"accelerator": "none", "claims": []}})},
     ),
+    *(Broken(path, BOTH_DEGREES, at({"data": 2, "pipeline": 2})) for path, at in PARALLELISM_PLACES.items()),
     Broken("spec.model.source", SOURCE_FORMS, {"model": {"source": "meta-llama/Llama-3.1-8B"}}),
     Broken("spec.model.source", NO_PARENT, {"model": {"source": "file:///models/../etc"}}),
     Broken(
@@ -251,6 +263,8 @@ JUST_RIGHT = {
         {"router": {"replicas": 0, "pod": {"image": "x"}, "service": {"type": "NodePort"}}},
         "llama",
     ),
+    "copies within a pod": ({"parallelism": {"tensor": 2, "data": 2}}, "llama"),
+    "stages of many devices": ({"parallelism": {"tensor": 8, "pipeline": 2}}, "llama"),
     "surge alone": ({"rollout": {"maxSurge": "1%", "maxUnavailable": "00%"}}, "llama"),
     "unavailability alone": ({"rollout": {"maxSurge": 0, "maxUnavailable": "10%"}}, "llama"),
     "the smallest canary": ({"rollout": {"canary": {"weight": 1}}}, "llama"),

@@ -85,6 +85,19 @@ def report_waiting(api: Api, pod: dict[str, Any], reason: str, message: str) -> 
     return api.request("patch", f"{path_of(pod)}/status", {"status": status}, MERGE_PATCH)
 
 
+def report_failed(api: Api, pod: dict[str, Any], message: str) -> dict[str, Any]:
+    """Report that a pod which was ready has ended; `message` are the last words of its containers."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    end = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": now, "message": message}}
+    status = {
+        "containerStatuses": [
+            container_status(each, ready=False) | {"state": end} for each in pod["spec"]["containers"]
+        ],
+        "conditions": [{"type": kind, "status": "False"} for kind in ("ContainersReady", "Ready")],
+    }
+    return api.request("patch", f"{path_of(pod)}/status", {"status": status}, MERGE_PATCH)
+
+
 def ready_status(containers: list[dict[str, Any]], address: str, now: str) -> dict[str, Any]:
     return {
         "phase": "Running",

@@ -68,7 +68,6 @@ def test_what_is_not_supported_yet_is_told_and_the_rest_still_runs(control_plane
         manifest(
             namespace,
             engine={"device": "cpu", "quantization": "int8"},
-            parallelism={"tensor": 1, "pipeline": 2},
             router={"mode": "gateway"},
         )
     )
@@ -76,7 +75,7 @@ def test_what_is_not_supported_yet_is_told_and_the_rest_still_runs(control_plane
     service = get_service(control_plane, namespace)
     (degraded,) = (each for each in service["status"]["conditions"] if each["type"] == "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "UnsupportedFeature")
-    for path in ("spec.engine.quantization", "spec.parallelism.pipeline", "spec.router.mode"):
+    for path in ("spec.engine.quantization", "spec.router.mode"):
         assert f"{path}: " in degraded["message"]
     assert "UnsupportedFeature" in [reason for reason, _ in get_events(control_plane, namespace)]
     assert get_children(control_plane, namespace)

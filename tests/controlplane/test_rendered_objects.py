@@ -56,6 +56,8 @@ EVERYTHING: dict[str, Any] = {
     },
     "replicas": 3,
 }
+GROUPS: dict[str, Any] = {"parallelism": {"tensor": 2, "pipeline": 2}, "replicas": 2}
+SPLIT: dict[str, Any] = {"disaggregation": {"prefill": {"parallelism": {"pipeline": 2}}, "decode": {"replicas": 2}}}
 IDS = ("runAsUser", "runAsGroup", "fsGroup")
 COMBINATIONS = list(chain.from_iterable(combinations(IDS, number) for number in range(len(IDS) + 1)))
 
@@ -76,11 +78,11 @@ def restricted(control_plane: ControlPlane, namespace: str) -> str:
 
 
 def create_pods(control_plane: ControlPlane, wanted: InferenceService) -> int:
-    """Asks for one pod of each Deployment and keeps none. Raises ForbiddenError where admission refuses one."""
+    """Asks for one pod of each workload and keeps none. Raises ForbiddenError where admission refuses one."""
     objects = desired_objects(wanted, SETTINGS)
     for account in (child for child in objects if child["kind"] == "ServiceAccount"):
         control_plane.apply(account)
-    templates = [child["spec"]["template"] for child in objects if child["kind"] == "Deployment"]
+    templates = [child["spec"]["template"] for child in objects if child["kind"] in ("Deployment", "StatefulSet")]
     for template in templates:
         metadata = {**template["metadata"], "generateName": "pod-"}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
@@ -89,7 +91,9 @@ def create_pods(control_plane: ControlPlane, wanted: InferenceService) -> int:
     return len(templates)
 
 
-@pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["the least", "everything"])
+@pytest.mark.parametrize(
+    "spec", [{}, EVERYTHING, GROUPS, SPLIT], ids=["the least", "everything", "groups", "two roles"]
+)
 def test_an_object_is_stored_as_it_was_sent(control_plane: ControlPlane, namespace: str, spec: dict[str, Any]) -> None:
     for wanted in desired_objects(service(namespace, **spec), SETTINGS):
         assert find_drift(wanted, control_plane.apply(wanted)) == [], wanted["kind"]
@@ -106,6 +110,10 @@ def test_pods_pass_the_restricted_level_whichever_ids_are_left_to_the_platform(
     router = {"pod": pod, "apiKeysSecretRef": {"name": "keys"}}
 
     assert create_pods(control_plane, service(restricted, pod=pod, router=router)) == 2
+
+
+def test_pods_of_groups_pass_too(control_plane: ControlPlane, restricted: str) -> None:
+    assert create_pods(control_plane, service(restricted, parallelism={"pipeline": 2})) == 2
 
 
 def test_a_model_that_is_an_image_passes_too(control_plane: ControlPlane, restricted: str) -> None:

@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL
+from kvasir_operator.api.labels import (
+    GROUP_LABEL,
+    GROUP_SIZE,
+    RANK_LABEL,
+    REVISION_LABEL,
+    REVISION_NUMBER,
+    ROLE_LABEL,
+    SERVICE_LABEL,
+    group_name,
+)
 
 KubeObject = dict[str, Any]
 NOW = "2026-11-20T10:00:00Z"
@@ -65,6 +74,51 @@ def deployment(
             "updatedReplicas": total if updated is None else updated,
         },
     }
+
+
+def stateful_set(
+    index: int = 0,
+    revision: str = "aaaa",
+    role: str = "serve",
+    size: int = 2,
+    is_running: bool = True,
+    **annotations: str,
+) -> KubeObject:
+    """Of a group, as the operator made it; `is_running` False: it is kept without pods."""
+    name = group_name("llama", role, revision, index)
+    labels = {SERVICE_LABEL: "llama", ROLE_LABEL: role, REVISION_LABEL: revision, GROUP_LABEL: name}
+    replicas = size if is_running else 0
+    probe = {"periodSeconds": 2, "failureThreshold": 3600}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"startupProbe": probe}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {
+            "name": name,
+            "namespace": "models",
+            "labels": labels,
+            "generation": 1,
+            "uid": f"uid-{name}",
+            "resourceVersion": "7",
+            "ownerReferences": [owner()],
+            "annotations": {GROUP_SIZE: str(size), REVISION_NUMBER: "1", **annotations},
+        },
+        "spec": {
+            "replicas": replicas,
+            "serviceName": f"llama-{role}-ranks",
+            "selector": {"matchLabels": labels},
+            "template": template,
+        },
+        "status": {"observedGeneration": 1, "replicas": replicas},
+    }
+
+
+def member(rank: int, group: KubeObject, at: str = NOW, **fields: Any) -> KubeObject:
+    """A pod of a group, made `at` (RFC 3339); `fields` as of `pod`."""
+    found = pod(f"{group['metadata']['name']}-{rank}", **fields)
+    found["metadata"] |= {"creationTimestamp": at, "labels": {**group["metadata"]["labels"], RANK_LABEL: str(rank)}}
+    found["spec"] = {"nodeName": f"node-{rank}"}
+    return found
 
 
 def pod(name: str, role: str = "serve", ready: bool = True, leaving: bool = False, **status: Any) -> KubeObject:

@@ -79,7 +79,7 @@ class MemoryKube(KubeClient):
             raise ObjectConflictError("changed", 409)
         return self._store("apply status", {**stored, "status": obj["status"]})
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
         self._fail()
         self.writes.append(("delete", f"{kind.kind} {name}"))
         self.objects.pop((kind.kind, namespace, name), None)

@@ -37,10 +37,14 @@ class Reason(StrEnum):
     SECRET_NOT_FOUND = "SecretNotFound"
     VOLUME_UNAVAILABLE = "VolumeUnavailable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
+    GROUP_RESTARTS_EXHAUSTED = "GroupRestartsExhausted"
     CRASH_LOOPING = "CrashLooping"
     CONTAINER_FAILED = "ContainerFailed"
+    GROUP_RESTARTED = "GroupRestarted"
     UNSUPPORTED_FEATURE = "UnsupportedFeature"
     MODEL_NAME_TAKEN = "ModelNameTaken"
+    NODE_AVOIDED = "NodeAvoided"
+    NO_READY_PREFILL = "NoReadyPrefill"
 
     SCHEDULING_GATED = "SchedulingGated"
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"
@@ -85,8 +89,10 @@ _FAILURES: Final = (
     Reason.SECRET_NOT_FOUND,
     Reason.VOLUME_UNAVAILABLE,
     Reason.IMAGE_PULL_FAILED,
+    Reason.GROUP_RESTARTS_EXHAUSTED,
     Reason.CRASH_LOOPING,
     Reason.CONTAINER_FAILED,
+    Reason.GROUP_RESTARTED,
 )
 _WAITS: Final = (
     Reason.SCHEDULING_GATED,
@@ -107,6 +113,8 @@ _LIMITATIONS: Final = (
     Reason.FIELDS_CONTESTED,
     Reason.UNSUPPORTED_FEATURE,
     Reason.MODEL_NAME_TAKEN,
+    Reason.NODE_AVOIDED,
+    Reason.NO_READY_PREFILL,
 )
 DEGRADING_REASONS: Final = (*_FAILURES, *_LIMITATIONS)
 """Waiting alone seldom mends these."""

@@ -21,7 +21,9 @@ SERVICE_LABEL: Final = f"{GROUP}/service"
 ROLE_LABEL: Final = f"{GROUP}/role"
 REVISION_LABEL: Final = f"{GROUP}/revision"
 GROUP_LABEL: Final = f"{GROUP}/group"
-RANK_LABEL: Final = f"{GROUP}/rank"
+"""Name of the StatefulSet whose pods are one replica together."""
+RANK_LABEL: Final = "apps.kubernetes.io/pod-index"
+"""Kubernetes' own, on every pod of a StatefulSet: a template cannot hold what differs between its pods."""
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 
@@ -29,6 +31,8 @@ ROLE_SERVE: Final = "serve"
 ROLE_PREFILL: Final = "prefill"
 ROLE_DECODE: Final = "decode"
 ROLE_ROUTER: Final = "router"
+ROLE_RENDEZVOUS: Final = "rendezvous"
+"""Of the Services by which pods of groups find one another: no role that routers send requests to."""
 ENGINE_ROLES: Final = (ROLE_SERVE, ROLE_PREFILL, ROLE_DECODE)
 ROLES: Final = (*ENGINE_ROLES, ROLE_ROUTER)
 """In the order in which a status shows them."""
@@ -36,7 +40,7 @@ ROLES: Final = (*ENGINE_ROLES, ROLE_ROUTER)
 ENGINE_HTTP_PORT: Final = 8000
 ENGINE_KV_EVENTS_PORT: Final = 5557
 ENGINE_KV_REPLAY_PORT: Final = 5558
-ENGINE_NIXL_PORT: Final = 5600
+ENGINE_KV_TRANSFER_PORT: Final = 5600
 ENGINE_RENDEZVOUS_PORT: Final = 29500
 ROUTER_HTTP_PORT: Final = 8080
 ROUTER_ADMIN_PORT: Final = 9090
@@ -51,19 +55,23 @@ TRAFFIC_WEIGHT: Final = f"{GROUP}/traffic-weight"
 """Label of a revision's Service: per cent of the requests that it gets. EndpointSlices get labels, no annotations."""
 REVISION_NUMBER: Final = f"{GROUP}/revision-number"
 """Annotation of a revision's Deployments: the order in which revisions were used, the current one's the highest."""
+GROUP_SIZE: Final = f"{GROUP}/group-size"
+"""Annotation of a group's StatefulSet: its pods while it runs, which `replicas` does not say of one kept at 0."""
 
 # Names of Services, labels' values and host names of pods.
 MAX_NAME_LENGTH: Final = 63
+# A StatefulSet gives its pods a label that holds its name, a dash and a digest of up to ten characters.
+_MAX_GROUP_NAME_LENGTH: Final = 52
 _DIGEST_LENGTH = 8
 
 
-def child_name(service_name: str, *parts: str) -> str:
-    """`SERVICE-PART-PART`; the service's name is cut, and told apart by a digest, where that has over 63 characters."""
+def child_name(service_name: str, *parts: str, max_length: int = MAX_NAME_LENGTH) -> str:
+    """`SERVICE-PART-PART`; the service's name is cut, and told apart by a digest, where that is too long."""
     suffix = "".join(f"-{part}" for part in parts)
-    if len(service_name) + len(suffix) <= MAX_NAME_LENGTH:
+    if len(service_name) + len(suffix) <= max_length:
         return service_name + suffix
     digest = hashlib.sha256(service_name.encode()).hexdigest()[:_DIGEST_LENGTH]
-    kept = service_name[: MAX_NAME_LENGTH - len(suffix) - _DIGEST_LENGTH - 1].rstrip("-")
+    kept = service_name[: max_length - len(suffix) - _DIGEST_LENGTH - 1].rstrip("-")
     return f"{kept}-{digest}{suffix}"
 
 
@@ -80,6 +88,21 @@ def role_name(service_name: str, role: str) -> str:
 def workload_name(service_name: str, role: str, revision: str) -> str:
     """Name of the Deployment and the headless Service of one engine role's revision."""
     return child_name(service_name, role, revision)
+
+
+def group_name(service_name: str, role: str, revision: str, index: int) -> str:
+    """Name of the StatefulSet of one group of pods, a replica of an engine role's revision."""
+    return child_name(service_name, role, revision, str(index), max_length=_MAX_GROUP_NAME_LENGTH)
+
+
+def group_index(name: str) -> int:
+    """Of a group, from `group_name`."""
+    return int(name.rpartition("-")[2])
+
+
+def rendezvous_name(service_name: str, role: str) -> str:
+    """Name of the headless Service by which the pods of a role's groups find one another."""
+    return child_name(service_name, role, "ranks")
 
 
 def router_name(service_name: str) -> str:

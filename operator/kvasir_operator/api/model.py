@@ -178,9 +178,10 @@ class ParallelismSpec:
     tensor: Annotated[int, Bounds(1, 64)] = 1
     """Ranks that share each layer."""
     pipeline: Annotated[int, Bounds(1, 64)] = 1
-    """Ranges of layers; more than 1 spans pods."""
+    """Ranges of layers, each computed by a pod of its own: with more than 1 a replica is a group of as many pods, which
+    start, fail and go together."""
     data: Annotated[int, Bounds(1, 64)] = 1
-    """Copies of the model in one pod."""
+    """Copies of the model in one replica, behind one endpoint."""
     expert: bool = False
     """Spread the experts of a mixture over the ranks."""
 
@@ -404,7 +405,7 @@ class DisaggregatedRole:
     """One of prefill and decode."""
 
     replicas: Replicas | None = None
-    """Number of pods; 1 where absent. Not together with autoscaling."""
+    """Number of pods, or groups of them; 1 where absent. Not together with autoscaling."""
     autoscaling: AutoscalingSpec | None = None
     parallelism: ParallelismSpec = field(default_factory=ParallelismSpec)
     resources: ResourcesSpec | None = None
@@ -415,7 +416,10 @@ class DisaggregatedRole:
 
 @dataclass(frozen=True)
 class DisaggregationSpec:
-    """Prefill and decode as roles of their own; its presence splits the service."""
+    """Prefill and decode as roles of their own; its presence splits the service.
+
+    Without a ready prefill pod decode pods compute prompts too.
+    """
 
     prefill: DisaggregatedRole
     """Pods that compute prompts."""
@@ -528,7 +532,7 @@ class ServiceSpec:
     pod: PodSpec = field(default_factory=PodSpec)
     """Bounded overrides, merged into every engine pod."""
     replicas: Replicas = 1
-    """Number of engine pods. Left out with autoscaling and disaggregation."""
+    """Number of engine pods, or groups of them. Left out with autoscaling and disaggregation."""
     autoscaling: AutoscalingSpec | None = None
     disaggregation: DisaggregationSpec | None = None
     router: RouterSpec = field(default_factory=RouterSpec)

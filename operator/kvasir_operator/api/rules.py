@@ -18,6 +18,7 @@ from kvasir_operator.api.model import (
     EnvVar,
     InferenceService,
     ModelCache,
+    ParallelismSpec,
     PodSpec,
     PodVolume,
     ResourceClaim,
@@ -64,6 +65,11 @@ RESERVED_ARGS: Final = (
     "--pipeline-parallel-size",
     "--data-parallel-size",
     "--enable-expert-parallel",
+    "--nnodes",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--kv-transfer-config",
 )
 # Resources outside a vendor's domain that a pod can ask for, besides cpu and memory.
 _EXTRA_RESOURCE = r"^([a-z0-9.-]+/[A-Za-z0-9._-]+|hugepages-[A-Za-z0-9]+|ephemeral-storage)$"
@@ -135,6 +141,15 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
             "memory and the accelerator in their own fields",
             lambda r: all(re.fullmatch(_EXTRA_RESOURCE, key) for key in r.extra),
             f"!has(self.extra) || self.extra.all(key, key.matches('{_EXTRA_RESOURCE}'))",
+        ),
+    ),
+    ParallelismSpec: (
+        Rule(
+            "data and pipeline are both above 1: copies of a model that spans pods are replicas of their own: raise "
+            "replicas, and leave data out",
+            lambda p: p.data == 1 or p.pipeline == 1,
+            # The API server checks the group's default, which is empty, before it fills the degrees in.
+            "!has(self.data) || !has(self.pipeline) || self.data == 1 || self.pipeline == 1",
         ),
     ),
     ResourceClaim: (exactly_one(ResourceClaim, "resource_claim_name", "resource_claim_template_name"),),

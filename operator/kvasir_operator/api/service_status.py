@@ -14,20 +14,20 @@ Phase = Literal["Pending", "Loading", "Ready", "Scaling", "Updating", "Degraded"
 
 @dataclass(frozen=True)
 class RoleStatus:
-    """Pods of one role."""
+    """Replicas of one role: pods, or groups of them."""
 
     role: Literal["serve", "prefill", "decode", "router"]
     """What the pods do."""
     desired: int
-    """Pods wanted, over all revisions."""
+    """Replicas wanted, over all revisions."""
     ready: int
-    """Pods that take requests."""
+    """Those that take requests."""
     draining: int
-    """Pods that finish their requests and go."""
+    """Those that finish their requests and go."""
     message: str
     """What they wait for."""
     revision: str | None = None
-    """Revision that the pods are brought to."""
+    """Revision that they are brought to."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class ServiceStatus:
     url: str | None = None
     """OpenAI base URL inside the cluster."""
     ready: str | None = None
-    """Ready of wanted engine pods, such as 2/2."""
+    """Ready of wanted engine replicas, such as 2/2."""
     replicas: int | None = None
-    """Engine pods that exist, for the scale subresource."""
+    """Engine replicas that exist, for the scale subresource."""
     selector: str | None = None
-    """Label selector of the engine pods, for the scale subresource."""
+    """Label selector of the engine pods that take requests, for the scale subresource."""
     roles: Annotated[tuple[RoleStatus, ...], Items(4, unique_by="role")] = ()
     """Pods by role."""
     conditions: Annotated[tuple[ConditionStatus, ...], Items(16, unique_by="type")] = ()

@@ -1,4 +1,4 @@
-"""Performs a plan: server-side applies in order, then former revisions' replicas and weights, then deletions.
+"""Performs a plan: server-side applies in order, former revisions' replicas and weights, restarts, then deletions.
 
 A child that the API server refuses does not hold up the others; it is returned, to be shown in the status and tried
 again. When the API server does not answer at all, the pass ends.
@@ -9,7 +9,7 @@ from typing import Any
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import FIELD_MANAGER, TRAFFIC_WEIGHT
-from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Plan, Scale, Unweigh
+from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Plan, Restart, Scale, Unweigh
 from kvasir_operator.errors import (
     OBJECT_ERRORS,
     AdmissionFailedError,
@@ -21,6 +21,7 @@ from kvasir_operator.errors import (
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import (
     NETWORK_POLICY,
+    POD,
     POD_DISRUPTION_BUDGET,
     POD_MONITOR,
     ROLE_BINDING,
@@ -76,6 +77,13 @@ async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
             stale.append(edit.key)
         except OBJECT_ERRORS as error:
             refusals.append(Refusal(edit.key, error))
+    for restart in plan.restarts:
+        try:
+            await _restart(client, namespace, restart)
+        except (ObjectConflictError, ObjectNotFoundError):
+            stale.append(restart.key)
+        except OBJECT_ERRORS as error:
+            refusals.append(Refusal(restart.key, error))
     for deletion in plan.deletes:
         try:
             await client.delete(deletion.key.kind, namespace, deletion.key.name, deletion.uid)
@@ -105,3 +113,15 @@ async def _edit(client: KubeClient, namespace: str, edit: Scale | Unweigh) -> Ku
     else:
         patch = {"metadata": {**metadata, "labels": {TRAFFIC_WEIGHT: None}, "annotations": {APPLIED_HASH: None}}}
     return await client.merge(edit.key.kind, namespace, edit.key.name, patch)
+
+
+async def _restart(client: KubeClient, namespace: str, restart: Restart) -> None:
+    """Recorded first: what an end of this process leaves undone, the next pass completes.
+
+    Raises ObjectConflictError or ObjectNotFoundError where the group is not the one that was seen.
+    """
+    if restart.annotations:
+        metadata = {"uid": restart.uid, "annotations": dict(restart.annotations)}
+        await client.merge(restart.key.kind, namespace, restart.key.name, {"metadata": metadata})
+    for pod in restart.pods:
+        await client.delete(POD, namespace, pod.name, pod.uid, pod.grace_seconds)

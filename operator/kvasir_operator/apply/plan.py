@@ -7,8 +7,8 @@ Nothing that the service does not own is ever written or deleted, and a Secret i
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
@@ -92,12 +92,33 @@ class Unweigh:
 
 
 @dataclass(frozen=True)
+class PodDeletion:
+    """Of one pod, only while its UID is `uid`. `grace_seconds`: of its own, not its spec's; None leaves that."""
+
+    name: str
+    uid: str
+    grace_seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """All of a group's `pods` are made anew, for `cause`; `annotations` are written on its StatefulSet before."""
+
+    key: ObjectKey
+    uid: str
+    pods: tuple[PodDeletion, ...]
+    cause: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Plan:
     """`blocked` are children whose name somebody else's object has; `terminating` must go before they return."""
 
     applies: tuple[Apply, ...] = ()
     scales: tuple[Scale, ...] = ()
     unweighs: tuple[Unweigh, ...] = ()
+    restarts: tuple[Restart, ...] = ()
     deletes: tuple[Delete, ...] = ()
     blocked: tuple[ObjectKey, ...] = ()
     terminating: tuple[ObjectKey, ...] = ()
@@ -109,6 +130,7 @@ class Plan:
             applies=tuple(action for action in self.applies if action.key not in keys),
             scales=tuple(each for each in self.scales if each.key not in keys),
             unweighs=tuple(each for each in self.unweighs if each.key not in keys),
+            restarts=tuple(each for each in self.restarts if each.key not in keys),
             deletes=tuple(each for each in self.deletes if each.key not in keys),
         )
 
@@ -126,6 +148,7 @@ def make_plan(
     service: KubeObject,
     scales: tuple[Scale, ...] = (),
     unweighs: tuple[Unweigh, ...] = (),
+    restarts: tuple[Restart, ...] = (),
     kept: Collection[ObjectKey] = (),
 ) -> Plan:
     """`desired` as returned by stamped; `observed` may hold objects of other owners (they are left alone).
@@ -142,7 +165,8 @@ def make_plan(
     free = [key for key in ordered if key not in terminating and key not in blocked]
     applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key))) is not None]
     unwanted = [obj for key, obj in live.items() if key not in wanted and key not in kept]
-    return Plan(tuple(applies), scales, unweighs, _prune(unwanted, service["metadata"]["uid"]), blocked, terminating)
+    deletes = _prune(unwanted, service["metadata"]["uid"])
+    return Plan(tuple(applies), scales, unweighs, restarts, deletes, blocked, terminating)
 
 
 def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:

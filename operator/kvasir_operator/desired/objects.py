@@ -5,16 +5,18 @@ are not among them: they stay as they were made until rollout/ lets them go.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kvasir_operator.api.labels import REVISION_NUMBER, workload_name
+from kvasir_operator.api.labels import REVISION_NUMBER, group_name, workload_name
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.revision import revision_of
 from kvasir_operator.desired.roles import EngineRole, Role, engine_roles, router_roles
 from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, unsupported_features
-from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, ObjectKey, object_key
+from kvasir_operator.groups.choice import WantedGroup
+from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, STATEFUL_SET, ObjectKey, object_key
 from kvasir_operator.resources.engine_deployment import engine_deployment
+from kvasir_operator.resources.engine_group import engine_group, rendezvous_service
 from kvasir_operator.resources.engine_service import engine_service
 from kvasir_operator.resources.network_policies import network_policies
 from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budget
@@ -34,13 +36,18 @@ class CurrentRevision:
     """What a rollout has decided for the current revision.
 
     number: order of use, for the history. replicas: by engine role. traffic_weight: per cent of the requests; None: its
-    part by the router's policy.
+    part by the router's policy. groups: which ones, by role whose replicas are groups; of a role that is not there the
+    first ones.
     """
 
     name: str
     number: int
     replicas: Mapping[str, int]
     traffic_weight: int | None = None
+    groups: Mapping[str, Sequence[WantedGroup]] = field(default_factory=dict)
+
+    def groups_of(self, role: str) -> Sequence[WantedGroup]:
+        return self.groups.get(role, [WantedGroup(index) for index in range(self.replicas[role])])
 
 
 @dataclass(frozen=True)
@@ -59,16 +66,19 @@ class DesiredService:
 
     @property
     def keys(self) -> list[ObjectKey]:
-        """Of every object that `objects` returns."""
-        names = [workload_name(self.service.name, role.name, self.revision) for role in self.roles]
-        return [
-            *map(object_key, self.shared),
-            *(ObjectKey(kind, name) for kind in (SERVICE, DEPLOYMENT) for name in names),
-        ]
+        """Of every object that `objects` returns for a service that has none of them yet."""
+        return [*map(object_key, self.shared), *(key for role in self.roles for key in self._keys_of(role))]
+
+    def _keys_of(self, role: EngineRole) -> list[ObjectKey]:
+        name = workload_name(self.service.name, role.name, self.revision)
+        if not role.is_grouped:
+            return [ObjectKey(SERVICE, name), ObjectKey(DEPLOYMENT, name)]
+        groups = (group_name(self.service.name, role.name, self.revision, index) for index in range(role.replicas))
+        return [ObjectKey(SERVICE, name), *(ObjectKey(STATEFUL_SET, group) for group in groups)]
 
     @property
     def replicas(self) -> dict[str, int]:
-        """Pods wanted by engine role, over all revisions."""
+        """Pods, or groups of them, wanted by engine role, over all revisions."""
         return {role.name: role.replicas for role in self.roles}
 
     @property
@@ -80,7 +90,8 @@ class DesiredService:
         """In the order in which they are applied. A revision's Service has its weight before there are pods."""
         service, settings = self.service, self.settings
         services = [engine_service(service, role, current.name, current.traffic_weight) for role in self.roles]
-        return [*self.shared, *services, *(_workload(service, role, settings, current) for role in self.roles)]
+        workloads = [each for role in self.roles for each in _workloads(service, role, settings, current)]
+        return [*self.shared, *services, *workloads]
 
 
 def desired_service(
@@ -122,6 +133,7 @@ def _shared(
         *(router_service_account(service, router) for router in routers),
         *(router_role_binding(service, router, settings) for router in routers),
         *(router_service(service) for _ in routers),
+        *(rendezvous_service(service, role) for role in roles),
         *network_policies(service, settings),
         *(pod_disruption_budget(service, role) for role in all_roles),
         *(pod_monitor(service, role, settings) for role in all_roles if with_pod_monitors),
@@ -130,9 +142,20 @@ def _shared(
     return [child for child in children if child is not None]
 
 
-def _workload(
+def _workloads(
     service: InferenceService, role: EngineRole, settings: OperatorSettings, current: CurrentRevision
-) -> Manifest:
-    deployment = engine_deployment(service, role, current.name, current.replicas[role.name], settings)
-    annotations = {**deployment["metadata"].get("annotations", {}), REVISION_NUMBER: str(current.number)}
-    return {**deployment, "metadata": {**deployment["metadata"], "annotations": annotations}}
+) -> list[Manifest]:
+    """One Deployment, or a StatefulSet a group."""
+    if role.is_grouped:
+        workloads = [
+            engine_group(service, role, current.name, group.index, settings, group.avoided_nodes)
+            for group in current.groups_of(role.name)
+        ]
+    else:
+        workloads = [engine_deployment(service, role, current.name, current.replicas[role.name], settings)]
+    return [_numbered(workload, current.number) for workload in workloads]
+
+
+def _numbered(workload: Manifest, number: int) -> Manifest:
+    annotations = {**workload["metadata"].get("annotations", {}), REVISION_NUMBER: str(number)}
+    return {**workload, "metadata": {**workload["metadata"], "annotations": annotations}}

@@ -31,7 +31,7 @@ _ROUTER_MEMORY = Quantity("512Mi")
 
 @dataclass(frozen=True)
 class EngineRole:
-    """Pods that hold the model and compute. `replicas`: pods wanted now, over all revisions."""
+    """Pods that hold the model and compute. `replicas`: pods, or groups of them, wanted now, over all revisions."""
 
     name: EngineRoleName
     replicas: int
@@ -40,6 +40,16 @@ class EngineRole:
     resources: ResourcesSpec
     pod: PodSpec
     autoscaling: AutoscalingSpec | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Pods of one replica, one a pipeline stage."""
+        return self.parallelism.pipeline
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether a replica is a group of pods, which start and fail together."""
+        return self.num_nodes > 1
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvasir_operator.api.model import EngineSpec, InferenceService, ModelSpec, ParallelismSpec, RouterSpec
+from kvasir_operator.api.model import (
+    AutoscalingSpec,
+    DisaggregationSpec,
+    EngineSpec,
+    InferenceService,
+    ModelSpec,
+    RouterSpec,
+    ServiceSpec,
+)
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.api.source import ModelSource
 
@@ -41,8 +49,8 @@ def unsupported_features(
     return [
         *_model(spec.model, server_version),
         *_engine(spec.engine, server_version),
-        *_parallelism(spec.parallelism, "spec.parallelism"),
-        *_scaling(service),
+        *_disaggregation(spec.disaggregation),
+        *_scaling(spec),
         *_router(spec.router, has_gateway),
     ]
 
@@ -97,26 +105,28 @@ def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Itera
         yield UnsupportedFeature("spec.engine.adapters", "LoRA is not supported yet: only the base model is served")
 
 
-def _parallelism(parallelism: ParallelismSpec, path: str) -> Iterator[UnsupportedFeature]:
-    for name in ("tensor", "pipeline", "data"):
-        degree = getattr(parallelism, name)
-        if degree > 1:
-            yield _blocking(f"{path}.{name}", f"{degree} is not supported yet: each pod computes on one rank: write 1")
-    if parallelism.expert:
-        yield UnsupportedFeature(
-            f"{path}.expert", "expert parallelism is not supported yet: each pod holds every expert"
-        )
+def _disaggregation(split: DisaggregationSpec | None) -> Iterator[UnsupportedFeature]:
+    """The engine refuses to start with both (`--kv-transfer-config`)."""
+    for name, role in () if split is None else (("prefill", split.prefill), ("decode", split.decode)):
+        degrees = role.parallelism
+        if degrees.tensor * degrees.pipeline * degrees.data > 1:
+            yield _blocking(
+                f"spec.disaggregation.{name}.parallelism",
+                "engines of several ranks exchange no KV yet: write 1 for tensor, pipeline and data",
+            )
 
 
-def _scaling(service: InferenceService) -> Iterator[UnsupportedFeature]:
-    autoscaling, split = service.spec.autoscaling, service.spec.disaggregation
+def _scaling(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:
+    yield from _autoscaling(spec.autoscaling, "spec.autoscaling")
+    if spec.disaggregation is not None:
+        yield from _autoscaling(spec.disaggregation.prefill.autoscaling, "spec.disaggregation.prefill.autoscaling")
+        yield from _autoscaling(spec.disaggregation.decode.autoscaling, "spec.disaggregation.decode.autoscaling")
+
+
+def _autoscaling(autoscaling: AutoscalingSpec | None, path: str) -> Iterator[UnsupportedFeature]:
     if autoscaling is not None:
         replicas = max(1, autoscaling.min_replicas)
-        yield UnsupportedFeature("spec.autoscaling", f"not supported yet: the number of replicas stays {replicas}")
-    if split is not None:
-        yield _blocking("spec.disaggregation", "prefill and decode apart are not supported yet: leave it out")
-        for name, role in (("prefill", split.prefill), ("decode", split.decode)):
-            yield from _parallelism(role.parallelism, f"spec.disaggregation.{name}.parallelism")
+        yield UnsupportedFeature(path, f"not supported yet: the number of replicas stays {replicas}")
 
 
 def _router(router: RouterSpec, has_gateway: bool) -> Iterator[UnsupportedFeature]:

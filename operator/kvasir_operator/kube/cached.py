@@ -7,7 +7,7 @@ from kubernetes.aio.client import Configuration
 
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.kube.client import ClientHooks, KubeClient, LabelSelector
-from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS, POD, Kind, KubeObject, ServiceKey
 from kvasir_operator.observe.cache import InformerCache, Name
 
 
@@ -28,9 +28,11 @@ class CachedClient(KubeClient):
                 return found
         return await super().list(kind, namespace, labels, fields)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
-        is_gone = await super().delete(kind, namespace, name, uid)
-        if is_gone:  # a namesake that the watch has shown already stays: nothing would show it again
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
+        is_gone = await super().delete(kind, namespace, name, uid, grace_seconds)
+        # A pod is there until its grace ends. A namesake that the watch has shown already stays: nothing would show it
+        # again.
+        if is_gone and kind != POD:
             self._cache.remove_own(kind, Name(namespace, name))
         return is_gone
 

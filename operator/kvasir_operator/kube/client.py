@@ -198,9 +198,14 @@ class KubeClient:
             lambda: self._resource(kind).replace(body=obj, namespace=namespace, field_manager=FIELD_MANAGER, **_RAW),
         )
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
-        """Deletes the object while it has this UID. False where another has the name by now, which is no error."""
-        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
+        """Deletes the object while it has this UID. False where another has the name by now, which is no error.
+
+        `grace_seconds`: of a pod; 0 does not wait for its node, None leaves what its spec says.
+        """
+        body: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
         try:
             await self._write(
                 "delete", kind, lambda: self._resource(kind).delete(name=name, namespace=namespace, body=body, **_RAW)

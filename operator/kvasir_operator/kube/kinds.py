@@ -32,6 +32,7 @@ class Kind:
 
 INFERENCE_SERVICE = Kind(API_VERSION, KIND, PLURAL)
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
 SERVICE = Kind("v1", "Service", "services")
 SECRET = Kind("v1", "Secret", "secrets")
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
@@ -56,7 +57,9 @@ CHILD_KINDS = (
     POD_DISRUPTION_BUDGET,
     POD_MONITOR,
     DEPLOYMENT,
+    STATEFUL_SET,
 )
+WORKLOAD_KINDS = (DEPLOYMENT, STATEFUL_SET)
 # Served only where somebody installed their CRDs.
 OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR, INFERENCE_POOL, HTTP_ROUTE)
 # Found by label and watched. Who may list Secrets may read all of them, so a service's own is asked for by its name.

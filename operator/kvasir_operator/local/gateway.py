@@ -16,7 +16,7 @@ from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork, free_port, usable_port
 from kvasir_operator.local.pods import Listener, LocalPod, LocalProbe
 from kvasir_operator.local.programs import installed_program
-from kvasir_operator.resources.router_command import KV_EVENTS_PORTS_FLAG
+from kvasir_operator.resources.kv_events import KV_EVENTS_PORTS_FLAG
 
 NAME: Final = "gateway"
 _STOP_MARGIN_SECONDS: Final = 15
@@ -56,6 +56,7 @@ def local_gateway(
     own = {"PYTHONUNBUFFERED": "1", "KUBECONFIG": str(kubeconfig), labels.GATEWAY_SECRET_ENV: secret}
     pod = LocalPod(
         name=NAME,
+        replica=NAME,
         role=labels.ROLE_ROUTER,
         command=(
             *(installed_program("kvasir-router", programs), "serve"),

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 from aiohttp import web
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.model import DisaggregationSpec, InferenceService
 from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.local.pods import Listener, LocalPod
 
@@ -95,6 +95,7 @@ def service_object(service: InferenceService, created: str) -> dict[str, Any]:
         "spec": {
             "model": {"name": name, "aliases": aliases},
             "engine": {} if engine.adapters is None else {"adapters": as_manifest(engine.adapters)},
+            **_disaggregation(service.spec.disaggregation),
             "router": {
                 "mode": router.mode,
                 "policy": router.policy,
@@ -103,6 +104,10 @@ def service_object(service: InferenceService, created: str) -> dict[str, Any]:
             },
         },
     }
+
+
+def _disaggregation(split: DisaggregationSpec | None) -> dict[str, Any]:
+    return {} if split is None else {"disaggregation": {"remotePrefillMinTokens": split.remote_prefill_min_tokens}}
 
 
 def slice_object(namespace: str, service: str, engine: LocalPod, version: int) -> dict[str, Any]:

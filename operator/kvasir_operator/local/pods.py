@@ -1,4 +1,4 @@
-"""A pod of a Deployment as a process of this machine: what is run, where it listens, how it is probed.
+"""A pod as a process of this machine: what is run, where it listens, how it is probed.
 
 Data only; translate.py makes them from desired objects, supervisor.py runs them.
 """
@@ -30,7 +30,7 @@ class LocalProbe:
 
 @dataclass(frozen=True)
 class LocalPod:
-    """One replica."""
+    """A replica, or one pod of a group. `replica`: what it starts and fails with; `rank`: 0 takes the requests."""
 
     name: str
     role: str
@@ -40,6 +40,8 @@ class LocalPod:
     readiness: LocalProbe
     liveness: LocalProbe
     grace_seconds: float  # from SIGTERM to SIGKILL
+    replica: str
+    rank: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +23,7 @@ from kvasir_operator.local.gateway_api import GatewayApi
 from kvasir_operator.local.network import LoopbackNetwork, free_port, require_free, reserve_network
 from kvasir_operator.local.options import LocalOptions
 from kvasir_operator.local.pods import Listener, LocalPod, LocalService
-from kvasir_operator.local.supervisor import PodSupervisor, RestartPolicy
+from kvasir_operator.local.supervisor import ReplicaSupervisor, RestartPolicy
 from kvasir_operator.local.translate import Folders, local_service
 from kvasir_operator.local.watchdog import Watchdog
 from kvasir_operator.manifests import load_services
@@ -128,6 +128,18 @@ def _all_pods(services: Sequence[LocalService]) -> list[LocalPod]:
     return list({pod.name: pod for pod in pods}.values())
 
 
+def _replicas(pods: Iterable[LocalPod]) -> list[list[LocalPod]]:
+    """Pods that start and fail together, the one that takes requests first."""
+    found: dict[str, list[LocalPod]] = {}
+    for pod in pods:
+        found.setdefault(pod.replica, []).append(pod)
+    return list(found.values())
+
+
+def _leaders(pods: Iterable[LocalPod]) -> list[LocalPod]:
+    return [pod for pod in pods if pod.rank == 0]
+
+
 def _warnings(manifests: Sequence[Manifest]) -> list[str]:
     return [
         f"warning: {manifest.service.name}: {feature}"
@@ -137,7 +149,7 @@ def _warnings(manifests: Sequence[Manifest]) -> list[str]:
 
 
 class _Run:
-    """One run: owns every pod's supervisor and the watchdog."""
+    """One run: owns every replica's supervisor and the watchdog."""
 
     def __init__(self, plan: Plan, warnings: Sequence[str]) -> None:
         self._services = plan.services
@@ -145,7 +157,7 @@ class _Run:
         self._warnings = warnings
         self._console = Console([pod.name for pod in _all_pods(plan.services)])
         self._stop_asked = asyncio.Event()
-        self._supervisors: dict[str, PodSupervisor] = {}  # by pod name
+        self._supervisors: dict[str, ReplicaSupervisor] = {}  # by replica
 
     async def until_stopped(self) -> None:
         """Raises the first error that ends a pod for good, after everything else has been stopped."""
@@ -162,8 +174,8 @@ class _Run:
 
     async def _serve(self, watchdog: Watchdog) -> None:
         policy = RestartPolicy()
-        for pod in _all_pods(self._services):
-            self._supervisors[pod.name] = PodSupervisor(pod, self._console, watchdog, policy)
+        for pods in _replicas(_all_pods(self._services)):
+            self._supervisors[pods[0].replica] = ReplicaSupervisor(pods, self._console, watchdog, policy)
         tasks = {name: asyncio.create_task(supervisor.run()) for name, supervisor in self._supervisors.items()}
         telling = [] if self._gateway is None else [asyncio.create_task(self._tell(self._gateway))]
         announcing = asyncio.create_task(self._announce())
@@ -185,19 +197,19 @@ class _Run:
         engines = {service.name: service.engines for service in self._services}
         async with api.serving(gateway.api), asyncio.TaskGroup() as group:
             for service in gateway.services:
-                for engine in engines[service.name]:
+                for engine in _leaders(engines[service.name]):
                     group.create_task(self._report_ready(api, service, engine))
             await asyncio.Event().wait()
 
     async def _report_ready(self, api: GatewayApi, service: InferenceService, engine: LocalPod) -> None:
-        await self._supervisors[engine.name].is_ready.wait()
+        await self._supervisors[engine.replica].is_ready.wait()
         api.report_ready(service.namespace, service.name, engine)
 
     async def _announce(self) -> None:
         started = time.monotonic()
         for service in self._services:
             for pod in (*service.engines, *service.routers):
-                await self._supervisors[pod.name].is_ready.wait()
+                await self._supervisors[pod.replica].is_ready.wait()
             seconds = time.monotonic() - started
             names = ", ".join(service.model_names)
             self._console.say(
@@ -208,8 +220,8 @@ class _Run:
         """Routers first: they finish their streams while the engines still answer."""
         self._stop_asked.set()
         self._console.say("stopping: requests in flight are finished, Ctrl-C again ends them")
-        routers = dict.fromkeys(pod.name for service in self._services for pod in service.routers)
-        engines = dict.fromkeys(pod.name for service in self._services for pod in service.engines)
+        routers = dict.fromkeys(pod.replica for service in self._services for pod in service.routers)
+        engines = dict.fromkeys(pod.replica for service in self._services for pod in service.engines)
         for names in (routers, engines):
             for name in names:
                 self._supervisors[name].stop()

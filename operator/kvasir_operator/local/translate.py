@@ -1,15 +1,14 @@
 """A service to local pods: the same pod templates that a cluster would get, as commands on loopback addresses.
 
-Changed on the way: program names become the scripts installed beside this interpreter, --host and the addresses of KV
-events the pod's own, container paths folders of this machine, and the router's --endpoints-service the engines'
-addresses. --device is the manifest's own, since no accelerator is asked for here. A Secret of the service's own gets a
-value for this run, which only the processes' environment holds.
+Changed on the way: program names become the scripts installed beside this interpreter, and what only a cluster knows by
+name what it is on this machine (seats.py, arguments.py, volumes.py). --device is the manifest's own, since no
+accelerator is asked for here. A Secret of the service's own gets a value for this run, which only the processes'
+environment holds.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,13 +16,13 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import engine_roles, router_roles
 from kvasir_operator.errors import LocalRunError
-from kvasir_operator.local.network import LoopbackNetwork, usable_port
+from kvasir_operator.local.arguments import EngineAddresses, engine_addresses, local_arguments
+from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.pods import Listener, LocalPod, LocalProbe, LocalService
 from kvasir_operator.local.programs import installed_program
+from kvasir_operator.local.seats import Placement, Seat, Workload, seats_of
 from kvasir_operator.local.volumes import is_in_empty_dir, local_folders, on_this_machine
-from kvasir_operator.resources.engine_command import KV_EVENTS_FLAG, SPECULATIVE_FLAG
 from kvasir_operator.resources.engine_deployment import engine_pod_template
-from kvasir_operator.resources.router_command import KV_EVENTS_PORTS_FLAG
 from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.resources.router_secret import router_secret, with_random_value
 from kvasir_operator.settings import OperatorSettings
@@ -43,37 +42,12 @@ class Folders:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """The pods of one role, `pod_spec` as a cluster would get it."""
-
-    name: str
-    role: str
-    replicas: int
-    pod_spec: Mapping[str, Any]
-
-    @property
-    def container(self) -> Mapping[str, Any]:
-        only: Mapping[str, Any] = self.pod_spec["containers"][0]
-        return only
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a replica listens: port name to listener; `host` is what --host gets."""
-
-    host: str
-    listeners: Mapping[str, Listener]
-
-
-@dataclass(frozen=True)
 class Surroundings:
     """What all pods of a service share on this machine."""
 
     folders: Folders
     device: str
-    engine_urls: Sequence[str]
-    kv_events_ports: Sequence[str]
-    """EVENTS_PORT:REPLAY_PORT of the engines; none where they had to take different ones: a router follows one pair."""
+    engines: EngineAddresses
     secrets: SecretValues
 
 
@@ -88,24 +62,19 @@ def local_service(
 
     Raises LocalRunError for what has no meaning outside a cluster.
     """
-    engines, routers = _engine_workloads(service, settings), _router_workloads(service, settings)
-    engine_places = [[_own_place(engine, network) for _ in range(engine.replicas)] for engine in engines]
-    router_places = [[_own_place(router, network) for _ in range(router.replicas)] for router in routers]
-    if not all(engine_places) or not all(router_places):
+    engines = [(each, seats_of(each, network)) for each in _engine_workloads(service, settings)]
+    routers = [(each, _public_seats(seats_of(each, network), listen)) for each in _router_workloads(service, settings)]
+    if not all(seats for _, seats in (*engines, *routers)):
         raise LocalRunError(f"{service.name} has 0 engine or router replicas: local mode needs one of each")
-    for places in router_places:
-        places[0] = _public_place(places[0], listen)
-    urls = [place.listeners["http"].url for places in engine_places for place in places]
-    ports = _kv_events_ports([place for places in engine_places for place in places])
-    surroundings = Surroundings(folders, service.spec.engine.device, urls, ports, _secrets(service, settings))
-    placed_engines, placed_routers = zip(engines, engine_places, strict=True), zip(routers, router_places, strict=True)
+    addresses = engine_addresses([(workload.role, seat) for workload, seats in engines for seat in seats])
+    surroundings = Surroundings(folders, service.spec.engine.device, addresses, _secrets(service, settings))
     return LocalService(
         name=service.name,
         model_names=service.model_names,
         url=f"{listen.url}/v1",
-        engines=tuple(pod for engine, places in placed_engines for pod in _pods(engine, places, surroundings)),
-        routers=tuple(pod for router, places in placed_routers for pod in _pods(router, places, surroundings)),
-        kv_events_ports=next(iter(ports), None),
+        engines=tuple(pod for workload, seats in engines for pod in _pods(workload, seats, surroundings)),
+        routers=tuple(pod for workload, seats in routers for pod in _pods(workload, seats, surroundings)),
+        kv_events_ports=next(iter(addresses.kv_events_ports), None),
     )
 
 
@@ -117,6 +86,7 @@ def _engine_workloads(service: InferenceService, settings: OperatorSettings) -> 
             role.name,
             role.replicas,
             engine_pod_template(service, role, settings)["spec"],
+            role.num_nodes,
         )
         for role in engine_roles(service, settings.defaults)
     ]
@@ -143,112 +113,55 @@ def _secrets(service: InferenceService, settings: OperatorSettings) -> SecretVal
     return {(made["metadata"]["name"], key): value for key, value in made["stringData"].items()}
 
 
-def _own_place(workload: Workload, network: LoopbackNetwork) -> Placement:
-    address = network.next_address()
-    ports = workload.container["ports"]
-    listeners = {port["name"]: Listener(address, usable_port(address, port["containerPort"])) for port in ports}
-    return Placement(address, listeners)
+def _public_seats(seats: list[Seat], listen: Listener) -> list[Seat]:
+    """Clients reach the first router at `listen`; its admin port stays on the pod's own address."""
+    if not seats:
+        return []
+    first, *others = seats
+    place = Placement(listen.address, {**first.place.listeners, "http": listen})
+    return [replace(first, place=place), *others]
 
 
-def _public_place(place: Placement, listen: Listener) -> Placement:
-    """Clients reach this router at `listen`; its admin port stays on the pod's own address."""
-    return Placement(listen.address, {**place.listeners, "http": listen})
-
-
-def _pods(workload: Workload, places: Sequence[Placement], surroundings: Surroundings) -> Iterator[LocalPod]:
+def _pods(workload: Workload, seats: Sequence[Seat], surroundings: Surroundings) -> Iterator[LocalPod]:
     container = workload.container
     mounted = local_folders(workload.pod_spec, surroundings.folders.manifest)
     program = installed_program(container["command"][0], surroundings.folders.programs)
-    for index, place in enumerate(places):
+    for seat in seats:
+        place = seat.place
+        own = {each["name"]: _value(each, surroundings.secrets, seat) for each in container["env"]}
+        arguments = local_arguments(
+            container["command"][1:], seat, mounted, surroundings.device, surroundings.engines, own
+        )
         yield LocalPod(
-            name=f"{workload.name}-{index}",
+            name=seat.name,
             role=workload.role,
-            command=(program, *_arguments(container["command"][1:], place, mounted, surroundings)),
-            env=_environment(container["env"], mounted, surroundings.secrets),
+            command=(program, *arguments),
+            env=_environment(own, mounted),
             listeners=tuple(place.listeners[name] for name in HTTP_PORTS if name in place.listeners),
             readiness=_probe(container["readinessProbe"], place),
             liveness=_probe(container["livenessProbe"], place),
             grace_seconds=workload.pod_spec["terminationGracePeriodSeconds"],
+            replica=seat.replica,
+            rank=seat.rank,
         )
 
 
-def _arguments(
-    cluster_arguments: Sequence[str],
-    place: Placement,
-    mounted: Mapping[str, Path | None],
-    surroundings: Surroundings,
-) -> Iterator[str]:
-    arguments = iter(cluster_arguments)
-    for argument in arguments:
-        if argument == "--host":
-            yield from (argument, _skip(arguments, place.host))
-        elif argument == "--port":
-            yield from (argument, _skip(arguments, str(place.listeners["http"].port)))
-        elif argument == "--device":
-            yield from (argument, _skip(arguments, surroundings.device))
-        elif argument == "--admin-port":
-            admin = place.listeners["admin"]
-            yield from ("--admin-host", admin.address, argument, _skip(arguments, str(admin.port)))
-        elif argument == "--endpoints-service":
-            next(arguments)
-            yield from (text for url in surroundings.engine_urls for text in ("--endpoint", url))
-        elif argument == KV_EVENTS_PORTS_FLAG:
-            next(arguments)
-            yield from (text for ports in surroundings.kv_events_ports for text in (argument, ports))
-        elif argument == SPECULATIVE_FLAG:
-            yield from (argument, _speculative_config(next(arguments), mounted))
-        elif argument == KV_EVENTS_FLAG:
-            yield from (argument, _kv_events_config(next(arguments), place))
-        else:
-            yield on_this_machine(argument, mounted)
-
-
-def _speculative_config(text: str, mounted: Mapping[str, Path | None]) -> str:
-    """The flag's JSON with the drafting model's path as one of this machine."""
-    config = json.loads(text)
-    return json.dumps(
-        {key: on_this_machine(value, mounted) if key == "model" else value for key, value in config.items()}
-    )
-
-
-def _kv_events_config(text: str, place: Placement) -> str:
-    """The flag's JSON with the pod's own address in place of every address."""
-    events, replay = place.listeners["kv-events"], place.listeners["kv-replay"]
-    return json.dumps({**json.loads(text), "endpoint": _zmq_endpoint(events), "replay_endpoint": _zmq_endpoint(replay)})
-
-
-def _kv_events_ports(engine_places: Sequence[Placement]) -> list[str]:
-    pairs = {(place.listeners["kv-events"].port, place.listeners["kv-replay"].port) for place in engine_places}
-    return [f"{events}:{replay}" for events, replay in pairs] if len(pairs) == 1 else []
-
-
-def _zmq_endpoint(listener: Listener) -> str:
-    return f"tcp://{listener.address}:{listener.port}"
-
-
-def _skip(arguments: Iterator[str], replacement: str) -> str:
-    """Drops the cluster's value of a flag for the local one."""
-    next(arguments)
-    return replacement
-
-
-def _environment(
-    variables: Sequence[Mapping[str, Any]], mounted: Mapping[str, Path | None], secrets: SecretValues
-) -> dict[str, str]:
+def _environment(own: Mapping[str, str], mounted: Mapping[str, Path | None]) -> dict[str, str]:
     """This process's environment plus the container's; paths in an emptyDir stay the machine's own."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    for variable in variables:
-        value = _value(variable, secrets)
+    for name, value in own.items():
         if not is_in_empty_dir(value, mounted):
-            environment[variable["name"]] = on_this_machine(value, mounted)
+            environment[name] = on_this_machine(value, mounted)
     return environment
 
 
-def _value(variable: Mapping[str, Any], secrets: SecretValues) -> str:
+def _value(variable: Mapping[str, Any], secrets: SecretValues, seat: Seat) -> str:
     if "valueFrom" not in variable:
         return str(variable.get("value", ""))
-    reference = variable["valueFrom"].get("secretKeyRef", {})
-    value = secrets.get((reference.get("name"), reference.get("key")))
+    source = variable["valueFrom"]
+    reference = source.get("secretKeyRef", {})
+    known = secrets.get((reference.get("name"), reference.get("key")))
+    value = known or seat.fields.get(source.get("fieldRef", {}).get("fieldPath"))
     if value is None:
         raise LocalRunError(f"spec.pod.env {variable['name']} has valueFrom, which only a cluster has: write value")
     return value

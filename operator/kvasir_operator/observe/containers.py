@@ -32,11 +32,11 @@ def why_container_fails(container: KubeObject) -> tuple[Reason, str] | None:
         return reason, f"container {name}: {cause}: {waiting.get('message', '')}".rstrip(": ")
     if container.get("started") or container.get("ready"):
         return None
-    num_restarts, last_end = container.get("restartCount", 0), _last_end(container)
+    num_restarts, end = container.get("restartCount", 0), last_end(container)
     if cause == "CrashLoopBackOff" or num_restarts >= _ENDS_OF_A_LOOP:
-        return Reason.CRASH_LOOPING, f"container {name} was restarted {num_restarts} times and last {last_end}"
+        return Reason.CRASH_LOOPING, f"container {name} was restarted {num_restarts} times and last {end}"
     if _has_failed(container):
-        return Reason.CONTAINER_FAILED, f"container {name} {last_end}"
+        return Reason.CONTAINER_FAILED, f"container {name} {end}"
     return None
 
 
@@ -52,7 +52,8 @@ def _has_failed(container: KubeObject) -> bool:
     return bool(_ended(container).get("exitCode", 0))
 
 
-def _last_end(container: KubeObject) -> str:
+def last_end(container: KubeObject) -> str:
+    """How it ended last, and what it said then."""
     ended = _ended(container)
     if not ended:
         return "ended for an unknown reason"

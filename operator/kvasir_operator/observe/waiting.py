@@ -75,7 +75,7 @@ def _starting(pod: KubeObject) -> tuple[Reason, str]:
         return Reason.WAITING_FOR_PODS, "no container has been started"
     if all(container.get("ready") for container in containers):
         return _held_back(pod)
-    if any(_has_been_ready(pod, container) for container in containers):
+    if any(has_been_ready(pod, container) for container in containers):
         return Reason.NOT_RESPONDING, "it was ready, and its readiness probe fails"
     if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER:
         return Reason.STARTING_ROUTER, "the router is starting"
@@ -94,8 +94,8 @@ def _held_back(pod: KubeObject) -> tuple[Reason, str]:
     return Reason.NODE_NOT_READY, f"node {pod.get('spec', {}).get('nodeName', '?')} no longer reports how it is"
 
 
-def _has_been_ready(pod: KubeObject, container: KubeObject) -> bool:
-    """Since its start: the pod's readiness changed, to false, after it."""
+def has_been_ready(pod: KubeObject, container: KubeObject) -> bool:
+    """Since the container's start: the readiness of the pod, which is not ready now, changed after it."""
     changed_at: str = _pod_condition(pod, "Ready").get("lastTransitionTime") or ""
     started_at: str = container.get("state", {}).get("running", {}).get("startedAt") or ""
     return bool(started_at) and changed_at > started_at

@@ -1,19 +1,19 @@
 """The engine's command line: `kvasir-runtime serve MODEL` with the manifest's fields as flags."""
 
 import json
-from typing import Any, Final
+from typing import Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import EngineSpec, InferenceService, SpeculativeSpec
 from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources.accelerator import device
+from kvasir_operator.resources.kv_events import engine_kv_events_flags
+from kvasir_operator.resources.kv_transfer import kv_transfer_flags
+from kvasir_operator.resources.parallel_ranks import parallel_flags
 
 SPECULATIVE_FLAG: Final = "--speculative-config"
-KV_EVENTS_FLAG: Final = "--kv-events-config"
 # Every address of the machine, IPv6 and IPv4, by one socket.
 ANY_ADDRESS: Final = "::"
-# Load reports a second, most: what a router needs to place as well as one that sees every request.
-LOAD_HZ: Final = 20
 
 
 def engine_command(
@@ -32,9 +32,11 @@ def engine_command(
         *("--host", ANY_ADDRESS),
         *("--port", str(labels.ENGINE_HTTP_PORT)),
         *("--device", device(role)),
+        *parallel_flags(service, role),
         *_engine_flags(role.engine),
         *_speculative_flags(role.engine.speculative, draft_location),
-        *(KV_EVENTS_FLAG, json.dumps(_kv_events_config())),
+        *engine_kv_events_flags(service),
+        *kv_transfer_flags(role),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *role.engine.args,
     ]
@@ -62,13 +64,3 @@ def _speculative_flags(speculative: SpeculativeSpec | None, draft_location: str 
     model = {} if draft_location is None else {"model": draft_location}
     config = {"method": method, **model, "num_speculative_tokens": speculative.num_tokens}
     return [SPECULATIVE_FLAG, json.dumps(config)]
-
-
-def _kv_events_config() -> dict[str, Any]:
-    """On every address, IPv6 and IPv4, like the API."""
-    return {
-        "enable_kv_cache_events": True,
-        "endpoint": f"tcp://*:{labels.ENGINE_KV_EVENTS_PORT}",
-        "replay_endpoint": f"tcp://*:{labels.ENGINE_KV_REPLAY_PORT}",
-        "load_hz": LOAD_HZ,
-    }

@@ -8,8 +8,10 @@ from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.engine_command import engine_command
 from kvasir_operator.resources.engine_resources import engine_resources, resource_claims, shared_memory
+from kvasir_operator.resources.kv_transfer import kv_transfer_env, kv_transfer_ports
 from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.resources.model_volume import ModelVolume, draft_model_volume, model_volume
+from kvasir_operator.resources.parallel_ranks import rank_env, rank_ports
 from kvasir_operator.resources.pod_overrides import container_env, file_volumes, pod_metadata, scheduling
 from kvasir_operator.resources.probes import http_probe, liveness_probe
 from kvasir_operator.resources.service_accounts import engine_service_account_name
@@ -66,11 +68,13 @@ def engine_pod_template(service: InferenceService, role: EngineRole, settings: O
                 "image": role.pod.image or settings.runtime_image,
                 "imagePullPolicy": settings.image_pull_policy,
                 "command": engine_command(service, role, model.location, None if draft is None else draft.location),
-                "env": container_env(service, role, settings),
+                "env": container_env(service, role, settings, [*rank_env(role), *kv_transfer_env(role)]),
                 "ports": [
                     {"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"},
                     {"name": "kv-events", "containerPort": labels.ENGINE_KV_EVENTS_PORT, "protocol": "TCP"},
                     {"name": "kv-replay", "containerPort": labels.ENGINE_KV_REPLAY_PORT, "protocol": "TCP"},
+                    *rank_ports(role),
+                    *kv_transfer_ports(role),
                 ],
                 "resources": engine_resources(role),
                 "startupProbe": http_probe("/ready", "http", _STARTUP_PERIOD_SECONDS, _STARTUP_CHECKS),

@@ -13,9 +13,12 @@ def engine_service(
 ) -> dict[str, Any]:
     """`traffic_weight`: per cent of the requests for this revision; None: its part by the router's policy.
 
+    Of a group of pods it has only the one that takes requests.
+
     Labels go on to the EndpointSlices, where the router reads them; annotations would not.
     """
     name = labels.workload_name(service.name, role.name, revision)
+    leader = {labels.RANK_LABEL: "0"} if role.is_grouped else {}
     weight = {} if traffic_weight is None else {labels.TRAFFIC_WEIGHT: str(traffic_weight)}
     described = metadata(service, name, role.name, {labels.REVISION_LABEL: revision, **weight})
     return {
@@ -26,7 +29,7 @@ def engine_service(
             "clusterIP": "None",
             "ipFamilyPolicy": "PreferDualStack",
             "publishNotReadyAddresses": False,
-            "selector": labels.revision_selector(service.name, role.name, revision),
+            "selector": {**labels.revision_selector(service.name, role.name, revision), **leader},
             "ports": [{"name": "http", "port": labels.ENGINE_HTTP_PORT, "targetPort": "http", "protocol": "TCP"}],
         },
     }

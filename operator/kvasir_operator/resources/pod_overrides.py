@@ -6,7 +6,7 @@ from typing import Any, Final
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService, PodSpec, PodVolume, Toleration
 from kvasir_operator.api.serialize import as_manifest
-from kvasir_operator.desired.roles import Role
+from kvasir_operator.desired.roles import EngineRole, Role
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.router_secret import router_secret_env
 from kvasir_operator.resources.topology_spread import topology_spread
@@ -35,7 +35,7 @@ def scheduling(service: InferenceService, role: Role, settings: OperatorSettings
         "nodeSelector": {**_architecture(settings.image_architecture), **pod.node_selector},
         "tolerations": [_toleration(toleration) for toleration in pod.tolerations],
         "affinity": dict(pod.affinity),
-        "topologySpreadConstraints": [] if pod.topology_spread == "none" else topology_spread(service.name, role.name),
+        "topologySpreadConstraints": topology_spread(service.name, role.name) if _is_spread(role) else [],
         "priorityClassName": pod.priority_class_name,
         "runtimeClassName": pod.runtime_class_name,
         "schedulerName": pod.scheduler_name,
@@ -44,9 +44,12 @@ def scheduling(service: InferenceService, role: Role, settings: OperatorSettings
     return {key: value for key, value in keys.items() if value}
 
 
-def container_env(service: InferenceService, role: Role, settings: OperatorSettings) -> list[dict[str, Any]]:
-    """Ours first; the manifest's value wins where both name a variable."""
-    ours = {variable["name"]: variable for variable in (sandbox.HOME_ENV, router_secret_env(service, settings))}
+def container_env(
+    service: InferenceService, role: Role, settings: OperatorSettings, of_role: Iterable[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Ours first, then those of the role; the manifest's value wins where both name a variable."""
+    known = (sandbox.HOME_ENV, router_secret_env(service, settings), *of_role)
+    ours = {variable["name"]: variable for variable in known}
     theirs = {variable.name: as_manifest(variable) for variable in role.pod.env}
     return list({**ours, **theirs}.values())
 
@@ -63,6 +66,12 @@ def _architecture(architectures: Sequence[str]) -> dict[str, str]:
     """Images of one architecture run nowhere else; those of several are taken to run on every node."""
     [first, *others] = architectures or (_DEFAULT_ARCHITECTURE,)
     return {} if others else {_ARCHITECTURE: first}
+
+
+def _is_spread(role: Role) -> bool:
+    """Pods of a group are better close to one another, so a role of groups is not pulled apart."""
+    is_grouped = isinstance(role, EngineRole) and role.is_grouped
+    return role.pod.topology_spread != "none" and not is_grouped
 
 
 def _pull_secrets(of_installation: Iterable[str], pod: PodSpec) -> list[dict[str, str]]:

@@ -3,12 +3,13 @@
 from typing import Final
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import InferenceService, TenantLimits
+from kvasir_operator.api.model import DisaggregationSpec, InferenceService, TenantLimits
 from kvasir_operator.resources.engine_command import ANY_ADDRESS
+from kvasir_operator.resources.kv_events import router_kv_events_flags
 
 # A mounted Secret: one file a tenant, with its keys one a line.
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"
-KV_EVENTS_PORTS_FLAG: Final = "--kv-events"
+KV_TRANSFER_PORT_FLAG: Final = "--kv-transfer-port"
 
 
 def router_command(service: InferenceService) -> list[str]:
@@ -25,12 +26,22 @@ def router_command(service: InferenceService) -> list[str]:
         *("--model", name),
         *(text for alias in aliases for text in ("--model-alias", alias)),
         *("--endpoints-service", f"{service.namespace}/{service.name}:{labels.ENGINE_HTTP_PORT}"),
-        *(KV_EVENTS_PORTS_FLAG, f"{labels.ENGINE_KV_EVENTS_PORT}:{labels.ENGINE_KV_REPLAY_PORT}"),
+        *router_kv_events_flags(service),
+        *_disaggregation(service.spec.disaggregation),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *(("--api-keys-file", API_KEYS_FOLDER) if router.api_keys_secret_ref else ()),
         *_limits(router.tenant_limits),
+    ]
+
+
+def _disaggregation(split: DisaggregationSpec | None) -> list[str]:
+    if split is None:
+        return []
+    return [
+        *(KV_TRANSFER_PORT_FLAG, str(labels.ENGINE_KV_TRANSFER_PORT)),
+        *("--remote-prefill-min-tokens", str(split.remote_prefill_min_tokens)),
     ]
 
 

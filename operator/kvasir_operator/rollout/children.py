@@ -1,28 +1,48 @@
 """What a rollout means for the children of former revisions: which are scaled, which stay, which are deleted.
 
-They are not rendered again, so only `spec.replicas` of their Deployments is ever written, and a canary's weight taken
-off its Service. A Service stays while its Deployment has pods: routers find them by it.
+They are not rendered again, so only `spec.replicas` of their Deployments and StatefulSets is ever written, and a
+canary's weight taken off its Service. A Service stays while its workload has pods: routers find them by it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.apply.plan import Scale, Unweigh
+from kvasir_operator.groups.choice import chosen_indexes
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan
+from kvasir_operator.rollout.workload import WorkloadKey
+
+GoingGroups = Mapping[WorkloadKey, frozenset[str]]
+"""Names of the groups with the least work, of workloads that shrink."""
 
 
-def scales(plan: RolloutPlan, workloads: Iterable[ObservedWorkload]) -> tuple[Scale, ...]:
+def scales(
+    plan: RolloutPlan, workloads: Iterable[ObservedWorkload], going_groups: GoingGroups = MappingProxyType({})
+) -> tuple[Scale, ...]:
     """Of former workloads, those that shrink first: what they free may be needed."""
     former = [each for each in workloads if each.workload.key.revision != plan.revision]
     changes = [
-        (wanted - each.workload.replicas, Scale.of(each.deployment, wanted))
+        (wanted - each.workload.replicas, scale)
         for each in former
         if (wanted := plan.replicas.get(each.workload.key, each.workload.replicas)) != each.workload.replicas
+        for scale in _scales(each, wanted, going_groups.get(each.workload.key, frozenset()))
     ]
     return tuple(scale for _, scale in sorted(changes, key=lambda change: change[0]))
+
+
+def _scales(observed: ObservedWorkload, wanted: int, going: Collection[str]) -> Iterator[Scale]:
+    if observed.deployment is not None:
+        yield Scale.of(observed.deployment, wanted)
+        return
+    groups = observed.groups
+    running = chosen_indexes(groups, min(wanted, len(groups)), going, taken=())
+    for group in groups:
+        if group.is_running != (group.index in running):
+            yield Scale.of(group.stateful_set, group.num_nodes if group.index in running else 0)
 
 
 def unweighs(
@@ -30,7 +50,7 @@ def unweighs(
 ) -> tuple[Unweigh, ...]:
     """Services of canaries that were given up: the last of their pods could not carry what the weight says."""
     weighed = {
-        each.deployment["metadata"]["name"]
+        each.service_name
         for each in workloads
         if each.workload.key.revision != plan.revision and each.workload.traffic_weight and not each.workload.is_idle
     }
@@ -43,11 +63,16 @@ def kept_children(
 ) -> frozenset[ObjectKey]:
     """Children of former revisions that nobody renders and nobody may delete yet."""
     children = list(children)
-    staying = {each.deployment["metadata"]["name"] for each in workloads if each.workload.key not in plan.expired}
-    busy = {each.deployment["metadata"]["name"] for each in workloads if not each.workload.is_idle}
+    staying = {
+        key
+        for each in workloads
+        if each.workload.key not in plan.expired and each.workload.key.revision != plan.revision
+        for key in each.keys
+    }
+    busy = {name for each in workloads if not each.workload.is_idle for name in each.service_names}
     services = {child["metadata"]["name"] for child in children if _is_unrevised_service(child)}
     busy |= services if services and not _have_routers_rolled(children) else set()
-    return frozenset({ObjectKey(DEPLOYMENT, name) for name in staying} | {ObjectKey(SERVICE, name) for name in busy})
+    return frozenset(staying | {ObjectKey(SERVICE, name) for name in busy})
 
 
 def _is_unrevised_service(child: KubeObject) -> bool:

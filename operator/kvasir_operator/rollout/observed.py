@@ -1,100 +1,190 @@
 """Workloads as the cluster's objects show them.
 
 A Deployment of an engine role is a workload whatever its name, also one of an earlier operator, whose selector takes in
-every revision: a pod belongs to its revision's own Deployment, and only without one to that.
+every revision: a pod belongs to its revision's own objects, and only without any to that. The StatefulSets of a role's
+groups in one revision are a workload together.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from kvasir_operator.api.conditions import DEGRADING_REASONS, Reason, severity
-from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, REVISION_NUMBER, ROLE_LABEL, TRAFFIC_WEIGHT
+from kvasir_operator.api.labels import (
+    ENGINE_ROLES,
+    GROUP_LABEL,
+    REVISION_LABEL,
+    REVISION_NUMBER,
+    ROLE_LABEL,
+    SERVICE_LABEL,
+    TRAFFIC_WEIGHT,
+    workload_name,
+)
 from kvasir_operator.apply.plan import APPLIED_HASH, controller_uid
-from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, is_terminating, object_key
+from kvasir_operator.groups.group import Group, groups_of
+from kvasir_operator.groups.problems import why_group_fails
+from kvasir_operator.kube.kinds import (
+    DEPLOYMENT,
+    SERVICE,
+    STATEFUL_SET,
+    WORKLOAD_KINDS,
+    KubeObject,
+    ObjectKey,
+    is_terminating,
+    object_key,
+)
 from kvasir_operator.observe.observe import Observed
-from kvasir_operator.observe.waiting import Waiting, is_ready, why_deployment_waits, why_pod_waits
+from kvasir_operator.observe.replicas import Replica, replicas_of
+from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits
 from kvasir_operator.rollout.workload import Workload, WorkloadKey
 
-_ENDED_PHASES: Final = ("Failed", "Succeeded")
 # Of a pod that was ready and may be again by itself.
 _PASSING: Final = (Reason.NOT_RESPONDING, Reason.NODE_NOT_READY)
 
 
 @dataclass(frozen=True)
 class ObservedWorkload:
-    """A workload with its Deployment and its pods, those that are on their way out too."""
+    """A workload with its Deployment, or its StatefulSets, and its pods, those that are on their way out too."""
 
     workload: Workload
-    deployment: KubeObject
+    objects: tuple[KubeObject, ...]
     pods: tuple[KubeObject, ...]
+
+    @property
+    def deployment(self) -> KubeObject | None:
+        """None where each replica is a group of its own."""
+        return next((each for each in self.objects if object_key(each).kind == DEPLOYMENT), None)
+
+    @property
+    def groups(self) -> list[Group]:
+        """By index; none where pods are replicas by themselves."""
+        return groups_of((each for each in self.objects if object_key(each).kind == STATEFUL_SET), self.pods)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Those that have a pod."""
+        return replicas_of(self.pods)
+
+    @property
+    def keys(self) -> list[ObjectKey]:
+        return list(map(object_key, self.objects))
+
+    @property
+    def service_name(self) -> str:
+        """Of the Service by which routers find its pods."""
+        return _service_name(self.objects[0])
+
+    @property
+    def service_names(self) -> frozenset[str]:
+        """That one, and the one by which pods of groups find one another."""
+        rendezvous = {each["spec"]["serviceName"] for each in self.objects if object_key(each).kind == STATEFUL_SET}
+        return frozenset({self.service_name, *rendezvous})
 
 
 def observe_workloads(observed: Observed, owner_uid: str, now: str) -> list[ObservedWorkload]:
     """Of the service with this UID; `now` is RFC 3339."""
     own = [child for child in observed.children if controller_uid(child) in (None, owner_uid)]
-    deployments = [child for child in own if object_key(child).kind == DEPLOYMENT and _key(child) is not None]
     services = {child["metadata"]["name"]: child for child in own if object_key(child).kind == SERVICE}
-    keys = {_key(deployment) for deployment in deployments}
+    workloads = _by_workload(own)
+    keys = {_key(objects[0]) for objects in workloads}
     return [
-        _observed_workload(deployment, observed, keys, services.get(deployment["metadata"]["name"]), now)
-        for deployment in deployments
+        _observed_workload(objects, observed, keys, services.get(_service_name(objects[0])), now)
+        for objects in workloads
     ]
 
 
+def _by_workload(children: Iterable[KubeObject]) -> list[tuple[KubeObject, ...]]:
+    """Each Deployment of engines by itself, and the StatefulSets of groups by role and revision."""
+    deployments: list[tuple[KubeObject, ...]] = []
+    groups: dict[WorkloadKey, tuple[KubeObject, ...]] = {}
+    for child in children:
+        kind = object_key(child).kind
+        if kind not in WORKLOAD_KINDS or (key := _key(child)) is None:
+            continue
+        if kind == DEPLOYMENT:
+            deployments.append((child,))
+        elif _group_of_template(child) == child["metadata"]["name"]:
+            groups[key] = (*groups.get(key, ()), child)
+    return [*deployments, *groups.values()]
+
+
+def _group_of_template(workload: KubeObject) -> str | None:
+    group: str | None = workload["spec"]["template"]["metadata"]["labels"].get(GROUP_LABEL)
+    return group
+
+
 def _observed_workload(
-    deployment: KubeObject,
+    objects: tuple[KubeObject, ...],
     observed: Observed,
     keys: Collection[WorkloadKey | None],
     service: KubeObject | None,
     now: str,
 ) -> ObservedWorkload:
-    pods = tuple(pod for pod in observed.pods if _belongs(pod, deployment, keys))
-    active = [
-        pod for pod in pods if not is_terminating(pod) and pod.get("status", {}).get("phase") not in _ENDED_PHASES
-    ]
+    pods = tuple(pod for pod in observed.pods if _belongs(pod, objects[0], keys))
+    replicas = replicas_of(pods)
+    active = [each for each in replicas if each.active_pods]
     waits = {
         pod["metadata"]["name"]: wait
-        for pod in active
+        for replica in active
+        for pod in replica.active_pods
         if (wait := why_pod_waits(pod, observed.pod_events.get(pod["metadata"]["name"], ()))) is not None
     }
-    key = _key(deployment)
+    key = _key(objects[0])
     assert key is not None
-    replicas = int(deployment["spec"].get("replicas", 1))
+    num_wanted = num_replicas(objects)
     workload = Workload(
         key,
-        number=revision_number(deployment),
-        replicas=replicas,
+        number=max(map(revision_number, objects)),
+        replicas=num_wanted,
         num_pods=len(active),
-        num_ready=0 if service is None else sum(map(is_ready, active)),  # no router finds a pod without a Service
-        num_useless=sum(_is_useless(pod, waits.get(pod["metadata"]["name"])) for pod in active),
-        num_leaving=sum(map(is_terminating, pods)),
+        num_ready=0 if service is None else sum(each.is_ready for each in active),  # no router finds it without one
+        num_useless=sum(_is_useless(each, waits) for each in active),
+        num_leaving=sum(_is_leaving(each) for each in replicas),
         traffic_weight=None if service is None else _weight(service),
-        trouble=_trouble(deployment, active, list(waits.values()), now) if replicas else None,
     )
-    return ObservedWorkload(workload, deployment, pods)
+    found = ObservedWorkload(workload, objects, pods)
+    trouble = _trouble(found, list(waits.values()), now) if num_wanted else None
+    return replace(found, workload=replace(workload, trouble=trouble))
 
 
-def revision_number(deployment: KubeObject) -> int:
+def num_replicas(objects: Iterable[KubeObject]) -> int:
+    """Which a Deployment, or the groups of a role's revision, are to have."""
+    return sum(_num_replicas(each) for each in objects)
+
+
+def _num_replicas(obj: KubeObject) -> int:
+    number = int(obj["spec"].get("replicas", 1))
+    return number if object_key(obj).kind == DEPLOYMENT else int(number > 0 and not is_terminating(obj))
+
+
+def revision_number(workload: KubeObject) -> int:
     """Its order of use; 0 where an operator made it that had one for all revisions."""
-    text = deployment["metadata"].get("annotations", {}).get(REVISION_NUMBER, "")
+    text = workload["metadata"].get("annotations", {}).get(REVISION_NUMBER, "")
     return int(text) if text.isdecimal() else 0
 
 
-def _key(deployment: KubeObject) -> WorkloadKey | None:
+def _key(workload: KubeObject) -> WorkloadKey | None:
     """By its template, which nobody can change without new pods; None for what holds no engine."""
-    template_labels = deployment["spec"]["template"]["metadata"].get("labels", {})
+    template_labels = workload["spec"]["template"]["metadata"].get("labels", {})
     role, revision = template_labels.get(ROLE_LABEL), template_labels.get(REVISION_LABEL)
     return WorkloadKey(role, revision) if role in ENGINE_ROLES and revision is not None else None
 
 
-def _belongs(pod: KubeObject, deployment: KubeObject, keys: Collection[WorkloadKey | None]) -> bool:
+def _service_name(workload: KubeObject) -> str:
+    """Of the Service by which routers find its pods: a Deployment's has its name."""
+    if object_key(workload).kind == DEPLOYMENT:
+        return str(workload["metadata"]["name"])
+    own_labels = workload["spec"]["template"]["metadata"]["labels"]
+    return workload_name(own_labels[SERVICE_LABEL], own_labels[ROLE_LABEL], own_labels[REVISION_LABEL])
+
+
+def _belongs(pod: KubeObject, workload: KubeObject, keys: Collection[WorkloadKey | None]) -> bool:
     pod_labels: dict[str, str] = pod["metadata"].get("labels", {})
     key = WorkloadKey(pod_labels.get(ROLE_LABEL, ""), pod_labels.get(REVISION_LABEL, ""))
     if key in keys:
-        return key == _key(deployment)
-    return bool(deployment["spec"]["selector"]["matchLabels"].items() <= pod_labels.items())
+        return key == _key(workload)
+    return bool(workload["spec"]["selector"]["matchLabels"].items() <= pod_labels.items())
 
 
 def _weight(service: KubeObject) -> int | None:
@@ -104,25 +194,49 @@ def _weight(service: KubeObject) -> int | None:
     return None if APPLIED_HASH in service["metadata"].get("annotations", {}) else 0  # see plan.Unweigh
 
 
-def _is_useless(pod: KubeObject, wait: Waiting | None) -> bool:
-    """It fails, or was never ready: one that was ready once may be so again by itself."""
+def _is_leaving(replica: Replica) -> bool:
+    return any(map(is_terminating, replica.pods)) and not replica.active_pods
+
+
+def _is_useless(replica: Replica, waits: Mapping[str, Waiting]) -> bool:
+    """One of its pods fails, or was never ready: one that was ready once may be so again by itself."""
+    if replica.is_ready:
+        return False
+    return any(_is_pod_useless(pod, waits.get(pod["metadata"]["name"])) for pod in replica.active_pods)
+
+
+def _is_pod_useless(pod: KubeObject, wait: Waiting | None) -> bool:
     if wait is None:
         return False
     has_run = any(each.get("restartCount") for each in pod.get("status", {}).get("containerStatuses", []))
     return wait.reason in DEGRADING_REASONS or (wait.reason not in _PASSING and not has_run)
 
 
-def _trouble(deployment: KubeObject, active: Sequence[KubeObject], waits: Sequence[Waiting], now: str) -> str | None:
+def _trouble(observed: ObservedWorkload, waits: Sequence[Waiting], now: str) -> str | None:
     """Why its pods do not become ready, where waiting alone seldom mends it."""
-    refused = why_deployment_waits(deployment)
-    degrading = [wait for wait in (*waits, *([] if refused is None else [refused])) if wait.reason in DEGRADING_REASONS]
+    refused = (why_deployment_waits(each) for each in observed.objects)
+    failing = (why_group_fails(group, now) for group in observed.groups)
+    found = [*waits, *(wait for wait in (*refused, *failing) if wait is not None)]
+    degrading = [wait for wait in found if wait.reason in DEGRADING_REASONS]
     if degrading:
         return min(degrading, key=lambda wait: severity(wait.reason)).message
-    deadline = deployment["spec"].get("progressDeadlineSeconds")
-    if deadline is None or not active or any(map(is_ready, active)):
+    active = [replica for replica in observed.replicas if replica.active_pods]
+    deadline = _deadline_seconds(observed.objects[0])
+    if deadline is None or not active or any(replica.is_ready for replica in active):
         return None
-    waited = max(_age_seconds(pod, now) for pod in active)
-    return f"{deployment['metadata']['name']}: no pod became ready within {deadline} s" if waited > deadline else None
+    waited = max(_age_seconds(pod, now) for replica in active for pod in replica.active_pods)
+    if waited <= deadline:
+        return None
+    return f"{_service_name(observed.objects[0])}: no pod became ready within {deadline} s"
+
+
+def _deadline_seconds(workload: KubeObject) -> int | None:
+    """A Deployment says it; a StatefulSet has no such field, and its pods' startup probe says the same."""
+    if object_key(workload).kind == DEPLOYMENT:
+        deadline: int | None = workload["spec"].get("progressDeadlineSeconds")
+        return deadline
+    probe = workload["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
 def _age_seconds(pod: KubeObject, now: str) -> float:

@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from kvasir_operator.api.conditions import DEGRADING_REASONS, Condition, ConditionType, Reason, severity
-from kvasir_operator.api.labels import ROLE_DECODE, ROLE_PREFILL, ROLE_SERVE
+from kvasir_operator.api.labels import ROLE_PREFILL
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import RolloutState
 from kvasir_operator.status.roles import RoleState
 from kvasir_operator.status.situation import Situation
-
-# Engine roles that serve together.
-_TEAMS = ((ROLE_SERVE,), (ROLE_PREFILL, ROLE_DECODE))
 
 
 def service_conditions(roles: Sequence[RoleState], situation: Situation) -> list[Condition]:
@@ -54,17 +51,8 @@ def _is_reachable(roles: Sequence[RoleState], situation: Situation) -> bool:
 
 
 def _can_serve(engines: Sequence[RoleState]) -> bool:
-    """In one revision every role that is wanted has a ready pod: pods of different ones never exchange KV blocks.
-
-    A service that is being split, or joined again, has roles of either kind for a while.
-    """
-    by_role = {state.role: state for state in engines}
-    return any(_can_team_serve([by_role[role] for role in team if role in by_role]) for team in _TEAMS)
-
-
-def _can_team_serve(team: Sequence[RoleState]) -> bool:
-    needed = [state.ready_revisions for state in team if state.desired] or [state.ready_revisions for state in team]
-    return bool(needed) and bool(frozenset.intersection(*needed))
+    """Prefill alone does not answer; decode without it computes prompts too, more slowly."""
+    return any(state.ready for state in engines if state.role != ROLE_PREFILL)
 
 
 def _is_idle(engines: Sequence[RoleState], situation: Situation) -> bool:
@@ -75,7 +63,8 @@ def _is_idle(engines: Sequence[RoleState], situation: Situation) -> bool:
 
 def _lacking(roles: Sequence[RoleState]) -> Sequence[RoleState]:
     """The roles without which nothing is served; all, where each has something."""
-    return [state for state in roles if state.desired and not state.ready] or roles
+    lacking = [state for state in roles if state.desired and not state.ready]
+    return [state for state in lacking if state.role != ROLE_PREFILL] or lacking or roles
 
 
 def _why_not_serving(lacking: Sequence[RoleState], situation: Situation) -> Waiting:
@@ -167,7 +156,8 @@ def _halted_message(rollout: RolloutState) -> str:
 
 
 def _degraded(roles: Sequence[RoleState], situation: Situation) -> Condition:
-    waits = [wait for wait in [*situation.problems, *_waits(roles)] if wait.reason in DEGRADING_REASONS]
+    found = [*situation.problems, *_waits(roles), *_missing_prefill(engines_of(roles))]
+    waits = [wait for wait in found if wait.reason in DEGRADING_REASONS]
     rollout = situation.rollout
     if not waits and rollout is not None and rollout.phase is RolloutPhase.HALTED:
         waits = [Waiting(Reason.ROLLOUT_HALTED, _halted_message(rollout))]
@@ -176,6 +166,13 @@ def _degraded(roles: Sequence[RoleState], situation: Situation) -> Condition:
     by_severity = sorted(waits, key=lambda wait: severity(wait.reason))
     message = "; ".join(dict.fromkeys(wait.message for wait in by_severity))
     return Condition(ConditionType.DEGRADED, True, by_severity[0].reason, message)
+
+
+def _missing_prefill(engines: Sequence[RoleState]) -> list[Waiting]:
+    missing = [state for state in engines if state.role == ROLE_PREFILL and state.desired and not state.ready]
+    if not missing or not _can_serve(engines):
+        return []
+    return [Waiting(Reason.NO_READY_PREFILL, "no prefill pod is ready: decode pods compute the prompts too")]
 
 
 def _waits(roles: Iterable[RoleState]) -> list[Waiting]:

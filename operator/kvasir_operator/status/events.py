@@ -49,6 +49,9 @@ def _child_changes(plan: Plan) -> Iterable[ServiceEvent]:
         if action.cause is Cause.DRIFTED:
             message = f"put back what others changed in {action.key}: {', '.join(action.drift)}"
             yield ServiceEvent("Normal", "Restored", message)
+    for restart in plan.restarts:
+        kind: Literal["Normal", "Warning"] = "Warning" if restart.annotations else "Normal"
+        yield ServiceEvent(kind, "GroupRestarted", f"{restart.key}: its pods are made anew: {restart.cause}")
     if plan.deletes:
         yield ServiceEvent("Normal", "Deleted", f"deleted {', '.join(str(action.key) for action in plan.deletes)}")
 

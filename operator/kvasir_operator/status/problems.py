@@ -18,10 +18,11 @@ def find_problems(
     taken: Iterable[ObjectKey],
     contested: Iterable[str],
     gateway: GatewayState | None = None,
+    of_groups: Iterable[Waiting] = (),
 ) -> list[Waiting]:
     """`taken`: children whose name somebody else's object has. `contested`: who keeps writing which fields back.
 
-    `gateway`: None for a service that is not behind one.
+    `gateway`: None for a service that is not behind one. `of_groups`: what ails replicas of several pods.
     """
     return [
         *(Waiting(Reason.UNSUPPORTED_FEATURE, str(feature)) for feature in unsupported),
@@ -29,6 +30,7 @@ def find_problems(
         *(Waiting(Reason.NAME_TAKEN, f"{key} {_TAKEN}") for key in taken),
         *(Waiting(Reason.FIELDS_CONTESTED, message) for message in contested),
         *(() if gateway is None else _of_gateway(gateway)),
+        *of_groups,
     ]
 
 

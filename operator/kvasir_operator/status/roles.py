@@ -1,4 +1,7 @@
-"""What one role's Deployments and pods come to: counts, and the worst that keeps a pod from being ready."""
+"""What one role's workloads and pods come to: counts of replicas, and the worst that keeps one from being ready.
+
+A replica is a pod of a Deployment, or all pods of a StatefulSet.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,33 +9,34 @@ from types import MappingProxyType
 
 from kvasir_operator.api.conditions import Reason, severity
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER, ROLES
-from kvasir_operator.kube.kinds import KubeObject, is_terminating
-from kvasir_operator.observe.waiting import Waiting, is_ready, why_deployment_waits, why_pod_waits
+from kvasir_operator.kube.kinds import DEPLOYMENT, KubeObject, is_terminating, object_key
+from kvasir_operator.observe.replicas import replicas_of
+from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits
 
 _NO_EVENTS: Mapping[str, Sequence[KubeObject]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class RoleState:
-    """One role; `ready` counts pods of every revision."""
+    """One role; counts are of replicas, `ready` of those of every revision."""
 
     role: str
     desired: int
-    """Pods wanted, over all revisions."""
+    """Wanted, over all revisions."""
     ready: int
     draining: int
     revision: str | None
-    """Which the pods are brought to."""
-    ready_revisions: frozenset[str | None]
-    """Revisions of which a pod is ready."""
-    num_pods: int
-    """Pods that exist and are not going."""
+    """Which they are brought to."""
+    num_replicas: int
+    """Those that exist and are not going."""
     num_former: int
-    """Pods of former revisions among these."""
+    """Those of former revisions among these."""
     is_settled: bool
-    """There are exactly the wanted pods, all of the current revision."""
+    """There are exactly the wanted ones, all of the current revision."""
     waiting: Waiting | None
-    """The worst that keeps a pod from being ready; None when enough pods are."""
+    """The worst that keeps one from being ready; None when enough are."""
+    has_groups: bool = False
+    """Each replica is a group of pods, of which the first takes the requests."""
 
     @property
     def is_engine(self) -> bool:
@@ -44,47 +48,72 @@ class RoleState:
         return self.ready >= self.desired
 
 
-def role_of(deployment: KubeObject) -> str | None:
-    """By its template, whose labels its selector holds; None for a Deployment that has no pods of ours."""
-    role: str | None = deployment["spec"]["template"]["metadata"].get("labels", {}).get(ROLE_LABEL)
+def role_of(workload: KubeObject) -> str | None:
+    """By its template, whose labels its selector holds; None for a workload that has no pods of ours."""
+    role: str | None = workload["spec"]["template"]["metadata"].get("labels", {}).get(ROLE_LABEL)
     return role if role in ROLES else None
 
 
 def role_state(
-    deployments: Sequence[KubeObject],
+    workloads: Sequence[KubeObject],
     desired: int,
     pods: Iterable[KubeObject],
     pod_events: Mapping[str, Sequence[KubeObject]] = _NO_EVENTS,
 ) -> RoleState:
-    """`deployments` of one role, the current revision's first: it may be a desired object that the API server refused.
+    """`workloads` of one role, the current revision's first: it may be a desired object that the API server refused.
 
-    `desired`: pods wanted, over all revisions. `pod_events` are the Events by name of the pod that they are about.
+    `desired`: replicas wanted, over all revisions. `pod_events` are the Events by name of the pod that they are about.
     """
-    current = deployments[0]
-    role = current["spec"]["template"]["metadata"]["labels"][ROLE_LABEL]
+    template = workloads[0]["spec"]["template"]
+    role, revision = template["metadata"]["labels"][ROLE_LABEL], _revision(template)
     own = [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
-    ready = [pod for pod in own if is_ready(pod)]
-    status = current.get("status", {})
-    num_pods, num_current = sum(map(_num_pods, deployments)), status.get("updatedReplicas", 0)
-    is_seen = status.get("observedGeneration", -1) >= current["metadata"].get("generation", 0)
-    is_settled = is_seen and num_pods == num_current == desired
+    replicas = replicas_of(own)
+    ready = [replica for replica in replicas if replica.is_ready]
+    current = [each for each in workloads if _revision(each["spec"]["template"]) == revision]
+    num_replicas, num_current = sum(map(_num_replicas, workloads)), sum(map(_num_updated, current))
+    is_settled = all(map(_is_seen, current)) and num_replicas == num_current == desired
     return RoleState(
         role=role,
         desired=desired,
         ready=len(ready),
-        draining=sum(map(is_terminating, own)),
-        revision=_revision(current["spec"]["template"]),
-        ready_revisions=frozenset(map(_revision, ready)),
-        num_pods=num_pods,
-        num_former=max(0, num_pods - num_current),
+        draining=sum(any(map(is_terminating, replica.pods)) for replica in replicas),
+        revision=revision,
+        num_replicas=num_replicas,
+        num_former=max(0, num_replicas - num_current),
         is_settled=is_settled,
         waiting=None if len(ready) >= desired and is_settled else _worst_wait(current, own, pod_events, desired),
+        has_groups=object_key(workloads[0]).kind != DEPLOYMENT,
     )
 
 
-def _num_pods(deployment: KubeObject) -> int:
-    number: int = deployment.get("status", {}).get("replicas", 0)
+def idle_role(role: str, desired: int, revision: str, pods: Iterable[KubeObject]) -> RoleState:
+    """Of an engine role that has no workload: groups of pods have none at zero, and before the first is made."""
+    own = [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
+    draining = sum(any(map(is_terminating, replica.pods)) for replica in replicas_of(own))
+    waiting = Waiting(Reason.WAITING_FOR_PODS, f"role {role}: no pods yet") if desired else None
+    return RoleState(role, desired, 0, draining, revision, 0, 0, desired == 0, waiting)
+
+
+def _num_replicas(workload: KubeObject) -> int:
+    """Of a StatefulSet all pods are one."""
+    number: int = workload.get("status", {}).get("replicas", 0)
+    return number if object_key(workload).kind == DEPLOYMENT else int(number > 0)
+
+
+def _num_updated(workload: KubeObject) -> int:
+    """Those that are as the template says; a group's pods may be older, and are of its revision all the same."""
+    if object_key(workload).kind != DEPLOYMENT:
+        status = workload.get("status", {})
+        num_pods: int = status.get("replicas", 0)
+        return int(num_pods > 0 and num_pods == workload["spec"].get("replicas", 1))
+    number: int = workload.get("status", {}).get("updatedReplicas", 0)
     return number
+
+
+def _is_seen(workload: KubeObject) -> bool:
+    observed: int = workload.get("status", {}).get("observedGeneration", -1)
+    generation: int = workload["metadata"].get("generation", 0)
+    return observed >= generation
 
 
 def _revision(template_or_pod: KubeObject) -> str | None:
@@ -93,15 +122,21 @@ def _revision(template_or_pod: KubeObject) -> str | None:
 
 
 def _worst_wait(
-    deployment: KubeObject, pods: Sequence[KubeObject], events: Mapping[str, Sequence[KubeObject]], desired: int
+    workloads: Sequence[KubeObject],
+    pods: Sequence[KubeObject],
+    events: Mapping[str, Sequence[KubeObject]],
+    desired: int,
 ) -> Waiting | None:
+    """`workloads` are the current revision's, at least one."""
     # What a former revision's pods lack no longer matters once there are pods to replace them.
-    current = [pod for pod in pods if _revision(pod) == _revision(deployment["spec"]["template"])] or pods
+    current = [pod for pod in pods if _revision(pod) == _revision(workloads[0]["spec"]["template"])] or pods
     pod_waits = (why_pod_waits(pod, events.get(pod["metadata"]["name"], ())) for pod in current)
-    waits = [wait for wait in (why_deployment_waits(deployment), *pod_waits) if wait is not None]
+    waits = [wait for wait in (*map(why_deployment_waits, workloads), *pod_waits) if wait is not None]
     if waits:
         return min(waits, key=lambda wait: severity(wait.reason))
-    if sum(map(is_ready, pods)) >= desired:
+    num_made = len(replicas_of(pods))
+    if sum(replica.is_ready for replica in replicas_of(pods)) >= desired:
         return None
-    name = deployment["metadata"]["name"]
-    return Waiting(Reason.WAITING_FOR_PODS, f"Deployment {name}: {len(pods)} of {desired} pods made")
+    key = object_key(workloads[0])
+    unit = "pods" if key.kind == DEPLOYMENT else "groups of pods"
+    return Waiting(Reason.WAITING_FOR_PODS, f"{key}: {num_made} of {desired} {unit} made")

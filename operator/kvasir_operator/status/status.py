@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvasir_operator.api.conditions import Condition, ConditionType, Reason, carry_over
-from kvasir_operator.api.labels import ROLE_LABEL, ROLES, SERVICE_LABEL
+from kvasir_operator.api.labels import RANK_LABEL, ROLE_LABEL, ROLES, SERVICE_LABEL
 from kvasir_operator.api.service_status import Phase
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.status.conditions import engines_of, service_conditions
@@ -29,7 +29,7 @@ def derive_status(
         "phase": _phase(conditions, engines),
         "url": url,
         "ready": _staffing(engines) if engines else None,
-        "replicas": sum(state.num_pods for state in engines),
+        "replicas": sum(state.num_replicas for state in engines),
         "selector": _selector(metadata["name"], engines) if engines else None,
         "roles": [_role_entry(state) for state in ordered],
         "conditions": carry_over(previous.get("conditions", []), conditions, metadata["generation"], now),
@@ -42,10 +42,11 @@ def _staffing(engines: Sequence[RoleState]) -> str:
 
 
 def _selector(name: str, engines: Sequence[RoleState]) -> str:
-    """Of the pods that `replicas` counts."""
+    """Of the pods that `replicas` counts: of groups their first ones, where the service has no other role."""
     roles = [state.role for state in engines]
     role = f"{ROLE_LABEL}={roles[0]}" if len(roles) == 1 else f"{ROLE_LABEL} in ({','.join(roles)})"
-    return f"{SERVICE_LABEL}={name},{role}"
+    leaders = f",{RANK_LABEL}=0" if len(engines) == 1 and engines[0].has_groups else ""
+    return f"{SERVICE_LABEL}={name},{role}{leaders}"
 
 
 def _role_entry(state: RoleState) -> dict[str, Any]:

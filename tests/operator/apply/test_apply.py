@@ -1,15 +1,16 @@
 """Performing a plan: order, refusals, and an API server that is gone."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
-from tests.operator.cluster_objects import child, stored
+from tests.operator.cluster_objects import child, stateful_set, stored
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import SERVICE_LABEL, TRAFFIC_WEIGHT
 from kvasir_operator.apply.apply import Applied, apply_plan
-from kvasir_operator.apply.plan import Apply, Cause, Delete, Plan, Scale, Unweigh, stamped
+from kvasir_operator.apply.plan import Apply, Cause, Delete, Plan, PodDeletion, Restart, Scale, Unweigh, stamped
 from kvasir_operator.errors import (
     AdmissionFailedError,
     KubeApiError,
@@ -17,6 +18,7 @@ from kvasir_operator.errors import (
     KubeUnavailableError,
     ObjectRefusedError,
 )
+from kvasir_operator.groups.record import RESTARTS
 from kvasir_operator.kube.kinds import KubeObject, object_key
 
 A, B = child(name="a"), child(name="b")
@@ -159,3 +161,43 @@ def test_a_deployment_is_never_made_anew_because_its_pods_would_go_with_it() -> 
     applied = perform(kube, Plan(applies=(Apply(child("Deployment", "d"), Cause.CHANGED, live_uid="u"),)))
     assert [str(refusal.key) for refusal in applied.refusals] == ["Deployment d"]
     assert kube.writes == []
+
+
+GROUP = stateful_set()
+KEY = object_key(GROUP)
+MEMBERS = (PodDeletion("p-0", "u0", 5), PodDeletion("p-1", "u1", 5))
+RESTART = Restart(KEY, GROUP["metadata"]["uid"], MEMBERS, "it failed", {RESTARTS: "recorded"})
+
+
+def with_group() -> MemoryKube:
+    kube = MemoryKube()
+    kube.objects[("StatefulSet", "models", KEY.name)] = GROUP
+    return kube
+
+
+def test_a_restart_is_recorded_before_the_pods_go() -> None:
+    kube = with_group()
+    assert perform(kube, Plan(restarts=(RESTART,))) == Applied()
+    assert kube.writes == [("patch", str(KEY)), ("delete", "Pod p-0"), ("delete", "Pod p-1")]
+    annotations = kube.objects[("StatefulSet", "models", KEY.name)]["metadata"]["annotations"]
+    assert annotations == {**GROUP["metadata"]["annotations"], RESTARTS: "recorded"}
+
+
+def test_without_anything_to_record_only_the_pods_go() -> None:
+    kube = with_group()
+    perform(kube, Plan(restarts=(replace(RESTART, annotations={}),)))
+    assert kube.writes == [("delete", "Pod p-0"), ("delete", "Pod p-1")]
+
+
+def test_a_group_that_is_another_by_now_is_left_alone() -> None:
+    kube = with_group()
+    assert perform(kube, Plan(restarts=(replace(RESTART, uid="another"),))).stale == (KEY,)
+    assert kube.writes == []
+
+
+def test_a_restart_that_is_refused_does_not_hold_up_others() -> None:
+    kube = with_group()
+    kube.failures = [KubeForbiddenError("statefulsets is forbidden")]
+    plan = Plan(restarts=(RESTART, replace(RESTART, annotations={})))
+    assert [refusal.key for refusal in perform(kube, plan).refusals] == [KEY]
+    assert kube.writes == [("delete", "Pod p-0"), ("delete", "Pod p-1")]

@@ -99,7 +99,10 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"router.pod.{field}": ({}, {"router": {"pod": {field: value}}}) for field, value in POD.items()},
     "replicas": ({}, {"replicas": 2}),
     "autoscaling": ({}, {"autoscaling": AUTOSCALED}),
-    "disaggregation": ({}, {"disaggregation": {"prefill": {}, "decode": {}}}),
+    "disaggregation.remotePrefillMinTokens": (
+        {"disaggregation": {"prefill": {}, "decode": {}}},
+        {"disaggregation": {"prefill": {}, "decode": {}, "remotePrefillMinTokens": 9}},
+    ),
     "router.mode": ({}, {"router": {"mode": "gateway"}}),
     "router.replicas": ({}, {"router": {"replicas": 3}}),
     "router.policy": ({}, {"router": {"policy": "leastWork"}}),
@@ -123,7 +126,20 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 # What is named as a whole needs no word about its parts.
 NAMED_AS_A_WHOLE = ("model.secretRef", "model.cache", "engine.kvCache.disk", "engine.adapters")
-NAMED_AS_A_WHOLE += ("autoscaling", "disaggregation", "router.apiKeysSecretRef")
+NAMED_AS_A_WHOLE += ("autoscaling", "disaggregation.prefill.autoscaling", "disaggregation.decode.autoscaling")
+NAMED_AS_A_WHOLE += ("router.apiKeysSecretRef",)
+# What each of prefill and decode may say for itself, in the words of the service's own groups.
+OF_A_ROLE = ("parallelism.", "resources.", "pod.")
+OVERRIDDEN = ("maxNumSeqs", "maxNumBatchedTokens", "memoryUtilization", "scheduling", "args")
+for ROLE in ("prefill", "decode"):
+    OTHER = {"prefill": {}, "decode": {}}
+    OWN = {path: after for path, (before, after) in CHANGES.items() if path.startswith(OF_A_ROLE)}
+    OWN |= {f"engine.{field}": CHANGES[f"engine.{field}"][1] for field in OVERRIDDEN}
+    OWN |= {"replicas": {"replicas": 2}, "autoscaling": {"autoscaling": AUTOSCALED}}
+    CHANGES |= {
+        f"disaggregation.{ROLE}.{path}": ({"disaggregation": OTHER}, {"disaggregation": {**OTHER, ROLE: change}})
+        for path, change in OWN.items()
+    }
 
 
 def leaves(group: Any, path: str) -> Iterator[str]:

@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from tests.operator.gateways import WITH_GATEWAY
 
 from kvasir_operator.api.labels import REVISION_LABEL, REVISION_NUMBER, SERVICE_LABEL, TRAFFIC_WEIGHT, workload_name
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_objects, desired_service
+from kvasir_operator.groups.choice import WantedGroup
 from kvasir_operator.kube.kinds import object_key
 from kvasir_operator.resources.router_secret import router_secret_name, with_random_value
 from kvasir_operator.settings import OperatorSettings
@@ -49,8 +51,11 @@ def test_identities_and_services_come_before_the_pods_that_use_them(make_service
     ]
 
 
-def test_the_keys_are_those_of_all_objects(make_service: MakeService) -> None:
-    wanted = desired_service(make_service(replicas=2), SETTINGS, with_pod_monitors=True)
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_the_keys_are_those_of_all_objects(make_service: MakeService, pipeline: int) -> None:
+    wanted = desired_service(
+        make_service(replicas=2, parallelism={"pipeline": pipeline}), SETTINGS, with_pod_monitors=True
+    )
     current = CurrentRevision(wanted.revision, 1, wanted.replicas)
     assert sorted(wanted.keys, key=str) == sorted(map(object_key, wanted.objects(current)), key=str)
 
@@ -68,6 +73,36 @@ def test_prefill_and_decode_have_a_workload_each_of_one_revision(make_service: M
     assert names == {engine_of(service, "prefill"), engine_of(service, "decode"), "llama-router"}
 
 
+def test_a_replica_of_several_pods_is_a_statefulset_of_its_own(make_service: MakeService) -> None:
+    service = make_service(replicas=2, parallelism={"pipeline": 3})
+    engine = engine_of(service)
+    named = kinds_and_names(service)
+
+    assert [name for kind, name in named if kind == "StatefulSet"] == [f"{engine}-0", f"{engine}-1"]
+    assert [name for kind, name in named if kind == "Deployment"] == ["llama-router"]
+    assert {name for kind, name in named if kind == "Service"} == {engine, "llama-serve-ranks", "llama-router"}
+
+
+def test_a_rollout_decides_which_groups_there_are_and_which_nodes_they_avoid(make_service: MakeService) -> None:
+    wanted = desired_service(make_service(replicas=2, parallelism={"pipeline": 2}), SETTINGS)
+    groups = {"serve": (WantedGroup(1), WantedGroup(4, ("bad",)))}
+    *_, first, second = wanted.objects(CurrentRevision(wanted.revision, 7, {"serve": 2}, groups=groups))
+
+    assert [each["metadata"]["name"].rpartition("-")[2] for each in (first, second)] == ["1", "4"]
+    assert first["metadata"]["annotations"][REVISION_NUMBER] == "7"
+    assert "affinity" not in first["spec"]["template"]["spec"]
+    assert "bad" in json.dumps(second["spec"]["template"]["spec"]["affinity"])
+
+
+def test_neither_group_nor_node_is_part_of_the_revision(make_service: MakeService) -> None:
+    """Every group of a revision has one template but for its own name."""
+    service = make_service(replicas=2, parallelism={"pipeline": 2})
+    first, second = [each for each in desired_objects(service, SETTINGS) if each["kind"] == "StatefulSet"]
+    names = [each["metadata"]["name"] for each in (first, second)]
+
+    assert json.dumps(first["spec"]).replace(names[0], "") == json.dumps(second["spec"]).replace(names[1], "")
+
+
 def test_a_rollout_decides_on_replicas_number_and_weight(make_service: MakeService) -> None:
     wanted = desired_service(make_service(replicas=4), SETTINGS)
     objects = wanted.objects(CurrentRevision(wanted.revision, 7, {"serve": 1}, traffic_weight=10))
@@ -78,9 +113,9 @@ def test_a_rollout_decides_on_replicas_number_and_weight(make_service: MakeServi
 
 
 def test_no_pods_are_asked_for_with_a_feature_that_blocks(make_service: MakeService) -> None:
-    service = make_service(replicas=2, parallelism={"tensor": 4})
+    service = make_service(replicas=2, engine={"quantization": "int8"})
     assert child(service, "Deployment", engine_of(service))["spec"]["replicas"] == 0
-    assert "spec.parallelism.tensor" in (desired_service(service, SETTINGS).blocked or "")
+    assert "spec.engine.quantization" in (desired_service(service, SETTINGS).blocked or "")
     assert desired_service(make_service(), SETTINGS).blocked is None
 
 

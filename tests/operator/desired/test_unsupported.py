@@ -14,7 +14,6 @@ TABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"engine": {"kvCache": {"hostMemory": "8Gi"}}}, "spec.engine.kvCache.hostMemory", "no host tier"),
     ({"engine": {"kvCache": {"disk": {"sizeLimit": "1Gi"}}}}, "spec.engine.kvCache.disk", "no disk tier"),
     ({"engine": {"adapters": {}}}, "spec.engine.adapters", "only the base model"),
-    ({"parallelism": {"expert": True}}, "spec.parallelism.expert", "each pod holds every expert"),
     ({"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}, "spec.autoscaling", "stays 2"),
     ({"autoscaling": {"minReplicas": 0, "maxReplicas": 8}}, "spec.autoscaling", "stays 1"),
 ]
@@ -38,10 +37,6 @@ BLOCKING: list[tuple[dict[str, Any], str, str]] = [
     ({"engine": {"quantization": "fp8"}}, "spec.engine.quantization", "fp8 is not supported yet"),
     ({"engine": {"quantization": "int8"}}, "spec.engine.quantization", "may not fit"),
     ({"engine": {"quantization": "int4"}}, "spec.engine.quantization", "write none"),
-    ({"parallelism": {"tensor": 2}}, "spec.parallelism.tensor", "2 is not supported yet"),
-    ({"parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline", "one rank"),
-    ({"parallelism": {"data": 2}}, "spec.parallelism.data", "write 1"),
-    ({"disaggregation": {"prefill": {}, "decode": {}}}, "spec.disaggregation", "not supported yet"),
     ({"router": {"mode": "gateway"}}, "spec.router.mode", "set gateway.enabled in the chart's values, or write mode"),
 ]
 
@@ -92,15 +87,37 @@ def test_weights_as_they_are_stored_are_supported(make_service: MakeService, qua
     assert unsupported_features(make_service(engine={"quantization": quantization})) == []
 
 
-def test_a_split_service_names_the_split_and_its_roles_parallelism(make_service: MakeService) -> None:
-    split = {"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"tensor": 2}}}
-    features = unsupported_features(make_service(disaggregation=split))
+SPLIT: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    ({"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}, ["spec.disaggregation.decode.autoscaling"]),
+    ({"parallelism": {"expert": True}}, []),
+]
 
-    assert [f.field_path for f in blocking(features)] == [
-        "spec.disaggregation",
-        "spec.disaggregation.prefill.parallelism.data",
-        "spec.disaggregation.decode.parallelism.tensor",
-    ]
+
+@pytest.mark.parametrize(("decode", "reported"), SPLIT, ids=["alone", "autoscaled", "with experts"])
+def test_roles_that_are_apart_are_acted_on_but_for_their_scaling(
+    make_service: MakeService, decode: dict[str, Any], reported: list[str]
+) -> None:
+    features = unsupported_features(make_service(disaggregation={"prefill": {}, "decode": decode}))
+
+    assert [feature.field_path for feature in features] == reported
+    assert not blocking(features)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("degree", [{"tensor": 2}, {"pipeline": 2}, {"data": 2}])
+def test_roles_of_several_ranks_start_no_engine_that_would_refuse_to(
+    make_service: MakeService, role: str, degree: dict[str, Any]
+) -> None:
+    split = {"prefill": {}, "decode": {}, role: {"parallelism": degree}}
+    [feature] = blocking(unsupported_features(make_service(disaggregation=split)))
+
+    assert feature.field_path == f"spec.disaggregation.{role}.parallelism"
+
+
+@pytest.mark.parametrize("degree", [{"tensor": 8}, {"pipeline": 4}, {"data": 2}, {"expert": True}])
+def test_every_kind_of_parallelism_is_acted_on(make_service: MakeService, degree: dict[str, Any]) -> None:
+    assert unsupported_features(make_service(parallelism=degree)) == []
 
 
 def test_the_gateway_is_acted_on_where_the_installation_has_one(make_service: MakeService) -> None:

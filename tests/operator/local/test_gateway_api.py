@@ -18,7 +18,7 @@ PROBE = LocalProbe("http://127.0.0.1", 1, 1)
 
 
 def engine(name: str, port: int = 8000) -> LocalPod:
-    return LocalPod(name, "serve", (), {}, (Listener("127.77.0.1", port),), PROBE, PROBE, 1.0)
+    return LocalPod(name, "serve", (), {}, (Listener("127.77.0.1", port),), PROBE, PROBE, 1.0, name)
 
 
 class Client:

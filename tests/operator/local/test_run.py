@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import urlopen
@@ -185,6 +186,22 @@ def test_a_pod_that_dies_is_started_again_while_the_rest_serves(
     assert ask(f"{base}/ready") == "ok"
 
 
+def test_pods_of_a_group_start_and_fail_together(start: Start, write_manifest: Callable[..., Path]) -> None:
+    run = start(write_manifest(parallelism={"pipeline": 2}))
+    base = run.printed(r"(http://[0-9.:]+)/v1 serves")[1]
+    arguments = ask(f"{base}/arguments")
+    first, second = (run.printed(rf"llama-serve-0-{rank} starting at (http://\S+)")[1] for rank in (0, 1))
+    os.kill(ask(f"{second}/pid"), signal.SIGKILL)
+
+    run.printed(r"llama-serve-0-1 ended with signal SIGKILL .* starting all pods of llama-serve-0 again in 1 s")
+    run.printed(r"again in(.|\n)*llama-serve-0-0 ready after")
+    run.process.send_signal(signal.SIGTERM)
+    text = run.end()
+    assert [url for flag, url in pairwise(arguments) if flag == "--endpoint"] == [first]
+    assert text.count("[llama-serve-0-0] fake program starts") == 2
+    assert run.process.returncode == 0
+
+
 def test_a_pod_that_cannot_start_ends_the_run_with_its_reason(
     start: Start, write_manifest: Callable[..., Path]
 ) -> None:
@@ -231,7 +248,7 @@ def test_a_port_for_every_service_must_be_left(write_manifest: Callable[..., Pat
     ("spec", "message"),
     [
         ({"model": {"source": "hf://org/name"}}, r"spec\.model\.source: this release has no loader"),
-        ({"parallelism": {"tensor": 2}}, r"spec\.parallelism\.tensor: 2 is not supported yet"),
+        ({"engine": {"quantization": "int8"}}, r"spec\.engine\.quantization: int8 is not supported yet"),
     ],
 )
 def test_what_cannot_start_is_refused(

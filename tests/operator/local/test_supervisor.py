@@ -5,6 +5,7 @@ import io
 import os
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ from kvasir_operator.local.console import Console
 from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.pods import Listener, LocalPod, LocalProbe
 from kvasir_operator.local.probe import answers_ok
-from kvasir_operator.local.supervisor import PodSupervisor, RestartPolicy
+from kvasir_operator.local.supervisor import ReplicaSupervisor, RestartPolicy
 from kvasir_operator.local.watchdog import Watchdog
 
 QUICK = RestartPolicy(first_wait_seconds=0.05, readiness_poll_seconds=0.02, short_grace_seconds=0.5)
-Story = Callable[[PodSupervisor, "asyncio.Task[None]"], Awaitable[None]]
+Story = Callable[[ReplicaSupervisor, "asyncio.Task[None]"], Awaitable[None]]
 BOUND_SECONDS = 30.0
 
 
@@ -41,6 +42,7 @@ class Life:
             readiness=LocalProbe(f"{url}/ready", 1, 1),
             liveness=LocalProbe(f"{url}/health", 0.02, 2),
             grace_seconds=grace_seconds,
+            replica="engine-0",
         )
 
     def run(self, story: Story, grace_seconds: float = 10.0, policy: RestartPolicy = QUICK, **env: str) -> str:
@@ -49,7 +51,7 @@ class Life:
         async def main() -> None:
             watchdog = await Watchdog.start()
             console = Console(["engine-0"], self.output)
-            supervisor = PodSupervisor(self.pod(grace_seconds, env), console, watchdog, policy)
+            supervisor = ReplicaSupervisor([self.pod(grace_seconds, env)], console, watchdog, policy)
             async with asyncio.timeout(BOUND_SECONDS):
                 task = asyncio.create_task(supervisor.run())
                 try:
@@ -81,7 +83,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_says_when_it_is_ready_and_relays_its_output(life: Life) -> None:
-    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         await supervisor.is_ready.wait()
 
     text = life.run(story)
@@ -92,7 +94,7 @@ def test_says_when_it_is_ready_and_relays_its_output(life: Life) -> None:
 
 
 def test_restarts_a_pod_that_ends_and_says_so(life: Life) -> None:
-    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         await supervisor.is_ready.wait()
         await answers_ok(f"{life.listener.url}/crash")
         await life.printed("ready after", times=2)
@@ -101,7 +103,7 @@ def test_restarts_a_pod_that_ends_and_says_so(life: Life) -> None:
 
 
 def test_restarts_a_pod_that_answers_but_is_not_healthy(life: Life) -> None:
-    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         await supervisor.is_ready.wait()
         await answers_ok(f"{life.listener.url}/hang")
         await life.printed("ready after", times=2)
@@ -110,7 +112,7 @@ def test_restarts_a_pod_that_answers_but_is_not_healthy(life: Life) -> None:
 
 
 def test_failures_that_are_not_in_a_row_end_nothing(life: Life) -> None:
-    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         await life.printed("engine-0 ended with")
 
     before, _, _ = life.run(story, FAKE_HEALTH="503,200,503,200,503,503").partition("engine-0 ended with")
@@ -123,7 +125,7 @@ def test_failures_that_are_not_in_a_row_end_nothing(life: Life) -> None:
 def test_waits_double_up_to_the_longest_and_start_over_after_a_steady_life(
     life: Life, steady_seconds: float, waits: list[str]
 ) -> None:
-    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         await asyncio.wait({task})
 
     policy = RestartPolicy(0.05, 0.15, steady_seconds, max_starts_until_ready=5)
@@ -131,7 +133,7 @@ def test_waits_double_up_to_the_longest_and_start_over_after_a_steady_life(
 
 
 def test_gives_up_on_a_pod_that_never_becomes_ready(life: Life) -> None:
-    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         with pytest.raises(PodNeverReadyError, match="engine-0 ended 3 times before it was ready, last with status 3"):
             await task
 
@@ -140,7 +142,7 @@ def test_gives_up_on_a_pod_that_never_becomes_ready(life: Life) -> None:
 
 
 def test_kills_a_pod_that_outlives_its_grace_with_all_its_children(life: Life) -> None:
-    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         await supervisor.is_ready.wait()
 
     text = life.run(story, grace_seconds=0.2, FAKE_STUBBORN="1")
@@ -150,7 +152,7 @@ def test_kills_a_pod_that_outlives_its_grace_with_all_its_children(life: Life) -
 
 
 def test_hurry_ends_the_grace_at_once(life: Life) -> None:
-    async def story(supervisor: PodSupervisor, task: "asyncio.Task[None]") -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         await supervisor.is_ready.wait()
         supervisor.stop()
         supervisor.hurry()
@@ -165,7 +167,7 @@ def test_stopping_does_not_wait_for_a_restart_that_is_due(life: Life) -> None:
     async def main() -> None:
         watchdog = await Watchdog.start()
         console = Console(["engine-0"], life.output)
-        supervisor = PodSupervisor(life.pod(1.0, {"FAKE_EXIT": "1"}), console, watchdog, slow)
+        supervisor = ReplicaSupervisor([life.pod(1.0, {"FAKE_EXIT": "1"})], console, watchdog, slow)
         async with asyncio.timeout(BOUND_SECONDS):
             task = asyncio.create_task(supervisor.run())
             await life.printed("starting it again in 600 s")
@@ -174,3 +176,29 @@ def test_stopping_does_not_wait_for_a_restart_that_is_due(life: Life) -> None:
             await watchdog.close()
 
     asyncio.run(main())
+
+
+def test_the_first_pod_of_a_group_finishes_before_the_others_are_told_to_go(
+    life: Life, programs: Path, network: LoopbackNetwork
+) -> None:
+    """It needs them for its requests."""
+    other = Life(programs, network)
+    other.output = life.output
+    first = replace(life.pod(10.0, {}), name="engine-0-0")
+    second = replace(other.pod(10.0, {}), name="engine-0-1", rank=1)
+
+    async def main() -> None:
+        watchdog = await Watchdog.start()
+        console = Console([first.name, second.name], life.output)
+        supervisor = ReplicaSupervisor([first, second], console, watchdog, QUICK)
+        async with asyncio.timeout(BOUND_SECONDS):
+            task = asyncio.create_task(supervisor.run())
+            await life.printed("ready after", times=2)
+            assert supervisor.is_ready.is_set()
+            supervisor.stop()
+            await task
+            await watchdog.close()
+
+    asyncio.run(main())
+    assert re.search(r"\[engine-0-0\] fake program ends(.|\n)*\[engine-0-1\] fake program ends", life.output.getvalue())
+    assert "starting all pods" not in life.output.getvalue()

@@ -169,7 +169,7 @@ def test_a_draft_model_that_is_not_there_is_named_by_its_field(translate: Transl
         ({"pod": {"volumes": [{"mountPath": "/ca", "claim": {"name": "ca"}}]}}, r"spec\.pod\.volumes names a claim"),
         ({"replicas": 0}, "0 engine or router replicas"),
         (
-            {"pod": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}},
+            {"pod": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}},
             "spec.pod.env A has valueFrom",
         ),
         (
@@ -225,7 +225,62 @@ def test_routers_follow_none_where_engines_had_to_take_different_ports(
     translate: Translate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = count(20000)
-    monkeypatch.setattr("kvasir_operator.local.translate.usable_port", lambda address, preferred: next(ports))
+    monkeypatch.setattr("kvasir_operator.local.seats.usable_port", lambda address, preferred: next(ports))
     [router] = translate(replicas=2).routers
 
     assert "--kv-events" not in router.command
+
+
+def test_a_group_is_a_process_a_pod_and_each_knows_its_rank_and_where_the_first_is(translate: Translate) -> None:
+    service = translate(parallelism={"pipeline": 2}, replicas=2)
+    flags = {pod.name: dict(pairwise(pod.command)) for pod in service.engines}
+    hosts = {name: flag["--host"] for name, flag in flags.items()}
+
+    assert list(flags) == ["llama-serve-0-0", "llama-serve-0-1", "llama-serve-1-0", "llama-serve-1-1"]
+    assert [flag["--node-rank"] for flag in flags.values()] == ["0", "1", "0", "1"]
+    assert len(set(hosts.values())) == 4
+    for name, flag in flags.items():
+        assert flag["--master-addr"] == hosts[f"{name.rpartition('-')[0]}-0"]
+        assert (flag["--nnodes"], flag["--master-port"]) == ("2", "29500")
+    assert [(pod.replica, pod.rank) for pod in service.engines[:2]] == [("llama-serve-0", 0), ("llama-serve-0", 1)]
+
+
+def test_routers_know_the_first_pod_of_each_group(translate: Translate) -> None:
+    service = translate(parallelism={"pipeline": 2}, replicas=2)
+    [router] = service.routers
+    urls = [url for flag, url in pairwise(router.command) if flag == "--endpoint"]
+
+    assert urls == [pod.listeners[0].url for pod in service.engines if pod.rank == 0]
+
+
+def test_prefill_and_decode_exchange_kv_on_their_own_addresses(translate: Translate) -> None:
+    service = translate(disaggregation={"prefill": {"replicas": 2}, "decode": {}})
+    [router] = service.routers
+    told = list(pairwise(router.command))
+
+    for pod in service.engines:
+        config = json.loads(dict(pairwise(pod.command))["--kv-transfer-config"])["kv_connector_extra_config"]
+        assert config["side_channel_host"] == pod.listeners[0].address
+        assert (config["side_channel_port"], config["revision"]) == (5600, "local")
+    for flag, role in (("--prefill-endpoint", "prefill"), ("--decode-endpoint", "decode")):
+        assert [url for key, url in told if key == flag] == [
+            pod.listeners[0].url for pod in service.engines if pod.role == role
+        ]
+    assert ("--kv-transfer-port", "5600") in told
+
+
+def test_where_prefill_engines_had_to_take_different_ports_none_prefills_for_others(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = count(20000)
+    monkeypatch.setattr("kvasir_operator.local.seats.usable_port", lambda address, preferred: next(ports))
+    [router] = translate(disaggregation={"prefill": {"replicas": 2}, "decode": {}}).routers
+
+    assert ("--kv-transfer-port", "0") in pairwise(router.command)
+
+
+def test_a_pod_can_be_told_its_own_address(translate: Translate) -> None:
+    env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    [engine] = translate(pod={"env": env}).engines
+
+    assert engine.env["A"] == engine.listeners[0].address

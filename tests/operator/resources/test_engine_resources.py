@@ -19,7 +19,7 @@ RenderPod = Callable[..., dict[str, Any]]
     [
         ({}, {"cpu": "3", "memory": "12Gi", "nvidia.com/gpu": "1"}),
         (
-            {"parallelism": {"tensor": 4, "data": 2, "pipeline": 2}},
+            {"parallelism": {"tensor": 4, "data": 2}},
             {"cpu": "24", "memory": "96Gi", "nvidia.com/gpu": "8"},
         ),
         ({"resources": {"accelerator": "amd.com/gpu"}}, {"cpu": "3", "memory": "12Gi", "amd.com/gpu": "1"}),

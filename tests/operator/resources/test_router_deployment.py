@@ -1,6 +1,7 @@
 """The router's Deployment, Service and rights."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -148,3 +149,22 @@ def test_the_service_is_of_the_manifests_type_with_its_annotations(make_service:
     assert public["metadata"]["annotations"] == {"cloud.example/internal": "true"}
     assert "annotations" not in plain["metadata"]
     assert plain["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [("auto", "auto"), (512, "512"), (0, "0")])
+def test_the_router_of_a_split_service_knows_where_to_ask_for_kv(
+    make_service: MakeService, min_tokens: str | int, text: str
+) -> None:
+    split = {"prefill": {}, "decode": {}, "remotePrefillMinTokens": min_tokens}
+    flags = dict(pairwise(router_command(make_service(disaggregation=split))))
+
+    assert (flags["--kv-transfer-port"], flags["--remote-prefill-min-tokens"]) == ("5600", text)
+    assert "--kv-transfer-port" not in router_command(make_service())
+
+
+def test_routers_follow_no_kv_events_of_engines_that_have_several_sources_of_them(make_service: MakeService) -> None:
+    split = {"prefill": {}, "decode": {"parallelism": {"data": 2}}}
+
+    assert "--kv-events" in router_command(make_service(parallelism={"tensor": 2}))
+    assert "--kv-events" not in router_command(make_service(parallelism={"data": 2}))
+    assert "--kv-events" not in router_command(make_service(disaggregation=split))

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from tests.operator.cluster_objects import child, deployment, stored
+from tests.operator.cluster_objects import child, deployment, stateful_set, stored
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
 from kvasir_operator.apply.plan import Scale, Unweigh
-from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
+from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, STATEFUL_SET, KubeObject, ObjectKey, object_key
 from kvasir_operator.rollout.children import kept_children, kept_router, scales, unweighs
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
@@ -19,7 +19,7 @@ def workload(revision: str, replicas: int = 0, num_leaving: int = 0) -> Observed
     obj = stored(
         deployment(replicas=replicas, revision=revision), uid=f"uid-{revision}", name=f"llama-serve-{revision}"
     )
-    return ObservedWorkload(Workload(key(revision), 1, replicas, num_leaving=num_leaving), obj, ())
+    return ObservedWorkload(Workload(key(revision), 1, replicas, num_leaving=num_leaving), (obj,), ())
 
 
 def key(revision: str) -> WorkloadKey:
@@ -40,7 +40,7 @@ def names(found: frozenset[tuple[object, str]]) -> dict[str, list[str]]:
 def test_former_workloads_are_scaled_and_those_that_shrink_come_first() -> None:
     former = [workload("up", 1), workload("down", 3), workload("same", 2), workload("new", 1)]
     found = scales(plan({"up": 2, "down": 1, "same": 2, "new": 4}), former)
-    assert found == (Scale.of(former[1].deployment, 1), Scale.of(former[0].deployment, 2))
+    assert found == (Scale.of(former[1].objects[0], 1), Scale.of(former[0].objects[0], 2))
     assert (found[0].uid, found[0].resource_version) == ("uid-down", "7")
 
 
@@ -60,8 +60,8 @@ def test_the_weight_of_a_canary_that_was_given_up_is_taken_off_while_it_has_pods
         replace(each, workload=replace(each.workload, traffic_weight=weights.get(each.workload.key.revision, 50)))
         for each in former
     ]
-    services = [stored(child("Service", each.deployment["metadata"]["name"])) for each in workloads]
-    found = unweighs(plan({}), workloads, [*services, *(each.deployment for each in workloads)])
+    services = [stored(child("Service", each.service_name)) for each in workloads]
+    found = unweighs(plan({}), workloads, [*services, *(each.objects[0] for each in workloads)])
     assert found == (Unweigh(ObjectKey(SERVICE, "llama-serve-canary"), "child-uid", "7"),)
 
 
@@ -113,3 +113,34 @@ def test_a_router_stays_until_the_gateway_serves_and_every_engine_believes_it(
     del bare["metadata"]["labels"]
     kept = kept_router(rollout, [*children, engine, bare], is_replaced=is_replaced)
     assert kept == (frozenset(map(object_key, children)) if is_kept else frozenset())
+
+
+def of_groups(revision: str, running: int, idle: int = 0) -> ObservedWorkload:
+    sets = [stateful_set(index, revision, is_running=index < running) for index in range(running + idle)]
+    return ObservedWorkload(Workload(key(revision), 1, running), tuple(sets), ())
+
+
+def test_groups_of_a_former_revision_are_scaled_to_none_or_to_all_of_their_pods() -> None:
+    shrinking, growing = of_groups("down", 2), of_groups("up", 1, idle=2)
+    going = {key("down"): frozenset({"llama-serve-down-0"})}
+    found = scales(plan({"down": 1, "up": 2}), [shrinking, growing], going)
+    assert [(each.key.name, each.replicas) for each in found] == [("llama-serve-down-0", 0), ("llama-serve-up-1", 2)]
+
+
+def test_a_former_revision_has_no_more_groups_than_it_had() -> None:
+    assert scales(plan({"up": 5}), [of_groups("up", 1)]) == ()
+
+
+def test_groups_of_a_former_revision_stay_and_with_them_the_service_by_which_they_find_one_another() -> None:
+    found = kept_children(plan({}, "past"), [of_groups("kept", 0, idle=1), of_groups("serving", 1)], [])
+    assert {str(each) for each in found} == {
+        "StatefulSet llama-serve-kept-0",
+        "StatefulSet llama-serve-serving-0",
+        "Service llama-serve-serving",
+        "Service llama-serve-ranks",
+    }
+
+
+def test_a_group_of_the_current_revision_that_is_not_wanted_is_not_kept() -> None:
+    found = kept_children(plan({"new": 1}), [of_groups("new", 2)], [])
+    assert not [each for each in found if each.kind == STATEFUL_SET]

@@ -2,10 +2,21 @@
 
 from typing import Any
 
-from tests.operator.cluster_objects import NOW, child, deployment, owner, pod, stored, waiting_container
+from tests.operator.cluster_objects import (
+    NOW,
+    child,
+    deployment,
+    member,
+    owner,
+    pod,
+    stateful_set,
+    stored,
+    waiting_container,
+)
 
 from kvasir_operator.api.labels import REVISION_LABEL, REVISION_NUMBER, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
 from kvasir_operator.apply.plan import stamped
+from kvasir_operator.groups.record import RESTARTS, RestartRecord
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.rollout.observed import observe_workloads
@@ -139,3 +150,40 @@ def test_no_ready_pod_within_the_deadline_is_trouble() -> None:
     trouble = seen([engines("a"), headless("a")], [waits], LATER)["a"].trouble
     assert trouble == "llama-serve-a: no pod became ready within 7200 s"
     assert seen([engines("a"), headless("a")], [waits, engine("ok", "a")], LATER)["a"].trouble is None
+
+
+def test_groups_of_a_revision_are_one_workload_whose_replicas_they_are() -> None:
+    sets = [stateful_set(0, "a"), stateful_set(1, "a"), stateful_set(2, "a", is_running=False)]
+    pods = [
+        member(0, sets[0]),
+        member(1, sets[0], ready=False),
+        member(0, sets[1], ready=False, containerStatuses=loading()),
+        member(1, sets[1]),
+        member(0, sets[2], leaving=True),
+        member(1, sets[2], leaving=True),
+    ]
+    found = seen([*sets, headless("a")], pods)["a"]
+    key = WorkloadKey("serve", "a")
+    assert found == Workload(key, 1, replicas=2, num_pods=2, num_ready=1, num_useless=1, num_leaving=1)
+
+
+def test_a_statefulset_of_somebody_elses_is_no_group() -> None:
+    theirs = stateful_set(0, "a")
+    theirs["metadata"]["name"] = "benchmark"
+    assert seen([theirs]) == {}
+
+
+def test_a_group_that_is_restarted_again_and_again_is_in_trouble() -> None:
+    record = RestartRecord(1, NOW, "pod p: it ended", {})
+    group = stateful_set(0, "a", **{RESTARTS: record.text()})
+    pods = [member(0, group, ready=False, containerStatuses=loading()), member(1, group)]
+    assert "pod p: it ended" in (seen([group, headless("a")], pods)["a"].trouble or "")
+    assert seen([group, headless("a")], [member(0, group), member(1, group)])["a"].trouble is None
+
+
+def test_groups_too_have_to_be_ready_within_the_time_of_their_startup_probe() -> None:
+    group = stateful_set(0, "a")
+    waits = [member(rank, group, ready=False, containerStatuses=loading()) for rank in (0, 1)]
+    assert seen([group, headless("a")], waits, "2026-11-20T12:00:00Z")["a"].trouble is None
+    trouble = seen([group, headless("a")], waits, LATER)["a"].trouble
+    assert trouble == "llama-serve-a: no pod became ready within 7200 s"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.operator.cluster_objects import deployment, pod, waiting_container
-from tests.operator.status.service_under_test import SETTLED, KubeObject, condition, find, of_revision, status_of
+from tests.operator.status.service_under_test import SETTLED, condition, find, of_revision, status_of
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.observe.waiting import Waiting
@@ -94,16 +94,28 @@ def test_what_a_spare_engine_lacks_is_not_why_a_service_without_router_is_not_re
     assert condition(status, "Degraded") == ("True", "ImagePullFailed")
 
 
-def test_prefill_and_decode_serve_together_and_of_one_revision_only() -> None:
+def test_a_split_service_serves_by_its_decode_pods() -> None:
     split = [deployment("prefill", 1), deployment("decode", 1)]
+    prefill, decode = pod("p", "prefill"), pod("d", "decode")
+    both, alone = status_of(split, [prefill, decode, *ROUTERS]), status_of(split, [decode, *ROUTERS])
+    assert [condition(status, "Ready") for status in (both, alone)] == [("True", "Serving"), ("True", "Serving")]
+    assert condition(status_of(split, [prefill, *ROUTERS]), "Ready") == ("False", "WaitingForPods")
 
-    def ready(*pods: KubeObject) -> tuple[str, str]:
-        return condition(status_of(split, [*pods, *ROUTERS]), "Ready")
 
-    prefill = of_revision(pod("p", "prefill"), "aaaa")
-    assert ready(prefill, of_revision(pod("d", "decode"), "aaaa")) == ("True", "Serving")
-    assert ready(prefill, of_revision(pod("d", "decode"), "bbbb"))[0] == "False"
-    assert ready(prefill) == ("False", "WaitingForPods")
+def test_without_prefill_a_split_service_is_degraded() -> None:
+    split = [deployment("prefill", 1), deployment("decode", 1)]
+    prefill, decode = pod("p", "prefill"), pod("d", "decode")
+    loading = pod("p", "prefill", ready=False)
+    assert condition(status_of(split, [prefill, decode, *ROUTERS]), "Degraded") == ("False", "AsExpected")
+    assert condition(status_of(split, [loading, decode, *ROUTERS]), "Degraded") == ("True", "NoReadyPrefill")
+    assert condition(status_of(split, [loading, *ROUTERS]), "Degraded") == ("False", "AsExpected")
+
+
+def test_what_prefill_lacks_is_not_why_decode_is_not_ready() -> None:
+    split = [deployment("prefill", 1), deployment("decode", 1)]
+    stuck = pod("p", "prefill", ready=False, containerStatuses=[waiting_container("ErrImagePull", "no such image")])
+    status = status_of(split, [stuck, pod("d", "decode", ready=False), *ROUTERS])
+    assert condition(status, "Ready") == ("False", "LoadingModel")
 
 
 def test_a_service_that_is_being_split_is_served_by_its_former_pods() -> None:
@@ -114,7 +126,9 @@ def test_a_service_that_is_being_split_is_served_by_its_former_pods() -> None:
 
 def test_a_role_that_is_wanted_at_zero_is_not_waited_for() -> None:
     split = [deployment("prefill", 0), deployment("decode", 1)]
-    assert condition(status_of(split, [pod("d", "decode"), *ROUTERS]), "Ready") == ("True", "Serving")
+    status = status_of(split, [pod("d", "decode"), *ROUTERS])
+    assert condition(status, "Ready") == ("True", "Serving")
+    assert condition(status, "Degraded") == ("False", "AsExpected")
 
 
 def test_pods_of_the_former_revision_serve_while_those_of_the_new_one_start() -> None:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tests.operator.cluster_objects import NOW, child
+from tests.operator.cluster_objects import NOW, child, stateful_set
 
 from kvasir_operator.api.conditions import Condition, ConditionType, Reason, carry_over
-from kvasir_operator.apply.plan import Apply, Cause, Delete, Plan
+from kvasir_operator.apply.plan import Apply, Cause, Delete, Plan, Restart
 from kvasir_operator.kube.kinds import object_key
 from kvasir_operator.status.events import ServiceEvent, notable_changes
 
@@ -86,3 +86,13 @@ def test_degradation_its_change_of_reason_and_recovery_are_reported() -> None:
     assert [event.reason for event in notable_changes(quota, crash, Plan())] == ["CrashLooping"]
     assert notable_changes(crash, crash, Plan()) == []
     assert notable_changes(crash, status(), Plan()) == [ServiceEvent("Normal", "Recovered", "no longer CrashLooping")]
+
+
+def test_a_group_that_is_made_anew_is_reported_as_a_failure_only_where_one_is_recorded() -> None:
+    key = object_key(stateful_set())
+    restarts = (Restart(key, "u", (), "it failed", {"a": "b"}), Restart(key, "u", (), "pod p was told to go"))
+    message = "StatefulSet llama-serve-aaaa-0: its pods are made anew: "
+    assert notable_changes(status(), status(), Plan(restarts=restarts)) == [
+        ServiceEvent("Warning", "GroupRestarted", f"{message}it failed"),
+        ServiceEvent("Normal", "GroupRestarted", f"{message}pod p was told to go"),
+    ]

@@ -1,10 +1,10 @@
 """What one role's Deployments and pods come to."""
 
-from tests.operator.cluster_objects import deployment, pod, pod_event, waiting_container
+from tests.operator.cluster_objects import deployment, member, pod, pod_event, stateful_set, waiting_container
 from tests.operator.status.service_under_test import of_revision
 
 from kvasir_operator.api.conditions import Reason
-from kvasir_operator.status.roles import role_state
+from kvasir_operator.status.roles import idle_role, role_state
 
 STUCK = pod("old", ready=False, containerStatuses=[waiting_container("ErrImagePull", "no such image")])
 
@@ -13,7 +13,7 @@ def test_pods_are_counted_over_the_revisions_of_a_role_and_no_other() -> None:
     pods = [of_revision(pod("e1"), "aaaa"), of_revision(pod("e2"), "bbbb"), pod("e3", leaving=True), pod("r", "router")]
     state = role_state([deployment(replicas=1, revision="bbbb"), deployment(replicas=1, revision="aaaa")], 2, pods)
     assert (state.role, state.desired, state.ready, state.draining, state.revision) == ("serve", 2, 2, 1, "bbbb")
-    assert (state.num_pods, state.num_former, state.ready_revisions) == (2, 1, {"aaaa", "bbbb"})
+    assert (state.num_replicas, state.num_former) == (2, 1)
     assert not state.is_settled
 
 
@@ -51,3 +51,46 @@ def test_events_of_a_pod_say_what_its_status_does_not() -> None:
     waiting = role_state([deployment()], 2, [creating], events).waiting
     assert waiting is not None
     assert waiting.reason is Reason.SECRET_NOT_FOUND
+
+
+def test_a_group_is_one_replica_however_many_pods_it_has() -> None:
+    sets = [stateful_set(0), stateful_set(1)]
+    pods = [member(rank, each) for each in sets for rank in (0, 1)]
+    state = role_state(sets, 2, pods)
+    assert (state.desired, state.ready, state.num_replicas, state.draining) == (2, 2, 2, 0)
+    assert state.is_settled
+    assert state.waiting is None
+
+
+def test_a_group_is_not_ready_before_its_first_pod_is_and_says_what_that_waits_for() -> None:
+    group = stateful_set()
+    state = role_state([group], 1, [member(0, group, ready=False), member(1, group)])
+    assert state.ready == 0
+    assert state.waiting is not None
+    assert state.waiting.reason is Reason.LOADING_MODEL
+
+
+def test_a_group_that_has_not_all_of_its_pods_is_not_settled() -> None:
+    group = stateful_set()
+    group["status"]["replicas"] = 1
+    state = role_state([group], 1, [member(0, group)])
+    assert not state.is_settled
+
+
+def test_groups_that_are_to_be_made_are_waited_for() -> None:
+    group = stateful_set()
+    waiting = role_state([group], 2, []).waiting
+    assert waiting is not None
+    assert waiting.message == "StatefulSet llama-serve-aaaa-0: 0 of 2 groups of pods made"
+
+
+def test_a_role_of_groups_at_zero_has_no_workload_and_is_at_rest_all_the_same() -> None:
+    at_rest, waits = idle_role("serve", 0, "aaaa", []), idle_role("serve", 1, "aaaa", [])
+    assert at_rest.is_settled
+    assert at_rest.waiting is None
+    assert (waits.is_settled, waits.waiting is not None) == (False, True)
+
+
+def test_pods_of_groups_that_are_gone_are_still_draining() -> None:
+    group = stateful_set()
+    assert idle_role("serve", 0, "aaaa", [member(0, group, leaving=True), member(1, group, leaving=True)]).draining == 1

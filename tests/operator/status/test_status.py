@@ -4,7 +4,15 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from tests.operator.cluster_objects import NOW, deployment, pod, service, waiting_container
+from tests.operator.cluster_objects import (
+    NOW,
+    deployment,
+    member,
+    pod,
+    service,
+    stateful_set,
+    waiting_container,
+)
 from tests.operator.status.service_under_test import SETTLED, URL, KubeObject, status_of
 
 from kvasir_operator.api.conditions import Reason
@@ -89,3 +97,12 @@ def test_what_is_stored_has_the_shape_of_the_schema() -> None:
     stored = parse_group(ServiceStatus, status, "status")
     assert stored.roles[0].desired == 2
     assert status.keys() <= {f.key for f in manifest_fields(ServiceStatus)}
+
+
+def test_of_groups_the_first_pods_are_what_a_scale_counts() -> None:
+    group = stateful_set()
+    status = status_of([group], [member(0, group), member(1, group), pod("r", "router")])
+    assert status["replicas"] == 1
+    assert status["selector"] == (
+        "serving.kvasir.dev/service=llama,serving.kvasir.dev/role=serve,apps.kubernetes.io/pod-index=0"
+    )

@@ -1,0 +1,1 @@
+"""Replicas of several pods: which of them there are, when they are restarted as a whole, and which nodes they avoid."""

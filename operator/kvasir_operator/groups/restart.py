@@ -1,0 +1,166 @@
+"""When the pods of a group are deleted together: decided from the group's pods and its record alone.
+
+A rank that fails ends all others, but their containers would come back one by one, each after its own back-off, and on
+the node that may be the cause. So the pods are made anew at once: the first time immediately, then after growing waits,
+and within an hour so often and no more. A pod that is told to go, by a node's drain for instance, takes the others
+along, which finish their requests together.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from kvasir_operator.apply.plan import PodDeletion, Restart
+from kvasir_operator.groups.group import Group
+from kvasir_operator.groups.record import FORGET_SECONDS, RESTARTS, RestartRecord, seconds_between
+from kvasir_operator.kube.kinds import KubeObject, is_terminating, object_key
+from kvasir_operator.observe.containers import last_end
+from kvasir_operator.observe.waiting import has_been_ready
+from kvasir_operator.queue.back_off import BackOff
+
+MAX_RESTARTS: Final = 6
+BACK_OFF: Final = BackOff(first_seconds=10.0, longest_seconds=300.0)
+# Of a group that has failed: there is nothing left to finish.
+_GRACE_SECONDS: Final = 5
+# After its grace a kubelet kills a pod within seconds: this one's does not report any more.
+_LOST_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True)
+class RestartDecision:
+    """`restart`: what to do now. `retry_seconds`: decide again then; None leaves it to the pods' events."""
+
+    restart: Restart | None = None
+    retry_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """`began_at`: RFC 3339, empty where nothing says."""
+
+    began_at: str
+    pod: KubeObject
+    message: str
+
+
+def decide_restart(group: Group, now: str) -> RestartDecision:
+    """`group` is one that is to run on."""
+    if (pods := _of_unfinished_restart(group)) or (pods := _lost_pods(group, now)):
+        return RestartDecision(_restart(group, pods, "its restart is completed"))
+    if others := _left_behind(group):
+        leaving = ", ".join(pod["metadata"]["name"] for pod in group.pods if is_terminating(pod))
+        message = f"pod {leaving} was told to go, and so the others"
+        return RestartDecision(_restart(group, [_deletion(pod) for pod in others], message), _next_look(group, now))
+    failure = _first_failure(group.replica.active_pods)
+    if failure is None:
+        return RestartDecision(retry_seconds=_next_look(group, now))
+    record = group.record.current(now)
+    wait_seconds = _wait_seconds(record, now)
+    if wait_seconds > 0:
+        return RestartDecision(retry_seconds=wait_seconds)
+    after = record.restarted(now, failure.message, failure.pod.get("spec", {}).get("nodeName"))
+    deletions = [_deletion(pod, _GRACE_SECONDS) for pod in group.replica.active_pods]
+    return RestartDecision(_restart(group, deletions, failure.message, {RESTARTS: after.text()}))
+
+
+def record_after(group: Group, decision: RestartDecision) -> RestartRecord:
+    """What the group's record says once `decision` is carried out."""
+    if decision.restart is None or RESTARTS not in decision.restart.annotations:
+        return group.record
+    metadata = {"metadata": {"annotations": decision.restart.annotations}}
+    return RestartRecord.of(metadata)
+
+
+def _restart(
+    group: Group, pods: Sequence[PodDeletion], cause: str, annotations: Mapping[str, str] | None = None
+) -> Restart:
+    uid = str(group.stateful_set["metadata"]["uid"])
+    return Restart(object_key(group.stateful_set), uid, tuple(pods), cause, annotations or {})
+
+
+def _of_unfinished_restart(group: Group) -> list[PodDeletion]:
+    """Pods from before the last restart, which was recorded and not carried out to the end."""
+    last = group.record.last
+    if last is None:
+        return []
+    old = [pod for pod in group.replica.active_pods if _made_at(pod) < datetime.fromisoformat(last)]
+    return [_deletion(pod, _GRACE_SECONDS) for pod in old]
+
+
+def _lost_pods(group: Group, now: str) -> list[PodDeletion]:
+    """Pods whose node does not end them: the group gets no others before they are gone."""
+    return [
+        _deletion(pod, 0) for pod in group.pods if is_terminating(pod) and _overdue_seconds(pod, now) > _LOST_SECONDS
+    ]
+
+
+def _next_look(group: Group, now: str) -> float | None:
+    """When pods that are on their way out would be lost."""
+    leaving = [pod for pod in group.pods if is_terminating(pod)]
+    return min((_LOST_SECONDS - _overdue_seconds(pod, now) + 1.0 for pod in leaving), default=None)
+
+
+def _overdue_seconds(pod: KubeObject, now: str) -> float:
+    """Below 0 within its grace."""
+    return seconds_between(pod["metadata"]["deletionTimestamp"], now)
+
+
+def _left_behind(group: Group) -> list[KubeObject]:
+    """Pods that were there when another was told to go. Successors wait for it, and stay.
+
+    To the second, which is all that is known: a successor made within the same one is made once more.
+    """
+    told = [_told_at(pod) for pod in group.pods if is_terminating(pod)]
+    return [pod for pod in group.replica.active_pods if any(_made_at(pod).timestamp() <= each for each in told)]
+
+
+def _told_at(pod: KubeObject) -> float:
+    metadata = pod["metadata"]
+    ends_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
+    return ends_at - float(metadata.get("deletionGracePeriodSeconds", 0))
+
+
+def _made_at(pod: KubeObject) -> datetime:
+    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+
+
+def _first_failure(pods: Iterable[KubeObject]) -> _Failure | None:
+    """Which the others follow."""
+    failures = [failure for pod in pods if (failure := _failure_of(pod)) is not None]
+    return min(failures, key=lambda failure: (failure.began_at or "9", failure.pod["metadata"]["name"]), default=None)
+
+
+def _failure_of(pod: KubeObject) -> _Failure | None:
+    for container in pod.get("status", {}).get("containerStatuses", []):
+        if _is_failed(pod, container):
+            message = f"pod {pod['metadata']['name']}: container {container['name']} {last_end(container)}"
+            return _Failure(_ended_at(container), pod, message)
+    return None
+
+
+def _is_failed(pod: KubeObject, container: KubeObject) -> bool:
+    """It has ended since it was ready last."""
+    state = container.get("state", {})
+    if "terminated" in state:
+        return True
+    is_back = container.get("ready") or ("running" in state and has_been_ready(pod, container))
+    return bool(container.get("restartCount")) and not is_back
+
+
+def _ended_at(container: KubeObject) -> str:
+    states: list[Any] = [container.get(name, {}).get("terminated", {}) for name in ("state", "lastState")]
+    return next((each["finishedAt"] for each in states if each.get("finishedAt")), "")
+
+
+def _wait_seconds(record: RestartRecord, now: str) -> float:
+    """Until the group may be restarted again; 0 or less: now."""
+    if record.last is None:
+        return 0.0
+    is_exhausted = record.num_restarts >= MAX_RESTARTS
+    pause = FORGET_SECONDS if is_exhausted else BACK_OFF.delay_seconds(record.num_restarts)
+    return pause - seconds_between(record.last, now)
+
+
+def _deletion(pod: KubeObject, grace_seconds: int | None = None) -> PodDeletion:
+    return PodDeletion(pod["metadata"]["name"], pod["metadata"]["uid"], grace_seconds)

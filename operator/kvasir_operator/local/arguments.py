@@ -1,0 +1,129 @@
+"""A container's command line as one of this machine: addresses, ports and folders instead of a cluster's."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvasir_operator.api import labels
+from kvasir_operator.local.pods import Listener
+from kvasir_operator.local.seats import Placement, Seat
+from kvasir_operator.local.volumes import on_this_machine
+from kvasir_operator.resources.engine_command import SPECULATIVE_FLAG
+from kvasir_operator.resources.kv_events import KV_EVENTS_FLAG, KV_EVENTS_PORTS_FLAG
+from kvasir_operator.resources.kv_transfer import KV_TRANSFER_FLAG
+from kvasir_operator.resources.parallel_ranks import MASTER_ADDRESS_FLAG, MASTER_PORT_FLAG
+from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG
+
+_ENDPOINT_FLAGS: Final = {
+    labels.ROLE_SERVE: "--endpoint",
+    labels.ROLE_PREFILL: "--prefill-endpoint",
+    labels.ROLE_DECODE: "--decode-endpoint",
+}
+_VARIABLE: Final = re.compile(r"\$\((\w+)\)")
+
+
+@dataclass(frozen=True)
+class EngineAddresses:
+    """What a router is told of the engines.
+
+    urls: (role, URL) of those that take requests. kv_events_ports: EVENTS_PORT:REPLAY_PORT; none where they had to take
+    different ones: a router follows one pair. kv_transfer_port: of all that prefill for others; 0 where they differ.
+    """
+
+    urls: Sequence[tuple[str, str]]
+    kv_events_ports: Sequence[str]
+    kv_transfer_port: int
+
+
+def engine_addresses(seats: Sequence[tuple[str, Seat]]) -> EngineAddresses:
+    """`seats` with each one's role."""
+    leading = [(role, seat.place) for role, seat in seats if seat.takes_requests]
+    events = {(place.listeners["kv-events"].port, place.listeners["kv-replay"].port) for _, place in leading}
+    side = {place.listeners["kv-transfer"].port for role, place in leading if role == labels.ROLE_PREFILL}
+    return EngineAddresses(
+        [(role, place.listeners["http"].url) for role, place in leading],
+        [f"{port}:{replay}" for port, replay in events] if len(events) == 1 else [],
+        next(iter(side)) if len(side) == 1 else 0,
+    )
+
+
+def local_arguments(
+    cluster_arguments: Sequence[str],
+    seat: Seat,
+    mounted: Mapping[str, Path | None],
+    device: str,
+    engines: EngineAddresses,
+    variables: Mapping[str, str],
+) -> Iterator[str]:
+    """`variables` are the container's own, which `$(NAME)` stands for."""
+    place = seat.place
+    arguments = iter([_expanded(argument, variables) for argument in cluster_arguments])
+    for argument in arguments:
+        if argument == "--host":
+            yield from (argument, _skip(arguments, place.host))
+        elif argument == "--port":
+            yield from (argument, _skip(arguments, str(place.listeners["http"].port)))
+        elif argument == "--device":
+            yield from (argument, _skip(arguments, device))
+        elif argument == MASTER_ADDRESS_FLAG:
+            yield from (argument, _skip(arguments, seat.leader.host))
+        elif argument == MASTER_PORT_FLAG:
+            yield from (argument, _skip(arguments, str(seat.leader.listeners["rendezvous"].port)))
+        elif argument == "--admin-port":
+            admin = place.listeners["admin"]
+            yield from ("--admin-host", admin.address, argument, _skip(arguments, str(admin.port)))
+        elif argument == "--endpoints-service":
+            next(arguments)
+            yield from (text for role, url in engines.urls for text in (_ENDPOINT_FLAGS[role], url))
+        elif argument == KV_EVENTS_PORTS_FLAG:
+            next(arguments)
+            yield from (text for ports in engines.kv_events_ports for text in (argument, ports))
+        elif argument == KV_TRANSFER_PORT_FLAG:
+            yield from (argument, _skip(arguments, str(engines.kv_transfer_port)))
+        elif argument == SPECULATIVE_FLAG:
+            yield from (argument, _speculative_config(next(arguments), mounted))
+        elif argument == KV_EVENTS_FLAG:
+            yield from (argument, _kv_events_config(next(arguments), place))
+        elif argument == KV_TRANSFER_FLAG:
+            yield from (argument, _kv_transfer_config(next(arguments), place))
+        else:
+            yield on_this_machine(argument, mounted)
+
+
+def _expanded(argument: str, variables: Mapping[str, str]) -> str:
+    """As the kubelet does; what no variable is called stays."""
+    return _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), argument)
+
+
+def _speculative_config(text: str, mounted: Mapping[str, Path | None]) -> str:
+    """The flag's JSON with the drafting model's path as one of this machine."""
+    config = json.loads(text)
+    return json.dumps(
+        {key: on_this_machine(value, mounted) if key == "model" else value for key, value in config.items()}
+    )
+
+
+def _kv_events_config(text: str, place: Placement) -> str:
+    """The flag's JSON with the pod's own address in place of every address."""
+    events, replay = place.listeners["kv-events"], place.listeners["kv-replay"]
+    return json.dumps({**json.loads(text), "endpoint": _zmq_endpoint(events), "replay_endpoint": _zmq_endpoint(replay)})
+
+
+def _kv_transfer_config(text: str, place: Placement) -> str:
+    """The flag's JSON with the port that the pod could get."""
+    config = json.loads(text)
+    port = {"side_channel_port": place.listeners["kv-transfer"].port}
+    return json.dumps({**config, "kv_connector_extra_config": {**config["kv_connector_extra_config"], **port}})
+
+
+def _zmq_endpoint(listener: Listener) -> str:
+    return f"tcp://{listener.address}:{listener.port}"
+
+
+def _skip(arguments: Iterator[str], replacement: str) -> str:
+    """Drops the cluster's value of a flag for the local one."""
+    next(arguments)
+    return replacement

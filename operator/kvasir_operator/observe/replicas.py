@@ -1,0 +1,63 @@
+"""Pods as replicas: a pod by itself, or the pods of one group, of which rank 0 takes requests for all.
+
+A group is ready when its rank 0 is: that one is not before all ranks have loaded, nor once any of them is lost.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvasir_operator.api.labels import GROUP_LABEL, RANK_LABEL
+from kvasir_operator.kube.kinds import KubeObject, is_terminating
+from kvasir_operator.observe.waiting import is_ready as is_pod_ready
+
+_ENDED_PHASES = ("Failed", "Succeeded")
+
+
+@dataclass(frozen=True)
+class Replica:
+    """`name` is the pod's, or the group's; `pods` are those that exist, some of them perhaps on their way out."""
+
+    name: str
+    pods: tuple[KubeObject, ...]
+
+    @property
+    def leader(self) -> KubeObject | None:
+        """The pod that takes requests; None where it does not exist."""
+        return next((pod for pod in self.pods if _rank(pod) == "0"), None)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.leader is not None and is_pod_ready(self.leader)
+
+    @property
+    def active_pods(self) -> tuple[KubeObject, ...]:
+        """Those that are neither on their way out nor given up."""
+        return tuple(pod for pod in self.pods if not is_terminating(pod) and not has_ended(pod))
+
+    @property
+    def is_leaving(self) -> bool:
+        """Nothing but pods on their way out is left of it."""
+        return all(map(is_terminating, self.pods))
+
+
+def replicas_of(pods: Iterable[KubeObject]) -> list[Replica]:
+    """In the order in which each one's first pod comes."""
+    by_name: dict[str, list[KubeObject]] = {}
+    for pod in pods:
+        by_name.setdefault(group_of(pod) or str(pod["metadata"]["name"]), []).append(pod)
+    return [Replica(name, tuple(own)) for name, own in by_name.items()]
+
+
+def group_of(pod: KubeObject) -> str | None:
+    """None for a pod that is a replica by itself."""
+    group: str | None = pod["metadata"].get("labels", {}).get(GROUP_LABEL)
+    return group
+
+
+def has_ended(pod: KubeObject) -> bool:
+    """Its containers have ended for good; whoever made it makes another."""
+    return pod.get("status", {}).get("phase") in _ENDED_PHASES
+
+
+def _rank(pod: KubeObject) -> str:
+    return str(pod["metadata"].get("labels", {}).get(RANK_LABEL, "0"))

@@ -1,0 +1,96 @@
+"""A replica of several pods: a StatefulSet, each of whose pods computes one stage of the pipeline.
+
+All its pods are made at once, in no order, since none is of use without the others. A changed template restarts nothing
+(OnDelete): a group is restarted as a whole, by groups/restart.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kvasir_operator.api import labels
+from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired.roles import EngineRole
+from kvasir_operator.resources.engine_deployment import engine_pod_template
+from kvasir_operator.resources.metadata import metadata
+from kvasir_operator.settings import OperatorSettings
+
+_HOST_NAME: Final = "kubernetes.io/hostname"
+# The most that a preference may weigh: against avoiding a node that breaks groups, no other counts for more.
+_AVOIDANCE_WEIGHT: Final = 100
+
+
+def engine_group(
+    service: InferenceService,
+    role: EngineRole,
+    revision: str,
+    index: int,
+    settings: OperatorSettings,
+    avoided_nodes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """`index` tells a revision's groups apart. `avoided_nodes` are taken only where no other node has room."""
+    name = labels.group_name(service.name, role.name, revision, index)
+    own_labels = {labels.REVISION_LABEL: revision, labels.GROUP_LABEL: name}
+    template = engine_pod_template(service, role, settings)
+    template["metadata"]["labels"] |= own_labels
+    if avoided_nodes:
+        template["spec"]["affinity"] = _avoiding(template["spec"].get("affinity", {}), avoided_nodes)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {
+            **metadata(service, name, role.name, own_labels),
+            "annotations": {labels.GROUP_SIZE: str(role.num_nodes)},
+        },
+        "spec": {
+            "replicas": role.num_nodes,
+            "serviceName": labels.rendezvous_name(service.name, role.name),
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "revisionHistoryLimit": 0,
+            "selector": {"matchLabels": {**labels.role_selector(service.name, role.name), **own_labels}},
+            "template": template,
+        },
+    }
+
+
+def rendezvous_service(service: InferenceService, role: EngineRole) -> dict[str, Any] | None:
+    """Names the pods of all of a role's groups in DNS, before they are ready; None for a role without groups.
+
+    Its EndpointSlices show unready pods, and followers, as ready: by its own role label routers pass them over.
+    """
+    if not role.is_grouped:
+        return None
+    described = metadata(service, labels.rendezvous_name(service.name, role.name), labels.ROLE_RENDEZVOUS)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": described,
+        "spec": {
+            "clusterIP": "None",
+            "ipFamilyPolicy": "PreferDualStack",
+            "publishNotReadyAddresses": True,
+            "selector": labels.role_selector(service.name, role.name),
+            "ports": [
+                {
+                    "name": "rendezvous",
+                    "port": labels.ENGINE_RENDEZVOUS_PORT,
+                    "targetPort": "rendezvous",
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }
+
+
+def _avoiding(affinity: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """The manifest's own affinity with a preference for other nodes."""
+    node_affinity = affinity.get("nodeAffinity", {})
+    others = {"matchExpressions": [{"key": _HOST_NAME, "operator": "NotIn", "values": list(nodes)}]}
+    preferred = [
+        *node_affinity.get("preferredDuringSchedulingIgnoredDuringExecution", []),
+        {"weight": _AVOIDANCE_WEIGHT, "preference": others},
+    ]
+    return {
+        **affinity,
+        "nodeAffinity": {**node_affinity, "preferredDuringSchedulingIgnoredDuringExecution": preferred},
+    }
