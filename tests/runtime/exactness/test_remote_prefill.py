@@ -46,7 +46,9 @@ class Transfers:
         )
         agent.start()
         self._stack.callback(agent.close)
-        return KvTransfers(scheduler, agent, place, page_bytes=worker.layout.page_bytes, fails_requests=True)
+        return KvTransfers(
+            scheduler, agent, place, page_bytes=worker.description.layout.page_bytes, fails_requests=True
+        )
 
 
 @pytest.fixture
