@@ -18,6 +18,8 @@ NUM_ENGINES, NUM_CLIENTS, NUM_TOKENS = 4, 8, 600
 WHOLE_WITHIN_SECONDS = 180.0
 SILENCE_LIMIT_SECONDS = 15.0
 SENT = "kvasir_kv_transfer_blocks_total"
+# Of each prompt: blocks to transfer, and more than remotePrefillMinTokens.
+NUM_GIVEN = 400
 ROLES = pytest.mark.parametrize("role", ["prefill", "decode"])
 
 pytestmark = pytest.mark.timeout(600)
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_prompts_are_computed_by_prefill_pods(
     own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    with start_load(own_service, answers(100), num_clients=NUM_CLIENTS) as load:
+    with start_load(own_service, answers(100, num_given=NUM_GIVEN), num_clients=NUM_CLIENTS) as load:
         load.wait_streams(NUM_CLIENTS)
         verdict = load.stop()
     sent = sum(own_service.metric(pod, SENT) for pod in own_service.pods("prefill"))
@@ -64,7 +66,7 @@ def test_without_prefill_pods_decode_pods_compute_the_prompts(
     def is_missed(condition: dict[str, str]) -> bool | None:
         return (condition.get("status"), condition.get("reason")) == ("True", "NoReadyPrefill") or None
 
-    with start_load(own_service, answers(200), num_clients=4) as load:
+    with start_load(own_service, answers(200, num_given=NUM_GIVEN), num_clients=4) as load:
         selector = f"--selector=serving.kvasir.dev/service={own_service.name},serving.kvasir.dev/role=prefill"
         struck = time.time()
         own_service.cluster.kubectl(
@@ -82,7 +84,7 @@ def test_without_prefill_pods_decode_pods_compute_the_prompts(
 def test_an_update_replaces_both_roles(own_service: LiveService, start_load: StartLoad, verdicts: Verdicts) -> None:
     old = own_service.staying_uids("prefill", "decode")
     with (
-        start_load(own_service, answers(NUM_TOKENS), num_clients=NUM_CLIENTS) as load,
+        start_load(own_service, answers(NUM_TOKENS, num_given=NUM_GIVEN), num_clients=NUM_CLIENTS) as load,
         watching(own_service.cluster, "pods", own_service.namespace) as pods,
     ):
         changed_at = time.time()
@@ -105,7 +107,7 @@ def strike_a_pod(
     start_load: StartLoad,
     verdicts: Verdicts,
 ) -> None:
-    load = start_load(service, answers(NUM_TOKENS), num_clients=NUM_CLIENTS)
+    load = start_load(service, answers(NUM_TOKENS, num_given=NUM_GIVEN), num_clients=NUM_CLIENTS)
     with load as clients, watching(service.cluster, "pods", service.namespace) as pods:
         resumed_before = num_resumed(service)
         victim = victim_of(service, role)

@@ -27,14 +27,22 @@ class Answer:
 
 
 @cache
-def answers(num_tokens: int, model: str = "kvasir-python-7m", prompts: Sequence[str] = PROMPTS) -> tuple[Answer, ...]:
-    """Greedy continuations of `num_tokens` tokens (at most LONGEST), ends of text included as any other token."""
+def answers(
+    num_tokens: int, model: str = "kvasir-python-7m", prompts: Sequence[str] = PROMPTS, num_given: int = 0
+) -> tuple[Answer, ...]:
+    """Greedy continuations of `num_tokens` tokens, ends of text included as any other token.
+
+    The first `num_given` of a continuation belong to the prompt, for prompts of many blocks; both numbers together are
+    at most LONGEST.
+    """
     tokenizer, _ = load(model)
     found = []
     for prompt in prompts:
-        token_ids = continuations(model)[prompt][:num_tokens]
+        continued = continuations(model)[prompt]
+        token_ids = continued[num_given : num_given + num_tokens]
         text = tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        found.append(Answer(tokenizer.encode(prompt, add_special_tokens=False), token_ids, text))
+        prompt_token_ids = tokenizer.encode(prompt, add_special_tokens=False) + continued[:num_given]
+        found.append(Answer(prompt_token_ids, token_ids, text))
     return tuple(found)
 
 
