@@ -30,11 +30,13 @@ bench: $(INSTALLED)
 
 setup: $(INSTALLED)
 
-# What is made from operator/kvasir_operator/api; tests/operator/api/test_crd.py compares.
+# What is made from the manifest's dataclasses, the metrics' registries and charts/dashboards; tests compare.
 generate: $(INSTALLED)
 	$(BIN)/kvasir-operator crd > crds/$(CRD)
 	cp crds/$(CRD) charts/kvasir/files/crds/$(CRD)
 	$(BIN)/kvasir-operator crd --reference > docs/reference/inferenceservice.md
+	$(BIN)/python docs/metrics_page.py
+	$(BIN)/python -m charts.dashboards
 
 $(INSTALLED): pyproject.toml
 	@echo "--- installing Python packages into .venv (the first time: about 5 GB, torch's CUDA build included)"

@@ -16,16 +16,15 @@ from statistics import fmean
 
 from benchmarks.routing.__main__ import load
 from benchmarks.routing.engine import CacheUpdate, Engine, EngineModel
-from benchmarks.routing.job import Job
+from benchmarks.routing.job import Job, request_of
+from benchmarks.routing.simulation import quantile
 from benchmarks.routing.trace import Trace, TraceRequest
 
-from kvasir_router.dialects.completions import Completions
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
-from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
-from kvasir_router.request import InferenceRequest
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.prefill_rate import FleetPrefill
@@ -217,17 +216,11 @@ def simulate(trace: Trace, setting: Setting, min_tokens: int | None) -> Outcome:
 
 
 def _request(number: int, traced: TraceRequest, trace: Trace, setting: Setting) -> _Request:
-    full_blocks = traced.blocks[: traced.num_input_tokens // trace.block_tokens]
-    prefix = BlockHashes(traced.num_input_tokens, full_blocks)
-    asked = InferenceRequest("/v1/completions", Completions(), "m", True, prefix, str(number), can_transfer_kv=True)
+    asked = request_of(number, traced, trace.block_tokens, can_transfer_kv=True)
     arrived = traced.arrived / setting.speed
     decode = Job(number, traced, arrived, asked, 0)
     prefill = Job(number, replace(traced, num_output_tokens=1), arrived, asked, 0)
     return _Request(traced, decode, prefill, arrived)
-
-
-def _quantile(ascending: Sequence[float], share: float) -> float:
-    return ascending[min(int(len(ascending) * share), len(ascending) - 1)]
 
 
 def main() -> None:
@@ -245,8 +238,8 @@ def main() -> None:
             found = simulate(trace, setting, min_tokens)
             print(
                 f"| {speed:g} | {name} | {found.remote_share:.2f} | {found.mean:.3f} "
-                f"| {_quantile(found.first_token_seconds, 0.5):.3f} | {_quantile(found.first_token_seconds, 0.99):.3f} "
-                f"| {1000 * fmean(found.token_seconds):.1f} | {1000 * _quantile(found.token_seconds, 0.99):.1f} |",
+                f"| {quantile(found.first_token_seconds, 0.5):.3f} | {quantile(found.first_token_seconds, 0.99):.3f} "
+                f"| {1000 * fmean(found.token_seconds):.1f} | {1000 * quantile(found.token_seconds, 0.99):.1f} |",
                 flush=True,
             )
 

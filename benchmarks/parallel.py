@@ -4,9 +4,9 @@
 
 Collectives are timed between processes, over gloo and over shared memory in turn; a step's way is a plan of 256
 decodes to all ranks and a result back, with nothing computed; whole steps are decodes of a model with random weights by
-one rank and by several, each over the backends, with what a step exchanged as the ranks counted it. Pipeline stages of
-a thread each decode as many sequences as one rank, planned by the scheduler; a stage waits while its process takes no
-core, so nothing else may run beside.
+one rank and by several, each over the backends. Pipeline stages of a thread each decode as many sequences as one rank,
+planned by the scheduler; a stage waits while its process takes no core, so nothing else may run beside. What ranks
+exchange in a step is counted by them (exchanges.py). `--only exchanges` prints one part and writes nothing.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import platform
 import statistics
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -27,7 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from exchanges import exchanges
 from random_models import make_model
+from scheduled_steps import BLOCK_SIZE, CONTEXT, SIGNS_SECONDS, drive, rank_config, scheduler_of
 from servers import WORK
 
 from kvasir_runtime.config import (
@@ -38,9 +39,8 @@ from kvasir_runtime.config import (
     RuntimeConfig,
     SchedulerConfig,
 )
-from kvasir_runtime.engine.core import StepExecutor
-from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceStart
-from kvasir_runtime.execution.description import RankDescription
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.parallel.collectives import Collectives
 from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.parallel.groups import meet, open_meeting
@@ -50,19 +50,14 @@ from kvasir_runtime.parallel.topology import RankPlace, Topology
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses
 from kvasir_runtime.ranks.messages import Forward, Sample, StepDone
 from kvasir_runtime.ranks.start import running_ranks_of
-from kvasir_runtime.scheduling.limits import SchedulerLimits
-from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan, StepResult
-from kvasir_runtime.scheduling.update import Outcome
 
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("gloo", "shared_memory")
-SHAPES = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 4096), (64, 4096), (2048, 4096))
+SHAPES = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 4096), (64, 4096), (256, 4096), (2048, 4096))
 """Tokens of a step, hidden size."""
 NUM_SEQS = 256
 NUM_DECODES = 60
-CONTEXT = 64
-BLOCK_SIZE = 16
 SAMPLING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
@@ -71,18 +66,28 @@ def main() -> None:
     parser.add_argument("--model", default="llama-100m")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--only", choices=("collectives", "way", "steps", "stages", "exchanges"))
     options = parser.parse_args()
-    parts = [
-        heading(options),
-        collectives(options.ranks),
-        way_of_a_step(options.ranks),
-        steps(options),
-        stages(options),
-    ]
+    model = make_model(options.model, WORK / "models")
+    parts = {
+        "collectives": lambda: collectives(options.ranks),
+        "way": lambda: way_of_a_step(options.ranks),
+        "steps": lambda: steps(options),
+        "stages": lambda: stages(options),
+        "exchanges": lambda: exchanges(model, show),
+    }
+    if options.only is not None:
+        print(parts[options.only](), flush=True)
+        return
+    text = "\n\n".join([heading(options), *(part() for part in parts.values())])
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"parallel-{date.today()}.md"
-    path.write_text("\n\n".join(parts) + "\n")
+    path.write_text(text + "\n")
     print(path.read_text() + f"\nwritten to {path}", flush=True)
+
+
+def show(failure: RankFailedError) -> None:
+    print(failure, flush=True)
 
 
 def heading(options: argparse.Namespace) -> str:
@@ -216,23 +221,19 @@ def steps(options: argparse.Namespace) -> str:
     lines = [
         f"## Decodes of {options.model} in bfloat16, {CONTEXT} tokens of context",
         "",
-        "| | "
-        + " | ".join(f"{size} sequences, ms" for size in options.batch_sizes)
-        + " | collectives and bytes a step |",
-        "|---" * (len(options.batch_sizes) + 2) + "|",
+        "| | " + " | ".join(f"{size} sequences, ms" for size in options.batch_sizes) + " |",
+        "|---" * (len(options.batch_sizes) + 1) + "|",
     ]
     for way in ways:
-        with step_times(str(model), way.parallel, max(options.batch_sizes)) as (measure, exchanged):
+        with step_times(str(model), way.parallel, max(options.batch_sizes)) as measure:
             times = [f"{measure(size) * 1e3:.2f}" for size in options.batch_sizes]
-            lines.append(f"| {way.name} | {' | '.join(times)} | {exchanged()} |")
+            lines.append(f"| {way.name} | {' | '.join(times)} |")
     return "\n".join(lines)
 
 
 @contextlib.contextmanager
-def step_times(
-    model: str, parallel: ParallelConfig, most: int
-) -> Iterator[tuple[Callable[[int], float], Callable[[], str]]]:
-    """Functions: seconds of a decode of so many sequences (median), and what the last size exchanged a step."""
+def step_times(model: str, parallel: ParallelConfig, most: int) -> Iterator[Callable[[int], float]]:
+    """A function: seconds of a decode of so many sequences (median)."""
     num_cores = len(os.sched_getaffinity(0))
     config = RuntimeConfig(
         model=ModelConfig(model=model, device="cpu", dtype="bfloat16", max_model_len=512),
@@ -244,14 +245,11 @@ def step_times(
     num_timed = 60
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_ranks_of(config, Path(folder), 0, lambda failure: print(failure, flush=True)) as ranks,
+        running_ranks_of(config, Path(folder), 0, show) as ranks,
     ):
         executor = ranks.executor
-        totals, before, batch = CollectiveTotals(Path(folder), 1), {}, [0]
 
         def measure(size: int) -> float:
-            before.update({total[:2]: total for total in totals.read()})
-            batch[0] = size
             times = []
             for number in range(num_timed):
                 plan = decodes(size, number)
@@ -259,20 +257,9 @@ def step_times(
                 executor.forward(plan)
                 executor.sample().result().result()
                 times.append(time.perf_counter() - start)
-            time.sleep(2.5)  # signs of life bring the counts
             return statistics.median(times[5:])
 
-        def exchanged() -> str:
-            words = []
-            for total in totals.read():
-                earlier = before.get(total[:2])
-                calls = total.calls - (earlier.calls if earlier else 0)
-                num_bytes = total.num_bytes - (earlier.num_bytes if earlier else 0)
-                each = num_timed * parallel.tensor_parallel_size
-                words.append(f"{calls / each:.0f} {total.operation}, {num_bytes / each:,.0f} bytes a rank")
-            return "; ".join(words) + (f" ({batch[0]} sequences)" if words else "none")
-
-        yield measure, exchanged
+        yield measure
 
 
 def decodes(size: int, number: int) -> StepPlan:
@@ -315,67 +302,23 @@ def stages(options: argparse.Namespace) -> str:
 
 def run_stages(model: str, size: int, num_stages: int) -> list[str]:
     """Tokens a second, bytes a step, and the share of waiting of each rank, as text."""
-    config = RuntimeConfig(
-        model=ModelConfig(model=model, device="cpu", dtype="bfloat16", max_model_len=512),
-        cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=size * 512 // BLOCK_SIZE),
-        scheduler=SchedulerConfig(max_num_seqs=size),
-        execution=ExecutionConfig(num_threads=1),
-        parallel=ParallelConfig(pipeline_parallel_size=num_stages),
-    )
+    config = rank_config(model, size, ParallelConfig(pipeline_parallel_size=num_stages))
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_ranks_of(config, Path(folder), 0, lambda failure: print(failure, flush=True)) as ranks,
+        running_ranks_of(config, Path(folder), 0, show) as ranks,
     ):
         executor, rank = ranks.executor, ranks.description
         scheduler = scheduler_of(size, num_stages, rank)
         totals = CollectiveTotals(Path(folder), 1)
         drive(executor, scheduler, num_stages, until=2 * size)  # prompts, and the first decodes
-        time.sleep(2.5)  # signs of life bring the counts
+        time.sleep(SIGNS_SECONDS)  # signs of life bring the counts
         before, cpu_before, start = sent_bytes(totals), rank_seconds(num_stages), time.perf_counter()
         num_steps, num_tokens = drive(executor, scheduler, num_stages, until=NUM_DECODES * size)
         seconds = time.perf_counter() - start
         waiting = [1 - (now - then) / seconds for now, then in zip(rank_seconds(num_stages), cpu_before, strict=True)]
-        time.sleep(2.5)
+        time.sleep(SIGNS_SECONDS)
         num_bytes = (sent_bytes(totals) - before) / num_steps
     return [f"{num_tokens / seconds:.0f}", f"{num_bytes:,.0f}", ", ".join(f"{share:.0%}" for share in waiting)]
-
-
-def scheduler_of(size: int, num_stages: int, rank: RankDescription) -> Scheduler:
-    """With so many requests, none of which ends by itself."""
-    limits = SchedulerLimits(
-        max_num_seqs=size, max_num_batched_tokens=rank.max_num_batched_tokens, max_model_len=512, num_stages=num_stages
-    )
-    scheduler = make_scheduler(
-        limits, policy="fcfs", num_blocks=rank.num_blocks, block_size=BLOCK_SIZE, groups=rank.layout.groups,
-        enable_prefix_caching=False,
-    )  # fmt: skip
-    for number in range(size):
-        sampling = SamplingParams(max_tokens=400, seed=0, temperature=0.0)
-        start = [SequenceStart(index=0, seed=0)]
-        scheduler.add(
-            AddRequest(
-                request_id=f"{number}", api_index=0, prompt_token_ids=[number + 3] * CONTEXT, sampling=sampling,
-                sequences=start, arrival_time=float(number),
-            )
-        )  # fmt: skip
-    return scheduler
-
-
-def drive(executor: StepExecutor, scheduler: Scheduler, num_stages: int, until: int) -> tuple[int, int]:
-    """Step as the engine core does until so many tokens are drawn: (steps, tokens)."""
-    under_way: deque[tuple[StepPlan, Any]] = deque()
-    num_steps = num_tokens = 0
-    while num_tokens < until or under_way:
-        plan = scheduler.schedule() if num_tokens < until else None
-        if plan is not None:
-            executor.forward(plan)
-            under_way.append((plan, executor.sample()))
-        if plan is None or len(under_way) == num_stages:
-            oldest, future = under_way.popleft()
-            result = future.result().result()
-            scheduler.update(oldest, result, Outcome())
-            num_steps, num_tokens = num_steps + 1, num_tokens + int(result.num_accepted.sum())
-    return num_steps, num_tokens
 
 
 def sent_bytes(totals: CollectiveTotals) -> float:

@@ -42,7 +42,7 @@ async def offline(url: str, round_number: int) -> Figures:
     """64 requests of 256 in / 128 out, all at once."""
     prompts = [prompt(f"offline-{round_number}-{index}", 256) for index in range(64)]
     begin = time.perf_counter()
-    async with _session() as session:
+    async with new_session() as session:
         counts = await asyncio.gather(*(_complete(session, url, tokens, 128) for tokens in prompts))
     rate = sum(counts) / (time.perf_counter() - begin)
     return {"64 x 256 in / 128 out, output tok/s": Figure(rate, "tok/s", True)}
@@ -51,9 +51,9 @@ async def offline(url: str, round_number: int) -> Figures:
 async def single_stream(url: str, round_number: int) -> Figures:
     """One stream of 32 in / 128 out, three times over; medians."""
     rates, firsts = [], []
-    async with _session() as session:
+    async with new_session() as session:
         for index in range(3):
-            times = await _stream(session, url, prompt(f"single-{round_number}-{index}", 32), 128)
+            times = await stream(session, url, prompt(f"single-{round_number}-{index}", 32), 128)
             rates.append(127 / (times[-1] - times[1]))
             firsts.append((times[1] - times[0]) * 1000)
     return {
@@ -85,11 +85,11 @@ def online(num_input: int, num_output: int, rate: float = 4.0, duration_seconds:
     async def run(url: str, round_number: int) -> Figures:
         rng = random.Random(f"arrivals-{round_number}")
         tasks: list[asyncio.Task[list[float]]] = []
-        async with _session() as session:
+        async with new_session() as session:
             end = time.perf_counter() + duration_seconds
             while time.perf_counter() < end:
                 tokens = prompt(f"online-{round_number}-{len(tasks)}", num_input)
-                tasks.append(asyncio.create_task(_stream(session, url, tokens, num_output)))
+                tasks.append(asyncio.create_task(stream(session, url, tokens, num_output)))
                 await asyncio.sleep(rng.expovariate(rate))
             streams = await asyncio.gather(*tasks)
         firsts = [(times[1] - times[0]) * 1000 for times in streams]
@@ -98,20 +98,20 @@ def online(num_input: int, num_output: int, rate: float = 4.0, duration_seconds:
         name = f"online {rate:g} req/s, {num_input} in / {num_output} out"
         return {
             f"{name}, first token p50 ms": Figure(statistics.median(firsts), "ms", False),
-            f"{name}, first token p99 ms": Figure(_p99(firsts), "ms", False),
+            f"{name}, first token p99 ms": Figure(p99(firsts), "ms", False),
             f"{name}, inter-token p50 ms": Figure(statistics.median(gaps), "ms", False),
-            f"{name}, inter-token p99 ms": Figure(_p99(gaps), "ms", False),
+            f"{name}, inter-token p99 ms": Figure(p99(gaps), "ms", False),
             f"{name}, whole request p50 ms": Figure(statistics.median(totals), "ms", False),
         }
 
     return run
 
 
-def _p99(values: list[float]) -> float:
+def p99(values: list[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
 
 
-def _session() -> aiohttp.ClientSession:
+def new_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=LIMIT_SECONDS)
     )
@@ -126,7 +126,7 @@ def _body(tokens: list[int], num_output: int, *, stream: bool) -> dict[str, Any]
 
 async def _seconds_to_complete(url: str, prompts: list[list[int]], num_output: int) -> float:
     begin = time.perf_counter()
-    async with _session() as session:
+    async with new_session() as session:
         await asyncio.gather(*(_complete(session, url, tokens, num_output) for tokens in prompts))
     return time.perf_counter() - begin
 
@@ -140,7 +140,7 @@ async def _complete(session: aiohttp.ClientSession, url: str, tokens: list[int],
     return count
 
 
-async def _stream(session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int) -> list[float]:
+async def stream(session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int) -> list[float]:
     """Time of sending, then of each chunk with text."""
     times = [time.perf_counter()]
     async with session.post(f"{url}/v1/completions", json=_body(tokens, num_output, stream=True)) as answer:

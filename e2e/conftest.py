@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import yaml
@@ -157,10 +157,10 @@ def own_namespace(request: pytest.FixtureRequest, live_cluster: LiveCluster) -> 
 
 @pytest.fixture
 def deploy(live_cluster: LiveCluster, kvasir: Helm, own_namespace: str) -> Deploy:
-    """deploy(manifest, namespace=own, **spec): apply a manifest's InferenceService, with parts of its spec replaced."""
+    """deploy(manifest, namespace=own, **replaced): apply a manifest's InferenceService as `deploy_service` does."""
 
-    def apply(manifest: Path, namespace: str = own_namespace, **spec: object) -> LiveService:
-        return deploy_service(live_cluster, manifest, namespace, **spec)
+    def apply(manifest: Path, namespace: str = own_namespace, **replaced: Any) -> LiveService:
+        return deploy_service(live_cluster, manifest, namespace, **replaced)
 
     return apply
 

@@ -188,12 +188,14 @@ class LiveService:
             yield url
 
 
-def deploy_service(cluster: LiveCluster, manifest: Path, namespace: str, **spec: object) -> LiveService:
-    """Apply a manifest's InferenceService, with parts of its spec replaced."""
+def deploy_service(
+    cluster: LiveCluster, manifest: Path, namespace: str, name: str | None = None, **spec: object
+) -> LiveService:
+    """Apply a manifest's InferenceService, with parts of its spec replaced and, for a second one, another name."""
     obj = yaml.safe_load(manifest.read_text())
+    obj["metadata"]["name"] = name = name or obj["metadata"]["name"]
     obj["spec"] |= spec
     cluster.apply(obj, namespace=namespace)
-    name = obj["metadata"]["name"]
     return LiveService(cluster, namespace, name, obj["spec"]["model"].get("name", name))
 
 

@@ -2,9 +2,22 @@
 
 from benchmarks.routing.trace import TraceRequest
 
+from kvasir_router.dialects.completions import Completions
+from kvasir_router.prefix_index.approximate import BlockHashes
 from kvasir_router.request import InferenceRequest
 
 _ENGINE_BLOCK_TOKENS = 16
+_DIALECT = Completions()
+
+
+def request_of(
+    number: int, traced: TraceRequest, block_tokens: int, *, can_transfer_kv: bool = False
+) -> InferenceRequest:
+    """As the router reads it. Only full blocks can be shared."""
+    prefix = BlockHashes(traced.num_input_tokens, traced.blocks[: traced.num_input_tokens // block_tokens])
+    return InferenceRequest(
+        "/v1/completions", _DIALECT, "m", True, prefix, str(number), can_transfer_kv=can_transfer_kv
+    )
 
 
 class Job:

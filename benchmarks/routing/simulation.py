@@ -1,7 +1,7 @@
 """A trace through some routers and engines in virtual time, which an event loop keeps: routers are as they run."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -9,15 +9,12 @@ from random import Random
 from statistics import fmean
 
 from benchmarks.routing.engine import CacheUpdate, Engine, EngineModel
-from benchmarks.routing.job import Job
+from benchmarks.routing.job import Job, request_of
 from benchmarks.routing.report import report_of
 from benchmarks.routing.rules import Rule, World
 from benchmarks.routing.trace import Trace
 from benchmarks.routing.virtual_time import VirtualTimeLoop
 
-from kvasir_router.dialects.completions import Completions
-from kvasir_router.prefix_index.approximate import BlockHashes
-from kvasir_router.request import InferenceRequest
 from kvasir_router.service.load_report import LoadReport
 
 _REPORT_INTERVAL_SECONDS = 0.05  # 20 Hz
@@ -152,13 +149,10 @@ async def _run(jobs: list[Job], trace: Trace, setting: Setting, make_rules: Make
 
 def _jobs(trace: Trace, setting: Setting) -> list[Job]:
     """A router is drawn for each request, as a Service before routers does."""
-    source, dialect = Random(f"routers-{setting.seed}"), Completions()
+    source = Random(f"routers-{setting.seed}")
     jobs = []
     for number, traced in enumerate(trace.requests):
-        full_blocks = traced.blocks[: traced.num_input_tokens // trace.block_tokens]
-        request = InferenceRequest(
-            "/v1/completions", dialect, "m", True, BlockHashes(traced.num_input_tokens, full_blocks), str(number)
-        )
+        request = request_of(number, traced, trace.block_tokens)
         router = source.randrange(setting.num_routers)
         jobs.append(Job(number, traced, traced.arrived / setting.speed, request, router))
     return jobs
@@ -171,12 +165,12 @@ def _outcome(jobs: list[Job], engines: list[Engine]) -> Outcome:
         hit_rate=sum(engine.num_cached_tokens for engine in engines)
         / sum(engine.num_prompt_tokens for engine in engines),
         mean=fmean(seconds),
-        p50=_quantile(seconds, 0.5),
-        p90=_quantile(seconds, 0.9),
-        p99=_quantile(seconds, 0.99),
+        p50=quantile(seconds, 0.5),
+        p90=quantile(seconds, 0.9),
+        p99=quantile(seconds, 0.99),
         balance=max(work) / fmean(work),
     )
 
 
-def _quantile(ascending: list[float], share: float) -> float:
+def quantile(ascending: Sequence[float], share: float) -> float:
     return ascending[min(int(len(ascending) * share), len(ascending) - 1)]

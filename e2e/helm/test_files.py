@@ -1,5 +1,6 @@
 """What helm makes of the chart's files; no cluster is asked."""
 
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from e2e.helm.helm import CHART, CI_FILES, Helm, HelmError
+from tests.charts.chart_alerts import rule_groups
 
 CI = CHART / "ci"
 # What is given, and how the refusal names it.
@@ -29,7 +31,10 @@ REFUSED = [
     ("monitoring.prometheusRule.alerts.KvasirDown.enabled=false", "KvasirDown"),
     ("monitoring.prometheusRule.alerts.KvasirOperatorDown.for=soon", "for"),
     ("monitoring.prometheusRule.alerts.KvasirOperatorDown.threshold=1", "threshold"),
+    ("monitoring.prometheusRule.slo.availability=0.9", "availability"),
+    ("monitoring.prometheusRule.slo.timeToFirstToken.seconds=3", "seconds"),
     ("monitoring.podMonitor.enabled=yes", "enabled"),
+    ("monitoring.dashboards.namespace=Grafana", "namespace"),
     ("networkPolicies.apiServerPorts={0}", "apiServerPorts"),
     ("networkPolicies.metricsFrom[0].podSelector.a=b", "podSelector"),
     ("images.architectures=", "architectures"),
@@ -113,7 +118,7 @@ def operator_container(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def pod_defaults(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    [config] = of_kind(objects, "ConfigMap")
+    [config] = [each for each in of_kind(objects, "ConfigMap") if "pod-defaults.yaml" in each["data"]]
     defaults: dict[str, Any] = yaml.safe_load(config["data"]["pod-defaults.yaml"])
     return defaults
 
@@ -261,9 +266,40 @@ def test_a_service_monitor_without_its_service_is_refused(offline_helm: Helm) ->
         offline_helm.template("--set", given)
 
 
-def alerts(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def dashboards(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in of_kind(objects, "ConfigMap") if "-dashboard-" in each["metadata"]["name"]]
+
+
+def test_dashboards_are_made_for_the_sidecar_as_they_are_in_the_chart(offline_helm: Helm) -> None:
+    made = dashboards(offline_helm.template("--values", CI / "monitoring-values.yaml"))
+    files = {f"kvasir-{path.name}": json.loads(path.read_text()) for path in (CHART / "files" / "dashboards").iterdir()}
+    assert {name: json.loads(text) for each in made for name, text in each["data"].items()} == files
+    for each in made:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert each["metadata"]["annotations"] == {"example.com/owner": "serving", "grafana_folder": "Kvasir"}
+        assert each["metadata"]["namespace"] == "kvasir-system"
+
+
+def test_dashboards_are_made_where_pod_monitors_are_known_and_go_where_the_sidecar_looks(offline_helm: Helm) -> None:
+    assert dashboards(offline_helm.template()) == []
+    given = ("--api-versions=monitoring.coreos.com/v1/PodMonitor", "--set", "monitoring.dashboards.namespace=grafana")
+    made = dashboards(offline_helm.template(*given))
+    assert {each["metadata"]["namespace"] for each in made} == {"grafana"}
+    assert "annotations" not in made[0]["metadata"]
+
+
+def groups(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     [rule] = of_kind(objects, "PrometheusRule")
-    return {alert["alert"]: alert for group in rule["spec"]["groups"] for alert in group["rules"]}
+    return list(rule["spec"]["groups"])
+
+
+def alerts(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for group in groups(objects) for rule in group["rules"] if "alert" in rule}
+
+
+def test_the_rules_are_those_that_unit_tests_are_about(offline_helm: Helm) -> None:
+    made = groups(offline_helm.template("--set", "monitoring.prometheusRule.enabled=true"))
+    assert made == rule_groups()
 
 
 def test_alerts_are_tuned_and_switched_off_one_by_one(offline_helm: Helm) -> None:
@@ -282,10 +318,21 @@ def test_all_alerts_can_be_switched_off(offline_helm: Helm) -> None:
     names = yaml.safe_load((CHART / "values.yaml").read_text())["monitoring"]["prometheusRule"]["alerts"]
     off = [("--set", f"monitoring.prometheusRule.alerts.{name}.enabled=false") for name in names]
     given = ("--set", "monitoring.prometheusRule.enabled=true", *(part for pair in off for part in pair))
-    assert alerts(offline_helm.template(*given)) == {}
+    assert groups(offline_helm.template(*given)) == []
 
 
 def test_alerts_of_a_namespaced_release_speak_of_its_namespaces(offline_helm: Helm) -> None:
     given = ("--values", CI / "namespaced-values.yaml", "--set", "monitoring.prometheusRule.enabled=true")
-    expressions = [alert["expr"] for alert in alerts(offline_helm.template(*given)).values()]
-    assert sum('namespace=~"models|more-models"' in expression for expression in expressions) == 4
+    ours, *theirs = groups(offline_helm.template(*given))
+    expressions = [rule["expr"] for group in theirs for rule in group["rules"]]
+    assert all('namespace=~"models|more-models"' in expression for expression in expressions)
+    assert "models" not in json.dumps([rule["expr"] for rule in ours["rules"]])
+
+
+def test_the_slo_of_the_values_is_that_of_the_rules(offline_helm: Helm) -> None:
+    slo = "monitoring.prometheusRule.slo"
+    given = f"{slo}.availability=0.99,{slo}.timeToFirstToken.seconds=5,{slo}.leastBadRequests=3"
+    made = alerts(offline_helm.template("--set-json", f"monitoring.prometheusRule.enabled=true,{given}"))
+    assert "14.4 * (1 - 0.99)" in made["KvasirAvailabilityBurnFast"]["expr"]
+    assert ">= 3" in made["KvasirAvailabilityBurnFast"]["expr"]
+    assert "after 5 s" in made["KvasirTtftBurnSlow"]["annotations"]["summary"]

@@ -114,10 +114,10 @@ def test_prometheus_scrapes_and_loses_all_three_programs_and_serving_goes_on(
 
 def test_the_charts_alerts_load_and_one_fires_for_its_reason(deploy: Deploy, live_cluster: LiveCluster) -> None:
     [rule] = live_cluster.list("prometheusrules", SYSTEM)
-    alerts = {alert["alert"] for group in rule["spec"]["groups"] for alert in group["rules"]}
-    assert UNROUTABLE in alerts
-    healthy = dict.fromkeys(alerts, "ok")
-    wait_until(lambda: rule_health() == healthy, SCRAPED_WITHIN_SECONDS, f"Prometheus to evaluate {sorted(alerts)}")
+    names = {each.get("alert") or each["record"] for group in rule["spec"]["groups"] for each in group["rules"]}
+    assert UNROUTABLE in names
+    healthy = dict.fromkeys(names, "ok")
+    wait_until(lambda: rule_health() == healthy, SCRAPED_WITHIN_SECONDS, f"Prometheus to evaluate {sorted(names)}")
     service = deploy(MANIFEST, replicas=0)
     [router] = wait_until(lambda: ready_routers(service), 60, "a router without engines")
     assert not is_firing(UNROUTABLE, service.namespace)

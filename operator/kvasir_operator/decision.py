@@ -10,9 +10,9 @@ from types import MappingProxyType
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, group_index
 from kvasir_operator.apply.plan import Cause, Plan, make_plan, stamped
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService
-from kvasir_operator.groups.choice import WantedGroup, chosen_indexes, staying
+from kvasir_operator.groups.choice import WantedGroup, chosen_indexes, kinds_by_index, staying
 from kvasir_operator.groups.group import Group
-from kvasir_operator.groups.problems import group_problems
+from kvasir_operator.groups.problems import group_problems, removed_sets
 from kvasir_operator.groups.restart import RestartDecision, decide_restart, record_after
 from kvasir_operator.kube.kinds import KubeObject, ObjectKey
 from kvasir_operator.observe.gateway_state import GatewayState
@@ -41,7 +41,7 @@ class Course:
 class Decision:
     """What a pass has decided. `is_rolling`: there are workloads of former revisions.
 
-    problems: of groups that fail. retry_seconds: when one of them may be restarted; None: nothing waits for that.
+    problems: of groups. retry_seconds: when one of them may be restarted; None: nothing waits for that.
     """
 
     plan: Plan
@@ -102,7 +102,10 @@ def decide(
         course.shrinks,
         rollout,
         is_rolling,
-        tuple(group_problems([group for each in workloads for group in each.groups], now)),
+        (
+            *group_problems([group for each in workloads for group in each.groups], now),
+            *removed_sets(observed.pods, wanted.group_kind),
+        ),
         min((each.retry_seconds for each in restarts.values() if each.retry_seconds is not None), default=None),
     )
 
@@ -139,7 +142,8 @@ def _wanted_groups(
         avoided = _avoided_nodes(groups, restarts, now)
         going_now, taken = going_groups.get(key, frozenset()), _taken(observed.pods, key)
         indexes = chosen_indexes(groups, replicas[role.name], going_now, taken)
-        found[role.name] = [WantedGroup(index, avoided.get(index, ())) for index in indexes]
+        kinds = kinds_by_index(groups, indexes, wanted.group_kind)
+        found[role.name] = [WantedGroup(index, avoided.get(index, ()), kinds[index]) for index in indexes]
     return found
 
 
@@ -147,12 +151,16 @@ def _avoided_nodes(
     groups: Iterable[Group], restarts: Mapping[str, RestartDecision], now: str
 ) -> dict[int, tuple[str, ...]]:
     """By index, as they are once this pass has recorded its restarts: pods are made anew after that."""
-    after = {group.index: record_after(group, restarts.get(group.name, RestartDecision())) for group in groups}
-    return {index: record.current(now).avoided_nodes for index, record in after.items()}
+    found = {}
+    for group in groups:
+        record = record_after(group, restarts.get(group.name, RestartDecision()))
+        # To forget them would change the template: of a LeaderWorkerSet they are avoided until its next restart.
+        found[group.index] = (record if group.is_leader_worker_set else record.current(now)).avoided_nodes
+    return found
 
 
 def _taken(pods: Iterable[KubeObject], key: WorkloadKey) -> frozenset[int]:
-    """Indexes of groups all of whose pods are on their way out."""
+    """Indexes of groups that are on their way out."""
     own_labels = {ROLE_LABEL: key.role, REVISION_LABEL: key.revision}.items()
     own = [pod for pod in pods if own_labels <= pod["metadata"].get("labels", {}).items() and group_of(pod)]
     return frozenset(group_index(replica.name) for replica in replicas_of(own) if replica.is_leaving)

@@ -12,6 +12,7 @@ Messages name the thing, what was seen, what was expected and what to do; the ca
         PodNeverReadyError      a local pod kept ending before it was ready once
       KubeApiError              the API server refused or did not answer a request
         ObjectNotFoundError     404
+          ServiceNotFoundError  there is no such InferenceService
           KindNotServedError    404: the API server does not know the kind at all
         ObjectConflictError     409: it exists already, or changed since it was read
         KubeForbiddenError      403: a missing permission, an exceeded quota
@@ -20,6 +21,7 @@ Messages name the thing, what was seen, what was expected and what to do; the ca
         WatchExpiredError       410: the resource version is too old, list again
         KubeUnavailableError    no answer, or one that says to try again later
       ChildrenRefusedError      the API server refused some of a service's children
+      PrometheusError           Prometheus did not answer, or not what the autoscaler needs
       CrdNotInstalledError      the cluster does not know InferenceServices
       LeadershipLostError       another operator may be leading now
 """
@@ -90,6 +92,14 @@ class ObjectNotFoundError(KubeApiError):
     """The object, or its kind, is not there."""
 
 
+class ServiceNotFoundError(ObjectNotFoundError):
+    """No InferenceService of this name is in the namespace, but those that `others` names."""
+
+    def __init__(self, namespace: str, name: str, others: Sequence[str]) -> None:
+        has = f"it has {', '.join(sorted(others))}" if others else "it has none"
+        super().__init__(f"there is no InferenceService {name!r} in namespace {namespace!r}: {has}")
+
+
 class KindNotServedError(ObjectNotFoundError):
     """The kind is not served: its CRD is not installed, or no longer."""
 
@@ -126,8 +136,15 @@ class ChildrenRefusedError(KvasirOperatorError):
     """The API server refused to create, change or delete children; the pass is tried again."""
 
 
+class PrometheusError(KvasirOperatorError):
+    """Prometheus gave no answer to decide by; replicas stay as they are meanwhile."""
+
+
 class CrdNotInstalledError(KvasirOperatorError):
     """The cluster does not know the InferenceService kind."""
+
+    def __init__(self, crd_name: str) -> None:
+        super().__init__(f"the cluster has no CRD {crd_name}: install it with `kubectl apply -f crds/`")
 
 
 class LeadershipLostError(KvasirOperatorError):

@@ -1,11 +1,13 @@
 """The operator's own series, in a registry of their own; names and units follow the Prometheus conventions."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvasir_operator.api.conditions import ConditionType, find_condition
+from kvasir_operator.autoscaling.situation import Verdict
+from kvasir_operator.kube.kinds import ServiceKey
+from kvasir_operator.status.restarts import RestartCounter
+from kvasir_operator.status.series import ServiceCollector
 
 _PASS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -27,27 +29,72 @@ class OperatorMetrics:
             buckets=_PASS_BUCKETS,
             registry=self.registry,
         )
-        self._writes = Counter(
-            "kvasir_operator_api_writes",
-            "Writes that the API server accepted, by verb and kind.",
-            ["verb", "kind"],
+        self._requests = Counter(
+            "kvasir_operator_api_requests",
+            "Requests for objects to the API server, by verb, kind and result: success, or the error that came of it.",
+            ["verb", "kind", "result"],
             registry=self.registry,
         )
         self._queue_depth = Gauge(
             "kvasir_operator_queue_depth", "Services that are due and wait for a worker.", registry=self.registry
         )
+        self._longest_wait = Gauge(
+            "kvasir_operator_queue_longest_wait_seconds",
+            "How long the oldest service that is due has waited for a worker, or the oldest pass has run.",
+            registry=self.registry,
+        )
         self._leader = Gauge(
             "kvasir_operator_leader", "1 where this process reconciles, 0 where it stands by.", registry=self.registry
         )
-        self._ready = Gauge(
-            "kvasir_operator_service_ready",
-            "1 where a service's condition Ready is true, 0 where it is not; none of a suspended service.",
-            ["service_namespace", "inference_service"],
+
+        role_labels = ["service_namespace", "inference_service", "role"]
+        prefix = "kvasir_operator_autoscaling"
+        self._wanted_replicas = Gauge(
+            f"{prefix}_wanted_replicas",
+            "Replicas that an autoscaled role is to have.",
+            role_labels,
+            registry=self.registry,
+        )
+        self._needed_replicas = Gauge(
+            f"{prefix}_needed_replicas",
+            "Replicas that the demand on a role comes to, before bounds, windows and policies.",
+            role_labels,
+            registry=self.registry,
+        )
+        self._held_scaling = Gauge(
+            f"{prefix}_held", "1 where a role stays as it is for want of metrics.", role_labels, registry=self.registry
+        )
+        self._scaling_decisions = Counter(
+            f"{prefix}_decisions",
+            "Decisions that changed a role's replicas, by reason.",
+            [*role_labels, "reason"],
             registry=self.registry,
         )
 
-    def count_write(self, verb: str, kind: str) -> None:
-        self._writes.labels(verb, kind).inc()
+        self.services, self.restarts = ServiceCollector(), RestartCounter()
+        self.registry.register(self.services)
+        self.registry.register(self.restarts)
+
+    def show_scaling(
+        self, service: ServiceKey, verdicts: Mapping[str, Verdict], changed: Mapping[str, Verdict]
+    ) -> None:
+        """What was decided last, by role; `changed` are those of it that made a difference."""
+        for role, verdict in verdicts.items():
+            labels = (*service, role)
+            self._wanted_replicas.labels(*labels).set(verdict.replicas)
+            self._held_scaling.labels(*labels).set(verdict.is_faulty)
+            if verdict.needed is not None:
+                self._needed_replicas.labels(*labels).set(verdict.needed)
+        for role, verdict in changed.items():
+            self._scaling_decisions.labels(*service, role, verdict.reason).inc()
+
+    def forget_scaling(self, service: ServiceKey) -> None:
+        of_service = {"service_namespace": service.namespace, "inference_service": service.name}
+        for series in (self._wanted_replicas, self._needed_replicas, self._held_scaling, self._scaling_decisions):
+            series.remove_by_labels(of_service)
+
+    def count_request(self, verb: str, kind: str, error: Exception | None) -> None:
+        self._requests.labels(verb, kind, "success" if error is None else type(error).__name__).inc()
 
     def count_pass(self, seconds: float, error: Exception | None) -> None:
         self._duration.observe(seconds)
@@ -55,18 +102,9 @@ class OperatorMetrics:
         if error is not None:
             self._errors.labels(type(error).__name__).inc()
 
-    def watch_queue(self, depth: Callable[[], int]) -> None:
+    def watch_queue(self, depth: Callable[[], int], longest_wait_seconds: Callable[[], float]) -> None:
         self._queue_depth.set_function(depth)
+        self._longest_wait.set_function(longest_wait_seconds)
 
     def set_leader(self, is_leader: bool) -> None:
         self._leader.set(1 if is_leader else 0)
-
-    def watch_service(self, event_type: str | None, service: Mapping[str, Any]) -> None:
-        """Takes over the condition Ready of an InferenceService from an event of its watch."""
-        metadata = service["metadata"]
-        labels = (metadata["namespace"], metadata["name"])
-        ready = find_condition(service.get("status", {}).get("conditions", []), ConditionType.READY)
-        if event_type == "DELETED" or ready is None or service["spec"].get("suspend"):
-            self._ready.remove(*labels)
-        else:
-            self._ready.labels(*labels).set(ready["status"] == "True")

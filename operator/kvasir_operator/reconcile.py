@@ -16,6 +16,7 @@ from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.apply import Applied, apply_plan
 from kvasir_operator.apply.foreign_writes import ForeignWrites
 from kvasir_operator.apply.plan import Cause, Plan, controller_uid
+from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
 from kvasir_operator.decision import Decision, decide, plot_course
 from kvasir_operator.desired.objects import DesiredService, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
@@ -23,7 +24,9 @@ from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
     INFERENCE_SERVICE,
+    LEADER_WORKER_SET,
     POD_MONITOR,
+    STATEFUL_SET,
     WORKLOAD_KINDS,
     KubeObject,
     ObjectKey,
@@ -31,9 +34,11 @@ from kvasir_operator.kube.kinds import (
     is_terminating,
     object_key,
 )
+from kvasir_operator.observe.download_progress import ReadDownloads, read_downloads
 from kvasir_operator.observe.engine_work import read_work
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.gateway_state import GatewayState
+from kvasir_operator.observe.model_loader import look_at_downloads_seconds
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.waiting import Waiting
@@ -45,6 +50,7 @@ from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.events import notable_changes, post_event
 from kvasir_operator.status.problems import find_problems
 from kvasir_operator.status.report import report_status
+from kvasir_operator.status.restarts import RestartCounter
 from kvasir_operator.status.roles import RoleState, idle_role, role_of, role_state
 from kvasir_operator.status.situation import Situation
 from kvasir_operator.status.status import derive_status
@@ -70,7 +76,7 @@ def utc_now() -> str:
 
 
 class Reconciler:
-    """Brings services to what their specs say. Between passes it remembers only what others do to our children."""
+    """Brings services to what their specs say. Remembers of each its restarts, and what others do to its children."""
 
     def __init__(
         self,
@@ -80,16 +86,23 @@ class Reconciler:
         gateway: GatewayObserver,
         now: Callable[[], str] = utc_now,
         read_work: ReadWork = read_work,
+        read_downloads: ReadDownloads = read_downloads,
         do_changes_wait: Callable[[], bool] = lambda: False,
+        ledger: ScalingLedger | None = None,
+        restarts: RestartCounter | None = None,
     ) -> None:
-        """`do_changes_wait` says whether other services' specs wait to be applied."""
+        """`do_changes_wait` says whether other services' specs wait to be applied; `ledger` holds what was decided of
+        replicas, None where nothing ever is; `restarts` shows how often replicas were restarted."""
         self._client = client
         self._settings = settings
         self._features = features
         self._gateway = gateway
         self._now = now
         self._read_work = read_work
+        self._read_downloads = read_downloads
         self._do_changes_wait = do_changes_wait
+        self._ledger = ledger or ScalingLedger()
+        self._restarts = restarts or RestartCounter()
         self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
@@ -98,6 +111,7 @@ class Reconciler:
         if obj is None or is_terminating(obj):
             self._foreign_writes.pop(key, None)
             self._gateway.forget(key)
+            self._restarts.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
         try:
             wanted = self._desired(obj)
@@ -123,20 +137,28 @@ class Reconciler:
             wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested, gateway, decision.problems
         )
         situation = _situation(wanted, decision.rollout, problems, gateway)
+        if wanted.is_autoscaled:
+            situation = replace(situation, scaling=self._ledger.scaling_of(key))
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         done = decision.news.without([refusal.key for refusal in applied.refusals])
         is_reported = await self._report(key, obj, status, done)
-        looks = [look_again_seconds(observed.pods, self._now()), settled.retry_seconds, decision.retry_seconds]
+        looks = [_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds]
         again_seconds = min((each for each in looks if each is not None), default=None)
         return _outcome(decision.plan, applied, is_reported, again_seconds)
 
     def _desired(self, obj: KubeObject) -> DesiredService:
         features = self._features()
         has_pod_monitors = features.serves(POD_MONITOR)
-        return desired_service(parse_service(obj), self._settings, features.server_version, has_pod_monitors)
+        scaled = replicas_by_role(self._ledger.scaling_of(_key_of(obj)), obj)
+        group_kind = LEADER_WORKER_SET if features.serves(LEADER_WORKER_SET) else STATEFUL_SET
+        return desired_service(
+            parse_service(obj), self._settings, features.server_version, has_pod_monitors, scaled, group_kind
+        )
 
     async def _observe(self, key: ServiceKey, wanted: Collection[ObjectKey]) -> Observed:
-        return await observe(self._client, key, wanted, self._features().listed_child_kinds)
+        observed = await observe(self._client, key, wanted, self._features().listed_child_kinds)
+        self._restarts.observe(key, observed)
+        return replace(observed, downloads=await self._read_downloads(observed.pods))
 
     async def _report_invalid(self, key: ServiceKey, obj: KubeObject, error: InvalidManifestError) -> Outcome:
         """Children stay as they are: what runs keeps serving until the spec holds again."""
@@ -146,7 +168,7 @@ class Reconciler:
         situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))], gateway=gateway)
         status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
         is_reported = await self._report(key, obj, status, Plan())
-        return _outcome(Plan(), Applied(), is_reported, look_again_seconds(observed.pods, self._now()))
+        return _outcome(Plan(), Applied(), is_reported, _look_seconds(observed, self._now()))
 
     async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> bool:
         """Reports what is news: `done` is what of the plan the API server accepted. False: no status was stored."""
@@ -158,6 +180,10 @@ class Reconciler:
             except OBJECT_ERRORS as error:
                 logger.warning("%s: event %s not posted: %s", key, event.reason, error)
         return await report_status(self._client, obj, status)
+
+
+def _key_of(obj: KubeObject) -> ServiceKey:
+    return ServiceKey(obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
 def _can_be_reported_later(decision: Decision, applied: Applied) -> bool:
@@ -190,7 +216,7 @@ def _after(observed: Observed, plan: Plan, applied: Applied) -> Observed:
 def _roles(
     observed: Observed, obj: KubeObject, desired: Mapping[str, int], revision: str, not_ours: Collection[ObjectKey]
 ) -> list[RoleState]:
-    """Of every role that has a Deployment or a StatefulSet, or is wanted to.
+    """Of every role that has a Deployment or groups, or is wanted to.
 
     `desired`: replicas wanted by role; what those objects ask for where absent.
     """
@@ -206,9 +232,16 @@ def _roles(
             desired.get(role, num_replicas(workloads)),
             observed.pods,
             observed.pod_events,
+            observed.downloads,
         )
         for role, workloads in by_role.items()
     ]
+
+
+def _look_seconds(observed: Observed, now: str) -> float | None:
+    """When what no watch shows is to be looked at again: why pods are not made, and how downloads go."""
+    looks = (look_again_seconds(observed.pods, now), look_at_downloads_seconds(observed.pods))
+    return min((each for each in looks if each is not None), default=None)
 
 
 def _situation(

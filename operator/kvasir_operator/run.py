@@ -17,6 +17,9 @@ from typing import Any
 
 import kopf
 
+from kvasir_operator.autoscaling.ledger import ScalingLedger
+from kvasir_operator.autoscaling.loop import Autoscaler, Clock
+from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess
 from kvasir_operator.errors import KvasirOperatorError
 from kvasir_operator.handlers import Lifecycle, kopf_registry, kopf_settings
 from kvasir_operator.kube.cached import CachedClient
@@ -35,7 +38,7 @@ from kvasir_operator.probes import serving_probes
 from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.queue.worker import Resync, work
-from kvasir_operator.reconcile import Reconciler
+from kvasir_operator.reconcile import Reconciler, utc_now
 from kvasir_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
@@ -86,14 +89,17 @@ class Operator:
         settings, metrics = self._settings, self._metrics
         configuration = await load_configuration(settings.kubeconfig)
         # Of its own: a renewal must neither wait for a connection behind writes nor be refused as they are.
-        leases = KubeClient(configuration, ClientHooks(on_write=metrics.count_write))
+        leases = KubeClient(configuration, ClientHooks(on_request=metrics.count_request))
         self._resources.push_async_callback(leases.close)
         self._leadership = _leadership(leases, settings)
-        hooks = ClientHooks(self._leadership.check, metrics.count_write, lambda: self._discovery.doubt())
+        hooks = ClientHooks(self._leadership.check, metrics.count_request, lambda: self._discovery.doubt())
         self._client = CachedClient(configuration, self._cache, hooks)
         self._resources.push_async_callback(self._client.close)
+        self._prometheus = _prometheus(settings)
+        if self._prometheus is not None:
+            self._resources.push_async_callback(self._prometheus.close)
         self._gateway = GatewayObserver(self._client, settings.defaults.gateway, self._namespaces, self._queue.add)
-        metrics.watch_queue(lambda: self._queue.depth)
+        metrics.watch_queue(lambda: self._queue.depth, lambda: self._queue.longest_wait_seconds)
         probes = serving_probes(settings.host, settings.port, metrics.registry, self._alive, self._ready)
         logger.info("metrics and probes on %s", await self._resources.enter_async_context(probes))
         self._resources.push_async_callback(self._leadership.release)
@@ -117,7 +123,7 @@ class Operator:
         )
 
     def _watch_service(self, event_type: str | None, service: Mapping[str, Any]) -> None:
-        self._metrics.watch_service(event_type, service)
+        self._metrics.services.watch(event_type, service)
         self._gateway.watch_service(event_type, service)
 
     async def _start(self) -> None:
@@ -147,12 +153,19 @@ class Operator:
         if settings.defaults.gateway is not None:
             start("gateway", self._gateway.run())
         self._discovery.doubt()  # who stood by for long asked long ago
+        ledger = ScalingLedger()
+        if self._prometheus is not None:
+            clock = Clock(time.time, utc_now)
+            scaler = Autoscaler(client, self._prometheus, ledger, settings, self._metrics, self._queue.add, clock)
+            start("autoscaler", scaler.run())
         reconciler = Reconciler(
             client,
             settings,
             lambda: self._discovery.features,
             self._gateway,
             do_changes_wait=self._queue.has_urgent,
+            ledger=ledger,
+            restarts=self._metrics.restarts,
         )
         self._workers = [
             start(f"worker {number}", work(self._queue, reconciler, self._metrics))
@@ -187,6 +200,13 @@ class Operator:
             return None  # standing by is all that is asked for
         is_synced = self._kopf_ready.is_set() and self._informers.are_synced
         return None if is_synced else "the first lists are not read yet"
+
+
+def _prometheus(settings: OperatorSettings) -> Prometheus | None:
+    if settings.prometheus_url is None:
+        return None
+    token, ca = (Path(file) if file else None for file in (settings.prometheus_token_file, settings.prometheus_ca_file))
+    return Prometheus(PrometheusAccess(settings.prometheus_url, token, ca, settings.prometheus_verify))
 
 
 def _leadership(client: KubeClient, settings: OperatorSettings) -> Leadership:

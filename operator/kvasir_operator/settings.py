@@ -6,6 +6,7 @@ Nothing about one service belongs here: that is the manifest's.
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.defaults import InstallationDefaults
@@ -59,6 +60,12 @@ class OperatorSettings:
     gateway_secret: str | None = field(default=None, repr=False)
     """What the secrets of services behind the gateway are derived from, of the environment; None without a gateway."""
     network_policies: bool = _setting(True, "let only routers, the operator and Prometheus reach engines")
+    prometheus_url: str | None = _setting(
+        None, "Prometheus that autoscaling reads, up to what comes before /api/v1; default: replicas are not scaled"
+    )
+    prometheus_token_file: str | None = _setting(None, "file with the bearer token for it; read at every question")
+    prometheus_ca_file: str | None = _setting(None, "certificates that it is trusted by; default: the system's")
+    prometheus_verify: bool = _setting(True, "check its certificate")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
 
     def __post_init__(self) -> None:
@@ -69,6 +76,11 @@ class OperatorSettings:
                 )
         if not 0 <= self.port <= 65535:
             raise InvalidSettingsError(f"--port is {self.port}: expected 0 (any free port) to 65535")
+        if self.prometheus_url is not None and "@" in urlsplit(self.prometheus_url).netloc:
+            raise InvalidSettingsError(
+                "--prometheus-url holds a user's name or password, which arguments, logs and statuses would show: "
+                "leave them out, and give a bearer token by --prometheus-token-file"
+            )
         if self.defaults.gateway is not None and not self.gateway_secret:
             raise InvalidSettingsError(
                 f"--pod-defaults names a gateway and {labels.GATEWAY_SECRET_ENV} is not set: set it to the gateway's "

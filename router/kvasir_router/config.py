@@ -177,7 +177,12 @@ class RouterConfig:
     )
     max_held_body_size: int = field(
         default=256 * 2**20,
-        metadata=_flag("request bodies held at once, all together, then 503", read=parse_size, metavar="SIZE"),
+        metadata=_flag(
+            "request bodies held at once, all together, then 503; of --workers each holds an equal part, and no less "
+            "than one body of --max-body-size",
+            read=parse_size,
+            metavar="SIZE",
+        ),
     )
     max_connections: int = field(
         default=8192, metadata=_flag("client connections held; then the longest idle is closed, or 503")

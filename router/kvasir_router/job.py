@@ -34,6 +34,7 @@ class Job:
     queue_wait_seconds: float = 0.0  # altogether
     waited_seconds: float = 0.0  # since the stream last got further
     tried: set[str] = field(default_factory=set)  # endpoints that have failed
+    refused_prefill: set[str] = field(default_factory=set)  # endpoints that would not prefill it for another
     revision: str | None = None  # of the endpoint tried last; None: it got to none
     lost_reason: str = ""  # why the stream had to go elsewhere
     _refused_by: set[str] = field(default_factory=set)  # since the stream last got further
@@ -55,6 +56,12 @@ class Job:
     def forget_attempt(self, placement: Placement) -> None:
         """It was not the fault of the engine that was to answer, which may be asked again."""
         self.tried.discard(placement.leg.endpoint.url)
+
+    def blame_refusals(self) -> None:
+        """An engine answers the request, so nothing was wrong with it where others would not prefill it."""
+        for url in self.refused_prefill:
+            self.service.in_flight_limits.answered(url, is_error=True)
+        self.refused_prefill.clear()
 
     def count_failure(self, url: str, error: UpstreamError) -> bool:
         """Whether another attempt may follow."""

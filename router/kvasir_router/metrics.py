@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.registry import Collector
 
 from kvasir_router.admission.demand_metrics import DemandCollector, HeldByService
+from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.placement.placement import LocalPrefill, Placement
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import EndpointState
@@ -115,7 +116,8 @@ class Metrics:
         gauge.set_function(num_open)
 
     def observe_endpoints(self, num_in_state: Callable[[EndpointState], int]) -> None:
-        gauge = Gauge("kvasir_router_endpoints", "Known endpoints by state.", ["state"], registry=self._registry)
+        text = "Known endpoints by state."
+        gauge = Gauge(FleetSeries.ENDPOINTS.value, text, ["state"], registry=self._registry)
         for state in EndpointState:
             gauge.labels(state.value).set_function(partial(num_in_state, state))
 
@@ -124,7 +126,8 @@ class Metrics:
         self._registry.register(ServiceCollector(services))
 
     def observe_ejected(self, num_ejected: Callable[[], int]) -> None:
-        gauge = Gauge("kvasir_router_ejected_endpoints", "Get few or no requests.", registry=self._registry)
+        text = "Get few or no requests."
+        gauge = Gauge(FleetSeries.EJECTED_ENDPOINTS.value, text, registry=self._registry)
         gauge.set_function(num_ejected)
 
     def forget_endpoint(self, url: str) -> None:

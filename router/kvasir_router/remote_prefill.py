@@ -16,6 +16,7 @@ from kvasir_router.errors import (
     RequestTimeoutError,
     UpstreamError,
     UpstreamLateError,
+    UpstreamRefusedError,
     UpstreamUnresponsiveError,
 )
 from kvasir_router.job import Job
@@ -153,6 +154,8 @@ class PrefillLeg:
         self._metrics.count_remote_prefill_error(self._revision, error.reason)
         self._job.tried.add(url)
         self._job.service.note_failure(url, error)
+        if isinstance(error, UpstreamRefusedError):
+            self._job.refused_prefill.add(url)
         if self.decode_waits_for_it:
             self._decode_prefills()
         elif not self._has_decode_begun and self.decode_time is not None:

@@ -1,4 +1,4 @@
-"""`kvasir-runtime serve MODEL`: bind the port, start the engine core, serve until told to stop.
+"""`kvasir-runtime serve MODEL`: bind the port, start the engine core, serve until told to stop. Or `fetch` a model.
 
 The port is bound before anything heavy starts, so that a port in use is an error of the first second. The engine core
 is a child process; API processes beyond the first are children too, and share the listening socket.
@@ -13,9 +13,10 @@ from pathlib import Path
 from kvasir_runtime import __version__
 from kvasir_runtime.config import RuntimeConfig, check_values
 from kvasir_runtime.engine.core_process import running_engine_cores
-from kvasir_runtime.errors import ConfigurationError, KvasirRuntimeError
+from kvasir_runtime.errors import ConfigurationError, FetchError, KvasirRuntimeError
 from kvasir_runtime.flags import Parser, add_flags, config_from
 from kvasir_runtime.logs import configure_logging
+from kvasir_runtime.model_sources.command import add_fetch_arguments, run_fetch
 from kvasir_runtime.server.launch import listen, run_api_server
 from kvasir_runtime.server.processes import run_api_processes
 
@@ -24,16 +25,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(prog="kvasir-runtime", description="Kvasir's inference engine behind an OpenAI-compatible API")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    serve_parser = commands.add_parser(
-        "serve", help="serve a model", formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    add_flags(serve_parser)
-    config = config_from(parser.parse_all(sys.argv[1:] if arguments is None else arguments))
-    configure_logging(config.server.log_level)
+    with_defaults = argparse.ArgumentDefaultsHelpFormatter
+    add_flags(commands.add_parser("serve", help="serve a model", formatter_class=with_defaults))
+    add_fetch_arguments(commands.add_parser("fetch", help="download a model", formatter_class=with_defaults))
+    namespace = parser.parse_all(sys.argv[1:] if arguments is None else arguments)
+    configure_logging(namespace.log_level)
     try:
-        sys.exit(serve(config))
+        sys.exit(run_fetch(namespace) if namespace.command == "fetch" else serve(config_from(namespace)))
     except ConfigurationError as error:
         parser.exit(2, f"kvasir-runtime: error: {error}\n")
+    except FetchError as error:
+        # On one line, which becomes the container's last words: the operator reads the reason from it.
+        parser.exit(1, f"kvasir-runtime: error: {error.reason}: {' '.join(str(error).split())}\n")
     except KvasirRuntimeError as error:
         parser.exit(1, f"kvasir-runtime: error: {error}\n")
 

@@ -184,18 +184,14 @@ class ParallelConfig:
     pipeline_parallel_size: int = option("stages that share out the layers", default=1)
     data_parallel_size: int = option("engines of equal weights behind this endpoint", default=1)
     enable_expert_parallel: bool = option("share out whole experts instead of cutting each", default=False)
-    nnodes: int = option("machines that hold this engine's ranks, in equal runs", default=1)
+    nnodes: int = option("nodes that hold this engine's ranks, in equal runs", default=1)
     node_rank: int = option("which of them this is; 0 serves clients, the others their ranks and probes", default=0)
     master_addr: str = option("address of node 0, where ranks of several nodes meet", default="127.0.0.1")
     master_port: int = option("port of node 0 for the same", default=29500)
     collective_backend: Literal["auto", "gloo", "nccl", "shared_memory"] = option(
-        "what carries collectives; auto: nccl on CUDA, shared_memory between ranks of one machine, else gloo",
+        "what carries collectives; auto: nccl on CUDA, shared_memory between ranks of one node, else gloo",
         default="auto",
     )
-
-    @property
-    def is_one_rank(self) -> bool:
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +298,11 @@ def _check_parallel(parallel: ParallelConfig) -> None:
             f"--nnodes is {nodes} and --data-parallel-size {parallel.data_parallel_size}; an engine of several nodes "
             "has no others beside it: run more replicas instead"
         )
+    if parallel.enable_expert_parallel and tensor == 1:
+        raise ConfigurationError(
+            "--enable-expert-parallel shares out experts among tensor ranks, but --tensor-parallel-size is 1; raise "
+            "it, or leave the flag out"
+        )
     if not 0 <= parallel.node_rank < nodes:
         raise ConfigurationError(f"--node-rank is {parallel.node_rank}; with --nnodes {nodes} it goes to {nodes - 1}")
 
@@ -369,8 +370,11 @@ def _check_kv_transfer(extra: KvConnectorConfig, cache: CacheConfig, parallel: P
         raise ConfigurationError(
             f"{flag} and --no-enable-prefix-caching exclude each other: what arrives is found in the prefix cache"
         )
-    if not parallel.is_one_rank:
-        raise ConfigurationError(
-            f"{flag}: engines of several ranks exchange no KV yet; leave it out, or write 1 for "
-            "--tensor-parallel-size, --pipeline-parallel-size and --data-parallel-size"
-        )
+    for other, size in (
+        ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
+        ("--data-parallel-size", parallel.data_parallel_size),
+    ):
+        if size > 1:
+            raise ConfigurationError(
+                f"{flag} and {other} {size} exclude each other: only tensor-parallel ranks exchange KV; leave one out"
+            )

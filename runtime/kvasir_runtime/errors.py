@@ -13,10 +13,17 @@ KvasirRuntimeError
 +-- StepSkippedError            a step behind a failed one was not computed; its requests are planned again
 +-- StageFailedError            a pipeline stage could not compute a step; its requests fail, others go on
 +-- ServerUnavailableError      the server takes no requests now: it is loading or draining
+|   +-- RequestMovedError       a stream goes on in another engine
 +-- CollectiveFailedError       ranks could not exchange data; mostly another rank has ended
 +-- RankFailedError             a rank has ended, hangs or could not start; its whole group ends with it
 +-- EngineDeadError             the engine core has gone; nothing can be served any more
++-- FetchError                  a model could not be downloaded
+    +-- ModelNotFoundError, ModelAccessDeniedError, ModelCorruptError, DiskFullError, CacheUnavailableError
+    +-- TransientFetchError     the same may work when it is tried again
+        +-- DownloadStalledError, SourceUnreachableError
 """
+
+from typing import ClassVar
 
 
 class KvasirRuntimeError(Exception):
@@ -71,6 +78,17 @@ class ServerUnavailableError(KvasirRuntimeError):
     """The server takes no requests now, because it is loading or draining; another replica may."""
 
 
+class RequestMovedError(ServerUnavailableError):
+    """A stream goes on in another engine, which finds its KV blocks here."""
+
+    def __init__(self, host: str, port: int, key: str | None) -> None:
+        """Of the side channel, and under which key the blocks are kept there; None: they are not."""
+        super().__init__("this server hands its requests over; send it to another replica")
+        self.host = host
+        self.port = port
+        self.key = key
+
+
 class CollectiveFailedError(KvasirRuntimeError):
     """Ranks could not exchange data. Mostly another rank has ended, which is then told as the cause."""
 
@@ -81,3 +99,55 @@ class RankFailedError(KvasirRuntimeError):
 
 class EngineDeadError(KvasirRuntimeError):
     """The engine core has gone; requests in flight are lost and none can be added."""
+
+
+class FetchError(KvasirRuntimeError):
+    """A model could not be downloaded. `reason` is what the operator shows as the reason of a condition."""
+
+    reason: ClassVar[str]
+
+
+class ModelNotFoundError(FetchError):
+    """The source has no such model, revision, bucket or prefix, or nothing there that can be served."""
+
+    reason = "ModelNotFound"
+
+
+class ModelAccessDeniedError(FetchError):
+    """A gated model, a bucket of others, or credentials that are wrong or missing."""
+
+    reason = "ModelAccessDenied"
+
+
+class ModelCorruptError(FetchError):
+    """What came is not what the source says that it has."""
+
+    reason = "ModelCorrupt"
+
+
+class DiskFullError(FetchError):
+    """The cache has no room for the model."""
+
+    reason = "DiskFull"
+
+
+class CacheUnavailableError(FetchError):
+    """The cache's folder cannot be written or locked."""
+
+    reason = "CacheUnavailable"
+
+
+class TransientFetchError(FetchError):
+    """The same may work when it is tried again."""
+
+
+class DownloadStalledError(TransientFetchError):
+    """No byte came for long."""
+
+    reason = "DownloadStalled"
+
+
+class SourceUnreachableError(TransientFetchError):
+    """The source cannot be reached, or answers that it cannot serve now."""
+
+    reason = "SourceUnreachable"

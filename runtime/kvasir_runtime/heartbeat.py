@@ -63,6 +63,6 @@ def api_heartbeats(ipc_dir: Path, api_server_count: int, num_cores: int, api_ind
     return Heartbeats(ipc_dir / "heartbeats", api_server_count + num_cores, api_index)
 
 
-def core_heartbeats(ipc_dir: Path, api_server_count: int, num_cores: int, core_index: int) -> Heartbeats:
+def core_heartbeats(ipc_dir: Path, api_server_count: int, num_cores: int, data_rank: int) -> Heartbeats:
     """Of an engine core."""
-    return Heartbeats(ipc_dir / "heartbeats", api_server_count + num_cores, api_server_count + core_index)
+    return Heartbeats(ipc_dir / "heartbeats", api_server_count + num_cores, api_server_count + data_rank)

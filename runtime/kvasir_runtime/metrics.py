@@ -143,6 +143,15 @@ class MetricsCollector(Collector):
         yield gauge("kvasir_num_requests_waiting", "Requests that wait for a place in the batch.", stats.num_waiting)
         yield gauge("kvasir_num_requests_held", "Requests that wait for more than their turn.", stats.num_held)
         yield gauge("kvasir_kv_cache_usage_ratio", "Share of KV-cache blocks in use, 0 to 1.", usage)
+        yield gauge("kvasir_kv_cache_used_tokens", "Room of KV-cache blocks in use.", stats.kv_used_tokens)
+        uncached_tokens = stats.waiting_uncached_tokens + stats.running_uncached_tokens
+        yield gauge("kvasir_uncached_tokens", "Prompt tokens in the engine still to be computed.", uncached_tokens)
+        if stats.prefill_tokens_per_second is not None:
+            yield gauge(
+                "kvasir_prefill_tokens_per_second",
+                "Prompt tokens computed a second, while prompts are.",
+                stats.prefill_tokens_per_second,
+            )
         yield counter("kvasir_prefix_cache_queries", "Prompt tokens looked up.", stats.num_prefix_queries)
         yield counter("kvasir_prefix_cache_hits", "Prompt tokens found.", stats.num_prefix_hits)
         yield counter("kvasir_engine_steps", "Steps that the engine has finished.", stats.num_steps)
@@ -247,6 +256,7 @@ class MetricsCollector(Collector):
         for phase, seconds in ready.startup_seconds.items():
             startup.add_metric([self._model_name, phase], seconds)
         yield startup
+        yield self._gauge("kvasir_kv_cache_capacity_tokens", "Room of all KV-cache blocks.", ready.kv_capacity_tokens)
         yield self._info(
             "vllm:cache_config_info",
             "The KV cache, as labels.",

@@ -13,7 +13,8 @@ Permission = tuple[str, str, str]
 
 
 def rules_of(block: str) -> list[dict[str, Any]]:
-    text = (TEMPLATES / "_rules.tpl").read_text()
+    """As of a release that is named as its chart."""
+    text = (TEMPLATES / "_rules.tpl").read_text().replace('{{ include "kvasir.gatewayName" . }}', "kvasir-gateway")
     found = re.search(rf'{{{{- define "{block}" -}}}}\n(.*?){{{{- end }}}}', text, re.DOTALL)
     assert found, f"_rules.tpl defines no {block}"
     rules: list[dict[str, Any]] = yaml.safe_load(found[1])

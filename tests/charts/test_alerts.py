@@ -1,61 +1,88 @@
-"""Alerts name series that the programs export, and each has a runbook."""
+"""The chart's rules read series that are exported, and every alert has its runbook and its values."""
 
+import json
 import re
-from pathlib import Path
 
+import promql_parser
 import pytest
-import yaml
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from tests.contract.engine_series import engine_registry
+from promql_parser import VectorSelector
+from tests.charts.chart_alerts import CHART, SETTINGS, alert_rules, rule_groups
+from tests.contract.exported_series import exported_names
 
-from kvasir_operator.metrics import OperatorMetrics
 from kvasir_router.metrics import Metrics
 
-CHART = Path(__file__).parents[2] / "charts" / "kvasir"
-RULES = (CHART / "templates" / "prometheusrule.yaml").read_text()
+TEXT = (CHART / "files" / "alerts.yaml").read_text()
 RUNBOOKS = (CHART / "RUNBOOKS.md").read_text()
-ALERTS = re.findall(r'"name" "(\w+)"', RULES)
-SETTINGS = yaml.safe_load((CHART / "values.yaml").read_text())["monitoring"]["prometheusRule"]["alerts"]
+RULES = [rule for group in rule_groups() for rule in group["rules"]]
+ALERTS = list(alert_rules())
+FIRST_BYTE = "kvasir_router_time_to_first_byte_seconds"
 
 
-def names_of(registry: CollectorRegistry) -> set[str]:
-    return {f"{family.name}_total" if family.type == "counter" else family.name for family in registry.collect()}
+def series_of(expression: str) -> set[str]:
+    """Names of all series that an expression reads."""
+    names: set[str] = set()
+
+    def visit(node: promql_parser.Expr) -> None:
+        if isinstance(node, VectorSelector):
+            assert node.name is not None
+            names.add(node.name)
+
+    promql_parser.walk(promql_parser.parse(expression), visit)
+    return names
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The series of all three programs."""
-    router = Metrics()
-    router.observe_queue(lambda: 0)
-    router.observe_endpoints(lambda state: 0)
-    families = text_string_to_metric_families(router.render().decode())
-    of_router = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
-
-    engine = engine_registry(tmp_path_factory.mktemp("metrics"))
-    return names_of(OperatorMetrics().registry) | names_of(engine) | of_router
+def exported() -> set[str]:
+    return exported_names()
 
 
-def test_alerts_name_exported_series_only(exported: set[str]) -> None:
-    used = set(re.findall(r"\bkvasir_\w+", RULES))
-    assert used
-    assert used - exported == set()
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_a_rule_reads_series_that_are_exported_or_recorded(rule: dict[str, str], exported: set[str]) -> None:
+    read = series_of(rule["expr"])
+    assert read
+    assert read - exported - {rule["record"] for rule in RULES if "record" in rule} == set()
 
 
-@pytest.mark.parametrize("alert", ALERTS)
-def test_every_alert_has_a_runbook(alert: str) -> None:
-    assert f"\n## {alert}\n" in RUNBOOKS
+def test_every_mark_is_replaced() -> None:
+    assert "@" not in json.dumps(RULES)
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_is_of_an_alert() -> None:
+    assert re.findall(r"^## (\w+)$", RUNBOOKS, re.MULTILINE) == ALERTS
 
 
 def test_every_alert_can_be_tuned_or_switched_off_and_is_on() -> None:
-    assert list(SETTINGS) == ALERTS
-    assert all(settings["enabled"] and settings["for"] and settings["labels"] for settings in SETTINGS.values())
+    assert list(SETTINGS["alerts"]) == ALERTS
+    assert all(each["enabled"] and each["for"] and each["labels"] for each in SETTINGS["alerts"].values())
 
 
 def test_a_threshold_is_a_value_of_every_alert_that_compares_with_one() -> None:
-    used = re.findall(r"\$alerts\.(\w+)\.threshold", RULES)
-    assert set(used) == {name for name, settings in SETTINGS.items() if "threshold" in settings}
+    using = [block.partition("\n")[0] for block in TEXT.split("- alert: ")[1:] if "@threshold@" in block]
+    assert set(using) == {name for name, each in SETTINGS["alerts"].items() if "threshold" in each}
 
 
-def test_every_runbook_is_of_an_alert() -> None:
-    assert re.findall(r"^## (\w+)$", RUNBOOKS, re.MULTILINE) == ALERTS
+def test_the_slo_names_a_bound_of_the_routers_histogram() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for key in ("monitoring", "prometheusRule", "slo", "timeToFirstToken", "seconds"):
+        schema = schema["properties"][key]
+    allowed = schema["enum"]
+    [matcher] = set(re.findall(r'le=~"@ttftSeconds@(\S+?)"', TEXT))
+    for bound in first_byte_bounds():
+        assert [each for each in allowed if re.fullmatch(f"{each}{matcher}", bound)] == [float(bound)]
+    assert len(allowed) == len(first_byte_bounds())
+
+
+def first_byte_bounds() -> list[str]:
+    """As the label `le` has them, without the last, +Inf."""
+    router = Metrics()
+    router.time_to_first_byte("chat").observe(1.0)
+    families = text_string_to_metric_families(router.render().decode())
+    [family] = [family for family in families if family.name == FIRST_BYTE]
+    bounds = [sample.labels["le"] for sample in family.samples if sample.name.endswith("_bucket")]
+    return bounds[:-1]
+
+
+def test_runbooks_ask_for_series_that_are_exported_or_recorded(exported: set[str]) -> None:
+    asked = set(re.findall(r"[\w:]*\bkvasir_[\w:]+", RUNBOOKS))
+    assert asked - exported - {rule["record"] for rule in RULES if "record" in rule} == set()

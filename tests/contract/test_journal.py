@@ -1,11 +1,15 @@
 """A stream's journal crosses a border twice: the engine writes it, the router keeps it, another engine reads it."""
 
+from dataclasses import replace
+
 from kvasir_router.relay import journal as router
+from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.server import journal as runtime
+from kvasir_runtime.transfer.params import KvTransferParams
 
 REQUEST = GenerateRequest(
     request_id="cmpl-1",
@@ -19,6 +23,21 @@ DELTAS = [
     (SequenceDelta(index=1, token_ids=[6, 7]), b""),
     (SequenceDelta(index=0, token_ids=[8], finish_reason="stop"), b'data: {"text":"b"}\n\n'),
 ]
+
+
+def test_where_a_moved_streams_blocks_are_is_told_to_the_next_engine_alone() -> None:
+    params = KvTransferParams(do_remote_prefill=True, remote_host="h", remote_port=1, transfer_id="k")
+    one = replace(REQUEST, n=1)
+    writer = runtime.JournalWriter([one], 1700000000, "digest")
+    moved = writer.begin() + writer.write(*DELTAS[0]) + writer.write_move(params)
+    for stream, expected in ((moved, params), (moved + writer.write(*DELTAS[0]), None)):
+        kept = router.Journal()
+        kept.keep(kept.split(stream)[1])
+        journal = runtime.read_journal(kept.lines)
+        assert journal.moved == expected
+        for transfer, used in ((KvTransferConfig(kv_connector="NixlConnector"), expected), (None, None)):
+            [resumed] = journal.continued([one], "digest", vocab_size=10, is_stream=True, kv_transfer=transfer)
+            assert resumed.kv_transfer_params == used
 
 
 def test_headers_are_the_same() -> None:

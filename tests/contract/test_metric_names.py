@@ -21,6 +21,10 @@ AGREED = [
     "kvasir_engine_steps_total",
     "kvasir_kv_events_published_total",
     "kvasir_engine_last_progress_timestamp_seconds",
+    "kvasir_kv_cache_used_tokens",
+    "kvasir_kv_cache_capacity_tokens",
+    "kvasir_uncached_tokens",
+    "kvasir_prefill_tokens_per_second",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
@@ -45,3 +49,17 @@ def test_the_router_reads_cache_use_and_size_from_it(exposition):
     metrics = parse_kv_metrics(exposition)
     assert metrics.usage == 0.25
     assert metrics.capacity_tokens == 1600
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kvasir_kv_cache_used_tokens 400",
+        "kvasir_kv_cache_capacity_tokens 1600",
+        "kvasir_uncached_tokens 35",
+        "kvasir_prefill_tokens_per_second 50",
+    ],
+)
+def test_the_autoscalers_series_have_the_schedulers_values(exposition, line):
+    name, value = line.split()
+    assert f'{name}{{model_name="model"}} {float(value)}' in exposition

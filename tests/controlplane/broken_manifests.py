@@ -74,6 +74,9 @@ BOTH_DEGREES = (
     "data and pipeline are both above 1: copies of a model that spans pods are replicas of their own: raise replicas, "
     "and leave data out"
 )
+NO_TENSOR_RANKS = (
+    "expert shares out experts among tensor ranks, of which there is one: raise tensor, or leave expert out"
+)
 
 
 def broken_pods(path: str, at: Place) -> list[Broken]:
@@ -159,6 +162,7 @@ CONTRADICTIONS = [
         {"engine": {"device": "cuda"}, **disaggregated({}, {"resources": {"accelerator": "none", "claims": []}})},
     ),
     *(Broken(path, BOTH_DEGREES, at({"data": 2, "pipeline": 2})) for path, at in PARALLELISM_PLACES.items()),
+    *(Broken(path, NO_TENSOR_RANKS, at({"expert": True})) for path, at in PARALLELISM_PLACES.items()),
     Broken("spec.model.source", SOURCE_FORMS, {"model": {"source": "meta-llama/Llama-3.1-8B"}}),
     Broken("spec.model.source", NO_PARENT, {"model": {"source": "file:///models/../etc"}}),
     Broken(
@@ -265,6 +269,7 @@ JUST_RIGHT = {
     ),
     "copies within a pod": ({"parallelism": {"tensor": 2, "data": 2}}, "llama"),
     "stages of many devices": ({"parallelism": {"tensor": 8, "pipeline": 2}}, "llama"),
+    "experts over tensor ranks": ({"parallelism": {"tensor": 2, "expert": True}}, "llama"),
     "surge alone": ({"rollout": {"maxSurge": "1%", "maxUnavailable": "00%"}}, "llama"),
     "unavailability alone": ({"rollout": {"maxSurge": 0, "maxUnavailable": "10%"}}, "llama"),
     "the smallest canary": ({"rollout": {"canary": {"weight": 1}}}, "llama"),

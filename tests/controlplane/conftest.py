@@ -11,6 +11,7 @@ from tests.controlplane.processes import ControlPlaneError
 from tests.controlplane.programs import program_directory
 
 CRDS = Path(__file__).parents[2] / "crds"
+LEADER_WORKER_SETS = Path(__file__).with_name("leader_worker_sets.yaml")
 NAMESPACES = (f"test-{number}" for number in itertools.count(1))
 
 
@@ -26,9 +27,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A running control plane in which the CRDs of this repository are installed."""
+    """A running control plane in which the CRDs of this repository are installed, and LeaderWorkerSet's."""
     directory = tmp_path_factory.mktemp("control-plane")
-    with running_control_plane(program_directory(), directory, sorted(CRDS.glob("*.yaml"))) as running:
+    crds = [*sorted(CRDS.glob("*.yaml")), LEADER_WORKER_SETS]
+    with running_control_plane(program_directory(), directory, crds) as running:
         yield running
 
 

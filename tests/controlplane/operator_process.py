@@ -60,7 +60,7 @@ class OperatorProcess:
 
     def writes(self, verb: str, kind: str) -> float:
         """How many writes the API server accepted, dry runs not among them."""
-        return self._sum(f'kvasir_operator_api_writes_total{{kind="{kind}",verb="{verb}"')
+        return self._sum(f'kvasir_operator_api_requests_total{{kind="{kind}",result="success",verb="{verb}"')
 
     def _sum(self, start: str) -> float:
         lines = self.get("/metrics")[1].splitlines()

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from kubernetes.aio.client import Configuration
 from kubernetes.dynamic.exceptions import NotFoundError
 
 from kvasir_operator.api.labels import (
@@ -20,7 +21,7 @@ from kvasir_operator.api.labels import (
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.plan import APPLIED_HASH
 from kvasir_operator.desired.objects import desired_service
-from kvasir_operator.kube.client import ClientHooks, KubeClient
+from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.configuration import load_configuration
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
@@ -61,12 +62,17 @@ class Pass:
 
 
 class CrashingKube(KubeClient):
-    """Counts its writes and raises Crashed after the write with number `crash_after` (from 1); None never does."""
+    """Keeps the writes that were accepted, and raises Crashed after number `crash_after` (from 1); None never does."""
 
     crash_after: int | None = None
 
+    def __init__(self, configuration: Configuration) -> None:
+        super().__init__(configuration)
+        self.writes: list[tuple[str, str]] = []
+
     async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
         result = await super()._write(verb, kind, call)
+        self.writes.append((verb, kind.kind))
         if self.crash_after is not None:
             self.crash_after -= 1
             if self.crash_after == 0:
@@ -86,21 +92,21 @@ def run_pass(
     crash_after: int | None = None,
     read_work: ReadWork = no_work,
     settings: OperatorSettings = SETTINGS,
+    features: ClusterFeatures = FEATURES,
 ) -> Pass:
     """One pass of a new operator, which knows nothing of earlier ones."""
 
     async def body() -> Pass:
-        writes: list[tuple[str, str]] = []
         configuration = await load_configuration(str(control_plane.operator_kubeconfig))
         configuration.connection_pool_maxsize = 2  # each new connection costs a TLS handshake
-        client = CrashingKube(configuration, ClientHooks(on_write=lambda verb, kind: writes.append((verb, kind))))
+        client = CrashingKube(configuration)
         client.crash_after = crash_after
         try:
             gateway = GatewayObserver(client, settings.defaults.gateway, None, lambda key: None)
-            reconciler = Reconciler(client, settings, lambda: FEATURES, gateway, read_work=read_work)
-            return Pass(writes, await reconciler.reconcile(ServiceKey(namespace, name)))
+            reconciler = Reconciler(client, settings, lambda: features, gateway, read_work=read_work)
+            return Pass(client.writes, await reconciler.reconcile(ServiceKey(namespace, name)))
         except Crashed:
-            return Pass(writes, None)
+            return Pass(client.writes, None)
         finally:
             await client.close()
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.charts.chart_rules import operator_rules
 
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_SERVE, SERVICE_LABEL
 from kvasir_operator.api.parse import parse_service
@@ -15,7 +14,7 @@ from kvasir_operator.kube.leadership import CLUSTER_LEASE, OWN_LEASE
 from kvasir_operator.settings import OperatorSettings
 
 from .control_plane import ControlPlane
-from .credentials import OPERATOR, write_kubeconfig
+from .credentials import OPERATOR
 from .operator_process import OperatorProcess, running_operator
 from .port_forward import forwarding
 from .processes import wait_until
@@ -29,6 +28,7 @@ from .reconciling import (
     path_of,
     run_pass,
 )
+from .rights import role_kubeconfig
 
 MERGE_PATCH = "application/merge-patch+json"
 PODS = f"{SERVICE_LABEL}={NAME}"
@@ -63,40 +63,19 @@ def engine(control_plane: ControlPlane, namespace: str) -> KubeObject:
     return found
 
 
-def role_kubeconfig(control_plane: ControlPlane, namespace: str, directory: Path) -> Path:
-    """Credentials of a ServiceAccount that has the chart's Role in one namespace, and no other right."""
-    rules = operator_rules(OperatorSettings().router_cluster_role)
-    rbac, name = "rbac.authorization.k8s.io", "kvasir-operator"
-    metadata = {"name": name, "namespace": namespace}
-    control_plane.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
-    control_plane.apply({"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules})
-    control_plane.apply(
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", **metadata}],
-        }
-    )
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = control_plane.request("post", path, request)["status"]["token"]
-    certificate = control_plane.directory / "tls" / "apiserver.crt"
-    write_kubeconfig(directory / "role.kubeconfig", control_plane.url, certificate, name, token)
-    return directory / "role.kubeconfig"
-
-
 def test_events_alone_drive_a_service_from_creation_to_deletion(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log") as operator:
+    flags = (f"--namespace={namespace}",)  # other tests' services have series too
+    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
         operator.wait_until_ready()
         control_plane.apply(manifest(namespace))
         wait_for_children(control_plane, namespace)
         control_plane.mark_pods_ready(namespace, PODS, 4)
         wait_for_phase(control_plane, namespace, "Ready")
         wait_until(lambda: metric(operator, "kvasir_operator_service_ready") == 1.0, 10, "the series of its readiness")
+        assert metric(operator, "kvasir_operator_service_desired_replicas") == 4.0
+        assert f'kvasir_operator_replica_restarts_total{{inference_service="{NAME}"' in operator.get("/metrics")[1]
 
         control_plane.request("delete", path_of(SERVICE, namespace, f"{NAME}-router"))
         wait_for_children(control_plane, namespace)
@@ -107,6 +86,7 @@ def test_events_alone_drive_a_service_from_creation_to_deletion(
 
         control_plane.request("delete", path_of(INFERENCE_SERVICE, namespace, NAME))
         wait_until(lambda: not get_children(control_plane, namespace), 30, "the children to go")
+        wait_until(lambda: f'="{NAME}"' not in operator.get("/metrics")[1], 10, "its series to go")
         assert metric(operator, "kvasir_operator_leader") == 1.0
     written = {each.resource for each in control_plane.writes(namespace=namespace)}
     assert "inferenceservices/status" in written
@@ -141,7 +121,8 @@ def test_a_role_in_one_namespace_is_enough(control_plane: ControlPlane, namespac
         wait_for_phase(control_plane, namespace, "Ready")
         assert conditions(get_service(control_plane, namespace))["Degraded"] == ("False", "AsExpected")
         assert metric(operator, "kvasir_operator_reconcile_errors_total") == 0.0
-        assert metric(operator, "kvasir_operator_api_writes_total") > len(get_children(control_plane, namespace))
+        assert operator.writes("apply", "Deployment") >= 2
+        assert operator.writes("apply_status", "InferenceService") >= 1
     assert "forbidden" not in (tmp_path / "log").read_text().lower()
 
 

@@ -48,6 +48,6 @@ def test_a_suspended_service_keeps_no_pods_and_says_so(control_plane: ControlPla
 def test_a_feature_that_blocks_engines_is_why_a_service_is_not_ready(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    status = settled(control_plane, namespace, replicas=1, model={"source": "hf://org/name"})
+    status = settled(control_plane, namespace, replicas=1, engine={"quantization": "int8"})
     assert conditions({"status": status})["Ready"] == ("False", "UnsupportedFeature")
     assert (status["phase"], status["ready"], status["replicas"]) == ("Degraded", "0/1", 0)

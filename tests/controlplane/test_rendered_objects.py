@@ -56,6 +56,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "replicas": 3,
 }
+DOWNLOADED = {"source": "hf://org/name", "secretRef": {"name": "hf-token"}, "cache": {"sizeLimit": "20480Mi"}}
 GROUPS: dict[str, Any] = {"parallelism": {"tensor": 2, "pipeline": 2}, "replicas": 2}
 SPLIT: dict[str, Any] = {"disaggregation": {"prefill": {"parallelism": {"pipeline": 2}}, "decode": {"replicas": 2}}}
 IDS = ("runAsUser", "runAsGroup", "fsGroup")
@@ -92,7 +93,9 @@ def create_pods(control_plane: ControlPlane, wanted: InferenceService) -> int:
 
 
 @pytest.mark.parametrize(
-    "spec", [{}, EVERYTHING, GROUPS, SPLIT], ids=["the least", "everything", "groups", "two roles"]
+    "spec",
+    [{}, EVERYTHING, GROUPS, SPLIT, {"model": DOWNLOADED}],
+    ids=["the least", "everything", "groups", "two roles", "downloaded"],
 )
 def test_an_object_is_stored_as_it_was_sent(control_plane: ControlPlane, namespace: str, spec: dict[str, Any]) -> None:
     for wanted in desired_objects(service(namespace, **spec), SETTINGS):
@@ -116,8 +119,11 @@ def test_pods_of_groups_pass_too(control_plane: ControlPlane, restricted: str) -
     assert create_pods(control_plane, service(restricted, parallelism={"pipeline": 2})) == 2
 
 
-def test_a_model_that_is_an_image_passes_too(control_plane: ControlPlane, restricted: str) -> None:
-    assert create_pods(control_plane, service(restricted, model={"source": "oci://registry.example/model:1"})) == 2
+@pytest.mark.parametrize("model", [{"source": "oci://registry.example/model:1"}, DOWNLOADED], ids=["image", "download"])
+def test_a_model_that_is_no_folder_of_a_node_passes_too(
+    control_plane: ControlPlane, restricted: str, model: dict[str, Any]
+) -> None:
+    assert create_pods(control_plane, service(restricted, model=model)) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from kvasir_operator.api.conditions import ConditionType, Reason
+from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.manifests import load_services
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +94,13 @@ def test_the_reading_order_names_every_room_of_the_operator_and_files_that_are_t
     named = re.findall(r"`(?:operator/kvasir_operator/)?([a-z_]+/[a-z_]+\.py)`", path)
     assert named
     assert [name for name in named if not (package / name).exists()] == []
+
+
+def test_the_service_from_a_hub_holds_and_has_the_secret_of_the_page(tmp_path: Path) -> None:
+    [block] = [block for block in MANIFESTS if "source: hf://" in block]
+    (tmp_path / "service.yaml").write_text(block)
+    [service] = load_services(tmp_path / "service.yaml")
+    secret = service.spec.model.secret_ref
+    assert secret is not None
+    assert f"create secret generic {secret.name} --from-literal=HF_TOKEN=" in INSTALL
+    assert unsupported_features(service, (1, 30)) == []

@@ -12,6 +12,7 @@ from kvasir_operator.api.labels import (
     SERVICE_LABEL,
     group_name,
 )
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET
 
 KubeObject = dict[str, Any]
 NOW = "2026-11-20T10:00:00Z"
@@ -113,9 +114,30 @@ def stateful_set(
     }
 
 
+def leader_worker_set(
+    index: int = 0, revision: str = "aaaa", role: str = "serve", is_running: bool = True, **annotations: str
+) -> KubeObject:
+    """Of a group of two pods, as `stateful_set`."""
+    like = stateful_set(index, revision, role, is_running=is_running, **annotations)
+    replicas = int(is_running)
+    return {
+        **like,
+        "apiVersion": LEADER_WORKER_SET.api_version,
+        "kind": LEADER_WORKER_SET.kind,
+        "spec": {
+            "replicas": replicas,
+            "leaderWorkerTemplate": {"size": 2, "workerTemplate": like["spec"]["template"]},
+        },
+        "status": {"replicas": replicas},
+    }
+
+
 def member(rank: int, group: KubeObject, at: str = NOW, **fields: Any) -> KubeObject:
     """A pod of a group, made `at` (RFC 3339); `fields` as of `pod`."""
-    found = pod(f"{group['metadata']['name']}-{rank}", **fields)
+    name = group["metadata"]["name"]
+    if group.get("kind") == LEADER_WORKER_SET.kind and rank > 0:
+        name = f"{name}-0"  # the leader's, and of the StatefulSet of its workers
+    found = pod(f"{name}-{rank}", **fields)
     found["metadata"] |= {"creationTimestamp": at, "labels": {**group["metadata"]["labels"], RANK_LABEL: str(rank)}}
     found["spec"] = {"nodeName": f"node-{rank}"}
     return found

@@ -79,9 +79,18 @@ class MemoryKube(KubeClient):
             raise ObjectConflictError("changed", 409)
         return self._store("apply status", {**stored, "status": obj["status"]})
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
+    async def delete(
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_seconds: int | None = None,
+        *,
+        is_foreground: bool = False,
+    ) -> bool:
         self._fail()
-        self.writes.append(("delete", f"{kind.kind} {name}"))
+        self.writes.append(("delete in the foreground" if is_foreground else "delete", f"{kind.kind} {name}"))
         self.objects.pop((kind.kind, namespace, name), None)
         return True
 

@@ -2,18 +2,26 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kvasir_operator.api.labels import GROUP_LABEL, REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, group_name
+from kvasir_operator.api.labels import (
+    GROUP_LABEL,
+    LEADER_WORKER_SET_LABEL,
+    REVISION_LABEL,
+    ROLE_LABEL,
+    SERVICE_LABEL,
+    group_name,
+)
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.apply.plan import stamped
 from kvasir_operator.decision import Decision, decide, plot_course
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_service
 from kvasir_operator.groups.choice import WantedGroup
 from kvasir_operator.groups.record import RESTARTS, RestartRecord
-from kvasir_operator.kube.kinds import STATEFUL_SET, KubeObject, ObjectKey
+from kvasir_operator.kube.kinds import GROUP_KINDS, LEADER_WORKER_SET, STATEFUL_SET, KubeObject, ObjectKey
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.settings import OperatorSettings
 
@@ -29,9 +37,15 @@ def wanted(make_service: MakeService) -> DesiredService:
     return desired_service(make_service(uid="uid-1", replicas=2, parallelism={"pipeline": 2}), SETTINGS)
 
 
+@pytest.fixture
+def led(wanted: DesiredService) -> DesiredService:
+    """The same where the cluster has LeaderWorkerSets."""
+    return replace(wanted, group_kind=LEADER_WORKER_SET)
+
+
 def live(wanted: DesiredService, *indexes: int) -> tuple[KubeObject, ...]:
     """All children with these groups, as a pass has applied them."""
-    groups = {"serve": [WantedGroup(index) for index in indexes]}
+    groups = {"serve": [WantedGroup(index, kind=wanted.group_kind) for index in indexes]}
     objects = wanted.objects(CurrentRevision(wanted.revision, 1, {"serve": len(indexes)}, groups=groups))
     return tuple(stored(stamped(each), uid=f"uid-{each['metadata']['name']}") for each in objects)
 
@@ -107,7 +121,7 @@ def test_a_group_that_goes_is_not_restarted(wanted: DesiredService) -> None:
 
 
 def with_record(children: tuple[KubeObject, ...], record: RestartRecord) -> tuple[KubeObject, ...]:
-    first = next(each for each in children if each["kind"] == "StatefulSet")
+    first = next(each for each in children if each["kind"] in ("StatefulSet", "LeaderWorkerSet"))
     first["metadata"]["annotations"] = {**first["metadata"]["annotations"], RESTARTS: record.text()}
     return children
 
@@ -129,3 +143,56 @@ def test_a_restart_that_has_to_wait_is_looked_at_again(wanted: DesiredService) -
     found = decision(wanted, children, pods, now="2026-11-20T10:00:04Z")
     assert (found.plan.restarts, found.retry_seconds) == ((), 6)
     assert [problem.reason for problem in found.problems] == ["GroupRestarted"]
+
+
+def groups_made(found: Decision) -> list[str]:
+    return [str(action.key.kind.kind) for action in found.plan.applies if action.key.kind in GROUP_KINDS]
+
+
+def test_the_groups_of_a_new_revision_are_what_the_cluster_offers(led: DesiredService) -> None:
+    assert groups_made(decision(led, (), [])) == ["LeaderWorkerSet", "LeaderWorkerSet"]
+    assert ObjectKey(LEADER_WORKER_SET, group_name("llama", "serve", led.revision, 1)) in led.keys
+
+
+def test_groups_that_are_there_stay_what_they_are_and_have_others_like_them(
+    wanted: DesiredService, led: DesiredService
+) -> None:
+    assert wanted.revision == led.revision
+    found = decision(led, live(wanted, 0), pods_of(wanted, 0))
+    assert (groups_made(found), found.plan.deletes) == (["StatefulSet"], ())
+    at_rest = decision(led, live(led, 0, 1), pods_of(led, 0, 1))
+    assert (at_rest.plan.applies, at_rest.plan.deletes, at_rest.plan.restarts) == ((), (), ())
+
+
+def test_of_a_leader_worker_set_a_node_is_avoided_until_the_next_restart_which_may_be_long(
+    wanted: DesiredService, led: DesiredService
+) -> None:
+    record = RestartRecord(2, "2026-11-20T08:00:00Z", "it failed", {"node-1": 2})
+    templates = {
+        each.group_kind: json.dumps(
+            [action.obj for action in decision(each, with_record(live(each, 0, 1), record), []).plan.applies]
+        )
+        for each in (wanted, led)
+    }
+    assert "node-1" not in templates[STATEFUL_SET]  # two hours later, and nothing is restarted by it
+    assert "node-1" in templates[LEADER_WORKER_SET]
+
+
+def test_a_group_keeps_its_name_while_its_leader_is_leaving(led: DesiredService) -> None:
+    gone = tuple(each for each in live(led) if each["kind"] != "LeaderWorkerSet")
+    pods = pods_of(led, 0, leaving=True)
+    del pods[1]["metadata"]["deletionTimestamp"]
+    made = [action.key for action in decision(led, gone, pods).plan.applies]
+    assert [key.name.rpartition("-")[2] for key in made if key.kind == LEADER_WORKER_SET] == ["1", "2"]
+
+
+def test_where_leader_worker_sets_were_removed_stateful_sets_take_their_place_and_the_status_says_so(
+    wanted: DesiredService,
+) -> None:
+    pods = pods_of(wanted, 0, 1, leaving=True)
+    for pod in pods:
+        pod["metadata"]["labels"][LEADER_WORKER_SET_LABEL] = pod["metadata"]["labels"][GROUP_LABEL]
+    gone = tuple(each for each in live(wanted) if each["kind"] != "StatefulSet")
+    found = decision(wanted, gone, pods)
+    assert indexes([action.key for action in found.plan.applies]) == ["2", "3"]
+    assert [problem.reason for problem in found.problems] == ["LeaderWorkerSetsRemoved"]

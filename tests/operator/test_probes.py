@@ -6,7 +6,7 @@ import socket
 import aiohttp
 import pytest
 
-from kvasir_operator.errors import KvasirOperatorError
+from kvasir_operator.errors import KubeForbiddenError, KvasirOperatorError
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.probes import serving_probes
 
@@ -29,15 +29,19 @@ def test_probes_tell_what_is_wrong() -> None:
 def test_metrics_are_served_in_the_prometheus_format() -> None:
     async def body() -> str:
         metrics = OperatorMetrics()
-        metrics.count_write("apply", "Deployment")
-        metrics.watch_queue(lambda: 3)
+        metrics.count_request("apply", "Deployment", None)
+        metrics.count_request("apply", "Deployment", KubeForbiddenError("quota"))
+        metrics.watch_queue(lambda: 3, lambda: 7.5)
         metrics.set_leader(True)
         async with serving_probes("127.0.0.1", 0, metrics.registry, lambda: None, lambda: None) as address:
             return (await get(address, "/metrics"))[1]
 
     text = asyncio.run(body())
-    assert 'kvasir_operator_api_writes_total{kind="Deployment",verb="apply"} 1.0' in text
+    requests = 'kvasir_operator_api_requests_total{kind="Deployment",result="%s",verb="apply"} 1.0'
+    assert requests % "success" in text
+    assert requests % "KubeForbiddenError" in text
     assert "kvasir_operator_queue_depth 3.0" in text
+    assert "kvasir_operator_queue_longest_wait_seconds 7.5" in text
     assert "kvasir_operator_leader 1.0" in text
 
 

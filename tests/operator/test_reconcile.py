@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
+from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling, entry_of
+from kvasir_operator.autoscaling.reasons import ScalingReason
+from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.errors import (
     KubeApiError,
     KubeForbiddenError,
@@ -17,9 +20,12 @@ from kvasir_operator.errors import (
 )
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
+from kvasir_operator.observe.download_progress import ReadDownloads, read_downloads
 from kvasir_operator.observe.gateway import GatewayObserver
+from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
+from kvasir_operator.status.restarts import RestartCounter
 
 from .cluster_objects import NOW, deployment, owner, pod, pod_event, service, waiting_container
 from .memory_kube import MemoryKube
@@ -36,10 +42,22 @@ def kube_with(spec: dict[str, Any], **metadata: Any) -> MemoryKube:
     return kube
 
 
-def reconcile(kube: MemoryKube, do_changes_wait: bool = False) -> Outcome:
+def reconcile(
+    kube: MemoryKube,
+    do_changes_wait: bool = False,
+    restarts: RestartCounter | None = None,
+    read_downloads: ReadDownloads = read_downloads,
+) -> Outcome:
     gateway = GatewayObserver(kube, None, None, lambda key: None)
     reconciler = Reconciler(
-        kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, do_changes_wait=lambda: do_changes_wait
+        kube,
+        OperatorSettings(),
+        lambda: FEATURES,
+        gateway,
+        lambda: NOW,
+        read_downloads=read_downloads,
+        do_changes_wait=lambda: do_changes_wait,
+        restarts=restarts,
     )
     return asyncio.run(reconciler.reconcile(KEY))
 
@@ -54,6 +72,18 @@ def test_a_service_that_is_not_there_or_being_deleted_is_gone() -> None:
     leaving = kube_with(SPEC, deletionTimestamp=NOW)
     assert reconcile(leaving) == Outcome(is_gone=True)
     assert leaving.writes == []
+
+
+def test_restarts_that_passes_see_are_series_until_the_service_is_gone() -> None:
+    kube, restarts = kube_with(SPEC), RestartCounter()
+    for num_restarts in (0, 2):
+        seen = {"containerStatuses": [{"name": "engine", "restartCount": num_restarts}]}
+        kube.objects[("Pod", "models", "engine")] = pod("engine", **seen)
+        reconcile(kube, restarts=restarts)
+    assert [sample.value for family in restarts.collect() for sample in family.samples] == [2.0]
+    del kube.objects[(INFERENCE_SERVICE.kind, *KEY)]
+    reconcile(kube, restarts=restarts)
+    assert [sample.value for family in restarts.collect() for sample in family.samples] == []
 
 
 def test_a_spec_that_does_not_hold_is_reported_and_the_children_stay() -> None:
@@ -255,6 +285,21 @@ def test_a_pod_whose_volumes_wait_is_asked_for_its_events_and_looked_at_again() 
     assert ready_reason(kube) == "SecretNotFound"
 
 
+def test_a_download_is_asked_how_far_it_is_and_looked_at_again() -> None:
+    loader = {"name": "model-loader", "state": {"running": {}}, "restartCount": 0}
+    waits = {"containerStatuses": [waiting_container("PodInitializing")], "initContainerStatuses": [loader]}
+    kube = kube_with({**SPEC, "model": {"source": "hf://org/name"}})
+    kube.objects[("Pod", "models", "p")] = {"apiVersion": "v1", "kind": "Pod", **pod("p", ready=False, **waits)}
+
+    async def ask(_: object) -> dict[str, DownloadProgress]:
+        return {"p": DownloadProgress("hf://org/name", "downloading", 10**9, 4 * 10**9, 1e8, 30.0, 0.0)}
+
+    assert reconcile(kube, read_downloads=ask) == Outcome(retry_seconds=5.0)
+    assert (ready_reason(kube), stored_status(kube)["phase"]) == ("DownloadingModel", "Loading")
+    [message] = [each["message"] for each in stored_status(kube)["roles"] if each["role"] == "serve"]
+    assert message == "pod p: downloading hf://org/name: 1.00 of 4.00 GB, 100.0 MB/s, 30 s left"
+
+
 def test_events_that_may_not_be_read_do_not_hold_up_the_status() -> None:
     class NoEvents(MemoryKube):
         async def list(self, kind: Kind, *args: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -272,3 +317,22 @@ def test_a_service_whose_pods_run_is_not_looked_at_again() -> None:
     kube = kube_with(SPEC)
     kube.objects[("Pod", "models", "p")] = {"apiVersion": "v1", "kind": "Pod", **pod("p", ready=False)}
     assert reconcile(kube) == Outcome()
+
+
+def test_a_pass_brings_a_role_to_what_was_decided_and_reports_the_decision() -> None:
+    kube, ledger = kube_with({**SPEC, "autoscaling": {"minReplicas": 1, "maxReplicas": 8}}), ScalingLedger()
+    verdict = Verdict(3, ScalingReason.KV_CACHE_DEMAND, "demand")
+    ledger.record(KEY, ServiceScaling({"serve": verdict}, (entry_of("serve", 1, verdict, NOW),)))
+    gateway = GatewayObserver(kube, None, None, lambda key: None)
+    settings = OperatorSettings(prometheus_url="http://prometheus")
+    reconciler = Reconciler(kube, settings, lambda: FEATURES, gateway, lambda: NOW, ledger=ledger)
+    asyncio.run(reconciler.reconcile(KEY))
+    asyncio.run(reconciler.reconcile(KEY))
+
+    [engine] = [obj for (kind, _, name), obj in kube.objects.items() if kind == "Deployment" and "serve" in name]
+    assert engine["spec"]["replicas"] == 3
+    assert [(each["from"], each["to"]) for each in stored_status(kube)["scaling"]] == [(1, 3)]
+    assert "ScalingActive" in [each["type"] for each in stored_status(kube)["conditions"]]
+    kube.writes.clear()
+    asyncio.run(Reconciler(kube, settings, lambda: FEATURES, gateway, lambda: NOW).reconcile(KEY))
+    assert kube.writes == []  # a new leader, which has decided nothing yet, leaves it so

@@ -134,3 +134,26 @@ def test_nothing_is_looked_at_once_nothing_is_watched(loop: VirtualTimeLoop) -> 
     loop.advance(1.0)
     with pytest.raises(RuntimeError, match="no timer runs"):
         loop.run_forever()
+
+
+def test_one_that_leaves_or_fails_as_it_is_timed_out_spares_none_of_the_others(loop: VirtualTimeLoop) -> None:
+    timeouts = IdleTimeouts(8.0, loop)
+
+    class Leaving(Answer):
+        def time_out(self, seconds: float) -> None:
+            super().time_out(seconds)
+            timeouts.forget(self)
+            timeouts.watch(Answer())
+
+    class Failing(Answer):
+        def time_out(self, seconds: float) -> None:
+            super().time_out(seconds)
+            raise RuntimeError("its connection is in no state for that")
+
+    loop.set_exception_handler(lambda loop, context: None)
+    answers = [kind() for kind in (Answer, Leaving, Failing) for _ in range(10)]
+    for answer in answers:
+        timeouts.watch(answer)
+    loop.advance(8.0 + 20 * 1.0)
+    assert [answer.timed_out_after for answer in answers] == [[8.0]] * 30
+    timeouts.close()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -159,6 +160,28 @@ async def test_a_prefill_engine_that_has_failed_is_left_alone_for_a_while(split:
         True,
         False,
     ]
+
+
+async def test_a_prefill_engine_that_refuses_what_another_answers_is_left_alone(split: Split, client: Any) -> None:
+    router = await split.start()
+    split.prefills[0].status = 404
+    for _ in range(3):
+        assert (await ask(client, router))[0] == 200
+    assert len(split.prefills[0].requests) == 1
+    assert service_of(router).registry.get(split.decodes[0].url).suspect_until == 0
+
+
+@pytest.mark.parametrize("protocol", ["kvasir", "vllm"])
+async def test_no_client_makes_a_prefill_engine_a_suspect_by_what_it_asks(
+    protocol: str, split: Split, client: Any
+) -> None:
+    router = await split.start(kv_transfer_protocol=protocol)
+    for engine in split.engines:
+        engine.status = 400
+    for _ in range(3):
+        assert (await ask(client, router))[0] == 400
+    assert len(split.prefills[0].requests) == 3
+    assert service_of(router).registry.get(split.prefills[0].url).suspect_until == 0
 
 
 async def test_a_prefill_engine_is_free_again_once_it_has_answered(split: Split, client: Any, until: Any) -> None:
@@ -362,19 +385,23 @@ async def test_a_lone_decode_engine_is_not_ejected_beside_prefill_engines(split:
     assert [(await ask(client, router))[0] for _ in range(10)] == [500] * 10
 
 
-async def test_transfers_teach_how_long_the_pair_takes(split: Split, client: Any) -> None:
+async def test_transfers_teach_how_long_the_pair_takes(
+    split: Split, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     router = await split.start()
     [prefill], [decode] = split.prefills, split.decodes
     transfers = service_of(router).pairing.transfers
     before = transfers.estimate_seconds(prefill.url, decode.url, 1000)
-    decode.gate.clear()
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() - 0.3)  # of the end of each prefill
+    monkeypatch.setattr(remote_prefill, "time", clock)
+    prefilling = service_of(router).registry.get(prefill.url).load
     for _ in range(3):
+        decode.gate.clear()
         asked = asyncio.create_task(ask(client, router))
         await decode.wait_for_requests(1)
-        await asyncio.sleep(0.3)
+        await until(lambda: prefilling.num_in_flight == 0)
         decode.gate.set()
         await asked
-        decode.gate.clear()
         decode.requests.clear()
     assert transfers.estimate_seconds(prefill.url, decode.url, 1000) > before + 0.2
     assert "kvasir_router_kv_transfer_seconds_count 3.0" in await metrics(client, router)

@@ -142,6 +142,20 @@ def test_a_kv_transfer_config_at_its_bounds_is_taken():
     check("--kv-transfer-config", transfer_config('{"side_channel_port": 0, "timeout_seconds": 0.1}'))
 
 
+def test_only_tensor_ranks_exchange_kv():
+    check("--kv-transfer-config", transfer_config("{}"), "--tensor-parallel-size", "2")
+    for flag in ("--pipeline-parallel-size", "--data-parallel-size"):
+        with pytest.raises(ConfigurationError, match=f"--kv-transfer-config and {flag} 2 exclude each other"):
+            check("--kv-transfer-config", transfer_config("{}"), flag, "2")
+
+
 def test_transferred_blocks_need_the_prefix_cache():
     with pytest.raises(ConfigurationError, match="--kv-transfer-config and --no-enable-prefix-caching exclude"):
         check("--kv-transfer-config", transfer_config("{}"), "--no-enable-prefix-caching")
+
+
+def test_experts_are_shared_out_among_tensor_ranks_only():
+    check("--enable-expert-parallel", "--tensor-parallel-size", "2")
+    for flags in ((), ("--data-parallel-size", "2"), ("--pipeline-parallel-size", "2")):
+        with pytest.raises(ConfigurationError, match=r"--enable-expert-parallel.*--tensor-parallel-size is 1"):
+            check("--enable-expert-parallel", *flags)

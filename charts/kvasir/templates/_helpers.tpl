@@ -131,27 +131,16 @@ app.kubernetes.io/component: test
 {{- if or (eq $enabled "true") (and (eq $enabled "auto") $known) }}yes{{ end }}
 {{- end }}
 
-{{/* One alert, as a list of one rule; of none where it is switched off. Call with (dict "root" $ "name" "expr" "summary"
-"description") and, where it goes on firing, "keepFiringFor". */}}
+{{/* One alert with what its values say, as a list of one rule; of none where it is switched off. Call with
+(list RULE .Values.monitoring.prometheusRule). */}}
 {{- define "kvasir.alert" -}}
-{{- $rule := .root.Values.monitoring.prometheusRule }}
-{{- $alert := index $rule.alerts .name }}
+{{- $rule := index . 0 }}{{ $settings := index . 1 }}
+{{- $alert := index $settings.alerts $rule.alert }}
 {{- if $alert.enabled }}
-- alert: {{ .name }}
-  expr: {{ .expr | quote }}
-  for: {{ $alert.for | default "0s" }}
-  {{- with .keepFiringFor }}
-  keep_firing_for: {{ . }}
-  {{- end }}
-  {{- with merge (dict) $alert.labels $rule.labels }}
-  labels:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  annotations:
-    summary: {{ .summary | quote }}
-    description: {{ .description | quote }}
-    {{- with $rule.runbookUrl }}
-    runbook_url: {{ printf "%s#%s" . (lower $.name) | quote }}
-    {{- end }}
+{{- $annotations := dict }}
+{{- with $settings.runbookUrl }}{{ $annotations = dict "runbook_url" (printf "%s#%s" . (lower $rule.alert)) }}{{ end }}
+{{- $labels := merge (dict) $alert.labels $settings.labels }}
+{{- $own := dict "for" ($alert.for | default "0s") "labels" $labels "annotations" $annotations }}
+{{- list (merge (dict) $rule $own) | toYaml | replace "@threshold@" (toString $alert.threshold) }}
 {{- end }}
 {{- end }}

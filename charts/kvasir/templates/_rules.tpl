@@ -26,6 +26,9 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   verbs: [get, list, watch, create, patch, delete]
@@ -68,4 +71,16 @@
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
+{{- end }}
+
+{{/* What an operator of single namespaces may do in the gateway's: see whether it is ready, and ask its pods what they hold for
+services at zero. */}}
+{{- define "kvasir.gatewayLookRules" -}}
+- apiGroups: [apps]
+  resources: [deployments]
+  resourceNames: [{{ include "kvasir.gatewayName" . }}]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
 {{- end }}

@@ -22,8 +22,16 @@ def install_missing() -> None:
 
 
 def prometheus_program() -> Path:
+    return prometheus_folder() / "prometheus"
+
+
+def promtool_program() -> Path:
+    return prometheus_folder() / "promtool"
+
+
+def prometheus_folder() -> Path:
     """Unpacked beside the machine's own programs: no service, no user, nothing to undo."""
-    return made_once(CACHE / "prometheus-debian", unpack_prometheus) / "usr" / "bin" / "prometheus"
+    return made_once(CACHE / "prometheus-debian", unpack_prometheus) / "usr" / "bin"
 
 
 def unpack_prometheus(into: Path) -> None:
@@ -37,7 +45,7 @@ def unpack_prometheus(into: Path) -> None:
 
 def apt(*arguments: str, folder: Path | None = None) -> None:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    command = ["apt-get", *arguments]
+    command = ["apt-get", "--option", "DPkg::Lock::Timeout=300", *arguments]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"`{' '.join(command)}` gave status {done.returncode}: {done.stderr.strip()}")

@@ -20,6 +20,8 @@ class ConditionType(StrEnum):
     """The operator or Kubernetes is still bringing the pods to what the spec says."""
     DEGRADED = "Degraded"
     """Something failed that seldom mends by waiting; false again once it no longer holds a pod up."""
+    SCALING_ACTIVE = "ScalingActive"
+    """The replicas of autoscaled roles follow demand; false while metrics that it is read from are missing."""
 
 
 class Reason(StrEnum):
@@ -34,6 +36,12 @@ class Reason(StrEnum):
     POD_CREATION_FAILED = "PodCreationFailed"
     INVALID_CONTAINER_CONFIG = "InvalidContainerConfig"
     MODEL_NOT_FOUND = "ModelNotFound"
+    MODEL_ACCESS_DENIED = "ModelAccessDenied"
+    MODEL_CORRUPT = "ModelCorrupt"
+    DISK_FULL = "DiskFull"
+    CACHE_UNAVAILABLE = "CacheUnavailable"
+    DOWNLOAD_STALLED = "DownloadStalled"
+    SOURCE_UNREACHABLE = "SourceUnreachable"
     SECRET_NOT_FOUND = "SecretNotFound"
     VOLUME_UNAVAILABLE = "VolumeUnavailable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -44,6 +52,7 @@ class Reason(StrEnum):
     UNSUPPORTED_FEATURE = "UnsupportedFeature"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     NODE_AVOIDED = "NodeAvoided"
+    LEADER_WORKER_SETS_REMOVED = "LeaderWorkerSetsRemoved"
     NO_READY_PREFILL = "NoReadyPrefill"
 
     SCHEDULING_GATED = "SchedulingGated"
@@ -53,6 +62,7 @@ class Reason(StrEnum):
     NOT_RESPONDING = "NotResponding"
     PULLING_IMAGE = "PullingImage"
     INITIALIZING = "Initializing"
+    DOWNLOADING_MODEL = "DownloadingModel"
     LOADING_MODEL = "LoadingModel"
     GATEWAY_NOT_READY = "GatewayNotReady"
     STARTING_ROUTER = "StartingRouter"
@@ -74,6 +84,11 @@ class Reason(StrEnum):
     SCALING = "Scaling"
     AS_EXPECTED = "AsExpected"
 
+    FOLLOWING_DEMAND = "FollowingDemand"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    METRICS_STALE = "MetricsStale"
+    METRICS_MISSING = "MetricsMissing"
+
 
 # Worst first: of several reasons for one condition the first of all these is shown.
 _FAILURES: Final = (
@@ -86,6 +101,12 @@ _FAILURES: Final = (
     Reason.POD_CREATION_FAILED,
     Reason.INVALID_CONTAINER_CONFIG,
     Reason.MODEL_NOT_FOUND,
+    Reason.MODEL_ACCESS_DENIED,
+    Reason.MODEL_CORRUPT,
+    Reason.DISK_FULL,
+    Reason.CACHE_UNAVAILABLE,
+    Reason.DOWNLOAD_STALLED,
+    Reason.SOURCE_UNREACHABLE,
     Reason.SECRET_NOT_FOUND,
     Reason.VOLUME_UNAVAILABLE,
     Reason.IMAGE_PULL_FAILED,
@@ -102,6 +123,7 @@ _WAITS: Final = (
     Reason.NOT_RESPONDING,
     Reason.PULLING_IMAGE,
     Reason.INITIALIZING,
+    Reason.DOWNLOADING_MODEL,
     Reason.LOADING_MODEL,
     Reason.GATEWAY_NOT_READY,
     Reason.STARTING_ROUTER,
@@ -114,6 +136,7 @@ _LIMITATIONS: Final = (
     Reason.UNSUPPORTED_FEATURE,
     Reason.MODEL_NAME_TAKEN,
     Reason.NODE_AVOIDED,
+    Reason.LEADER_WORKER_SETS_REMOVED,
     Reason.NO_READY_PREFILL,
 )
 DEGRADING_REASONS: Final = (*_FAILURES, *_LIMITATIONS)

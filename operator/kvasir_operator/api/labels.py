@@ -21,9 +21,15 @@ SERVICE_LABEL: Final = f"{GROUP}/service"
 ROLE_LABEL: Final = f"{GROUP}/role"
 REVISION_LABEL: Final = f"{GROUP}/revision"
 GROUP_LABEL: Final = f"{GROUP}/group"
-"""Name of the StatefulSet whose pods are one replica together."""
+"""Name of the StatefulSet, or LeaderWorkerSet, whose pods are one replica together."""
 RANK_LABEL: Final = "apps.kubernetes.io/pod-index"
-"""Kubernetes' own, on every pod of a StatefulSet: a template cannot hold what differs between its pods."""
+"""Kubernetes' own, on every pod of a StatefulSet: a template cannot hold what differs between its pods.
+
+It is the rank in a LeaderWorkerSet of one replica too: its leader is number 0 of one StatefulSet, and the other one
+numbers its workers from 1.
+"""
+LEADER_WORKER_SET_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
+"""Of LeaderWorkerSet's own, on every pod of one."""
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 
@@ -38,6 +44,12 @@ ROLES: Final = (*ENGINE_ROLES, ROLE_ROUTER)
 """In the order in which a status shows them."""
 
 ENGINE_HTTP_PORT: Final = 8000
+MODEL_LOADER: Final = "model-loader"
+DRAFT_MODEL_LOADER: Final = "draft-model-loader"
+LOADERS: Final = (MODEL_LOADER, DRAFT_MODEL_LOADER)
+"""Init containers of engine pods; they answer on the engine's HTTP port before it does."""
+MODEL_CACHE: Final = "model-cache"
+"""Volume of engine pods that the loaders fill."""
 ENGINE_KV_EVENTS_PORT: Final = 5557
 ENGINE_KV_REPLAY_PORT: Final = 5558
 ENGINE_KV_TRANSFER_PORT: Final = 5600
@@ -62,6 +74,8 @@ GROUP_SIZE: Final = f"{GROUP}/group-size"
 MAX_NAME_LENGTH: Final = 63
 # A StatefulSet gives its pods a label that holds its name, a dash and a digest of up to ten characters.
 _MAX_GROUP_NAME_LENGTH: Final = 52
+# The StatefulSet of a LeaderWorkerSet's workers has its name and `-0`.
+_MAX_LEADER_WORKER_SET_NAME_LENGTH: Final = 50
 _DIGEST_LENGTH = 8
 
 
@@ -93,6 +107,11 @@ def workload_name(service_name: str, role: str, revision: str) -> str:
 def group_name(service_name: str, role: str, revision: str, index: int) -> str:
     """Name of the StatefulSet of one group of pods, a replica of an engine role's revision."""
     return child_name(service_name, role, revision, str(index), max_length=_MAX_GROUP_NAME_LENGTH)
+
+
+def leader_worker_set_name(service_name: str, role: str, revision: str, index: int) -> str:
+    """As `group_name`, where the group is a LeaderWorkerSet."""
+    return child_name(service_name, role, revision, str(index), max_length=_MAX_LEADER_WORKER_SET_NAME_LENGTH)
 
 
 def group_index(name: str) -> int:

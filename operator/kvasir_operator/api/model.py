@@ -40,12 +40,12 @@ class SecretRef:
 
 @dataclass(frozen=True)
 class ModelCache:
-    """Where a loader keeps downloaded files; exactly one field is set."""
+    """Where downloaded models are kept, each in a folder of its own; exactly one field is set."""
 
     claim: ObjectName | None = None
-    """PersistentVolumeClaim."""
+    """PersistentVolumeClaim; several services may share one."""
     host_path: Annotated[str, Pattern(r"^/.*$", 512)] | None = None
-    """Folder of the node."""
+    """Folder of the node that is there and that pods may write."""
     size_limit: Quantity | None = None
     """Size of an emptyDir."""
 
@@ -55,8 +55,8 @@ class ModelSpec:
     """What is served, and under which names."""
 
     source: ModelSource
-    """hf://ORG/NAME[@REVISION], s3://BUCKET[/PREFIX], pvc://CLAIM[/PATH], oci://IMAGE (image volume) or file:///PATH
-    (hostPath)."""
+    """hf://ORG/NAME[@REVISION] or s3://BUCKET[/PREFIX] (downloaded into the cache), pvc://CLAIM[/PATH], oci://IMAGE
+    (image volume) or file:///PATH (hostPath)."""
     name: ModelName | None = None
     """Name that clients use; metadata.name where absent."""
     aliases: Annotated[tuple[ModelName, ...], Items(32, unique=True)] = ()
@@ -64,7 +64,7 @@ class ModelSpec:
     secret_ref: SecretRef | None = None
     """Secret with HF_TOKEN, AWS_ACCESS_KEY_ID, ...; environment of the loader only."""
     cache: ModelCache | None = None
-    """Where a loader keeps downloaded files, exactly one field set; an emptyDir where absent."""
+    """Where downloads of hf:// and s3:// are kept, exactly one field set; an emptyDir where absent."""
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,11 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
             # The API server checks the group's default, which is empty, before it fills the degrees in.
             "!has(self.data) || !has(self.pipeline) || self.data == 1 || self.pipeline == 1",
         ),
+        Rule(
+            "expert shares out experts among tensor ranks, of which there is one: raise tensor, or leave expert out",
+            lambda p: not p.expert or p.tensor > 1,
+            "!has(self.expert) || !self.expert || (has(self.tensor) && self.tensor > 1)",
+        ),
     ),
     ResourceClaim: (exactly_one(ResourceClaim, "resource_claim_name", "resource_claim_template_name"),),
     EnvVar: (

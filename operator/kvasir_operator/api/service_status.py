@@ -35,7 +35,7 @@ class ConditionStatus:
     """One condition, as Kubernetes' own kinds have them."""
 
     type: Annotated[str, Pattern(None, 316)]
-    """Ready, ModelLoaded, Routable, Progressing or Degraded."""
+    """Ready, ModelLoaded, Routable, Progressing, Degraded or, of an autoscaled service, ScalingActive."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Pattern(None, 1024)]

@@ -50,6 +50,11 @@ class ModelSource:
         return cast(Scheme, self.text.partition("://")[0])
 
     @property
+    def is_downloaded(self) -> bool:
+        """Into a cache, by the loader; the others are volumes."""
+        return self.scheme in ("hf", "s3")
+
+    @property
     def address(self) -> str:
         rest = self.text.partition("://")[2]
         return rest if self.scheme in ("hf", "oci") else rest.partition("/")[0]

@@ -124,4 +124,4 @@ async def _restart(client: KubeClient, namespace: str, restart: Restart) -> None
         metadata = {"uid": restart.uid, "annotations": dict(restart.annotations)}
         await client.merge(restart.key.kind, namespace, restart.key.name, {"metadata": metadata})
     for pod in restart.pods:
-        await client.delete(POD, namespace, pod.name, pod.uid, pod.grace_seconds)
+        await client.delete(POD, namespace, pod.name, pod.uid, pod.grace_seconds, is_foreground=pod.is_foreground)

@@ -93,16 +93,20 @@ class Unweigh:
 
 @dataclass(frozen=True)
 class PodDeletion:
-    """Of one pod, only while its UID is `uid`. `grace_seconds`: of its own, not its spec's; None leaves that."""
+    """Of one pod, only while its UID is `uid`.
+
+    grace_seconds: of its own, not its spec's; None leaves that. is_foreground: what it owns goes first.
+    """
 
     name: str
     uid: str
     grace_seconds: int | None = None
+    is_foreground: bool = False
 
 
 @dataclass(frozen=True)
 class Restart:
-    """All of a group's `pods` are made anew, for `cause`; `annotations` are written on its StatefulSet before."""
+    """All of a group's `pods` are made anew, for `cause`; `annotations` are written on its object before."""
 
     key: ObjectKey
     uid: str

@@ -6,18 +6,19 @@ are not among them: they stay as they were made until rollout/ lets them go.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from kvasir_operator.api.labels import REVISION_NUMBER, group_name, workload_name
+from kvasir_operator.api.labels import REVISION_NUMBER, group_name, leader_worker_set_name, workload_name
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.revision import revision_of
-from kvasir_operator.desired.roles import EngineRole, Role, engine_roles, router_roles
+from kvasir_operator.desired.roles import NOT_SCALED, EngineRole, Role, engine_roles, router_roles
 from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, unsupported_features
 from kvasir_operator.groups.choice import WantedGroup
-from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, STATEFUL_SET, ObjectKey, object_key
+from kvasir_operator.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, SERVICE, STATEFUL_SET, Kind, ObjectKey, object_key
 from kvasir_operator.resources.engine_deployment import engine_deployment
 from kvasir_operator.resources.engine_group import engine_group, rendezvous_service
 from kvasir_operator.resources.engine_service import engine_service
+from kvasir_operator.resources.leader_worker_set import leader_worker_set
 from kvasir_operator.resources.network_policies import network_policies
 from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budget
 from kvasir_operator.resources.pod_monitor import pod_monitor
@@ -29,6 +30,7 @@ from kvasir_operator.resources.service_accounts import engine_service_account, r
 from kvasir_operator.settings import OperatorSettings
 
 Manifest = dict[str, Any]
+_GROUP_BUILDERS: Final = {STATEFUL_SET: engine_group, LEADER_WORKER_SET: leader_worker_set}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class CurrentRevision:
 class DesiredService:
     """A service as its manifest and the installation want it; how many pods a revision has by now, a rollout says.
 
-    shared: children that do not depend on a revision.
+    shared: children that do not depend on a revision. group_kind: what groups are made as, of a revision that has none.
     """
 
     service: InferenceService
@@ -63,6 +65,7 @@ class DesiredService:
     revision: str
     unsupported: tuple[UnsupportedFeature, ...]
     shared: tuple[Manifest, ...]
+    group_kind: Kind = STATEFUL_SET
 
     @property
     def keys(self) -> list[ObjectKey]:
@@ -73,13 +76,19 @@ class DesiredService:
         name = workload_name(self.service.name, role.name, self.revision)
         if not role.is_grouped:
             return [ObjectKey(SERVICE, name), ObjectKey(DEPLOYMENT, name)]
-        groups = (group_name(self.service.name, role.name, self.revision, index) for index in range(role.replicas))
-        return [ObjectKey(SERVICE, name), *(ObjectKey(STATEFUL_SET, group) for group in groups)]
+        name_of = group_name if self.group_kind == STATEFUL_SET else leader_worker_set_name
+        groups = (name_of(self.service.name, role.name, self.revision, index) for index in range(role.replicas))
+        return [ObjectKey(SERVICE, name), *(ObjectKey(self.group_kind, group) for group in groups)]
 
     @property
     def replicas(self) -> dict[str, int]:
         """Pods, or groups of them, wanted by engine role, over all revisions."""
         return {role.name: role.replicas for role in self.roles}
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """And there is a Prometheus by which to do it."""
+        return self.settings.prometheus_url is not None and any(role.autoscaling is not None for role in self.roles)
 
     @property
     def blocked(self) -> str | None:
@@ -99,19 +108,31 @@ def desired_service(
     settings: OperatorSettings,
     server_version: tuple[int, int] | None = None,
     with_pod_monitors: bool = False,
+    scaled: Mapping[str, int] = NOT_SCALED,
+    group_kind: Kind = STATEFUL_SET,
 ) -> DesiredService:
-    """`server_version` (major, minor) and `with_pod_monitors`, whether the kind is served, are the cluster's.
+    """`scaled`: replicas decided for autoscaled roles, by name. `group_kind`: the best that the cluster serves.
+
+    `server_version` (major, minor) and `with_pod_monitors`, whether the kind is served, are the cluster's.
 
     Raises UnknownProfileError for a profile that the installation lacks.
     """
-    roles = engine_roles(service, settings.defaults)
+    roles = engine_roles(service, settings.defaults, scaled if settings.prometheus_url else NOT_SCALED)
     return DesiredService(
         service,
         settings,
         roles,
         revision_of(service, roles, settings),
-        tuple(unsupported_features(service, server_version, has_gateway=settings.defaults.gateway is not None)),
+        tuple(
+            unsupported_features(
+                service,
+                server_version,
+                has_gateway=settings.defaults.gateway is not None,
+                has_prometheus=settings.prometheus_url is not None,
+            )
+        ),
         tuple(_shared(service, roles, settings, with_pod_monitors)),
+        group_kind,
     )
 
 
@@ -145,10 +166,10 @@ def _shared(
 def _workloads(
     service: InferenceService, role: EngineRole, settings: OperatorSettings, current: CurrentRevision
 ) -> list[Manifest]:
-    """One Deployment, or a StatefulSet a group."""
+    """One Deployment, or an object a group."""
     if role.is_grouped:
         workloads = [
-            engine_group(service, role, current.name, group.index, settings, group.avoided_nodes)
+            _GROUP_BUILDERS[group.kind](service, role, current.name, group.index, settings, group.avoided_nodes)
             for group in current.groups_of(role.name)
         ]
     else:

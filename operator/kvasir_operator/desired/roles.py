@@ -5,7 +5,9 @@ settings may stand once for the service, in a profile, or in a role's own overri
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults, overlaid
@@ -25,6 +27,7 @@ from kvasir_operator.errors import UnknownProfileError
 
 EngineRoleName = Literal["serve", "prefill", "decode"]
 DEFAULT_ROUTER_REPLICAS = 2
+NOT_SCALED: Mapping[str, int] = MappingProxyType({})
 _ROUTER_CPU = Quantity("1")
 _ROUTER_MEMORY = Quantity("512Mi")
 
@@ -71,20 +74,25 @@ def roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[Ro
     return (*engine_roles(service, defaults), *router_roles(service, defaults))
 
 
-def engine_roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[EngineRole, ...]:
-    """Serve; or prefill and decode. Raises UnknownProfileError for a profile that the installation lacks."""
+def engine_roles(
+    service: InferenceService, defaults: InstallationDefaults, scaled: Mapping[str, int] = NOT_SCALED
+) -> tuple[EngineRole, ...]:
+    """Serve; or prefill and decode. `scaled`: replicas decided for autoscaled roles, by name.
+
+    Raises UnknownProfileError for a profile that the installation lacks.
+    """
     spec, split = service.spec, service.spec.disaggregation
     if split is not None:
         return (
-            _disaggregated_role("prefill", split.prefill, spec, defaults),
-            _disaggregated_role("decode", split.decode, spec, defaults),
+            _disaggregated_role("prefill", split.prefill, spec, defaults, scaled.get("prefill")),
+            _disaggregated_role("decode", split.decode, spec, defaults, scaled.get("decode")),
         )
     resources = spec.resources or ResourcesSpec()
     profile = _profile(resources.profile, defaults)
     return (
         EngineRole(
             "serve",
-            _num_replicas(spec, spec.replicas, spec.autoscaling),
+            _num_replicas(spec, spec.replicas, spec.autoscaling, scaled.get("serve")),
             spec.engine,
             spec.parallelism,
             overlaid(profile.resources, resources),
@@ -112,13 +120,17 @@ def router_role(service: InferenceService, defaults: InstallationDefaults) -> Ro
 
 
 def _disaggregated_role(
-    name: EngineRoleName, role: DisaggregatedRole, spec: ServiceSpec, defaults: InstallationDefaults
+    name: EngineRoleName,
+    role: DisaggregatedRole,
+    spec: ServiceSpec,
+    defaults: InstallationDefaults,
+    scaled: int | None,
 ) -> EngineRole:
     resources = role.resources or ResourcesSpec()
     profile = _profile(resources.profile, defaults)
     return EngineRole(
         name,
-        _num_replicas(spec, role.replicas, role.autoscaling),
+        _num_replicas(spec, role.replicas, role.autoscaling, scaled),
         _overridden(spec.engine, role.engine or EngineOverrides()),
         role.parallelism,
         overlaid(profile.resources, resources),
@@ -127,9 +139,14 @@ def _disaggregated_role(
     )
 
 
-def _num_replicas(spec: ServiceSpec, replicas: int | None, autoscaling: AutoscalingSpec | None) -> int:
+def _num_replicas(
+    spec: ServiceSpec, replicas: int | None, autoscaling: AutoscalingSpec | None, scaled: int | None
+) -> int:
+    """Until something is decided, an autoscaled role has one replica at least: it cannot wake before it has run."""
     if spec.suspend:
         return 0
+    if autoscaling is not None and scaled is not None:
+        return min(max(scaled, autoscaling.min_replicas), autoscaling.max_replicas)
     if autoscaling is not None:
         return max(1, autoscaling.min_replicas)
     return 1 if replicas is None else replicas

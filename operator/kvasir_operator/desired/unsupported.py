@@ -11,7 +11,6 @@ from typing import Final
 
 from kvasir_operator.api.model import (
     AutoscalingSpec,
-    DisaggregationSpec,
     EngineSpec,
     InferenceService,
     ModelSpec,
@@ -23,6 +22,7 @@ from kvasir_operator.api.source import ModelSource
 
 # Kubernetes has had image volumes behind a feature gate since 1.31; from here on they are on by default.
 IMAGE_VOLUMES_SINCE: Final = (1, 35)
+_NOTHING_DOWNLOADED: Final = "nothing is downloaded: only hf:// and s3:// use it, so leave it out"
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,22 @@ class UnsupportedFeature:
 
 
 def unsupported_features(
-    service: InferenceService, server_version: tuple[int, int] | None = None, has_gateway: bool = False
+    service: InferenceService,
+    server_version: tuple[int, int] | None = None,
+    has_gateway: bool = False,
+    has_prometheus: bool = False,
 ) -> list[UnsupportedFeature]:
     """In the manifest's order; empty where all of it is acted on.
 
     `server_version`: major and minor of the cluster; None where there is none to ask (`render`, `local`).
-    `has_gateway`: whether the installation has a shared router.
+    `has_gateway`: whether the installation has a shared router. `has_prometheus`: whether it reads one.
     """
     spec = service.spec
     return [
-        *_model(spec.model, server_version),
+        *_model(spec.model, spec.engine, server_version),
         *_engine(spec.engine, server_version),
-        *_disaggregation(spec.disaggregation),
-        *_scaling(spec),
+        *_disaggregation(spec),
+        *(() if has_prometheus else _scaling(spec)),
         *_router(spec.router, has_gateway),
     ]
 
@@ -64,21 +67,20 @@ def _blocking(path: str, message: str) -> UnsupportedFeature:
     return UnsupportedFeature(path, f"{message}; no engine is started", is_blocking=True)
 
 
-def _model(model: ModelSpec, server_version: tuple[int, int] | None) -> Iterator[UnsupportedFeature]:
+def _model(
+    model: ModelSpec, engine: EngineSpec, server_version: tuple[int, int] | None
+) -> Iterator[UnsupportedFeature]:
     yield from _source(model.source, "spec.model.source", server_version)
+    draft = None if engine.speculative is None else engine.speculative.model
+    if model.source.is_downloaded or (draft is not None and draft.is_downloaded):
+        return
     if model.secret_ref is not None:
-        yield UnsupportedFeature(
-            "spec.model.secretRef", "only loaders of hf:// and s3:// use it, which this release lacks"
-        )
+        yield UnsupportedFeature("spec.model.secretRef", _NOTHING_DOWNLOADED)
     if model.cache is not None:
-        yield UnsupportedFeature(
-            "spec.model.cache", "only loaders of hf:// and s3:// fill it, which this release lacks"
-        )
+        yield UnsupportedFeature("spec.model.cache", _NOTHING_DOWNLOADED)
 
 
 def _source(source: ModelSource, path: str, server_version: tuple[int, int] | None) -> Iterator[UnsupportedFeature]:
-    if source.scheme in ("hf", "s3"):
-        yield _blocking(path, f"this release has no loader for {source.scheme}://: write file://, pvc:// or oci://")
     if source.scheme == "oci" and server_version is not None and server_version < IMAGE_VOLUMES_SINCE:
         needed, seen = (".".join(map(str, version)) for version in (IMAGE_VOLUMES_SINCE, server_version))
         yield _blocking(path, f"oci:// needs image volumes, so Kubernetes {needed}, and this is {seen}: write pvc://")
@@ -105,15 +107,22 @@ def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Itera
         yield UnsupportedFeature("spec.engine.adapters", "LoRA is not supported yet: only the base model is served")
 
 
-def _disaggregation(split: DisaggregationSpec | None) -> Iterator[UnsupportedFeature]:
-    """The engine refuses to start with both (`--kv-transfer-config`)."""
-    for name, role in () if split is None else (("prefill", split.prefill), ("decode", split.decode)):
-        degrees = role.parallelism
-        if degrees.tensor * degrees.pipeline * degrees.data > 1:
-            yield _blocking(
-                f"spec.disaggregation.{name}.parallelism",
-                "engines of several ranks exchange no KV yet: write 1 for tensor, pipeline and data",
-            )
+def _disaggregation(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:
+    """What the engine refuses beside `--kv-transfer-config`."""
+    split = spec.disaggregation
+    if split is None:
+        return
+    if not spec.engine.kv_cache.prefix_caching:
+        message = "false, but decode pods find what prefill pods send in their prefix cache: leave it out"
+        yield _blocking("spec.engine.kvCache.prefixCaching", message)
+    for name, role in (("prefill", split.prefill), ("decode", split.decode)):
+        degrees = (("pipeline", role.parallelism.pipeline, "stages"), ("data", role.parallelism.data, "copies"))
+        for field, degree, parts in degrees:
+            if degree > 1:
+                yield _blocking(
+                    f"spec.disaggregation.{name}.parallelism.{field}",
+                    f"{degree} {parts} of an engine exchange no KV yet, only tensor-parallel ranks do: write 1",
+                )
 
 
 def _scaling(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:
@@ -126,7 +135,10 @@ def _scaling(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:
 def _autoscaling(autoscaling: AutoscalingSpec | None, path: str) -> Iterator[UnsupportedFeature]:
     if autoscaling is not None:
         replicas = max(1, autoscaling.min_replicas)
-        yield UnsupportedFeature(path, f"not supported yet: the number of replicas stays {replicas}")
+        yield UnsupportedFeature(
+            path,
+            f"this operator reads no Prometheus (chart value prometheus.url): the number of replicas stays {replicas}",
+        )
 
 
 def _router(router: RouterSpec, has_gateway: bool) -> Iterator[UnsupportedFeature]:

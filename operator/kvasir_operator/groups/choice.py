@@ -1,18 +1,25 @@
-"""Which groups a revision has, given how many: those that run stay as far as they may, others get new names."""
+"""Which groups a revision has, given how many: those that run stay as far as they may, others get new names.
+
+What a group is made as it stays, and so do those that are made beside it: of a revision that has none yet they are what
+the cluster offers.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import count
 
 from kvasir_operator.groups.group import Group
+from kvasir_operator.kube.kinds import STATEFUL_SET, Kind
 
 
 @dataclass(frozen=True)
 class WantedGroup:
-    """`index` tells a revision's groups apart. `avoided_nodes`: where its failures began more than once."""
+    """`index` tells a revision's groups apart. `avoided_nodes`: where its failures began more than once. `kind`: of its
+    object."""
 
     index: int
     avoided_nodes: tuple[str, ...] = ()
+    kind: Kind = STATEFUL_SET
 
 
 def staying(groups: Iterable[Group], num_wanted: int, going: Collection[str]) -> list[Group]:
@@ -34,3 +41,10 @@ def chosen_indexes(
     fresh = (index for index in count() if index not in {*taken, *(group.index for group in groups)})
     free = [*(index for index in others if index not in taken), *(next(fresh) for _ in range(num_wanted))]
     return sorted([*stay, *free[: num_wanted - len(stay)]])
+
+
+def kinds_by_index(groups: Iterable[Group], indexes: Iterable[int], offered: Kind) -> dict[int, Kind]:
+    """Of each of `indexes`: as the group is, else as the revision's first, else what is `offered`."""
+    known = {group.index: group.kind for group in groups}
+    of_new = next(iter(known.values()), offered)
+    return {index: known.get(index, of_new) for index in indexes}

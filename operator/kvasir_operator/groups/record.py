@@ -1,4 +1,4 @@
-"""What a group has been through, kept as an annotation on its StatefulSet, so that it outlives the operator.
+"""What a group has been through, kept as an annotation on its object, so that it outlives the operator.
 
 It is written before pods are deleted: a pass that ends in between is completed by the next, which finds pods older than
 the restart.
@@ -33,9 +33,9 @@ class RestartRecord:
     nodes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stateful_set: KubeObject) -> Self:
+    def of(cls, obj: KubeObject) -> Self:
         """Empty where there is none, or one that somebody has edited beyond recognition."""
-        text = stateful_set["metadata"].get("annotations", {}).get(RESTARTS)
+        text = obj["metadata"].get("annotations", {}).get(RESTARTS)
         try:
             return cls() if text is None else cls._read(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError):

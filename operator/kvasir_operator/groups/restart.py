@@ -4,6 +4,9 @@ A rank that fails ends all others, but their containers would come back one by o
 the node that may be the cause. So the pods are made anew at once: the first time immediately, then after growing waits,
 and within an hour so often and no more. A pod that is told to go, by a node's drain for instance, takes the others
 along, which finish their requests together.
+
+Of a LeaderWorkerSet the leader is deleted in the foreground, so that Kubernetes makes no worker for it any more, and
+makes the next leader once all are gone. What happens to the workers of a leader that is on its way out is Kubernetes'.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,13 +49,17 @@ class _Failure:
 
 def decide_restart(group: Group, now: str) -> RestartDecision:
     """`group` is one that is to run on."""
-    if (pods := _of_unfinished_restart(group)) or (pods := _lost_pods(group, now)):
+    if pods := _lost_pods(group, now):
+        return RestartDecision(_restart(group, pods, "its restart is completed"))
+    if _waits_for_leader(group):
+        return RestartDecision(retry_seconds=_next_look(group, now))
+    if pods := _of_unfinished_restart(group):
         return RestartDecision(_restart(group, pods, "its restart is completed"))
     if others := _left_behind(group):
         leaving = ", ".join(pod["metadata"]["name"] for pod in group.pods if is_terminating(pod))
         message = f"pod {leaving} was told to go, and so the others"
-        return RestartDecision(_restart(group, [_deletion(pod) for pod in others], message), _next_look(group, now))
-    failure = _first_failure(group.replica.active_pods)
+        return RestartDecision(_restart(group, _deletions(group, others), message), _next_look(group, now))
+    failure = _first_failure(pod for pod in group.replica.active_pods if not _is_of_former_leader(group, pod))
     if failure is None:
         return RestartDecision(retry_seconds=_next_look(group, now))
     record = group.record.current(now)
@@ -60,7 +67,7 @@ def decide_restart(group: Group, now: str) -> RestartDecision:
     if wait_seconds > 0:
         return RestartDecision(retry_seconds=wait_seconds)
     after = record.restarted(now, failure.message, failure.pod.get("spec", {}).get("nodeName"))
-    deletions = [_deletion(pod, _GRACE_SECONDS) for pod in group.replica.active_pods]
+    deletions = _deletions(group, group.replica.active_pods, _GRACE_SECONDS)
     return RestartDecision(_restart(group, deletions, failure.message, {RESTARTS: after.text()}))
 
 
@@ -75,8 +82,19 @@ def record_after(group: Group, decision: RestartDecision) -> RestartRecord:
 def _restart(
     group: Group, pods: Sequence[PodDeletion], cause: str, annotations: Mapping[str, str] | None = None
 ) -> Restart:
-    uid = str(group.stateful_set["metadata"]["uid"])
-    return Restart(object_key(group.stateful_set), uid, tuple(pods), cause, annotations or {})
+    return Restart(object_key(group.obj), str(group.obj["metadata"]["uid"]), tuple(pods), cause, annotations or {})
+
+
+def _lost_pods(group: Group, now: str) -> list[PodDeletion]:
+    """Pods whose node does not end them: the group gets no others before they are gone."""
+    return [
+        _deletion(pod, 0) for pod in group.pods if is_terminating(pod) and _overdue_seconds(pod, now) > _LOST_SECONDS
+    ]
+
+
+def _waits_for_leader(group: Group) -> bool:
+    """Its leader is on its way out, or not made yet: until it is, its workers are nobody's to delete."""
+    return group.is_leader_worker_set and group.replica.leader not in group.replica.active_pods
 
 
 def _of_unfinished_restart(group: Group) -> list[PodDeletion]:
@@ -85,14 +103,7 @@ def _of_unfinished_restart(group: Group) -> list[PodDeletion]:
     if last is None:
         return []
     old = [pod for pod in group.replica.active_pods if _made_at(pod) < datetime.fromisoformat(last)]
-    return [_deletion(pod, _GRACE_SECONDS) for pod in old]
-
-
-def _lost_pods(group: Group, now: str) -> list[PodDeletion]:
-    """Pods whose node does not end them: the group gets no others before they are gone."""
-    return [
-        _deletion(pod, 0) for pod in group.pods if is_terminating(pod) and _overdue_seconds(pod, now) > _LOST_SECONDS
-    ]
+    return _deletions(group, old, _GRACE_SECONDS)
 
 
 def _next_look(group: Group, now: str) -> float | None:
@@ -111,8 +122,15 @@ def _left_behind(group: Group) -> list[KubeObject]:
 
     To the second, which is all that is known: a successor made within the same one is made once more.
     """
-    told = [_told_at(pod) for pod in group.pods if is_terminating(pod)]
+    leaving = [pod for pod in group.pods if is_terminating(pod) and not _is_of_former_leader(group, pod)]
+    told = [_told_at(pod) for pod in leaving]
     return [pod for pod in group.replica.active_pods if any(_made_at(pod).timestamp() <= each for each in told)]
+
+
+def _is_of_former_leader(group: Group, pod: KubeObject) -> bool:
+    """A worker that ends because its leader has gone, by when the next one may be there: Kubernetes deletes it."""
+    leader = group.replica.leader
+    return group.is_leader_worker_set and leader is not None and _made_at(pod) < _made_at(leader)
 
 
 def _told_at(pod: KubeObject) -> float:
@@ -162,5 +180,12 @@ def _wait_seconds(record: RestartRecord, now: str) -> float:
     return pause - seconds_between(record.last, now)
 
 
-def _deletion(pod: KubeObject, grace_seconds: int | None = None) -> PodDeletion:
-    return PodDeletion(pod["metadata"]["name"], pod["metadata"]["uid"], grace_seconds)
+def _deletion(pod: KubeObject, grace_seconds: int | None = None, *, is_foreground: bool = False) -> PodDeletion:
+    return PodDeletion(pod["metadata"]["name"], pod["metadata"]["uid"], grace_seconds, is_foreground)
+
+
+def _deletions(group: Group, pods: Iterable[KubeObject], grace_seconds: int | None = None) -> list[PodDeletion]:
+    """The leader of a LeaderWorkerSet first, and in the foreground."""
+    leader = group.replica.leader if group.is_leader_worker_set else None
+    ordered = sorted(pods, key=lambda pod: pod is not leader)
+    return [_deletion(pod, grace_seconds, is_foreground=pod is leader) for pod in ordered]

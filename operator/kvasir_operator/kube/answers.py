@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
+import msgspec
 from kubernetes.aio.client.exceptions import ApiException
 
 from kvasir_operator.errors import (
@@ -24,6 +25,7 @@ _ERRORS: dict[int, type[KubeApiError]] = {
     400: ObjectRefusedError,
     403: KubeForbiddenError,
     404: ObjectNotFoundError,
+    405: ObjectRefusedError,  # a kind whose CRD is being deleted
     409: ObjectConflictError,
     410: WatchExpiredError,
     413: ObjectRefusedError,
@@ -60,7 +62,7 @@ def api_error(status: int, reason: str, body: str) -> KubeApiError:
 
 def read_watch_line(line: bytes) -> dict[str, Any]:
     """One event of a watch; raises WatchExpiredError or KubeUnavailableError for one that says so."""
-    event: dict[str, Any] = json.loads(line)
+    event: dict[str, Any] = msgspec.json.decode(line)
     if event["type"] == "ERROR":
         status = event["object"]
         error = WatchExpiredError if status.get("code") == 410 else KubeUnavailableError

@@ -28,8 +28,17 @@ class CachedClient(KubeClient):
                 return found
         return await super().list(kind, namespace, labels, fields)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
-        is_gone = await super().delete(kind, namespace, name, uid, grace_seconds)
+    async def delete(
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_seconds: int | None = None,
+        *,
+        is_foreground: bool = False,
+    ) -> bool:
+        is_gone = await super().delete(kind, namespace, name, uid, grace_seconds, is_foreground=is_foreground)
         # A pod is there until its grace ends. A namesake that the watch has shown already stays: nothing would show it
         # again.
         if is_gone and kind != POD:

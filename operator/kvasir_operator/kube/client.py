@@ -1,16 +1,17 @@
 """The seam to the Kubernetes API: the few calls that the operator makes, on kubernetes.aio's dynamic client.
 
 Objects go in and come out as plain dicts; library and transport errors leave as this package's own. Every write
-passes through `KubeClient._write`, where it is counted, and where a test may count or break it.
+passes through `KubeClient._write`, where a test may break it, and every request through `_about`, where it is counted.
 """
 
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import copy
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import aiohttp
+import msgspec
 from kubernetes.aio import client as aio_client
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.resource import Resource
@@ -18,12 +19,14 @@ from kubernetes.aio.dynamic.resource import Resource
 from kvasir_operator.api.labels import FIELD_MANAGER, selector_text
 from kvasir_operator.errors import (
     KindNotServedError,
+    KubeApiError,
     KubeUnavailableError,
     ObjectConflictError,
     ObjectNotFoundError,
 )
 from kvasir_operator.kube.answers import api_error, read_watch_line, translated
 from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, kind_of
+from kvasir_operator.kube.write_guard import write_guard
 
 LabelSelector: TypeAlias = Mapping[str, str | None]
 """Labels that an object must have; None stands for any value."""
@@ -39,9 +42,9 @@ class ClientHooks:
     """What a client's owner wants to know of its requests."""
 
     before_write: Callable[[], None] = lambda: None
-    """May raise: then nothing is sent."""
-    on_write: Callable[[str, str], None] = lambda verb, kind: None
-    """Called with the verb and the kind of every write that the API server accepted."""
+    """May raise: then nothing is sent. Asked when a write begins, and again when there is a connection for it."""
+    on_request: Callable[[str, str, Exception | None], None] = lambda verb, kind, error: None
+    """Called with the verb and the kind of every request for objects, and what came of it: None is success."""
     on_kind_not_served: Callable[[], None] = lambda: None
     """The API server did not know an optional kind."""
 
@@ -50,10 +53,12 @@ class KubeClient:
     """Reads and writes objects."""
 
     def __init__(self, configuration: aio_client.Configuration, hooks: ClientHooks | None = None) -> None:
-        self._api = aio_client.ApiClient(configuration)
+        self._hooks = hooks or ClientHooks()
+        own = copy.copy(configuration)
+        own.trace_configs = [write_guard(self._hooks.before_write)]
+        self._api = aio_client.ApiClient(own)
         self._dynamic = DynamicClient(self._api)  # type: ignore[no-untyped-call]
         self._resources: dict[Kind, Any] = {}
-        self._hooks = hooks or ClientHooks()
 
     async def close(self) -> None:
         await self._api.close()  # type: ignore[no-untyped-call]
@@ -65,7 +70,7 @@ class KubeClient:
         for by name first.
         """
         try:
-            found: KubeObject = await self._about(kind, partial(self._get, kind, namespace, name))
+            found: KubeObject = await self._about("get", kind, partial(self._get, kind, namespace, name))
         except ObjectNotFoundError:
             return None
         return found
@@ -85,6 +90,7 @@ class KubeClient:
         token = None
         while True:
             page = await self._send(
+                "list",
                 kind,
                 self._resource(kind).get,
                 namespace=namespace,
@@ -108,19 +114,27 @@ class KubeClient:
         return [item async for page in pages for item in page.get("items") or []]
 
     async def watch(
-        self, kind: Kind, namespace: str | None, labels: LabelSelector, resource_version: str, seconds: float
-    ) -> AsyncIterator[dict[str, Any]]:
+        self,
+        kind: Kind,
+        namespace: str | None,
+        labels: LabelSelector,
+        resource_version: str,
+        seconds: float,
+        fields: str | None = None,
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Events (`type`, `object`) after `resource_version`, bookmarks too, until the server ends the watch.
 
-        Raises WatchExpiredError when the version is too old.
+        `fields` is a field selector. Raises WatchExpiredError when the version is too old.
         """
         # Bookmarks come every minute at the latest: a stream that is silent for longer is dead.
         timeout = aiohttp.ClientTimeout(total=seconds + REQUEST_TIMEOUT_SECONDS, sock_read=90.0)
         response = await self._send(
+            "watch",
             kind,
             self._resource(kind).get,
             namespace=namespace,
-            label_selector=selector_text(labels),
+            label_selector=selector_text(labels) or None,
+            field_selector=fields,
             resource_version=resource_version,
             timeout_seconds=int(seconds),
             watch=True,
@@ -131,7 +145,7 @@ class KubeClient:
         try:
             async for line in response.content:
                 yield read_watch_line(line)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
             raise KubeUnavailableError(f"watch of {kind.plural} broke off: {error!r}") from error
         finally:
             response.close()
@@ -151,7 +165,10 @@ class KubeClient:
         """What `apply` would store, after defaults and admission; nothing is stored, so it counts as no write."""
         kind, metadata = kind_of(obj), obj["metadata"]
         apply = partial(self._resource(kind).server_side_apply, body=obj, namespace=metadata["namespace"])
-        return dict(await self._send(kind, apply, field_manager=field_manager, force_conflicts=True, dry_run="All"))
+        found = await self._send(
+            "dry_run", kind, apply, field_manager=field_manager, force_conflicts=True, dry_run="All"
+        )
+        return dict(found)
 
     async def apply_status(self, obj: KubeObject) -> KubeObject:
         """Server-side apply of the status subresource.
@@ -198,12 +215,23 @@ class KubeClient:
             lambda: self._resource(kind).replace(body=obj, namespace=namespace, field_manager=FIELD_MANAGER, **_RAW),
         )
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
+    async def delete(
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_seconds: int | None = None,
+        *,
+        is_foreground: bool = False,
+    ) -> bool:
         """Deletes the object while it has this UID. False where another has the name by now, which is no error.
 
-        `grace_seconds`: of a pod; 0 does not wait for its node, None leaves what its spec says.
+        `grace_seconds`: of a pod; 0 does not wait for its node, None leaves what its spec says. `is_foreground`: it is
+        there until all that it owns has gone.
         """
-        body: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        policy = "Foreground" if is_foreground else "Background"
+        body: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": policy}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
@@ -224,25 +252,26 @@ class KubeClient:
         body: bytes = await response.read()  # type: ignore[no-untyped-call]
         if response.status != 200:
             raise api_error(response.status, response.reason, body.decode(errors="replace"))
-        found: KubeObject = json.loads(body)
+        found: KubeObject = msgspec.json.decode(body)
         return found
 
     async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
         self._hooks.before_write()
-        result = await self._about(kind, call)
-        self._hooks.on_write(verb, kind.kind)
-        return dict(result)
+        return dict(await self._about(verb, kind, call))
 
-    async def _send(self, kind: Kind, call: Callable[..., Awaitable[Any]], **arguments: Any) -> Any:
-        return await self._about(kind, lambda: call(**{**_RAW, **arguments}))
+    async def _send(self, verb: str, kind: Kind, call: Callable[..., Awaitable[Any]], **arguments: Any) -> Any:
+        return await self._about(verb, kind, lambda: call(**{**_RAW, **arguments}))
 
-    async def _about(self, kind: Kind, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _about(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            return await translated(call)
-        except KindNotServedError:
-            if kind in OPTIONAL_KINDS:
+            result = await translated(call)
+        except KubeApiError as error:
+            self._hooks.on_request(verb, kind.kind, error)
+            if isinstance(error, KindNotServedError) and kind in OPTIONAL_KINDS:
                 self._hooks.on_kind_not_served()
             raise
+        self._hooks.on_request(verb, kind.kind, None)
+        return result
 
     def _resource(self, kind: Kind) -> Any:
         if kind not in self._resources:

@@ -58,8 +58,11 @@ CHILD_KINDS = (
     POD_MONITOR,
     DEPLOYMENT,
     STATEFUL_SET,
+    LEADER_WORKER_SET,
 )
-WORKLOAD_KINDS = (DEPLOYMENT, STATEFUL_SET)
+# Of which each object is one replica of several pods.
+GROUP_KINDS = (STATEFUL_SET, LEADER_WORKER_SET)
+WORKLOAD_KINDS = (DEPLOYMENT, *GROUP_KINDS)
 # Served only where somebody installed their CRDs.
 OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR, INFERENCE_POOL, HTTP_ROUTE)
 # Found by label and watched. Who may list Secrets may read all of them, so a service's own is asked for by its name.

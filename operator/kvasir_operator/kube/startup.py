@@ -48,8 +48,5 @@ async def _ask(client: KubeClient, namespaces: Sequence[str] | None) -> ClusterF
         for namespace in namespaces or (None,):
             await anext(client.list_pages(INFERENCE_SERVICE, namespace))
     except ObjectNotFoundError as error:
-        name = f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}"
-        raise CrdNotInstalledError(
-            f"the cluster has no CRD {name}: install it with `kubectl apply -f crds/`"
-        ) from error
+        raise CrdNotInstalledError(f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}") from error
     return await read_features(client)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from kvasir_operator.local.console import Console
@@ -35,25 +35,17 @@ class PodProcess:
         self._grace_seconds = pod.grace_seconds
 
     async def run(self, on_ready: Callable[[], None]) -> int:
-        """Returns its exit status (negative: the signal that ended it). `on_ready` is called at its readiness."""
-        process = await self._start()
-        self._watchdog.guard(process.pid)
-        assert process.stdout is not None
-        relay = asyncio.create_task(self._console.relay(self.pod.name, process.stdout))
-        probing = asyncio.create_task(self._probe(process, on_ready))
-        ending = asyncio.create_task(self._end_when_asked(process))
-        try:
-            return await process.wait()
-        finally:
-            probing.cancel()
-            ending.cancel()
-            # Children that outlived the pod's own process would keep its ports and its output open.
-            end_group(process.pid, signal.SIGKILL)
-            await asyncio.wait({relay}, timeout=self._short_grace_seconds)
-            relay.cancel()
-            results = await asyncio.gather(relay, probing, ending, return_exceptions=True)
-            self._watchdog.release(process.pid)
-            _raise_first([result for result in results if isinstance(result, Exception)])
+        """Returns its exit status (negative: the signal that ended it), or that of what runs before it and failed.
+
+        `on_ready` is called at its readiness.
+        """
+        for init in self.pod.inits:
+            status = await self._run(init.command, init.env, None)
+            if status != 0 or self._ending.is_set():
+                return status
+        where = ", ".join(listener.url for listener in self.pod.listeners)
+        self._say(f"starting at {where}")
+        return await self._run(self.pod.command, self.pod.env, on_ready)
 
     def end(self, grace_seconds: float) -> None:
         """SIGTERM now, SIGKILL after the grace; of a pod that is being ended already nothing changes."""
@@ -61,12 +53,32 @@ class PodProcess:
             self._grace_seconds = grace_seconds
             self._ending.set()
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        where = ", ".join(listener.url for listener in self.pod.listeners)
-        self._say(f"starting at {where}")
+    async def _run(self, command: Sequence[str], env: Mapping[str, str], on_ready: Callable[[], None] | None) -> int:
+        """One process to its end; `on_ready` None: it is not probed."""
+        process = await self._start(command, env)
+        self._watchdog.guard(process.pid)
+        assert process.stdout is not None
+        relay = asyncio.create_task(self._console.relay(self.pod.name, process.stdout))
+        owned = [asyncio.create_task(self._end_when_asked(process))]
+        if on_ready is not None:
+            owned.append(asyncio.create_task(self._probe(process, on_ready)))
+        try:
+            return await process.wait()
+        finally:
+            for task in owned:
+                task.cancel()
+            # Children that outlived the pod's own process would keep its ports and its output open.
+            end_group(process.pid, signal.SIGKILL)
+            await asyncio.wait({relay}, timeout=self._short_grace_seconds)
+            relay.cancel()
+            results = await asyncio.gather(relay, *owned, return_exceptions=True)
+            self._watchdog.release(process.pid)
+            _raise_first([result for result in results if isinstance(result, Exception)])
+
+    async def _start(self, command: Sequence[str], env: Mapping[str, str]) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *self.pod.command,
-            env=dict(self.pod.env),
+            *command,
+            env=dict(env),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

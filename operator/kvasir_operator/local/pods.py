@@ -29,6 +29,14 @@ class LocalProbe:
 
 
 @dataclass(frozen=True)
+class LocalCommand:
+    """A process to start; `env` is the whole of its environment."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class LocalPod:
     """A replica, or one pod of a group. `replica`: what it starts and fails with; `rank`: 0 takes the requests."""
 
@@ -42,6 +50,7 @@ class LocalPod:
     grace_seconds: float  # from SIGTERM to SIGKILL
     replica: str
     rank: int = 0
+    inits: tuple[LocalCommand, ...] = ()  # run before `command`, one after the other; each has to end well
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Where a role's pods sit on this machine: an address each, and in a group the address of the pod that leads it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +26,11 @@ class Workload:
     def container(self) -> Mapping[str, Any]:
         only: Mapping[str, Any] = self.pod_spec["containers"][0]
         return only
+
+    @property
+    def init_containers(self) -> Sequence[Mapping[str, Any]]:
+        found: Sequence[Mapping[str, Any]] = self.pod_spec.get("initContainers", ())
+        return found
 
 
 @dataclass(frozen=True)

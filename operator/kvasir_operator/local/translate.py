@@ -18,10 +18,10 @@ from kvasir_operator.desired.roles import engine_roles, router_roles
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.arguments import EngineAddresses, engine_addresses, local_arguments
 from kvasir_operator.local.network import LoopbackNetwork
-from kvasir_operator.local.pods import Listener, LocalPod, LocalProbe, LocalService
+from kvasir_operator.local.pods import Listener, LocalCommand, LocalPod, LocalProbe, LocalService
 from kvasir_operator.local.programs import installed_program
 from kvasir_operator.local.seats import Placement, Seat, Workload, seats_of
-from kvasir_operator.local.volumes import is_in_empty_dir, local_folders, on_this_machine
+from kvasir_operator.local.volumes import is_in_empty_dir, local_folders, on_this_machine, secret_environment
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.resources.router_secret import router_secret, with_random_value
@@ -125,25 +125,34 @@ def _public_seats(seats: list[Seat], listen: Listener) -> list[Seat]:
 def _pods(workload: Workload, seats: Sequence[Seat], surroundings: Surroundings) -> Iterator[LocalPod]:
     container = workload.container
     mounted = local_folders(workload.pod_spec, surroundings.folders.manifest)
-    program = installed_program(container["command"][0], surroundings.folders.programs)
     for seat in seats:
         place = seat.place
-        own = {each["name"]: _value(each, surroundings.secrets, seat) for each in container["env"]}
-        arguments = local_arguments(
-            container["command"][1:], seat, mounted, surroundings.device, surroundings.engines, own
-        )
+        own = _run_of(container, seat, mounted, surroundings)
         yield LocalPod(
             name=seat.name,
             role=workload.role,
-            command=(program, *arguments),
-            env=_environment(own, mounted),
+            command=own.command,
+            env=own.env,
             listeners=tuple(place.listeners[name] for name in HTTP_PORTS if name in place.listeners),
             readiness=_probe(container["readinessProbe"], place),
             liveness=_probe(container["livenessProbe"], place),
             grace_seconds=workload.pod_spec["terminationGracePeriodSeconds"],
             replica=seat.replica,
             rank=seat.rank,
+            inits=tuple(_run_of(init, seat, mounted, surroundings) for init in workload.init_containers),
         )
+
+
+def _run_of(
+    container: Mapping[str, Any], seat: Seat, mounted: Mapping[str, Path | None], surroundings: Surroundings
+) -> LocalCommand:
+    folders = surroundings.folders
+    own = {each["name"]: _value(each, surroundings.secrets, seat) for each in container["env"]}
+    for source in container.get("envFrom", ()):
+        own = {**secret_environment(source["secretRef"]["name"], folders.manifest), **own}
+    program = installed_program(container["command"][0], folders.programs)
+    arguments = local_arguments(container["command"][1:], seat, mounted, surroundings.device, surroundings.engines, own)
+    return LocalCommand((program, *arguments), _environment(own, mounted))
 
 
 def _environment(own: Mapping[str, str], mounted: Mapping[str, Path | None]) -> dict[str, str]:

@@ -1,13 +1,16 @@
 """Volumes of a pod as folders of this machine: where the container path /models/x really is.
 
 `file:///PATH` is the absolute path where that exists, else PATH below the manifest's own folder, so that an example
-beside its model works from any clone.
+beside its model works from any clone. Downloaded models lie in one cache of the user's, whatever volume a cluster would
+give them, so that replicas and later runs find them there.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvasir_operator.api.labels import MODEL_CACHE
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.resources.model_volume import DRAFT_MODEL, MODEL
 
@@ -24,7 +27,15 @@ def local_folders(pod_spec: Mapping[str, Any], manifest_folder: Path) -> dict[st
     return {mount["mountPath"]: _folder(volumes[mount["name"]], manifest_folder) for mount in mounts}
 
 
+def secret_environment(name: str, manifest_folder: Path) -> dict[str, str]:
+    """The data of a Secret whose keys are variables. Raises LocalRunError where nothing stands in for it."""
+    folder = _folder_beside("Secret", name, manifest_folder)
+    return {file.name: file.read_text().rstrip("\n") for file in sorted(folder.iterdir()) if file.is_file()}
+
+
 def _folder(volume: Mapping[str, Any], manifest_folder: Path) -> Path | None:
+    if volume["name"] == MODEL_CACHE:
+        return _model_cache(volume)
     if "emptyDir" in volume:
         return None
     if "hostPath" in volume:
@@ -39,6 +50,13 @@ def _folder(volume: Mapping[str, Any], manifest_folder: Path) -> Path | None:
     raise LocalRunError(
         f"the model is in a cluster's claim or image: write file:///PATH in {field_path} for local mode"
     )
+
+
+def _model_cache(volume: Mapping[str, Any]) -> Path:
+    """The folder that the manifest names, else the user's own."""
+    if "hostPath" in volume:
+        return Path(volume["hostPath"]["path"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "models"
 
 
 def _folder_beside(kind: str, name: str, manifest_folder: Path) -> Path:

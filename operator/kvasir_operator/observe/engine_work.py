@@ -11,6 +11,7 @@ import aiohttp
 
 from kvasir_operator.api.labels import ENGINE_HTTP_PORT
 from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.observe.pod_url import pod_url
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +22,8 @@ async def read_work(pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT) ->
     """Requests that each pod is answering, by pod name."""
     addresses = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod["status"].get("podIP")}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)) as session:
-        answers = await asyncio.gather(*(_load(session, _url(host, port)) for host in addresses.values()))
+        answers = await asyncio.gather(*(_load(session, pod_url(host, port, "/load")) for host in addresses.values()))
     return {name: load for name, load in zip(addresses, answers, strict=True) if load is not None}
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}/load" if ":" in host else f"http://{host}:{port}/load"
 
 
 async def _load(session: aiohttp.ClientSession, url: str) -> int | None:

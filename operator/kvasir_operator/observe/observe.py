@@ -21,12 +21,15 @@ from kvasir_operator.kube.kinds import (
     ServiceKey,
     object_key,
 )
+from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.observe.pod_events import pods_to_ask
 
 logger = logging.getLogger(__name__)
 
 PodEvents = Mapping[str, list[KubeObject]]
 """Events by the name of the pod that they are about."""
+Downloads = Mapping[str, DownloadProgress]
+"""How far loaders are, by the name of their pod; of those that said it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Observed:
     children: tuple[KubeObject, ...] = ()
     pods: tuple[KubeObject, ...] = ()
     pod_events: PodEvents = field(default_factory=dict)
+    downloads: Downloads = field(default_factory=dict)
 
     def with_children(self, written: Collection[KubeObject]) -> "Observed":
         """The same after `written` were applied."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from kvasir_operator.api.conditions import Reason
-from kvasir_operator.api.labels import ROLE_LABEL
+from kvasir_operator.api.labels import MODEL_CACHE, ROLE_LABEL
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
 
 # Reported by the kubelet once volumes and network are there: a failure before that is over.
@@ -66,8 +66,8 @@ def why_creation_fails(events: Sequence[KubeObject]) -> tuple[Reason, str] | Non
 def _reason(event: KubeObject) -> Reason:
     if event["reason"] not in _VOLUME_FAILURES:
         return Reason.POD_CREATION_FAILED
-    if "hostPath type check failed" in _message(event):
-        return Reason.MODEL_NOT_FOUND  # a file:// source is the only hostPath of our pods
+    if "hostPath type check failed" in _message(event):  # of a file:// source, else of the cache
+        return Reason.CACHE_UNAVAILABLE if f'"{MODEL_CACHE}"' in _message(event) else Reason.MODEL_NOT_FOUND
     return Reason.SECRET_NOT_FOUND if _SECRET_NOT_FOUND.search(_message(event)) else Reason.VOLUME_UNAVAILABLE
 
 

@@ -36,8 +36,13 @@ class Replica:
 
     @property
     def is_leaving(self) -> bool:
-        """Nothing but pods on their way out is left of it."""
-        return all(map(is_terminating, self.pods))
+        """The pod that takes its requests is on its way out; without one, all that is left of it."""
+        return all(map(is_terminating, self.pods if self.leader is None else (self.leader,)))
+
+    @property
+    def is_active(self) -> bool:
+        """It is there, or about to be, and not leaving."""
+        return bool(self.active_pods) and not self.is_leaving
 
 
 def replicas_of(pods: Iterable[KubeObject]) -> list[Replica]:

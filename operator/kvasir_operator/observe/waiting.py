@@ -1,7 +1,8 @@
 """Why a pod, or a Deployment that cannot make its pods, is not ready yet: one reason and one sentence.
 
 Pure reading of pod and Deployment status, and of a pod's Events where its status says too little; the reasons are those
-of api/conditions.py. A container's status is read in containers.py, a pod's Events in pod_events.py.
+of api/conditions.py. A container's status is read in containers.py, a pod's Events in pod_events.py. A loader of
+models has words of its own (model_loader.py).
 """
 
 import re
@@ -12,6 +13,7 @@ from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
 from kvasir_operator.observe.containers import why_container_fails
+from kvasir_operator.observe.model_loader import DownloadProgress, describe_download, is_loader, why_loader_fails
 from kvasir_operator.observe.pod_events import why_creation_fails
 
 _ENDED_PHASES = ("Failed", "Succeeded")
@@ -32,12 +34,18 @@ def is_ready(pod: KubeObject) -> bool:
     return not is_terminating(pod) and _pod_condition(pod, "Ready").get("status") == "True"
 
 
-def why_pod_waits(pod: KubeObject, events: Sequence[KubeObject] = ()) -> Waiting | None:
-    """`events` are the pod's own; None for a pod that is ready, on its way out, or given up and replaced."""
+def why_pod_waits(
+    pod: KubeObject, events: Sequence[KubeObject] = (), download: DownloadProgress | None = None
+) -> Waiting | None:
+    """`events` are the pod's own, `download` what its loader says.
+
+    None for a pod that is ready, on its way out, or given up and replaced.
+    """
     if is_ready(pod) or is_terminating(pod) or pod.get("status", {}).get("phase") in _ENDED_PHASES:
         return None
-    failures = (failure for container in _containers(pod) if (failure := why_container_fails(container)) is not None)
-    reason, detail = _unscheduled(pod) or next(failures, None) or why_creation_fails(events) or _starting(pod)
+    fails = (_why_fails(container, download) for container in _containers(pod))
+    failure = next((each for each in fails if each is not None), None)
+    reason, detail = _unscheduled(pod) or failure or why_creation_fails(events) or _starting(pod, download)
     return Waiting(reason, f"pod {pod['metadata']['name']}: {detail}")
 
 
@@ -64,7 +72,13 @@ def _unscheduled(pod: KubeObject) -> tuple[Reason, str] | None:
     return Reason.VOLUME_UNAVAILABLE if _NO_VOLUME.search(message) else Reason.INSUFFICIENT_CAPACITY, message
 
 
-def _starting(pod: KubeObject) -> tuple[Reason, str]:
+def _why_fails(container: KubeObject, download: DownloadProgress | None) -> tuple[Reason, str] | None:
+    return why_loader_fails(container, download) if is_loader(container) else why_container_fails(container)
+
+
+def _starting(pod: KubeObject, download: DownloadProgress | None) -> tuple[Reason, str]:
+    if (described := describe_download(pod, download)) is not None:
+        return Reason.DOWNLOADING_MODEL, described
     status = pod.get("status", {})
     containers = status.get("containerStatuses", [])
     if any("running" in container.get("state", {}) for container in status.get("initContainerStatuses", [])):

@@ -10,6 +10,7 @@ from kvasir_operator.resources.engine_command import engine_command
 from kvasir_operator.resources.engine_resources import engine_resources, resource_claims, shared_memory
 from kvasir_operator.resources.kv_transfer import kv_transfer_env, kv_transfer_ports
 from kvasir_operator.resources.metadata import metadata
+from kvasir_operator.resources.model_loader import model_loaders
 from kvasir_operator.resources.model_volume import ModelVolume, draft_model_volume, model_volume
 from kvasir_operator.resources.parallel_ranks import rank_env, rank_ports
 from kvasir_operator.resources.pod_overrides import container_env, file_volumes, pod_metadata, scheduling
@@ -54,7 +55,9 @@ def engine_deployment(
 
 def engine_pod_template(service: InferenceService, role: EngineRole, settings: OperatorSettings) -> dict[str, Any]:
     """Everything that shapes the role's pods, and nothing else: what a revision is made from, so without its label."""
-    model, draft = model_volume(service.spec.model.source), draft_model_volume(role.engine.speculative)
+    model = model_volume(service.spec.model)
+    draft = draft_model_volume(role.engine.speculative, service.spec.model.cache)
+    loaders = model_loaders(service, role, settings, model, draft)
     volumes, mounts = _volumes_and_mounts(role, [model] if draft is None else [model, draft])
     spec = {
         "serviceAccountName": engine_service_account_name(service, role),
@@ -62,6 +65,7 @@ def engine_pod_template(service: InferenceService, role: EngineRole, settings: O
         "enableServiceLinks": False,
         "securityContext": sandbox.pod_security_context(role.pod.security_context),
         "terminationGracePeriodSeconds": int(service.spec.rollout.drain_timeout.seconds) + _STOP_MARGIN_SECONDS,
+        **({"initContainers": loaders} if loaders else {}),
         "containers": [
             {
                 "name": "engine",
@@ -98,6 +102,7 @@ def _volumes_and_mounts(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     memory_volumes, memory_mounts = shared_memory(role)
     files, file_mounts = file_volumes(role.pod)
-    volumes = [*(m.volume for m in models if m.volume is not None), sandbox.TMP_VOLUME, *memory_volumes, *files]
-    mounts = [*(m.mount for m in models if m.mount is not None), sandbox.TMP_MOUNT, *memory_mounts, *file_mounts]
+    shared = {model.volume["name"]: model for model in models}.values()  # both may lie in the one cache
+    volumes = [*(model.volume for model in shared), sandbox.TMP_VOLUME, *memory_volumes, *files]
+    mounts = [*(model.mount for model in shared), sandbox.TMP_MOUNT, *memory_mounts, *file_mounts]
     return volumes, mounts

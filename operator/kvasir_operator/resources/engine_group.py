@@ -29,11 +29,7 @@ def engine_group(
 ) -> dict[str, Any]:
     """`index` tells a revision's groups apart. `avoided_nodes` are taken only where no other node has room."""
     name = labels.group_name(service.name, role.name, revision, index)
-    own_labels = {labels.REVISION_LABEL: revision, labels.GROUP_LABEL: name}
-    template = engine_pod_template(service, role, settings)
-    template["metadata"]["labels"] |= own_labels
-    if avoided_nodes:
-        template["spec"]["affinity"] = _avoiding(template["spec"].get("affinity", {}), avoided_nodes)
+    own_labels = group_labels(name, revision)
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -48,9 +44,29 @@ def engine_group(
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 0,
             "selector": {"matchLabels": {**labels.role_selector(service.name, role.name), **own_labels}},
-            "template": template,
+            "template": group_template(service, role, own_labels, settings, avoided_nodes),
         },
     }
+
+
+def group_labels(name: str, revision: str) -> dict[str, str]:
+    """Of a group's object and its pods, beside those of its role."""
+    return {labels.REVISION_LABEL: revision, labels.GROUP_LABEL: name}
+
+
+def group_template(
+    service: InferenceService,
+    role: EngineRole,
+    own_labels: dict[str, str],
+    settings: OperatorSettings,
+    avoided_nodes: Sequence[str],
+) -> dict[str, Any]:
+    """`own_labels` as of `group_labels`."""
+    template = engine_pod_template(service, role, settings)
+    template["metadata"]["labels"] |= own_labels
+    if avoided_nodes:
+        template["spec"]["affinity"] = _avoiding(template["spec"].get("affinity", {}), avoided_nodes)
+    return template
 
 
 def rendezvous_service(service: InferenceService, role: EngineRole) -> dict[str, Any] | None:

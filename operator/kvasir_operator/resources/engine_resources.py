@@ -25,6 +25,13 @@ def engine_resources(role: EngineRole) -> dict[str, Any]:
     return result
 
 
+def loader_resources(role: EngineRole) -> dict[str, Any]:
+    """Of a container that runs before the engine: as much as that, so a pod needs no more, but for what computes."""
+    asked = engine_resources(role).get("requests", {})
+    amounts = {name: asked[name] for name in ("cpu", "memory") if name in asked}
+    return {"requests": amounts, "limits": amounts} if amounts else {}
+
+
 def resource_claims(role: EngineRole) -> list[dict[str, Any]]:
     """The pod's claims of dynamic resource allocation, as the manifest has them."""
     claims: list[dict[str, Any]] = as_manifest(role.resources.claims)

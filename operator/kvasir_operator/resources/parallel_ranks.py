@@ -4,6 +4,7 @@ A group's pods have one template, so each learns its node's rank and its group f
 `$(NAME)` of the environment into the command.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from kvasir_operator.api import labels
@@ -26,6 +27,12 @@ def parallel_flags(service: InferenceService, role: EngineRole) -> list[str]:
     flags = [text for flag, degree in degrees.items() if degree > 1 for text in (flag, str(degree))]
     expert = ["--enable-expert-parallel"] if role.parallelism.expert else []
     return [*flags, *expert, *(_node_flags(service, role) if role.is_grouped else [])]
+
+
+def with_master_address(command: Sequence[str], address: str) -> list[str]:
+    """`command` of a group's pod with another address of the one that leads."""
+    index = list(command).index(MASTER_ADDRESS_FLAG) + 1
+    return [*command[:index], address, *command[index + 1 :]]
 
 
 def rank_env(role: EngineRole) -> list[dict[str, Any]]:

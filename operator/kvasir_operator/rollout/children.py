@@ -1,6 +1,6 @@
 """What a rollout means for the children of former revisions: which are scaled, which stay, which are deleted.
 
-They are not rendered again, so only `spec.replicas` of their Deployments and StatefulSets is ever written, and a
+They are not rendered again, so only `spec.replicas` of their Deployments and groups is ever written, and a
 canary's weight taken off its Service. A Service stays while its workload has pods: routers find them by it.
 """
 
@@ -42,7 +42,7 @@ def _scales(observed: ObservedWorkload, wanted: int, going: Collection[str]) -> 
     running = chosen_indexes(groups, min(wanted, len(groups)), going, taken=())
     for group in groups:
         if group.is_running != (group.index in running):
-            yield Scale.of(group.stateful_set, group.num_nodes if group.index in running else 0)
+            yield Scale.of(group.obj, group.running_replicas if group.index in running else 0)
 
 
 def unweighs(

@@ -1,8 +1,8 @@
 """Workloads as the cluster's objects show them.
 
 A Deployment of an engine role is a workload whatever its name, also one of an earlier operator, whose selector takes in
-every revision: a pod belongs to its revision's own objects, and only without any to that. The StatefulSets of a role's
-groups in one revision are a workload together.
+every revision: a pod belongs to its revision's own objects, and only without any to that. A role's groups of one
+revision, StatefulSets or LeaderWorkerSets, are a workload together.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,6 +26,7 @@ from kvasir_operator.groups.group import Group, groups_of
 from kvasir_operator.groups.problems import why_group_fails
 from kvasir_operator.kube.kinds import (
     DEPLOYMENT,
+    GROUP_KINDS,
     SERVICE,
     STATEFUL_SET,
     WORKLOAD_KINDS,
@@ -34,6 +35,8 @@ from kvasir_operator.kube.kinds import (
     is_terminating,
     object_key,
 )
+from kvasir_operator.kube.pod_template import pod_template
+from kvasir_operator.observe.model_loader import engine_waits_since
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.observe.replicas import Replica, replicas_of
 from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits
@@ -45,7 +48,7 @@ _PASSING: Final = (Reason.NOT_RESPONDING, Reason.NODE_NOT_READY)
 
 @dataclass(frozen=True)
 class ObservedWorkload:
-    """A workload with its Deployment, or its StatefulSets, and its pods, those that are on their way out too."""
+    """A workload with its Deployment, or its groups' objects, and its pods, those that are on their way out too."""
 
     workload: Workload
     objects: tuple[KubeObject, ...]
@@ -59,7 +62,7 @@ class ObservedWorkload:
     @property
     def groups(self) -> list[Group]:
         """By index; none where pods are replicas by themselves."""
-        return groups_of((each for each in self.objects if object_key(each).kind == STATEFUL_SET), self.pods)
+        return groups_of((each for each in self.objects if object_key(each).kind in GROUP_KINDS), self.pods)
 
     @property
     def replicas(self) -> list[Replica]:
@@ -95,7 +98,7 @@ def observe_workloads(observed: Observed, owner_uid: str, now: str) -> list[Obse
 
 
 def _by_workload(children: Iterable[KubeObject]) -> list[tuple[KubeObject, ...]]:
-    """Each Deployment of engines by itself, and the StatefulSets of groups by role and revision."""
+    """Each Deployment of engines by itself, and the groups by role and revision."""
     deployments: list[tuple[KubeObject, ...]] = []
     groups: dict[WorkloadKey, tuple[KubeObject, ...]] = {}
     for child in children:
@@ -110,7 +113,7 @@ def _by_workload(children: Iterable[KubeObject]) -> list[tuple[KubeObject, ...]]
 
 
 def _group_of_template(workload: KubeObject) -> str | None:
-    group: str | None = workload["spec"]["template"]["metadata"]["labels"].get(GROUP_LABEL)
+    group: str | None = pod_template(workload)["metadata"]["labels"].get(GROUP_LABEL)
     return group
 
 
@@ -123,12 +126,12 @@ def _observed_workload(
 ) -> ObservedWorkload:
     pods = tuple(pod for pod in observed.pods if _belongs(pod, objects[0], keys))
     replicas = replicas_of(pods)
-    active = [each for each in replicas if each.active_pods]
+    active = [each for each in replicas if each.is_active]
     waits = {
         pod["metadata"]["name"]: wait
         for replica in active
         for pod in replica.active_pods
-        if (wait := why_pod_waits(pod, observed.pod_events.get(pod["metadata"]["name"], ()))) is not None
+        if (wait := _why_waits(pod, observed)) is not None
     }
     key = _key(objects[0])
     assert key is not None
@@ -166,7 +169,7 @@ def revision_number(workload: KubeObject) -> int:
 
 def _key(workload: KubeObject) -> WorkloadKey | None:
     """By its template, which nobody can change without new pods; None for what holds no engine."""
-    template_labels = workload["spec"]["template"]["metadata"].get("labels", {})
+    template_labels = pod_template(workload)["metadata"].get("labels", {})
     role, revision = template_labels.get(ROLE_LABEL), template_labels.get(REVISION_LABEL)
     return WorkloadKey(role, revision) if role in ENGINE_ROLES and revision is not None else None
 
@@ -175,7 +178,7 @@ def _service_name(workload: KubeObject) -> str:
     """Of the Service by which routers find its pods: a Deployment's has its name."""
     if object_key(workload).kind == DEPLOYMENT:
         return str(workload["metadata"]["name"])
-    own_labels = workload["spec"]["template"]["metadata"]["labels"]
+    own_labels = pod_template(workload)["metadata"]["labels"]
     return workload_name(own_labels[SERVICE_LABEL], own_labels[ROLE_LABEL], own_labels[REVISION_LABEL])
 
 
@@ -184,7 +187,8 @@ def _belongs(pod: KubeObject, workload: KubeObject, keys: Collection[WorkloadKey
     key = WorkloadKey(pod_labels.get(ROLE_LABEL, ""), pod_labels.get(REVISION_LABEL, ""))
     if key in keys:
         return key == _key(workload)
-    return bool(workload["spec"]["selector"]["matchLabels"].items() <= pod_labels.items())
+    selector = workload["spec"].get("selector")  # a LeaderWorkerSet has none
+    return selector is not None and bool(selector["matchLabels"].items() <= pod_labels.items())
 
 
 def _weight(service: KubeObject) -> int | None:
@@ -194,8 +198,13 @@ def _weight(service: KubeObject) -> int | None:
     return None if APPLIED_HASH in service["metadata"].get("annotations", {}) else 0  # see plan.Unweigh
 
 
+def _why_waits(pod: KubeObject, observed: Observed) -> Waiting | None:
+    name = pod["metadata"]["name"]
+    return why_pod_waits(pod, observed.pod_events.get(name, ()), observed.downloads.get(name))
+
+
 def _is_leaving(replica: Replica) -> bool:
-    return any(map(is_terminating, replica.pods)) and not replica.active_pods
+    return any(map(is_terminating, replica.pods)) and not replica.is_active
 
 
 def _is_useless(replica: Replica, waits: Mapping[str, Waiting]) -> bool:
@@ -220,25 +229,26 @@ def _trouble(observed: ObservedWorkload, waits: Sequence[Waiting], now: str) -> 
     degrading = [wait for wait in found if wait.reason in DEGRADING_REASONS]
     if degrading:
         return min(degrading, key=lambda wait: severity(wait.reason)).message
-    active = [replica for replica in observed.replicas if replica.active_pods]
+    active = [replica for replica in observed.replicas if replica.is_active]
     deadline = _deadline_seconds(observed.objects[0])
     if deadline is None or not active or any(replica.is_ready for replica in active):
         return None
-    waited = max(_age_seconds(pod, now) for replica in active for pod in replica.active_pods)
-    if waited <= deadline:
+    waited = [_waited_seconds(pod, now) for replica in active for pod in replica.active_pods]
+    if max(waited) <= deadline:
         return None
     return f"{_service_name(observed.objects[0])}: no pod became ready within {deadline} s"
 
 
 def _deadline_seconds(workload: KubeObject) -> int | None:
-    """A Deployment says it; a StatefulSet has no such field, and its pods' startup probe says the same."""
+    """A Deployment says it; a group has no such field, and its pods' startup probe says the same."""
     if object_key(workload).kind == DEPLOYMENT:
         deadline: int | None = workload["spec"].get("progressDeadlineSeconds")
         return deadline
-    probe = workload["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    probe = pod_template(workload)["spec"]["containers"][0]["startupProbe"]
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
-def _age_seconds(pod: KubeObject, now: str) -> float:
-    made = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    return (datetime.fromisoformat(now) - made).total_seconds()
+def _waited_seconds(pod: KubeObject, now: str) -> float:
+    """For the engine alone: a download takes what it takes."""
+    since = engine_waits_since(pod)
+    return 0.0 if since is None else (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()

@@ -1,7 +1,7 @@
 """Which of a workload's replicas go when it shrinks: those with the least work, of equals the youngest.
 
 The youngest have the coldest caches. Of a Deployment, Kubernetes removes the pods with the lowest pod-deletion-cost
-first, so the choice is written there before the smaller number is applied. A group goes with its StatefulSet. What goes
+first, so the choice is written there before the smaller number is applied. A group goes with its object. What goes
 then drains by itself: SIGTERM stops its admission, its EndpointSlice takes it out of the routers' sight, and it ends
 once its answers have.
 """

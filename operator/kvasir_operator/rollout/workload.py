@@ -1,6 +1,6 @@
 """What a rollout knows of the pods: a workload is one role's pods of one revision, behind one Deployment.
 
-Where a replica is a group of pods, behind a StatefulSet of its own, "pod" stands for the group in all of this folder.
+Where a replica is a group of pods, behind an object of its own, "pod" stands for the group in all of this folder.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The five conditions of a service, one function each, from its roles and its situation."""
+"""The conditions of a service, one function each, from its roles and its situation."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +19,7 @@ def service_conditions(roles: Sequence[RoleState], situation: Situation) -> list
         _routable(roles, situation),
         _progressing(roles, situation),
         _degraded(roles, situation),
+        *_scaling_active(situation),
     ]
 
 
@@ -166,6 +167,15 @@ def _degraded(roles: Sequence[RoleState], situation: Situation) -> Condition:
     by_severity = sorted(waits, key=lambda wait: severity(wait.reason))
     message = "; ".join(dict.fromkeys(wait.message for wait in by_severity))
     return Condition(ConditionType.DEGRADED, True, by_severity[0].reason, message)
+
+
+def _scaling_active(situation: Situation) -> list[Condition]:
+    """Of an autoscaled service only."""
+    if situation.scaling is None or situation.is_suspended:
+        return []
+    if situation.scaling.trouble is not None:
+        return [_not(ConditionType.SCALING_ACTIVE, situation.scaling.trouble)]
+    return [Condition(ConditionType.SCALING_ACTIVE, True, Reason.FOLLOWING_DEMAND, "replicas follow demand")]
 
 
 def _missing_prefill(engines: Sequence[RoleState]) -> list[Waiting]:

@@ -38,6 +38,7 @@ def notable_changes(previous: dict[str, Any], status: dict[str, Any], plan: Plan
         *_rollout_changes(previous, status),
         *_ready_changes(previous, status),
         *_degraded_changes(previous, status),
+        *_scaling_changes(previous, status),
     ]
 
 
@@ -86,6 +87,17 @@ def _degraded_changes(previous: dict[str, Any], status: dict[str, Any]) -> Itera
         yield ServiceEvent("Warning", after["reason"], after["message"])
     elif after["status"] == "False" and before.get("status") == "True":
         yield ServiceEvent("Normal", "Recovered", f"no longer {before['reason']}")
+
+
+def _scaling_changes(previous: dict[str, Any], status: dict[str, Any]) -> Iterable[ServiceEvent]:
+    for entry in status.get("scaling", []):
+        if entry not in previous.get("scaling", []):
+            change = f"{entry['role']}: from {entry['from']} to {entry['to']}"
+            yield ServiceEvent("Normal", entry["reason"], f"{change}: {entry['message']}")
+    before = find_condition(previous.get("conditions", []), ConditionType.SCALING_ACTIVE) or {}
+    after = find_condition(status["conditions"], ConditionType.SCALING_ACTIVE) or {}
+    if after.get("status") == "False" and before.get("reason") != after["reason"]:
+        yield ServiceEvent("Warning", after["reason"], after["message"])
 
 
 def _pair(

@@ -15,7 +15,7 @@ from kvasir_operator.kube.kinds import INFERENCE_SERVICE, KubeObject
 
 logger = logging.getLogger(__name__)
 
-_OURS = ("observedGeneration", "phase", "url", "ready", "replicas", "selector", "roles", "conditions")
+_OURS = ("observedGeneration", "phase", "url", "ready", "replicas", "selector", "roles", "conditions", "scaling")
 
 
 async def report_status(client: KubeClient, service: KubeObject, status: dict[str, Any]) -> bool:

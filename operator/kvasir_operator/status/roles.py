@@ -1,6 +1,6 @@
 """What one role's workloads and pods come to: counts of replicas, and the worst that keeps one from being ready.
 
-A replica is a pod of a Deployment, or all pods of a StatefulSet.
+A replica is a pod of a Deployment, or all pods of a StatefulSet or LeaderWorkerSet.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +9,14 @@ from types import MappingProxyType
 
 from kvasir_operator.api.conditions import Reason, severity
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER, ROLES
-from kvasir_operator.kube.kinds import DEPLOYMENT, KubeObject, is_terminating, object_key
+from kvasir_operator.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, KubeObject, is_terminating, object_key
+from kvasir_operator.kube.pod_template import pod_template
+from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.observe.replicas import replicas_of
 from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits
 
 _NO_EVENTS: Mapping[str, Sequence[KubeObject]] = MappingProxyType({})
+_NO_DOWNLOADS: Mapping[str, DownloadProgress] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class RoleState:
 
 def role_of(workload: KubeObject) -> str | None:
     """By its template, whose labels its selector holds; None for a workload that has no pods of ours."""
-    role: str | None = workload["spec"]["template"]["metadata"].get("labels", {}).get(ROLE_LABEL)
+    role: str | None = pod_template(workload)["metadata"].get("labels", {}).get(ROLE_LABEL)
     return role if role in ROLES else None
 
 
@@ -59,19 +62,22 @@ def role_state(
     desired: int,
     pods: Iterable[KubeObject],
     pod_events: Mapping[str, Sequence[KubeObject]] = _NO_EVENTS,
+    downloads: Mapping[str, DownloadProgress] = _NO_DOWNLOADS,
 ) -> RoleState:
     """`workloads` of one role, the current revision's first: it may be a desired object that the API server refused.
 
-    `desired`: replicas wanted, over all revisions. `pod_events` are the Events by name of the pod that they are about.
+    `desired`: replicas wanted, over all revisions. `pod_events` are the Events by name of the pod that they are about,
+    `downloads` what its loader says by name of the pod.
     """
-    template = workloads[0]["spec"]["template"]
+    template = pod_template(workloads[0])
     role, revision = template["metadata"]["labels"][ROLE_LABEL], _revision(template)
     own = [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
     replicas = replicas_of(own)
     ready = [replica for replica in replicas if replica.is_ready]
-    current = [each for each in workloads if _revision(each["spec"]["template"]) == revision]
+    current = [each for each in workloads if _revision(pod_template(each)) == revision]
     num_replicas, num_current = sum(map(_num_replicas, workloads)), sum(map(_num_updated, current))
     is_settled = all(map(_is_seen, current)) and num_replicas == num_current == desired
+    is_enough = len(ready) >= desired and is_settled
     return RoleState(
         role=role,
         desired=desired,
@@ -81,7 +87,7 @@ def role_state(
         num_replicas=num_replicas,
         num_former=max(0, num_replicas - num_current),
         is_settled=is_settled,
-        waiting=None if len(ready) >= desired and is_settled else _worst_wait(current, own, pod_events, desired),
+        waiting=None if is_enough else _worst_wait(current, own, pod_events, downloads, desired),
         has_groups=object_key(workloads[0]).kind != DEPLOYMENT,
     )
 
@@ -95,7 +101,7 @@ def idle_role(role: str, desired: int, revision: str, pods: Iterable[KubeObject]
 
 
 def _num_replicas(workload: KubeObject) -> int:
-    """Of a StatefulSet all pods are one."""
+    """Of a StatefulSet all pods are one; a LeaderWorkerSet counts them so itself."""
     number: int = workload.get("status", {}).get("replicas", 0)
     return number if object_key(workload).kind == DEPLOYMENT else int(number > 0)
 
@@ -111,7 +117,10 @@ def _num_updated(workload: KubeObject) -> int:
 
 
 def _is_seen(workload: KubeObject) -> bool:
-    observed: int = workload.get("status", {}).get("observedGeneration", -1)
+    status = workload.get("status", {})
+    if status and object_key(workload).kind == LEADER_WORKER_SET and "observedGeneration" not in status:
+        return True  # most releases do not say
+    observed: int = status.get("observedGeneration", -1)
     generation: int = workload["metadata"].get("generation", 0)
     return observed >= generation
 
@@ -125,12 +134,14 @@ def _worst_wait(
     workloads: Sequence[KubeObject],
     pods: Sequence[KubeObject],
     events: Mapping[str, Sequence[KubeObject]],
+    downloads: Mapping[str, DownloadProgress],
     desired: int,
 ) -> Waiting | None:
     """`workloads` are the current revision's, at least one."""
     # What a former revision's pods lack no longer matters once there are pods to replace them.
-    current = [pod for pod in pods if _revision(pod) == _revision(workloads[0]["spec"]["template"])] or pods
-    pod_waits = (why_pod_waits(pod, events.get(pod["metadata"]["name"], ())) for pod in current)
+    current = [pod for pod in pods if _revision(pod) == _revision(pod_template(workloads[0]))] or pods
+    named = ((pod["metadata"]["name"], pod) for pod in current)
+    pod_waits = (why_pod_waits(pod, events.get(name, ()), downloads.get(name)) for name, pod in named)
     waits = [wait for wait in (*map(why_deployment_waits, workloads), *pod_waits) if wait is not None]
     if waits:
         return min(waits, key=lambda wait: severity(wait.reason))
@@ -139,4 +150,5 @@ def _worst_wait(
         return None
     key = object_key(workloads[0])
     unit = "pods" if key.kind == DEPLOYMENT else "groups of pods"
-    return Waiting(Reason.WAITING_FOR_PODS, f"{key}: {num_made} of {desired} {unit} made")
+    maker = "; the controller of LeaderWorkerSets makes them, if it runs" if key.kind == LEADER_WORKER_SET else ""
+    return Waiting(Reason.WAITING_FOR_PODS, f"{key}: {num_made} of {desired} {unit} made{maker}")

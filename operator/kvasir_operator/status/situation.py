@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvasir_operator.autoscaling.ledger import ServiceScaling
 from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.plan import RolloutState
@@ -21,3 +22,5 @@ class Situation:
     is_suspended: bool = False
     gateway: GatewayState | None = None
     """None where requests come through a router of the service's own."""
+    scaling: ServiceScaling | None = None
+    """What was decided of the replicas of autoscaled roles; None where none is."""

@@ -6,12 +6,15 @@ from typing import Any
 from kvasir_operator.api.conditions import Condition, ConditionType, Reason, carry_over
 from kvasir_operator.api.labels import RANK_LABEL, ROLE_LABEL, ROLES, SERVICE_LABEL
 from kvasir_operator.api.service_status import Phase
+from kvasir_operator.autoscaling.ledger import merged_entries
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.status.conditions import engines_of, service_conditions
 from kvasir_operator.status.roles import RoleState
 from kvasir_operator.status.situation import Situation
 
-_STARTING_PODS = frozenset({Reason.LOADING_MODEL, Reason.INITIALIZING, Reason.STARTING_ROUTER})
+_STARTING_PODS = frozenset(
+    {Reason.DOWNLOADING_MODEL, Reason.LOADING_MODEL, Reason.INITIALIZING, Reason.STARTING_ROUTER}
+)
 
 
 def derive_status(
@@ -33,8 +36,15 @@ def derive_status(
         "selector": _selector(metadata["name"], engines) if engines else None,
         "roles": [_role_entry(state) for state in ordered],
         "conditions": carry_over(previous.get("conditions", []), conditions, metadata["generation"], now),
+        "scaling": _scaling_entries(previous, situation),
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _scaling_entries(previous: dict[str, Any], situation: Situation) -> list[dict[str, Any]] | None:
+    """What was decided stays to be read after autoscaling was switched off."""
+    new = () if situation.scaling is None else situation.scaling.entries
+    return merged_entries(previous.get("scaling", []), new) or None
 
 
 def _staffing(engines: Sequence[RoleState]) -> str:

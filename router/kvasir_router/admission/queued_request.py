@@ -30,9 +30,14 @@ class QueuedRequest:
     def cost_tokens(self) -> int:
         return max(self.num_tokens, _MIN_COST_TOKENS)
 
+    @property
+    def counted_work(self) -> float:
+        """In its ratio. Streams that have begun are equal."""
+        return _MIN_COST_TOKENS if self.has_begun else max(self.work, _MIN_COST_TOKENS)
+
     def response_ratio(self, now: float) -> float:
         """Streams that have begun are equal."""
-        return 0.0 if self.has_begun else (now - self.arrived) / max(self.work, _MIN_COST_TOKENS)
+        return 0.0 if self.has_begun else (now - self.arrived) / self.counted_work
 
     @property
     def rank(self) -> int:

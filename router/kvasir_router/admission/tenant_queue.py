@@ -57,7 +57,7 @@ class TenantQueue:
         """Anew, of how much work they are."""
         for each in list(islice(self._to_estimate, _ESTIMATES_A_START)):
             self._to_estimate.move_to_end(each)
-            each.work = each.estimate()
+            self._lines[each.model].estimated(each, each.estimate())
 
     def last(self) -> QueuedRequest:
         """The least pressing of at least one."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
 
-from kvasir_router.placement.costs import TERMS, Term
+from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, DerivedTerm, Term, columns_of
 from kvasir_router.placement.placement import Placement, leg_on
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
@@ -19,13 +19,16 @@ TIE_TOLERANCE = 0.02
 class FinishTime:
     """Of ties the endpoint that was idle longest wins."""
 
-    def __init__(self, terms: Mapping[str, Term] = TERMS) -> None:
+    def __init__(self, terms: Mapping[str, Term] = TERMS, derived: Mapping[str, DerivedTerm] = DERIVED_TERMS) -> None:
         self._terms = terms
+        self._derived = derived
 
     def place(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
     ) -> Placement:
-        columns: list[Iterable[float]] = [term(request, endpoints, cached, now) for term in self._terms.values()]
+        columns: Iterable[Iterable[float]] = columns_of(
+            self._terms, self._derived, request, endpoints, cached, now
+        ).values()
         costs = list(reduce(_added, columns))  # a third of the time of a sum for each endpoint
         lowest = min(costs)
         limit = lowest * (1 + TIE_TOLERANCE)
@@ -37,7 +40,7 @@ class FinishTime:
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
     ) -> dict[str, dict[str, float]]:
         """For people: url -> the terms in seconds."""
-        columns = {name: term(request, endpoints, cached, now) for name, term in self._terms.items()}
+        columns = columns_of(self._terms, self._derived, request, endpoints, cached, now)
         return {
             endpoint.url: {name: column[position] for name, column in columns.items()}
             for position, endpoint in enumerate(endpoints)

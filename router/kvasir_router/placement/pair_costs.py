@@ -7,7 +7,7 @@ Terms are finish_time's, on whichever side they belong to, and two more: `decode
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvasir_router.placement.costs import TERMS, Term, decode_stall
+from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, DerivedTerm, Term, columns_of, decode_stall
 from kvasir_router.placement.finish_time import TIE_TOLERANCE
 from kvasir_router.placement.placement import decode_leg_on
 from kvasir_router.request import InferenceRequest
@@ -46,9 +46,9 @@ class PairCosts:
         transfers: TransferTimes,
     ) -> None:
         self._transfers = transfers
-        self._decode = _Column(_DECODE_TERMS, request, decodes, cached, now)
-        self._local = _Column(_LOCAL_TERMS, request, decodes, cached, now)
-        self._remote = _Column(_REMOTE_TERMS, request, prefills, cached, now)
+        self._decode = _Column(_DECODE_TERMS, {}, request, decodes, cached, now)
+        self._local = _Column(_LOCAL_TERMS, DERIVED_TERMS, request, decodes, cached, now)
+        self._remote = _Column(_REMOTE_TERMS, DERIVED_TERMS, request, prefills, cached, now)
         self._lacking = {decode.url: decode_leg_on(decode, request, cached).received_tokens for decode in decodes}
         self.partners = self._shortlists(prefills)
 
@@ -93,14 +93,16 @@ class _Column:
     def __init__(
         self,
         terms: Mapping[str, Term],
+        derived: Mapping[str, DerivedTerm],
         request: InferenceRequest,
         endpoints: Sequence[Endpoint],
         cached: Mapping[str, int],
         now: float,
     ) -> None:
-        self._names = tuple(terms)
-        columns = [term(request, endpoints, cached, now) for term in terms.values()] if endpoints else []
-        self._rows = {endpoint.url: row for endpoint, row in zip(endpoints, zip(*columns, strict=True), strict=True)}
+        columns = columns_of(terms, derived, request, endpoints, cached, now) if endpoints else {}
+        self._names = tuple(columns)
+        rows = zip(*columns.values(), strict=True)
+        self._rows = {endpoint.url: row for endpoint, row in zip(endpoints, rows, strict=True)}
         self.seconds = {url: sum(row) for url, row in self._rows.items()}
 
     def terms_of(self, url: str) -> dict[str, float]:

@@ -40,8 +40,10 @@ class IdleTimeouts:
             self._timer.cancel()
 
     def _look(self) -> None:
+        """Each is timed out once. The next look is certain before any of them, whatever it raises, is."""
         now = self._loop.time()
-        for one in self._watched:
-            if now - one.idle_since(now) >= self._seconds:
-                one.time_out(self._seconds)
         self._timer = self._loop.call_later(self._seconds_between, self._look) if self._watched else None
+        for one in tuple(self._watched):
+            if now - one.idle_since(now) >= self._seconds:
+                self._watched.discard(one)
+                one.time_out(self._seconds)

@@ -27,6 +27,7 @@ from kvasir_router.service.in_flight_limits import InFlightLimits
 from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.ledger import Ledger
 from kvasir_router.service.load import EndpointLoad
+from kvasir_router.service.migration import Migration
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.registry import Registry
@@ -104,7 +105,16 @@ class ServiceFactory:
         if self._followings is not None:
             following = self._followings.create(index, registry, settings.router_secret, admission.wake)
             index = following.index
-        prober = Prober(registry, ledger, index, self._session, config.probe_interval, self._probe_pace)
+        migration = Migration(registry, ledger, self._session, settings.router_secret)
+        prober = Prober(
+            registry,
+            ledger,
+            index,
+            self._session,
+            config.probe_interval,
+            self._probe_pace,
+            migration if config.kv_transfer_port else None,
+        )
         return Service(
             settings.name,
             Fleet(registry, ledger, prefill, limits, prober, following),

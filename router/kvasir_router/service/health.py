@@ -24,6 +24,7 @@ from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.service.kv_metrics import parse_kv_metrics
 from kvasir_router.service.ledger import Ledger
+from kvasir_router.service.migration import Migration
 from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.registry import EndpointState, Registry
 
@@ -65,7 +66,7 @@ class _Listing(msgspec.Struct):
 
 @dataclass(eq=False)
 class _Watch:
-    url: str
+    address: Address
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     num_silent: int = 0
     has_listed: bool = False  # its models
@@ -74,9 +75,13 @@ class _Watch:
     is_gone: bool = False  # no endpoint any more
     task: asyncio.Task[None] | None = None
 
+    @property
+    def url(self) -> str:
+        return self.address.url
+
 
 class Prober:
-    """Owns one task per endpoint. Services share a `pace`."""
+    """Owns one task per endpoint. Services share a `pace`. `migration` None: what drains is left alone."""
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class Prober:
         session: aiohttp.ClientSession,
         interval_seconds: float,
         pace: ProbePace,
+        migration: Migration | None = None,
     ) -> None:
         self._registry = registry
         self._ledger = ledger
@@ -93,6 +99,7 @@ class Prober:
         self._session = session
         self._interval_seconds = interval_seconds
         self._pace = pace
+        self._migration = migration
         self._watches: dict[Address, _Watch] = {}
         self._last_request = -math.inf  # of the event loop's clock
 
@@ -110,7 +117,7 @@ class Prober:
                 watch.wake.set()
             watch.is_gone = address not in addresses
         for address in addresses - self._watches.keys():
-            watch = self._watches[address] = _Watch(address.url)
+            watch = self._watches[address] = _Watch(address)
             watch.task = asyncio.create_task(self._run(address, watch), name=f"probe {address.url}")
 
     def eject(self, url: str) -> None:
@@ -157,6 +164,8 @@ class Prober:
         watch.num_silent = watch.num_silent + 1 if finding is _Finding.SILENT else 0
         if not watch.is_gone:
             self._report(watch, self._state(watch, finding))
+        if finding is _Finding.NOT_READY and self._migration is not None:
+            await self._migration.drains(watch.address)
         if finding is _Finding.UNHEALTHY or watch.num_silent >= _SILENT_PROBES_TO_EJECT:
             self._ledger.interrupt(watch.url)
         if finding is not _Finding.READY:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.prefix_index.event_statistics import EventStatistics
 from kvasir_router.service.event_feed import EventFeed
 
@@ -42,7 +43,7 @@ class KvEventCollector(Collector):
         ):
             yield CounterMetricFamily(f"kvasir_router_{name}", text, value=value)
         yield GaugeMetricFamily(
-            "kvasir_router_kv_blocks", "Blocks known to be cached, of all endpoints.", sum(f.num_held for f in feeds)
+            FleetSeries.KV_BLOCKS.value, "Blocks known to be cached, of all endpoints.", sum(f.num_held for f in feeds)
         )
         lag = max((feed.max_lag_seconds for feed in feeds), default=0.0)
-        yield GaugeMetricFamily("kvasir_router_kv_event_lag_seconds", "Of the endpoint that is furthest behind.", lag)
+        yield GaugeMetricFamily(FleetSeries.KV_EVENT_LAG_SECONDS.value, "Of the endpoint that is furthest behind.", lag)

@@ -4,7 +4,7 @@ An engine works off its queue in its own order. What waits here instead keeps th
 and a request is placed by what is known when it can start, not when it came.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 
 from kvasir_router.endpoints.address import Role
@@ -34,25 +34,32 @@ class LateBinding:
     def seconds_to_room(self, model: str | None) -> float:
         """Until some endpoint has room for the model and little ahead. 0.0: now; inf: not by time alone."""
         now = self._clock()
-        is_paired = self._pairing is not None and self._registry.is_disaggregated
-        prefills = partners(self._registry.prefilling(model), now) if is_paired else ()
+        elsewhere = self._seconds_elsewhere(model, now)
         soonest = inf
         for endpoint in self._registry.serving(model):
             if endpoint.has_room:
-                soonest = min(soonest, self._seconds_to_prefill(endpoint, prefills, now))
+                soonest = min(soonest, self._seconds_to_prefill(endpoint, elsewhere, now))
                 if not soonest:
                     break
         return soonest
 
-    def _seconds_to_prefill(self, decode: Endpoint, prefills: Sequence[Endpoint], now: float) -> float:
+    def _seconds_elsewhere(self, model: str | None, now: float) -> Mapping[str, float]:
+        """Until some engine that prefills for others has little ahead, by the revision that it does so for."""
+        if self._pairing is None or not self._registry.is_disaggregated:
+            return {}
+        seconds: dict[str, float] = {}
+        for partner in partners(self._registry.prefilling(model), now):
+            own = _seconds_to_room(partner.load, self._max_prefill_seconds, now)
+            seconds[partner.revision] = min(own, seconds.get(partner.revision, inf))
+        return seconds
+
+    def _seconds_to_prefill(self, decode: Endpoint, elsewhere: Mapping[str, float], now: float) -> float:
         """There or elsewhere. Where long prompts must go elsewhere, nothing starts until they could."""
-        own_partners = [each for each in prefills if each.revision == decode.revision]
-        limit = self._max_prefill_seconds
-        own = _seconds_to_room(decode.load, limit, now)
-        if self._pairing is None or decode.role is not Role.DECODE or not own_partners:
+        own = _seconds_to_room(decode.load, self._max_prefill_seconds, now)
+        if self._pairing is None or decode.role is not Role.DECODE or decode.revision not in elsewhere:
             return own
-        elsewhere = min(_seconds_to_room(partner.load, limit, now) for partner in own_partners)
-        return min(own, elsewhere) if self._pairing.remote_min_tokens is None else elsewhere
+        by_partner = elsewhere[decode.revision]
+        return min(own, by_partner) if self._pairing.remote_min_tokens is None else by_partner
 
 
 def _seconds_to_room(load: EndpointLoad, limit: float, now: float) -> float:

@@ -106,6 +106,9 @@ class Ledger:
     def has_in_flight(self, url: str) -> bool:
         return url in self._tickets
 
+    def num_in_flight(self, url: str) -> int:
+        return len(self._tickets.get(url, ()))
+
     def _ticket(self, leg: Leg, request: InferenceRequest, placement: Placement, now: float) -> Ticket:
         num_output_tokens = 0 if leg is placement.prefill else request.num_output_tokens
         tickets = self._tickets.setdefault(leg.endpoint.url, {})

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.service.service import Service
 
@@ -36,7 +37,7 @@ class ServiceCollector(Collector):
 
 def _endpoints() -> GaugeMetricFamily:
     text = "Known endpoints by service and state."
-    return GaugeMetricFamily("kvasir_router_service_endpoints", text, labels=(*_LABELS, "state"))
+    return GaugeMetricFamily(FleetSeries.SERVICE_ENDPOINTS.value, text, labels=(*_LABELS, "state"))
 
 
 def _queue_depth() -> GaugeMetricFamily:

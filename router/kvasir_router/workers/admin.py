@@ -54,16 +54,19 @@ class WorkerAdmins:
             return 503, str(error).encode()
 
 
-def create_supervisor_app(admins: WorkerAdmins, is_serving: Callable[[], bool]) -> FastAPI:
-    """/ready holds while some worker is ready, /health while each that serves answers. What one worker alone can tell
-    (/endpoints, /debug/routing) is asked of worker 0, or of `?worker=N`.
+def create_supervisor_app(
+    admins: WorkerAdmins, is_serving: Callable[[], bool], all_start: Callable[[], bool]
+) -> FastAPI:
+    """/ready holds while some worker is ready, /health while each that serves answers and none fails to start: a new
+    pod may do better. What one worker alone can tell (/endpoints, /debug/routing) is asked of worker 0, or of
+    `?worker=N`.
     """
     app = FastAPI(title="Kvasir router admin", openapi_url=None)
 
     @app.get("/health")
     async def health() -> Response:
         found = await admins.get_all("/health")
-        return Response(status_code=200 if all(status == 200 for status, _ in found) else 503)
+        return Response(status_code=200 if all_start() and all(status == 200 for status, _ in found) else 503)
 
     @app.get("/ready")
     async def ready() -> Response:

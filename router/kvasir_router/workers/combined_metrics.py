@@ -10,15 +10,9 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-_SEEN_BY_ALL = frozenset(
-    {
-        "kvasir_router_endpoints",
-        "kvasir_router_service_endpoints",
-        "kvasir_router_ejected_endpoints",
-        "kvasir_router_kv_blocks",
-        "kvasir_router_kv_event_lag_seconds",
-    }
-)
+from kvasir_router.fleet_series import FleetSeries
+
+_SEEN_BY_ALL = frozenset(FleetSeries)
 # When a worker began to count is nothing that can be added up.
 _CREATED = "_created"
 

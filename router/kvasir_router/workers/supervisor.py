@@ -28,6 +28,8 @@ from kvasir_router.workers.worker import config_of_worker
 logger = logging.getLogger(__name__)
 
 _COMMAND = (sys.executable, "-m", "kvasir_router.workers.worker")
+# A start is imports for the most part: seconds, on a crowded machine too. What hangs is killed and tried again.
+_START_SECONDS = 60.0
 _RESTART_SECONDS = 1.0
 # Beyond the time that a worker takes to drain.
 _STOP_SECONDS = 10.0
@@ -52,7 +54,9 @@ async def _serve_until_signal(config: RouterConfig) -> None:
         listening(admin_host, config.admin_port, "--admin-port") as admin_socket,
     ):
         async with supervised(config, port.getsockname()[1]) as supervisor:
-            app = create_supervisor_app(supervisor.admins, lambda: not supervisor.is_stopping)
+            app = create_supervisor_app(
+                supervisor.admins, lambda: not supervisor.is_stopping, lambda: supervisor.all_start
+            )
             async with http_server(app, admin_socket, Connections(_ADMIN_CONNECTIONS), shutdown_timeout_seconds=1.0):
                 await _first_of(supervisor.all_serve(), stop.wait())
                 told = config.workers, url_of(port), url_of(admin_socket)
@@ -94,10 +98,16 @@ class Supervisor:
         self._config = pickle.dumps(config_of_worker(config, port))
         self._processes: dict[int, Process] = {}
         self._has_served: set[int] = set()
+        self._failed_to_start: set[int] = set()
         self._all_serve: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def all_start(self) -> bool:
+        """False while some worker's last start did not come to serving: the next one may not either."""
+        return self.is_stopping or not self._failed_to_start
+
     async def all_serve(self) -> None:
-        """Raises StartupError where one ends before it has ever served."""
+        """Raises StartupError where one ends, or is killed, before it has ever served."""
         await self._all_serve
 
     async def keep(self, number: int) -> None:
@@ -122,21 +132,18 @@ class Supervisor:
                 await asyncio.gather(*(process.wait() for process in self._processes.values()))
 
     async def _run_worker(self, number: int) -> str:
-        """Returns how it has ended; where this is cancelled, it is killed."""
+        """Returns how it has ended; where it takes too long to serve, or this is cancelled, it is killed."""
         try:
             process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE)
         except OSError as error:  # the machine may have room for it later
+            self._failed_to_start.add(number)
             return f"could not be started ({error})"
         self._processes[number] = process
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(self._config)
-            admin_url = (await process.stdout.readline()).decode().strip()
-            if admin_url:
-                self.admins.serves(number, admin_url)
-                self._serves(number)
+            await self._start(number, process)
             return f"ended with status {await process.wait()}"
+        except TimeoutError:
+            return f"hung for {_START_SECONDS:g} s"
         finally:
             self.admins.ended(number)
             del self._processes[number]
@@ -144,7 +151,26 @@ class Supervisor:
                 process.kill()
                 await process.wait()
 
-    def _serves(self, number: int) -> None:
+    async def _start(self, number: int, process: Process) -> None:
+        """Returns when it serves, or has ended. Raises TimeoutError."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if not process.stdin.is_closing():  # it may have ended already
+            process.stdin.write(self._config)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                admin_url = (await process.stdout.readline()).decode().strip()
+        except TimeoutError:
+            self._failed_to_start.add(number)
+            raise
+        if admin_url:
+            self._serves(number, admin_url)
+        else:
+            self._failed_to_start.add(number)
+
+    def _serves(self, number: int, admin_url: str) -> None:
+        self.admins.serves(number, admin_url)
+        self._failed_to_start.discard(number)
         self._has_served.add(number)
         if len(self._has_served) == self._num_workers and not self._all_serve.done():
             self._all_serve.set_result(None)

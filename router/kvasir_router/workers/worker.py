@@ -20,7 +20,10 @@ _LOOPBACK = "127.0.0.1"
 
 
 def config_of_worker(config: RouterConfig, port: int) -> RouterConfig:
-    """What is for the router as a whole is divided: limits of tenants, connections, and bytes of bodies."""
+    """What is for the router as a whole is divided: limits of tenants, connections, and bytes of bodies.
+
+    Every worker may hold one body of the largest size, even where all together then hold more than the router may.
+    """
     num = config.workers
 
     def divided(limit: int | None) -> int | None:

@@ -31,7 +31,9 @@ from kvasir_runtime.engine.messages import (
     EngineReady,
     FinishReason,
     FromCore,
+    MoveRequests,
     PlainTokens,
+    RequestsMove,
     SamplingParams,
     SchedulerStats,
     SequenceOutput,
@@ -44,6 +46,7 @@ from kvasir_runtime.errors import (
     InvalidRequestError,
     KvasirRuntimeError,
     RequestFailedError,
+    RequestMovedError,
     ServerUnavailableError,
 )
 from kvasir_runtime.metrics import RequestMetrics
@@ -88,6 +91,8 @@ class AsyncEngine:
         self._api_index = api_index
         self._counter = itertools.count()
         self._dead: EngineDeadError | None = None
+        self._num_handed_over = 0
+        self._has_news = asyncio.Event()
 
     async def run(self) -> None:
         """Hand out what the cores send until one has died. Cancel it to stop listening."""
@@ -173,6 +178,23 @@ class AsyncEngine:
         core.add(message.request_id, request)
         core.channel.send(msgspec.structs.replace(message, http_request_id=http_request_id))
 
+    def move_requests(self) -> None:
+        """Have those of all API processes that can go on in another engine end here, as soon as the cores say so."""
+        for core in self._cores:
+            core.channel.send(MoveRequests())
+
+    async def wait_until_pulled(self) -> None:
+        """Until no blocks are kept for other engines: they have them, or their time is over."""
+        while self._keeps_blocks():
+            self._has_news.clear()
+            await self._has_news.wait()
+
+    def _keeps_blocks(self) -> bool:
+        stats = None if self.stats is None else self.stats.transfers
+        if stats is None or self._dead is not None:
+            return False
+        return stats.num_requests_kept < self._num_handed_over or stats.num_leased_blocks > 0
+
     def give_up(self, error: KvasirRuntimeError) -> None:
         """Ends every generation with the error; the core drops their requests as they are left."""
         for core in self._cores:
@@ -217,7 +239,15 @@ class AsyncEngine:
             beam=request.beam,
         )
 
-    def _abort(self, request_ids: Sequence[str]) -> None:
+    def _hand_over(self, core: CoreClient, message: RequestsMove) -> None:
+        moving = {request_id: one.generation for request_id, one in core.requests.items() if one.generation.can_move}
+        for request_id, generation in moving.items():
+            key = request_id if generation.has_one_sequence else None
+            self._num_handed_over += key is not None
+            self._abort([request_id], is_kept=key is not None)
+            generation.fail(RequestMovedError(message.host, message.port, key))
+
+    def _abort(self, request_ids: Sequence[str], *, is_kept: bool = False) -> None:
         """Have the cores drop what is left of these requests."""
         now = time.monotonic()
         for core in self._cores:
@@ -226,7 +256,7 @@ class AsyncEngine:
                 for _ in request.sequences:
                     self._metrics.finished("abort", now - request.arrival)
             if left:
-                core.channel.send(AbortRequests(aborts=[Abort(request_id) for request_id in left]))
+                core.channel.send(AbortRequests(aborts=[Abort(request_id, is_kept=is_kept) for request_id in left]))
 
     def _handle(self, core: CoreClient, message: FromCore) -> None:
         match message:
@@ -235,6 +265,8 @@ class AsyncEngine:
             case EngineReady():
                 core.ready = message
                 core.stats = _stats_at_start(message)
+            case RequestsMove():
+                self._hand_over(core, message)
             case EngineFailed():
                 self._die(EngineDeadError(f"the engine core has failed: {message.error}"))
 
@@ -243,6 +275,7 @@ class AsyncEngine:
         if step.outputs or step.plain or core.stats is None or step.stats.num_steps > core.stats.num_steps:
             core.last_progress = now
         core.stats = step.stats
+        self._has_news.set()
         for output in itertools.chain(step.outputs, _unpacked(step.plain)):
             request = core.requests.get(output.request_id)
             sequence = None if request is None else request.sequences.get(output.index)
@@ -291,6 +324,7 @@ class AsyncEngine:
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
+        self._has_news.set()
         self.give_up(error)
         for core in self._cores:
             core.clear()

@@ -27,12 +27,12 @@ MAX_SOCKET_PATH_BYTES = 107
 T = TypeVar("T")
 
 
-def core_address(ipc_dir: Path, core_index: int) -> str:
-    return ipc_address(ipc_dir / f"core-{core_index}")
+def core_address(ipc_dir: Path, data_rank: int) -> str:
+    return ipc_address(ipc_dir / f"core-{data_rank}")
 
 
-def api_address(ipc_dir: Path, api_index: int, core_index: int) -> str:
-    return ipc_address(ipc_dir / f"api-{api_index}-{core_index}")
+def api_address(ipc_dir: Path, api_index: int, data_rank: int) -> str:
+    return ipc_address(ipc_dir / f"api-{api_index}-{data_rank}")
 
 
 def ipc_address(path: Path) -> str:
@@ -74,11 +74,11 @@ def _receive_all(socket: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[T])
 class CoreChannel:
     """The engine core's end. Blocking; used from one thread."""
 
-    def __init__(self, ipc_dir: Path, api_server_count: int, core_index: int = 0) -> None:
+    def __init__(self, ipc_dir: Path, api_server_count: int, data_rank: int = 0) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pull = _bind_pull(self._context, core_address(ipc_dir, core_index))
+        self._pull = _bind_pull(self._context, core_address(ipc_dir, data_rank))
         self._pushes = [
-            _connect_push(self._context, api_address(ipc_dir, index, core_index)) for index in range(api_server_count)
+            _connect_push(self._context, api_address(ipc_dir, index, data_rank)) for index in range(api_server_count)
         ]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToCore)
@@ -110,9 +110,9 @@ class CoreChannel:
 class CoreWaker:
     """Ends the core's wait for messages, from one other thread of its process."""
 
-    def __init__(self, ipc_dir: Path, core_index: int = 0) -> None:
+    def __init__(self, ipc_dir: Path, data_rank: int = 0) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._push = _connect_push(self._context, core_address(ipc_dir, core_index))
+        self._push = _connect_push(self._context, core_address(ipc_dir, data_rank))
         self._payload = msgspec.msgpack.encode(Wake())
 
     def __call__(self) -> None:
@@ -124,12 +124,12 @@ class CoreWaker:
         self._context.term()
 
 
-def tell_api_processes(ipc_dir: Path, api_server_count: int, core_index: int, message: FromCore) -> None:
+def tell_api_processes(ipc_dir: Path, api_server_count: int, data_rank: int, message: FromCore) -> None:
     """For a core that cannot speak any more; takes up to a second until the other side has taken it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     payload = msgspec.msgpack.encode(message)
     for index in range(api_server_count):
-        push = _connect_push(context, api_address(ipc_dir, index, core_index))
+        push = _connect_push(context, api_address(ipc_dir, index, data_rank))
         push.send(payload, zmq.NOBLOCK)
         push.close()
     context.term()
@@ -142,10 +142,10 @@ class EngineChannel:
     per message. The kernel tells of a core that dies in any way, because its connection breaks.
     """
 
-    def __init__(self, ipc_dir: Path, api_index: int, core_index: int = 0) -> None:
+    def __init__(self, ipc_dir: Path, api_index: int, data_rank: int = 0) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pull = _bind_pull(self._context, api_address(ipc_dir, api_index, core_index))
-        self._push = _connect_push(self._context, core_address(ipc_dir, core_index))
+        self._pull = _bind_pull(self._context, api_address(ipc_dir, api_index, data_rank))
+        self._push = _connect_push(self._context, core_address(ipc_dir, data_rank))
         self._monitor = self._push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._is_core_gone = False
         self._encoder = msgspec.msgpack.Encoder()

@@ -18,6 +18,7 @@ from kvasir_runtime.engine.messages import (
     AbortRequests,
     AddRequest,
     FromCore,
+    MoveRequests,
     SchedulerStats,
     SequenceOutput,
     StepOutputs,
@@ -160,6 +161,8 @@ class EngineCore:
                 case AbortRequests():
                     for abort in message.aborts:
                         self._abort(abort)
+                case MoveRequests() if self._transfers is not None:
+                    self._channel.broadcast(self._transfers.moving())
 
     def _add(self, message: AddRequest) -> None:
         if self._transfers is not None and message.kv_transfer_params is not None:
@@ -168,6 +171,8 @@ class EngineCore:
             self._scheduler.add(message)
 
     def _abort(self, abort: Abort) -> None:
+        if self._transfers is not None and abort.is_kept:
+            self._transfers.keep(abort.request_id)
         self._scheduler.abort(abort.request_id, abort.index)
         if self._transfers is not None:
             self._transfers.abort(abort.request_id)

@@ -39,19 +39,19 @@ from kvasir_runtime.transfer.side_channel import SideChannel
 logger = logging.getLogger(__name__)
 
 
-def run_engine_core(config: RuntimeConfig, ipc_dir: Path, core_index: int) -> None:
-    """The child's whole life. `core_index`: the data-parallel rank."""
+def run_engine_core(config: RuntimeConfig, ipc_dir: Path, data_rank: int) -> None:
+    """The child's whole life."""
     configure_logging(config.server.log_level)
     num_apis, num_cores = config.server.api_server_count, config.parallel.data_parallel_size
-    channel = CoreChannel(ipc_dir, num_apis, core_index)
-    heartbeats = core_heartbeats(ipc_dir, num_apis, num_cores, core_index)
-    rank = core_index if num_cores > 1 else None
+    channel = CoreChannel(ipc_dir, num_apis, data_rank)
+    heartbeats = core_heartbeats(ipc_dir, num_apis, num_cores, data_rank)
+    rank = data_rank if num_cores > 1 else None
     try:
         with (  # first: a port in use is told at once
             _publisher(config.cache.kv_events_config, rank) as publisher,
             side_channel(config.cache.kv_transfer_config) as others,
         ):
-            _serve(config, core_index, channel, ipc_dir, heartbeats, publisher, others)
+            _serve(config, data_rank, channel, ipc_dir, heartbeats, publisher, others)
     except KvasirRuntimeError as error:  # a cause that the user can mend: no stack
         channel.broadcast(EngineFailed(error=str(error)))
         sys.exit(1)
@@ -77,7 +77,7 @@ def _publisher(events: KvEventsConfig | None, data_parallel_rank: int | None) ->
 
 def _serve(
     config: RuntimeConfig,
-    core_index: int,
+    data_rank: int,
     channel: CoreChannel,
     ipc_dir: Path,
     heartbeats: Heartbeats,
@@ -85,9 +85,9 @@ def _serve(
     others: SideChannel | None,
 ) -> None:
     instance = secrets.token_hex(8)
-    end = partial(_end_with, ipc_dir, config.server.api_server_count, core_index)
+    end = partial(_end_with, ipc_dir, config.server.api_server_count, data_rank)
     with (
-        running_ranks_of(config, ipc_dir, core_index, end) as ranks,
+        running_ranks_of(config, ipc_dir, data_rank, end) as ranks,
         transfer_agent(config, ranks, others, instance, ipc_dir) as agent,
         beating(heartbeats),  # from before anybody knows that it is ready
     ):
@@ -105,10 +105,10 @@ def _serve(
         engine_core(config, rank, ranks.executor, channel, feed, agent).run()
 
 
-def _end_with(ipc_dir: Path, num_apis: int, core_index: int, failure: RankFailedError) -> NoReturn:
+def _end_with(ipc_dir: Path, num_apis: int, data_rank: int, failure: RankFailedError) -> NoReturn:
     """End this process, whatever the step loop waits for; the ranks that are left follow it."""
     logger.error("%s", failure)
-    tell_api_processes(ipc_dir, num_apis, core_index, EngineFailed(error=str(failure)))
+    tell_api_processes(ipc_dir, num_apis, data_rank, EngineFailed(error=str(failure)))
     sys.stderr.flush()
     os._exit(1)
 
@@ -168,7 +168,8 @@ def kv_transfers(
     transfer: KvTransferConfig | None, rank: RankDescription, scheduler: Scheduler, agent: TransferAgent
 ) -> KvTransfers:
     fails = transfer is not None and transfer.kv_load_failure_policy == "fail"
-    return KvTransfers(scheduler, agent, agent.place, page_bytes=rank.layout.page_bytes, fails_requests=fails)
+    page_bytes = rank.layout.page_bytes * agent.place.tensor_size
+    return KvTransfers(scheduler, agent, agent.place, page_bytes=page_bytes, fails_requests=fails)
 
 
 def _steps_ahead(scheduler: SchedulerConfig, rank: RankDescription) -> int:

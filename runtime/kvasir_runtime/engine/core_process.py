@@ -33,8 +33,7 @@ class CoreProcessArguments:
     config: RuntimeConfig
     ipc_dir: Path
     parent_pid: int
-    core_index: int
-    """The data-parallel rank."""
+    data_rank: int
 
 
 @contextmanager
@@ -42,20 +41,20 @@ def running_engine_cores(config: RuntimeConfig, ipc_dir: Path) -> Iterator[list[
     """One for each data-parallel rank, as `running_engine_core`."""
     with ExitStack() as cores:
         yield [
-            cores.enter_context(running_engine_core(config, ipc_dir, core_index))
-            for core_index in range(config.parallel.data_parallel_size)
+            cores.enter_context(running_engine_core(config, ipc_dir, data_rank))
+            for data_rank in range(config.parallel.data_parallel_size)
         ]
 
 
 @contextmanager
-def running_engine_core(config: RuntimeConfig, ipc_dir: Path, core_index: int = 0) -> Iterator[BaseProcess]:
+def running_engine_core(config: RuntimeConfig, ipc_dir: Path, data_rank: int = 0) -> Iterator[BaseProcess]:
     """The engine core lives while the block runs. API processes are told of one that ends before, in whatever way.
 
     Behind the block nothing of it is left: neither the process nor anything that touches `ipc_dir`.
     """
-    arguments = CoreProcessArguments(config, ipc_dir, os.getpid(), core_index)
+    arguments = CoreProcessArguments(config, ipc_dir, os.getpid(), data_rank)
     process = multiprocessing.get_context("spawn").Process(
-        target=_run_engine_core, args=(arguments,), name=f"kvasir-engine-core-{core_index}"
+        target=_run_engine_core, args=(arguments,), name=f"kvasir-engine-core-{data_rank}"
     )
     process.start()
     has_to_end = threading.Event()
@@ -64,7 +63,7 @@ def running_engine_core(config: RuntimeConfig, ipc_dir: Path, core_index: int = 
         process.join()
         if not has_to_end.is_set():
             failed = EngineFailed(error=f"its process ended with status {process.exitcode}")
-            tell_api_processes(ipc_dir, config.server.api_server_count, core_index, failed)
+            tell_api_processes(ipc_dir, config.server.api_server_count, data_rank, failed)
 
     watcher = threading.Thread(target=watch, name="engine-core-watch")
     watcher.start()
@@ -86,4 +85,4 @@ def _run_engine_core(arguments: CoreProcessArguments) -> None:
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default, which Triton 3.9 warns will change
     from kvasir_runtime.engine.core_main import run_engine_core  # torch: not for the parent
 
-    run_engine_core(arguments.config, arguments.ipc_dir, arguments.core_index)
+    run_engine_core(arguments.config, arguments.ipc_dir, arguments.data_rank)

@@ -58,10 +58,13 @@ class Generation:
     def __init__(self, indices: Iterable[int], leave: Callable[[], None]) -> None:
         """`leave` is called when the block ends before its sequences."""
         self._unfinished = set(indices)
+        self.has_one_sequence = len(self._unfinished) == 1
         self._leave = leave
         self._arrived: dict[int, list[SequenceDelta]] = {}
         self._has_news = asyncio.Event()
         self._error: KvasirRuntimeError | None = None
+        self.can_move = False
+        """Whether another engine can go on with it: what has come is on its way to whoever keeps a journal."""
 
     def __enter__(self) -> "Generation":
         return self

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from kvasir_runtime.engine.messages import AddRequest
+from kvasir_runtime.engine.messages import AddRequest, RequestsMove
 from kvasir_runtime.scheduling.remote_kv import Arrival
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.update import AddressedOutput, Outcome
@@ -72,6 +72,7 @@ class KvTransfers:
         """Of offers, by request id."""
         self._pulls: dict[str, PullUnderWay] = {}
         """By request id."""
+        self._num_requests_kept = 0
         self._landless: list[Arrival] = []
         """Those that have no pages yet, or pages that a step under way may touch."""
 
@@ -89,6 +90,15 @@ class KvTransfers:
             self._scheduler.add(message)
         if params.do_remote_decode:
             self._offer(message, params)
+
+    def moving(self) -> RequestsMove:
+        """What API processes must know to hand requests over to another engine."""
+        return RequestsMove(host=self._place.host, port=self._place.port)
+
+    def keep(self, request_id: str) -> None:
+        """Offer what is written of a request that goes on in another engine; to be called before it is aborted."""
+        self._num_requests_kept += 1
+        self._offer_cached(f"moved:{request_id}", request_id, self._scheduler.hashes_of(request_id))
 
     def abort(self, request_id: str) -> None:
         """The scheduler has forgotten the request, or one of its sequences."""
@@ -122,7 +132,8 @@ class KvTransfers:
                 self._agent.post(OfferBlocks(key, news.blocks, news.is_complete))
 
     def stats(self) -> TransferStats:
-        return self._agent.stats(self._remote.num_leased_blocks)
+        stats = self._agent.stats(self._remote.num_leased_blocks)
+        return msgspec.structs.replace(stats, num_requests_kept=self._num_requests_kept)
 
     def _offer(self, message: AddRequest, params: KvTransferParams) -> None:
         key = self._keys[message.request_id] = params.transfer_id or message.request_id
@@ -194,10 +205,12 @@ class KvTransfers:
 
     def _look_up(self, event: LookUp) -> None:
         """A peer asks for what is cached here."""
-        offer_id = f"lookup:{event.key}"
-        self._keys[offer_id] = event.key
-        self._remote.offer_cached(offer_id, event.hashes, self._scheduler.unwritten_blocks())
-        self._agent.post(BeginOffer(event.key, offer_id))
+        self._offer_cached(f"lookup:{event.key}", event.key, event.hashes)
+
+    def _offer_cached(self, offer_id: str, key: str, hashes: list[bytes]) -> None:
+        self._keys[offer_id] = key
+        self._remote.offer_cached(offer_id, hashes, self._scheduler.unwritten_blocks())
+        self._agent.post(BeginOffer(key, offer_id))
 
     def _with_answer(self, addressed: AddressedOutput) -> AddressedOutput:
         output = addressed.output

@@ -88,10 +88,16 @@ class Abort(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     index: int | None = None
     """One sequence; None: all that are left of the request."""
+    is_kept: bool = False
+    """It goes on in another engine: what is written of it is kept for that one, under the request's id."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     aborts: list[Abort]
+
+
+class MoveRequests(msgspec.Struct, frozen=True, tag=True):
+    """Have every API process end those that can go on in another engine."""
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):
@@ -203,11 +209,19 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Random, of this engine core alone: another one holds nothing of what this one had cached."""
 
 
+class RequestsMove(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To every API process: end those that can go on in another engine."""
+
+    host: str
+    """Where that one is to ask for their blocks."""
+    port: int
+
+
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last word of an engine core that cannot go on."""
 
     error: str
 
 
-ToCore = AddRequest | AbortRequests | Wake
-FromCore = StepOutputs | EngineReady | EngineFailed
+ToCore = AddRequest | AbortRequests | MoveRequests | Wake
+FromCore = StepOutputs | EngineReady | RequestsMove | EngineFailed

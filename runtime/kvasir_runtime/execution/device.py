@@ -14,18 +14,18 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def select_device(name: Device, place: RankPlace | None = None) -> torch.device:
-    """The device of that name; `auto`: cuda when there is one. Of several ranks on a machine each gets a GPU of its
+    """The device of that name; `auto`: cuda when there is one. Of several ranks on a node each gets a GPU of its
     own, which becomes this thread's current one. Raises ConfigurationError."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("device 'cuda': no CUDA device is visible; use --device cpu or give the process a GPU")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu" or place is None or place.topology.ranks_per_machine == 1:
+    if name == "cpu" or place is None or place.topology.local_world_size == 1:
         return torch.device(name)
-    num_needed, num_there = place.topology.ranks_per_machine, torch.cuda.device_count()
+    num_needed, num_there = place.topology.local_world_size, torch.cuda.device_count()
     if num_needed > num_there:
         raise ConfigurationError(
-            f"{num_needed} ranks on this machine need as many GPUs, but {num_there} are visible: lower "
+            f"{num_needed} ranks on this node need as many GPUs, but {num_there} are visible: lower "
             "--tensor-, --pipeline- or --data-parallel-size, or spread them over more --nnodes"
         )
     torch.cuda.set_device(place.local_rank)

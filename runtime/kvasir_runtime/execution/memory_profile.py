@@ -19,7 +19,7 @@ def measure_memory(
     num_sharers: int = 1,
 ) -> DeviceMemory:
     """`make_runner` makes a runner with so many pages. On CPU what is used now is all that counts, and `num_sharers`
-    ranks of this machine have equal parts of its memory."""
+    ranks of this node have equal parts of its memory."""
     if device.type == "cpu":
         return DeviceMemory("cpu", memory_limit_bytes() // num_sharers, resident_bytes())
     free, total = torch.cuda.mem_get_info(device)

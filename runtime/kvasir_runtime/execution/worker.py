@@ -34,6 +34,7 @@ from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
+from kvasir_runtime.models.mixture_of_experts import check_has_experts
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.parallel.collectives import SingleRank
 from kvasir_runtime.parallel.groups import RankGroups, alone
@@ -71,13 +72,15 @@ def load_worker(
     """
     timer = StartupTimer()
     groups = alone() if groups is None else groups
-    place, num_sharers = groups.place, groups.place.topology.ranks_per_machine
+    place, num_sharers = groups.place, groups.place.topology.local_world_size
     stage = Stage(place.pipeline_rank, place.pipeline_size)
     device = select_device(model.device, place)
     num_threads = execution.num_threads or max(1, usable_cores() // num_sharers)
     torch.set_num_threads(num_threads)
     config = read_config(Path(model.model))
     options = read_options(config)
+    if place.topology.expert_parallel:
+        check_has_experts(options)
     max_model_len = resolve_max_model_len(options, model.max_model_len)
     max_drafts = _max_drafts(execution) if make_proposer is not None else 0
     budget = resolve_max_num_batched_tokens(scheduler, device, max_model_len, max_drafts)

@@ -29,6 +29,8 @@ class KvSpec:
     """Keys that a token sees, itself included; None: all before it."""
     scale_bytes: int = 0
     """Of a quantised cache: bytes of scales for one token's keys (and as many for its values)."""
+    num_copies: int = 1
+    """Tensor ranks that keep these same heads."""
 
     @property
     def num_tensors(self) -> int:

@@ -21,7 +21,7 @@ from kvasir_runtime.models.checkpoint import Shard
 from kvasir_runtime.models.checkpoint_names import FUSED_EXPERTS, ExpertNames, LayerNames
 from kvasir_runtime.models.gated_mlp import GatedMlp, activation_of, load_gated_mlp
 from kvasir_runtime.models.module_loader import ModuleLoader
-from kvasir_runtime.models.options import MoeOptions
+from kvasir_runtime.models.options import DecoderOptions, MoeOptions
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.models.tensor_parallel import check_divides, column_shard, row_shard
 from kvasir_runtime.models.weight_format import ExpertTensors
@@ -88,6 +88,14 @@ def load_mixture(
         ops=placement.ops,
         tensor=placement.tensor,
     )
+
+
+def check_has_experts(options: DecoderOptions) -> None:
+    """Of a model that is loaded expert-parallel. Raises ConfigurationError."""
+    if not any(isinstance(layer.mlp, MoeOptions) for layer in options.layers):
+        raise ConfigurationError(
+            f"--enable-expert-parallel: a {options.architecture} has no experts to share out; leave the flag out"
+        )
 
 
 def local_experts(num_experts: int, placement: Placement) -> range:

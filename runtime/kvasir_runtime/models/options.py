@@ -40,6 +40,8 @@ class GroupedQueryOptions:
     query_key_norm: QueryKeyNorm | None
     qkv_bias: bool
     output_bias: bool
+    kv_copies: int = 1
+    """Tensor ranks that keep these KV heads."""
 
     @property
     def query_size(self) -> int:
@@ -58,6 +60,7 @@ class GroupedQueryOptions:
             dtype=str(dtype).removeprefix("torch."),
             itemsize=dtype.itemsize,
             window=self.window,
+            num_copies=self.kv_copies,
         )
 
 

@@ -60,7 +60,12 @@ def own_heads(options: GroupedQueryOptions, tensor: Collectives) -> GroupedQuery
             f"--tensor-parallel-size is {size}, but the model has {num_kv_heads} KV heads, which neither divide among "
             "so many ranks nor go round evenly; choose a divisor or a multiple of them"
         )
-    return replace(options, num_heads=options.num_heads // size, num_kv_heads=max(1, num_kv_heads // size))
+    return replace(
+        options,
+        num_heads=options.num_heads // size,
+        num_kv_heads=max(1, num_kv_heads // size),
+        kv_copies=kv_copies(options, tensor),
+    )
 
 
 def check_divides(size: int, number: int, what: str) -> None:

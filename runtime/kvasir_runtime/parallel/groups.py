@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Literal, cast
 
 import torch
@@ -20,7 +19,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from kvasir_runtime.errors import CollectiveFailedError, ConfigurationError, RankFailedError
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
-from kvasir_runtime.parallel.meeting_point import MeetingPoint
+from kvasir_runtime.parallel.meeting_point import MEETING_TIMEOUT, MeetingPoint
 from kvasir_runtime.parallel.process_group import ProcessGroupCollectives
 from kvasir_runtime.parallel.shared_memory import SharedMemoryCollectives
 from kvasir_runtime.parallel.shared_segment import SharedSegment
@@ -28,8 +27,6 @@ from kvasir_runtime.parallel.stage_link import ProcessGroupLink, StageLink
 from kvasir_runtime.parallel.topology import RankPlace, Topology
 
 CollectiveBackend = Literal["auto", "gloo", "nccl", "shared_memory"]
-MEETING_TIMEOUT = timedelta(minutes=10)
-"""How long ranks wait for each other: a large model on a slow disk loads minutes longer on one than on another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +80,8 @@ def meet(
     backend: CollectiveBackend,
     segment: SharedSegment | None = None,
 ) -> RankGroups:
-    """Waits until all ranks are there. `host`: this machine's address, as the others reach it; `segment`: the tensor
-    group's, where its ranks share a machine. Raises ConfigurationError, and CollectiveFailedError where one does not
+    """Waits until all ranks are there. `host`: this node's address, as the others reach it; `segment`: the tensor
+    group's, where its ranks share a node. Raises ConfigurationError, and CollectiveFailedError where one does not
     come."""
     world = _gloo(PrefixStore("world", store), place.rank, place.topology.num_ranks, host)
     sharers = world
@@ -116,7 +113,7 @@ def _tensor_collectives(
     library = None if segment is None or device.type != "cpu" else load_library()
     if backend == "shared_memory" and library is None:
         raise ConfigurationError(
-            "--collective-backend shared_memory needs a tensor group of CPU ranks on one machine and compiled kernels; "
+            "--collective-backend shared_memory needs a tensor group of CPU ranks on one node and compiled kernels; "
             "use auto"
         )
     if backend == "gloo" or library is None or segment is None:

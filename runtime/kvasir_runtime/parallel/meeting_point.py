@@ -1,10 +1,13 @@
-"""Where ranks find each other: a file on one machine, a server on node 0 among several. No torch: parents name it."""
+"""Where ranks find each other: a file on one node, a server on node 0 among several. No torch: parents name it."""
 
 import socket
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+MEETING_TIMEOUT = timedelta(minutes=10)
+"""How long ranks wait for each other: a large model on a slow disk loads minutes longer on one than on another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +18,12 @@ class MeetingPoint:
     port: int = 0
 
     @property
+    def is_on_one_node(self) -> bool:
+        return self.file is not None
+
+    @property
     def own_address(self) -> str:
-        """Of this machine, as the others reach it."""
+        """Of this node, as the others reach it."""
         if self.file is not None:
             return LOOPBACK
         family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]

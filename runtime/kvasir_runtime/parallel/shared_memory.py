@@ -1,4 +1,4 @@
-"""Collectives between the ranks of one machine over memory that they share: no sockets, one copy in and one out.
+"""Collectives between the ranks of one node over memory that they share: no sockets, one copy in and one out.
 
 A rank that waits looks a few thousand times, some tens of microseconds, and then sleeps in the kernel
 (csrc/shared_memory.cpp). Measured beside gloo by `benchmarks/parallel.py` (docs/decisions/0024-one-process-a-rank.md).

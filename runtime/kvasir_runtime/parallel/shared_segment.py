@@ -1,4 +1,4 @@
-"""Memory that processes of one machine share. It has no name, so nothing is left behind however they end."""
+"""Memory that processes of one node share. It has no name, so nothing is left behind however they end."""
 
 import mmap
 import os

@@ -31,8 +31,8 @@ class Topology:
         return self.num_ranks // self.num_nodes
 
     @property
-    def ranks_per_machine(self) -> int:
-        """Of all engines."""
+    def local_world_size(self) -> int:
+        """Ranks of a node, those of all engines."""
         return self.ranks_per_node * self.data_size
 
     @property
@@ -79,7 +79,7 @@ class RankPlace:
 
     @property
     def local_rank(self) -> int:
-        """Among the ranks of its machine, those of other engines before it."""
+        """Among the ranks of its node, those of other engines before it."""
         return self.topology.data_rank * self.topology.ranks_per_node + self.index_on_node
 
     @property

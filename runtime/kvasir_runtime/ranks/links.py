@@ -1,8 +1,8 @@
 """The sockets between the engine core and its ranks: ZMQ PUSH/PULL.
 
-The core binds all of them: one hears all ranks, and one speaks to each. On one machine they are ipc sockets. Among
-several nodes they listen on TCP at ports that the store tells, and both sides notice when the other has gone: on one
-machine the kernel tells.
+The core binds all of them: one hears all ranks, and one speaks to each. On one node they are ipc sockets. Among
+several nodes they listen on TCP at ports that the store tells, let in only who has the service's secret where there is
+one, and both sides notice when the other has gone: on one node the kernel tells, and nobody else can open the sockets.
 """
 
 import threading
@@ -16,52 +16,58 @@ from kvasir_runtime.engine.channel import LINGER_MILLISECONDS, ipc_address
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.heartbeat import BEAT_SECONDS, SILENT_SECONDS
 from kvasir_runtime.ranks.messages import FromRank, ToRank, encoder, from_rank_decoder, to_rank_decoder
+from kvasir_runtime.ranks.peer_monitor import PeerMonitor
+from kvasir_runtime.service_secret import SECRET_VARIABLE, CurveKeys, guard, identify
+
+WELCOME_SECONDS = 30.0
+"""How long a rank waits to be let in by the core, which listens already."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkAddresses:
     core: str
     ranks: tuple[str, ...]
+    transfers: tuple[str, ...]
+    """Of the same ranks' transfer threads."""
 
 
 def ipc_addresses(folder: Path, num_ranks: int) -> LinkAddresses:
-    """On one machine."""
+    """On one node."""
     ranks = tuple(ipc_address(folder / f"rank-{rank}") for rank in range(num_ranks))
-    return LinkAddresses(ipc_address(folder / "core"), ranks)
+    transfers = tuple(ipc_address(folder / f"kv-{rank}") for rank in range(num_ranks))
+    return LinkAddresses(ipc_address(folder / "core"), ranks, transfers)
 
 
 def network_addresses(host: str, num_ranks: int) -> LinkAddresses:
     """At ports that the system chooses; `host` is an IP address of node 0."""
     anywhere = f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
-    return LinkAddresses(anywhere, (anywhere,) * num_ranks)
+    return LinkAddresses(anywhere, (anywhere,) * num_ranks, (anywhere,) * num_ranks)
 
 
 class CoreLinks:
     """The engine core's ends. `send` may be called from any thread, `receive` from one."""
 
-    def __init__(self, addresses: LinkAddresses) -> None:
-        """Raises ZMQError where this machine cannot listen."""
+    def __init__(self, addresses: LinkAddresses, keys: CurveKeys | None = None) -> None:
+        """`keys`: of those who are let in; None: everybody. Raises ZMQError where this node cannot listen."""
         self.lost_ranks: set[int] = set()
         """Whose connection has ended."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pull = _socket(self._context, zmq.PULL)
-        try:
-            self._pull.bind(addresses.core)
-        except zmq.ZMQError:
-            self._context.destroy(linger=0)
-            raise
-        self._pushes = [self._bound_push(address) for address in addresses.ranks]
-        self._monitors = [push.get_monitor_socket(zmq.EVENT_DISCONNECTED) for push in self._pushes]
+        self._keys = keys
+        self._pull = self._guarded(zmq.PULL)
+        self._pushes = [self._guarded(zmq.PUSH) for _ in addresses.ranks]
+        self.transfers = [self._guarded(zmq.PAIR) for _ in addresses.transfers]
+        """For the transfer agent alone, to a rank's transfer thread each."""
+        self._monitors = [PeerMonitor(push, tells_who_came=False) for push in self._pushes]
         self._order = threading.Lock()
         """All ranks are sent the same in the same order, whoever sends."""
         self._encoder = encoder()
         self._decoder = from_rank_decoder()
+        self._bind(addresses)
 
     @property
     def bound(self) -> LinkAddresses:
         """With the ports that the system chose."""
-        ends = [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (self._pull, *self._pushes)]
-        return LinkAddresses(ends[0], tuple(ends[1:]))
+        return LinkAddresses(_end(self._pull), tuple(map(_end, self._pushes)), tuple(map(_end, self.transfers)))
 
     def send(self, *messages: ToRank) -> None:
         """To all ranks. To one that has gone nothing is sent; that it has gone is noticed elsewhere."""
@@ -77,10 +83,10 @@ class CoreLinks:
     def receive(self, timeout_seconds: float, wakers: Sequence[int] = ()) -> list[FromRank]:
         """Messages that have arrived, in each rank's order; waits for the first, or until a descriptor is readable."""
         poller = zmq.Poller()
-        for waker in (self._pull, *self._monitors, *wakers):
+        for waker in (self._pull, *(monitor.socket for monitor in self._monitors), *wakers):
             poller.register(waker, zmq.POLLIN)
         poller.poll(max(1, round(timeout_seconds * 1000)))
-        self.lost_ranks |= {rank for rank, monitor in enumerate(self._monitors) if _has_event(monitor)}
+        self.lost_ranks |= {rank for rank, monitor in enumerate(self._monitors) if "went" in monitor.events()}
         messages: list[FromRank] = []
         while True:
             try:
@@ -90,31 +96,44 @@ class CoreLinks:
 
     def close(self) -> None:
         with self._order:
-            for push in self._pushes:
-                push.disable_monitor()
-            for socket in (self._pull, *self._pushes, *self._monitors):
+            for monitor in self._monitors:
+                monitor.close()
+            for socket in (self._pull, *self._pushes, *self.transfers):
                 socket.close(linger=0)
             self._context.term()
 
-    def _bound_push(self, address: str) -> zmq.Socket[bytes]:
-        push = _socket(self._context, zmq.PUSH)
-        push.bind(address)
-        return push
+    def _guarded(self, kind: int) -> zmq.Socket[bytes]:
+        socket = _socket(self._context, kind)
+        guard(socket, self._keys)
+        return socket
+
+    def _bind(self, addresses: LinkAddresses) -> None:
+        ends = zip((self._pull, *self._pushes, *self.transfers), _all(addresses), strict=True)
+        try:
+            for socket, address in ends:
+                socket.bind(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
 
 class RankLinks:
     """A rank's ends. `receive` may be called from one thread, `send` from any."""
 
-    def __init__(self, addresses: LinkAddresses, rank: int) -> None:
+    def __init__(self, addresses: LinkAddresses, rank: int, keys: CurveKeys | None = None) -> None:
+        """Over a network waits until the core has let this rank in. Raises RankFailedError."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._pull = _socket(self._context, zmq.PULL)
-        self._monitor = None
-        if addresses.core.startswith("tcp:"):
-            self._monitor = self._pull.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._pull.connect(addresses.ranks[rank])
         self._push = _socket(self._context, zmq.PUSH)
         self._push.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
-        self._push.connect(addresses.core)
+        is_network = addresses.core.startswith("tcp:")
+        self._monitor = PeerMonitor(self._pull, tells_who_came=True) if is_network else None
+        self._has_core_gone = False
+        for socket, address in ((self._pull, addresses.ranks[rank]), (self._push, addresses.core)):
+            identify(socket, keys)
+            socket.connect(address)
+        if self._monitor is not None:
+            self._await_welcome(self._monitor, addresses.ranks[rank])
         self._one_at_a_time = threading.Lock()
         self._encoder = encoder()
         self._decoder = to_rank_decoder()
@@ -125,16 +144,31 @@ class RankLinks:
             self._wait(self._monitor)
         return self._decoder.decode(self._pull.recv())
 
-    def _wait(self, monitor: zmq.Socket[bytes]) -> None:
-        """Until there is a message."""
-        if self._pull.poll(0):
+    def _await_welcome(self, monitor: PeerMonitor, address: str) -> None:
+        events = monitor.events() if monitor.socket.poll(round(WELCOME_SECONDS * 1000)) else []
+        if "came" in events:
+            self._has_core_gone = "went" in events
             return
+        self.close()
+        if events:
+            raise RankFailedError(
+                f"node 0 refuses this rank at {address}: start all nodes with the same {SECRET_VARIABLE}, or none of "
+                "them with one, and of the same version"
+            )
+        raise RankFailedError(
+            f"node 0 has not answered at {address} in {WELCOME_SECONDS:g} s; ranks must reach every port of node 0"
+        )
+
+    def _wait(self, monitor: PeerMonitor) -> None:
+        """Until there is a message."""
         poller = zmq.Poller()
         poller.register(self._pull, zmq.POLLIN)
-        poller.register(monitor, zmq.POLLIN)
-        poller.poll()
-        if not self._pull.poll(0) and _has_event(monitor):
-            raise RankFailedError("the engine core has gone, or node 0 cannot be reached any more")
+        poller.register(monitor.socket, zmq.POLLIN)
+        while not self._pull.poll(0):
+            if self._has_core_gone:
+                raise RankFailedError("the engine core has gone, or node 0 cannot be reached any more")
+            poller.poll()
+            self._has_core_gone |= "went" in monitor.events()
 
     def send(self, message: FromRank) -> None:
         payload = self._encoder.encode(message)
@@ -144,8 +178,7 @@ class RankLinks:
     def close(self) -> None:
         """Waits up to a second until the core has taken what was sent."""
         if self._monitor is not None:
-            self._pull.disable_monitor()
-            self._monitor.close(linger=0)
+            self._monitor.close()
         self._pull.close(linger=0)
         self._push.close()
         self._context.term()
@@ -162,9 +195,9 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     return socket
 
 
-def _has_event(monitor: zmq.Socket[bytes]) -> bool:
-    try:
-        monitor.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return False
-    return True
+def _all(addresses: LinkAddresses) -> tuple[str, ...]:
+    return addresses.core, *addresses.ranks, *addresses.transfers
+
+
+def _end(socket: zmq.Socket[bytes]) -> str:
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,6 +1,6 @@
 """Which rank has fallen silent or got stuck, from signs of life and counted work. Reads no clock.
 
-Silence counts only while the watcher itself runs: a machine that stood still as a whole has lost nobody.
+Silence counts only while the watcher itself runs: a node that stood still as a whole has lost nobody.
 """
 
 from kvasir_runtime.heartbeat import BEAT_SECONDS, SILENT_SECONDS

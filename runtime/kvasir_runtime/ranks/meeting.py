@@ -8,22 +8,24 @@ import msgspec
 import zmq
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.errors import ConfigurationError, RankFailedError
 from kvasir_runtime.parallel.groups import host_meeting
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, network_addresses
+from kvasir_runtime.service_secret import CurveKeys
 
 _KEY = "links"
 
 
 @contextmanager
-def hosted_links(host: str, port: int, num_ranks: int) -> Iterator[CoreLinks]:
-    """Links that listen at an address of node 0, and the store that tells where. Raises ConfigurationError."""
+def hosted_links(host: str, port: int, num_ranks: int, keys: CurveKeys | None) -> Iterator[CoreLinks]:
+    """Links that listen at an address of node 0 (`keys`: of CoreLinks), and the store that tells where. Raises
+    ConfigurationError."""
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-        store, links = host_meeting(port), CoreLinks(network_addresses(str(address), num_ranks))
+        store, links = host_meeting(port), CoreLinks(network_addresses(str(address), num_ranks), keys)
     except (OSError, zmq.ZMQError) as error:
         raise ConfigurationError(
-            f"--master-addr is {host}, where this machine cannot listen: {error}; give an address of node 0"
+            f"--master-addr is {host}, where this node cannot listen: {error}; give an address of node 0"
         ) from error
     try:
         store.set(_KEY, msgspec.json.encode(links.bound).decode())
@@ -33,5 +35,11 @@ def hosted_links(host: str, port: int, num_ranks: int) -> Iterator[CoreLinks]:
 
 
 def told_addresses(store: Store) -> LinkAddresses:
-    """Waits until node 0 has told them."""
-    return msgspec.json.decode(store.get(_KEY), type=LinkAddresses)
+    """Waits until node 0 has told them. Raises RankFailedError."""
+    try:
+        told = store.get(_KEY)
+    except RuntimeError as error:  # torch has no narrower one
+        raise RankFailedError(
+            f"node 0 has not said where it listens: {error}; its log says why it does not start"
+        ) from error
+    return msgspec.json.decode(told, type=LinkAddresses)

@@ -27,6 +27,12 @@ class WorkInIdleTime(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """One piece of what steps can do without."""
 
 
+class RankCame(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Its process has found the core, and goes on to meet the other ranks."""
+
+    rank: int
+
+
 class RankProgress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A sign of life."""
 
@@ -67,7 +73,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToRank = Forward | Sample | WorkInIdleTime
-FromRank = RankProgress | RankReady | StepDone | StepFailed | IdleWorkDone | RankFailed
+FromRank = RankCame | RankProgress | RankReady | StepDone | StepFailed | IdleWorkDone | RankFailed
 
 
 def encoder() -> msgspec.msgpack.Encoder:

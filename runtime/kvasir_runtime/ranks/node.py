@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -104,8 +105,11 @@ class NodeServer:
             except TimeoutError:
                 continue
         evidence = FailureEvidence()
+        ended = wait([process.sentinel for process in self.processes.values()], timeout=0)
         for rank, process in self.processes.items():
-            if process.exitcode is not None:
+            if process.sentinel in ended:
+                process.join()  # its sentinel closes a moment before the kernel tells its status
+                assert process.exitcode is not None
                 evidence.add_end(rank, process.exitcode)
         return evidence.verdict()
 

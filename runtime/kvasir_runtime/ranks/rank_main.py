@@ -6,25 +6,41 @@ Its last word on a failure is `RankFailed`. A step that raises is one: the other
 import gc
 import logging
 import os
+import secrets
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError
 from kvasir_runtime.execution.device import select_device
+from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.malloc import keep_freed_memory
 from kvasir_runtime.parallel.groups import RankGroups, meet, open_meeting
 from kvasir_runtime.ranks.links import RankLinks
 from kvasir_runtime.ranks.meeting import told_addresses
-from kvasir_runtime.ranks.messages import Forward, IdleWorkDone, RankFailed, RankReady, Sample, WorkInIdleTime
+from kvasir_runtime.ranks.messages import (
+    Forward,
+    IdleWorkDone,
+    RankCame,
+    RankFailed,
+    RankReady,
+    Sample,
+    WorkInIdleTime,
+)
 from kvasir_runtime.ranks.rank_process import RankArguments
 from kvasir_runtime.ranks.results import ResultSender
 from kvasir_runtime.ranks.signs_of_life import SignsOfLife
 from kvasir_runtime.ranks.status import RankStatus
+from kvasir_runtime.service_secret import CurveKeys, curve_keys
 from kvasir_runtime.speculative.select import proposer_of
+from kvasir_runtime.transfer.nixl import NixlConnector
+from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace
+from kvasir_runtime.transfer.rank_transfers import RankTransfers
 
 logger = logging.getLogger(__name__)
 
@@ -32,29 +48,38 @@ logger = logging.getLogger(__name__)
 def run_rank(arguments: RankArguments) -> None:
     """The child's whole life; it is killed in the end, or ends itself with status 1."""
     configure_logging(arguments.config.server.log_level)
-    rank = arguments.place.rank
-    store = open_meeting(arguments.meeting_point, arguments.place.topology.num_ranks)
-    links = RankLinks(arguments.addresses or told_addresses(store), rank)
+    rank, point = arguments.place.rank, arguments.meeting_point
+    keys = None if point.is_on_one_node else curve_keys(os.environ)
+    links: RankLinks | None = None
     try:
-        _serve(arguments, store, links)
+        if arguments.addresses is not None:
+            links = RankLinks(arguments.addresses, rank, keys)  # first: whatever fails from here on is heard there
+        store = open_meeting(point, arguments.place.topology.num_ranks)
+        addresses = arguments.addresses or told_addresses(store)
+        links = links or RankLinks(addresses, rank, keys)
+        links.send(RankCame(rank))
+        _serve(arguments, store, links, addresses.transfers[rank], keys)
     except Exception as error:
         end_with(links, rank, error)
 
 
-def end_with(links: RankLinks, rank: int, error: Exception) -> NoReturn:
-    """Say why, and end the process, whatever its other threads wait for."""
+def end_with(links: RankLinks | None, rank: int, error: Exception) -> NoReturn:
+    """Say why, in this node's log and to the core where it is known, and end the process, whatever its other threads
+    wait for."""
     is_foreseen = isinstance(error, KvasirRuntimeError)
-    if not is_foreseen:
-        logger.error("rank %d failed", rank, exc_info=error)
     text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
-    first_line = text.strip().split("\n")[0]
-    links.send(RankFailed(rank, first_line, isinstance(error, CollectiveFailedError)))
-    links.close()
+    logger.error("rank %d failed: %s", rank, text, exc_info=None if is_foreseen else error)
+    if links is not None:
+        first_line = text.strip().split("\n")[0]
+        links.send(RankFailed(rank, first_line, isinstance(error, CollectiveFailedError)))
+        links.close()
     sys.stderr.flush()
     os._exit(1)
 
 
-def _serve(arguments: RankArguments, store: Store, links: RankLinks) -> None:
+def _serve(
+    arguments: RankArguments, store: Store, links: RankLinks, transfer_address: str, keys: CurveKeys | None
+) -> None:
     config, place, host = arguments.config, arguments.place, arguments.meeting_point.own_address
     device = select_device(config.model.device, place)
     groups = meet(place, store, host, device, config.parallel.collective_backend, arguments.segment)
@@ -63,6 +88,10 @@ def _serve(arguments: RankArguments, store: Store, links: RankLinks) -> None:
     worker = load_worker(
         config.model, config.cache, config.execution, config.scheduler, proposer_of(config.execution), groups
     )
+    if config.cache.kv_transfer_config is not None:
+        fail = partial(end_with, links, place.rank)
+        own_place = TensorPlace(place.tensor_rank, place.tensor_size)
+        rank_transfers(worker, own_place, transfer_address, fail, keys).start()
     links.send(RankReady(place.rank, worker.description))
     status.set_ready()
     logger.info(
@@ -74,6 +103,20 @@ def _serve(arguments: RankArguments, store: Store, links: RankLinks) -> None:
     if worker.description.is_on_cpu:
         keep_freed_memory()
     _take_steps(worker, groups, links, signs)
+
+
+def rank_transfers(
+    worker: Worker,
+    place: TensorPlace,
+    address: str,
+    on_failure: Callable[[Exception], object],
+    keys: CurveKeys | None = None,
+) -> RankTransfers:
+    """Raises ConfigurationError without NIXL."""
+    assert isinstance(worker.runner, ModelRunner), "config.py refuses to exchange the KV of pipeline stages"
+    parts = PageParts(worker.description.kv_specs, worker.description.layout.block_size, place)
+    connector = NixlConnector(f"{secrets.token_hex(8)}-{place.rank}", worker.runner.kv_buffer, parts)
+    return RankTransfers(connector, address, on_failure, keys)
 
 
 def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: SignsOfLife) -> NoReturn:

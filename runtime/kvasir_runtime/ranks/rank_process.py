@@ -28,10 +28,10 @@ class RankArguments:
     config: RuntimeConfig
     place: RankPlace
     addresses: LinkAddresses | None
-    """Of the links to the core; None: the store tells them."""
+    """Of the links to the core; None, on other nodes than its own: the store tells them."""
     meeting_point: MeetingPoint
     segment: SharedSegment | None
-    """Of its tensor group, where that shares this machine."""
+    """Of its tensor group, where that shares this node."""
     status_file: Path
     """Where the ranks of this node show that they live (RankStatus)."""
     parent_pid: int

@@ -1,5 +1,6 @@
 """Starts what executes steps: a thread of the engine core's for one rank, processes of their own for several."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,11 +16,14 @@ from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.parallel.meeting_point import MeetingPoint
 from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.ranks.executor import RankExecutor
-from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, ipc_addresses
+from kvasir_runtime.ranks.links import CoreLinks, ipc_addresses
 from kvasir_runtime.ranks.rank_process import running_ranks
+from kvasir_runtime.ranks.rendezvous import Rendezvous
 from kvasir_runtime.ranks.watch import RankWatch
+from kvasir_runtime.service_secret import curve_keys
 
 if TYPE_CHECKING:
+    import zmq
     from torch import Tensor  # not for a core whose ranks are elsewhere
 
 
@@ -40,6 +44,8 @@ class StartedRanks:
     description: RankDescription
     kv_buffer: "Tensor | None" = None
     """uint8 [num_blocks, page_bytes] of the one rank in this process; None where ranks are processes of their own."""
+    transfer_links: Sequence["zmq.Socket[bytes]"] = ()
+    """To the transfer threads of ranks that are."""
 
 
 @contextmanager
@@ -85,47 +91,45 @@ def one_rank(config: RuntimeConfig, topology: Topology) -> Iterator[StartedRanks
 def several_ranks(
     config: RuntimeConfig, topology: Topology, ipc_dir: Path, on_failure: Callable[[RankFailedError], None]
 ) -> Iterator[StartedRanks]:
-    """A process each; those of other nodes are started there."""
+    """A process each; those of other nodes are started there, and who does not come is named."""
     folder = ipc_dir / f"ranks-{topology.data_rank}"
     folder.mkdir()
     with (
-        _links(config.parallel, topology, folder) as (links, addresses, meeting_point),
-        running_ranks(config, topology.places(node=0), addresses, meeting_point, folder / "status") as processes,
+        _links(config.parallel, topology, folder) as (links, meeting_point),
+        running_ranks(config, topology.places(node=0), links.bound, meeting_point, folder / "status") as processes,
     ):
         executor, totals = RankExecutor(links), CollectiveTotals(ipc_dir, topology.data_size)
         watch = RankWatch(
             links,
             executor,
             processes,
-            topology.num_ranks,
+            Rendezvous(topology, f"{config.parallel.master_addr}:{config.parallel.master_port}"),
             config.server.stall_seconds,
             partial(totals.write, topology.data_rank),
             on_failure,
         )
         try:
-            yield StartedRanks(executor, _joined(watch.descriptions.result(), topology.reporter))
+            description = _joined(watch.descriptions.result(), topology.reporter)
+            yield StartedRanks(executor, description, transfer_links=links.transfers)
         finally:
             watch.close()
 
 
 @contextmanager
-def _links(
-    parallel: ParallelConfig, topology: Topology, folder: Path
-) -> Iterator[tuple[CoreLinks, LinkAddresses | None, MeetingPoint]]:
-    """The core's ends, and what ranks must know to find theirs and each other."""
+def _links(parallel: ParallelConfig, topology: Topology, folder: Path) -> Iterator[tuple[CoreLinks, MeetingPoint]]:
+    """The core's ends, and where ranks find each other."""
     if topology.num_nodes == 1:
-        addresses = ipc_addresses(folder, topology.num_ranks)
-        links = CoreLinks(addresses)
+        links = CoreLinks(ipc_addresses(folder, topology.num_ranks))
         try:
-            yield links, addresses, MeetingPoint(folder / "meeting")
+            yield links, MeetingPoint(folder / "meeting")
         finally:
             links.close()
         return
-    from kvasir_runtime.ranks.meeting import hosted_links  # torch: not for a core of one machine
+    from kvasir_runtime.ranks.meeting import hosted_links  # torch: not for a core of one node
 
     host, port = parallel.master_addr, parallel.master_port
-    with hosted_links(host, port, topology.num_ranks) as links:
-        yield links, None, MeetingPoint(host=host, port=port)
+    with hosted_links(host, port, topology.num_ranks, curve_keys(os.environ)) as links:
+        yield links, MeetingPoint(host=host, port=port)
 
 
 def _joined(descriptions: Sequence[RankDescription], reporter: int) -> RankDescription:

@@ -1,24 +1,28 @@
-"""What the ranks of a node show in memory to the process that started them, which may have no link to the core."""
+"""What the ranks of a node show in memory to the process that started them, which may have no link to the core.
+
+Silence counts only while the watcher itself runs, as in liveness.py.
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvasir_runtime.heartbeat import SILENT_SECONDS
+from kvasir_runtime.ranks.liveness import MOST_AT_ONCE
 from kvasir_runtime.shared_rows import SharedRows
 
-_BEAT, _IS_READY, _NUM_STEPS, _NUM_SLOTS = range(4)
+_BEATS, _IS_READY, _NUM_STEPS, _NUM_SLOTS = range(4)
 
 
 class RankStatus:
-    """Of one rank, among `num_ranks` of the node. Times are the machine's monotonic clock's."""
+    """Of one rank, among `num_ranks` of the node."""
 
     def __init__(self, file: Path, num_ranks: int, index: int) -> None:
         self._row = SharedRows(file, num_ranks, _NUM_SLOTS).row(index)
 
     def beat(self, num_steps: int) -> None:
         self._row[_NUM_STEPS] = num_steps
-        self._row[_BEAT] = time.monotonic()
+        self._row[_BEATS] += 1
 
     def set_ready(self) -> None:
         self._row[_IS_READY] = 1
@@ -31,6 +35,10 @@ class NodeStatus:
         self.ranks = ranks
         self._rows = SharedRows(file, len(ranks), _NUM_SLOTS)
         self._clock = clock
+        self._last_look = clock()
+        self._num_beats = [0.0] * len(ranks)
+        """Seen so far."""
+        self._silence_seconds = [0.0] * len(ranks)
 
     @property
     def is_ready(self) -> bool:
@@ -42,9 +50,17 @@ class NodeStatus:
         return [int(number) for number in self._rows.column(_NUM_STEPS)]
 
     def silent_rank(self) -> str | None:
-        """One that has begun and then gave no sign of life, as a sentence."""
-        for rank, beat in zip(self.ranks, self._rows.column(_BEAT), strict=True):
-            silence = self._clock() - beat
-            if beat and silence > SILENT_SECONDS:
+        """One that has begun and then gave no sign of life, as a sentence; to be asked every beat or so."""
+        self._look()
+        for rank, silence in zip(self.ranks, self._silence_seconds, strict=True):
+            if silence > SILENT_SECONDS:
                 return f"rank {rank} has given no sign of life for {silence:.0f} seconds"
         return None
+
+    def _look(self) -> None:
+        now = self._clock()
+        seconds, self._last_look = min(now - self._last_look, MOST_AT_ONCE), now
+        for index, num_beats in enumerate(self._rows.column(_BEATS)):
+            is_heard = num_beats != self._num_beats[index] or not num_beats
+            self._num_beats[index] = num_beats
+            self._silence_seconds[index] = 0.0 if is_heard else self._silence_seconds[index] + seconds

@@ -22,12 +22,14 @@ from kvasir_runtime.ranks.liveness import RankLiveness
 from kvasir_runtime.ranks.messages import (
     FromRank,
     IdleWorkDone,
+    RankCame,
     RankFailed,
     RankProgress,
     RankReady,
     StepDone,
     StepFailed,
 )
+from kvasir_runtime.ranks.rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class RankWatch:
         links: CoreLinks,
         executor: RankExecutor,
         processes: Mapping[int, BaseProcess],
-        num_ranks: int,
+        rendezvous: Rendezvous,
         stall_seconds: float,
         show_counts: Callable[[Iterable[CountsByGroup]], None],
         on_failure: Callable[[RankFailedError], None],
@@ -56,10 +58,10 @@ class RankWatch:
         self._executor = executor
         self._processes = processes
         self._ready: dict[int, RankDescription] = {}
-        self._num_ranks = num_ranks
+        self._rendezvous = rendezvous
         self._counts: dict[int, CountsByGroup] = {}
         self._show_counts = show_counts
-        self._liveness = RankLiveness(num_ranks, stall_seconds)
+        self._liveness = RankLiveness(rendezvous.num_ranks, stall_seconds)
         self._on_failure = on_failure
         self._evidence = FailureEvidence()
         self._has_to_end = threading.Event()
@@ -83,14 +85,22 @@ class RankWatch:
         while not self._has_to_end.is_set() and not self._evidence:
             self._look(BEAT_SECONDS)
             now = time.monotonic()
-            self._liveness.sent(self._executor.num_steps)
-            self._liveness.pass_time(now - last_look)
+            self._pass_time(now - last_look)
             last_look = now
-            if (problem := self._liveness.problem()) is not None:
-                self._evidence.add_problem(problem)
         if not self._has_to_end.is_set():
             self._gather_evidence()
+            if (missing := self._rendezvous.missing()) is not None:
+                self._evidence.add_problem(missing)
             self._tell(RankFailedError(self._evidence.verdict()))
+
+    def _pass_time(self, seconds: float) -> None:
+        self._liveness.sent(self._executor.num_steps)
+        for judge in (self._liveness, self._rendezvous):
+            judge.pass_time(seconds)
+            if (problem := judge.problem()) is not None:
+                self._evidence.add_problem(problem)
+        if (warning := self._rendezvous.warning()) is not None:
+            logger.warning("%s", warning)
 
     def _look(self, timeout_seconds: float) -> None:
         """Take what has been said, and note who has ended."""
@@ -109,12 +119,14 @@ class RankWatch:
                 self._executor.finish_step(result)
             case StepFailed(error=error):
                 self._executor.fail_step(error)
+            case RankCame():
+                self._rendezvous.come(message.rank)
             case RankProgress():
                 self._hear(message)
             case RankReady():
                 self._ready[message.rank] = message.description
-                if len(self._ready) == self._num_ranks:
-                    self.descriptions.set_result([self._ready[rank] for rank in range(self._num_ranks)])
+                if len(self._ready) == self._rendezvous.num_ranks:
+                    self.descriptions.set_result([self._ready[rank] for rank in range(self._rendezvous.num_ranks)])
             case IdleWorkDone(has_more=has_more):
                 self._executor.finish_idle_work(has_more)
             case RankFailed():

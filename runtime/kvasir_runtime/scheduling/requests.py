@@ -170,6 +170,16 @@ class Requests:
         restarted.was_admitted = True
         return restarted
 
+    def hashes_of(self, request_id: str) -> list[bytes]:
+        """Of the full blocks of a request of one sequence; none of others."""
+        request = self._by_id.get(request_id)
+        if request is None or request.beam is not None or len(request.sequences) != 1:
+            return []
+        (sequence,) = request.sequences
+        is_running = sequence.status is Status.RUNNING
+        tokens = self._running.rows.known(sequence.row).tolist() if is_running else sequence.token_ids
+        return self._kv.hashes_to_look_up(tokens, sequence.blocks)
+
     def abort(self, request_id: str, index: int | None) -> None:
         request = self._by_id.get(request_id)
         if request is None or (request.beam is not None and index is not None):

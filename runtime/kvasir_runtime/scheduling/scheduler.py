@@ -107,6 +107,10 @@ class Scheduler:
         """
         self._requests.abort(request_id, index)
 
+    def hashes_of(self, request_id: str) -> list[bytes]:
+        """Of the full blocks of a request of one sequence; none of others, or where it has just ended."""
+        return self._requests.hashes_of(request_id)
+
     def take_rejected(self) -> list[AddressedOutput]:
         """Answers to requests that turned out to be impossible."""
         rejected, self._requests.rejected = self._requests.rejected, []

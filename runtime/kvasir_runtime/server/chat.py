@@ -45,7 +45,11 @@ def chat_routes(serving: Serving) -> APIRouter:
         resolved = await _resolve(serving, chat, tenant_of(request))
         created = journal.created(int(time.time()))
         requests = journal.continued(
-            [resolved], serving.model_digest, serving.limits().vocab_size, is_stream=bool(chat.stream)
+            [resolved],
+            serving.model_digest,
+            serving.limits().vocab_size,
+            is_stream=bool(chat.stream),
+            kv_transfer=serving.kv_transfer,
         )
         writer = event_writer(request.headers, requests, created, serving.model_digest)
         exchange = Exchange(

@@ -49,6 +49,7 @@ def completion_routes(serving: Serving) -> APIRouter:
             serving.model_digest,
             limits.vocab_size,
             is_stream=bool(wishes.stream),
+            kv_transfer=serving.kv_transfer,
         )
         writer = event_writer(request.headers, requests, created, serving.model_digest)
         exchange = Exchange(

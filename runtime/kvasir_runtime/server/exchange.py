@@ -13,10 +13,12 @@ from msgspec import UNSET, UnsetType
 
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.generation import Generation, SequenceDelta, joined
+from kvasir_runtime.errors import RequestMovedError
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.journal import BEGINS_HERE, WITHOUT_JOURNAL, EventWriter, Journal
 from kvasir_runtime.server.protocol import StreamOptions
 from kvasir_runtime.server.responses import DONE, PromptTokensDetails, Usage
+from kvasir_runtime.transfer.params import KvTransferParams
 
 ChunkUsage = Usage | UnsetType | None
 
@@ -63,14 +65,27 @@ class Exchange:
         meter = self._meter()
         has_begun = self.journal.has_begun
         with self._generation() as generation:
-            async for deltas in generation:
-                events = [] if has_begun else [self.writer.begin(self.shape.first_event(self._chunk_usage(meter)))]
-                has_begun = True
-                for delta in map(self.shape.shown, deltas):
-                    meter.count(delta)
-                    events.append(self.writer.write(delta, self.shape.event(delta, self._chunk_usage(meter))))
-                if block := b"".join(events):
-                    yield block
+            try:
+                async for deltas in generation:
+                    events = [] if has_begun else [self.writer.begin(self.shape.first_event(self._chunk_usage(meter)))]
+                    has_begun = True
+                    for delta in map(self.shape.shown, deltas):
+                        meter.count(delta)
+                        events.append(self.writer.write(delta, self.shape.event(delta, self._chunk_usage(meter))))
+                    if block := b"".join(events):
+                        yield block
+                        generation.can_move = self.writer.is_resumable
+            except RequestMovedError as move:
+                if move.key is not None:
+                    yield self.writer.write_move(
+                        KvTransferParams(
+                            do_remote_prefill=True,
+                            remote_host=move.host,
+                            remote_port=move.port,
+                            transfer_id=move.key,
+                        )
+                    )
+                raise
         if self.stream_options.include_usage and not self.journal.has_usage:
             yield self.writer.write_usage(self.shape.usage_event(meter.usage()))
         yield DONE

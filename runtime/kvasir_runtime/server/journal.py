@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import FinishReason
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.server.errors import OtherModelError
 from kvasir_runtime.server.sampling import UINT64_MASK, check_token_ids
+from kvasir_runtime.transfer.params import KvTransferParams
 
 RESUMABLE_HEADER = "x-kvasir-resumable"
 """In a request: keep a journal. In an answer: here it is."""
@@ -49,9 +51,16 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int = 0
 
 
+class Move(Entry, frozen=True, array_like=True):
+    """An entry as it is read: the last one of an engine that hands the stream over has a field more."""
+
+    moved: KvTransferParams | None = None
+    """Where whoever goes on finds the blocks; of no use to the one after that."""
+
+
 _encoder = msgspec.json.Encoder()
 _beginning_decoder = msgspec.json.Decoder(Beginning)
-_entry_decoder = msgspec.json.Decoder(Entry)
+_entry_decoder = msgspec.json.Decoder(Move)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class Journal:
     beginning: Beginning | None = None
     sequences: Mapping[int, SequenceDelta] = field(default_factory=dict)
     has_usage: bool = False
+    moved: KvTransferParams | None = None
+    """Where the blocks are of what was sent, if they were kept for whoever goes on."""
 
     @property
     def has_begun(self) -> bool:
@@ -70,9 +81,18 @@ class Journal:
         return now if self.beginning is None else self.beginning.created
 
     def continued(
-        self, requests: Sequence[GenerateRequest], model: str, vocab_size: int, *, is_stream: bool
+        self,
+        requests: Sequence[GenerateRequest],
+        model: str,
+        vocab_size: int,
+        *,
+        is_stream: bool,
+        kv_transfer: KvTransferConfig | None = None,
     ) -> list[GenerateRequest]:
-        """The requests as they began. Raises OtherModelError, and InvalidRequestError for a journal not of theirs."""
+        """The requests as they began; `kv_transfer`: whether blocks that were kept for them can be had.
+
+        Raises OtherModelError, and InvalidRequestError for a journal not of theirs.
+        """
         if self.beginning is None:
             return list(requests)
         if not is_stream:
@@ -89,12 +109,14 @@ class Journal:
             raise InvalidRequestError(f"the journal has the seeds {self.beginning.seeds}, but seeds have 64 bits")
         for index, sequence in self.sequences.items():
             self._check(index, sequence, requests, vocab_size)
+        moved = self.moved if kv_transfer is not None and kv_transfer.can_consume else None
         return [
             replace(
                 request,
                 request_id=self.beginning.request_id,
                 arrival_time=float(self.beginning.created),  # it keeps its place before those that came later
                 sampling=msgspec.structs.replace(request.sampling, seed=seed),
+                kv_transfer_params=moved or request.kv_transfer_params,
             )
             for request, seed in zip(requests, self.beginning.seeds, strict=True)
         ]
@@ -139,8 +161,11 @@ def read_journal(lines: bytes) -> Journal:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the stream's journal cannot be read: {error}") from error
     sequences: dict[int, SequenceDelta] = {}
-    has_usage = False
+    has_usage, moved = False, None
     for entry in entries:
+        moved = entry.moved
+        if moved is not None:
+            continue  # it tells nothing of the sequence that it names
         if entry.index is None:
             has_usage = True
             continue
@@ -148,7 +173,7 @@ def read_journal(lines: bytes) -> Journal:
         sequence.token_ids += entry.token_ids
         sequence.finish_reason = entry.finish_reason
         sequence.num_cached_tokens = sequence.num_cached_tokens or entry.num_cached_tokens
-    return Journal(beginning, sequences, has_usage)
+    return Journal(beginning, sequences, has_usage, moved)
 
 
 class EventWriter:
@@ -166,6 +191,10 @@ class EventWriter:
 
     def write_usage(self, event: bytes) -> bytes:
         return event
+
+    def write_move(self, params: KvTransferParams) -> bytes:
+        """That the stream, of one sequence, goes on in another engine."""
+        return b""
 
 
 WITHOUT_JOURNAL = EventWriter()
@@ -189,6 +218,9 @@ class JournalWriter(EventWriter):
 
     def write_usage(self, event: bytes) -> bytes:
         return self._block(Entry(None, []), event)
+
+    def write_move(self, params: KvTransferParams) -> bytes:
+        return self._block(Move(0, [], moved=params), b"")
 
     @staticmethod
     def _block(line: Beginning | Entry, event: bytes) -> bytes:

@@ -37,10 +37,10 @@ from kvasir_runtime.server.http_protocol import BoundedHttpProtocol, Connections
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes
 from kvasir_runtime.server.prompts import PromptBuilder
-from kvasir_runtime.server.router_trust import SECRET_VARIABLE
 from kvasir_runtime.server.sampling import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
+from kvasir_runtime.service_secret import service_secret
 from kvasir_runtime.shared_rows import SharedRows
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of usual clients and proxies keep a connection, so that they close it and never we."""
 SPARE_DESCRIPTORS = 128
 """Of a process, for what is no client's connection."""
+MOST_KEPT_SECONDS = 10.0
+"""How long blocks are kept for other engines after the last answer: a pod's grace ends some time after its drain."""
 LAST_ANSWERS_SECONDS = 2.0
 """How long requests may take to be answered with an error after the engine has died or the time to drain is over."""
 
@@ -116,6 +118,9 @@ class ApiServer:
         """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
         self._sockets = sockets
         self._shutdown_timeout = config.server.shutdown_timeout
+        transfer = config.cache.kv_transfer_config
+        lease_seconds = 0.0 if transfer is None else transfer.kv_connector_extra_config.lease_seconds
+        self._kept_seconds = min(lease_seconds, MOST_KEPT_SECONDS)
         self._is_stopping = asyncio.Event()
         self._is_hurried = asyncio.Event()
         tokenizer = Tokenizer.load(Path(config.model.tokenizer or config.model.model))
@@ -123,7 +128,7 @@ class ApiServer:
         rows = request_rows(ipc_dir, api_server_count)
         self.admission = Admission(ipc_dir, api_server_count, api_index, config.server.max_sequences_in_flight)
         num_cores = config.parallel.data_parallel_size
-        self._channels = [EngineChannel(ipc_dir, api_index, core_index) for core_index in range(num_cores)]
+        self._channels = [EngineChannel(ipc_dir, api_index, data_rank) for data_rank in range(num_cores)]
         self.engine = AsyncEngine(self._channels, tokenizer, RequestMetrics(rows.row(api_index)), api_index=api_index)
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
         serving = _serving(config, self.engine, self.admission, tokenizer)
@@ -134,9 +139,10 @@ class ApiServer:
             _registry(serving.model_names[0], rows, self.engine, self.admission, collectives),
             self._heartbeats,
             config.server.stall_seconds,
+            can_migrate=config.cache.kv_transfer_config is not None,
         )
         api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
-        router_secret = os.environ.get(SECRET_VARIABLE) or None
+        router_secret = service_secret(os.environ)
         app = create_app(serving, probes, self.admission, api_key=api_key, router_secret=router_secret)
         connections = Connections(_max_connections(config.server.max_connections))
         self._server = _HttpServer(_uvicorn_config(app, connections), self._heartbeats)
@@ -177,6 +183,7 @@ class ApiServer:
             logger.info("draining: %d requests in flight", self.admission.num_in_flight)
             await self._wait_any(self._shutdown_timeout, self.admission.wait_idle(), self._is_hurried.wait())
             self.engine.give_up(ServerUnavailableError("the server stops and cannot wait any longer for this answer"))
+            await self._wait_any(self._kept_seconds, self.engine.wait_until_pulled(), self._is_hurried.wait())
         await self._wait_any(LAST_ANSWERS_SECONDS, self.admission.wait_idle())
 
     @staticmethod

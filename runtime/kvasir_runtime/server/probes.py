@@ -1,4 +1,4 @@
-"""What operators, kubelets and Prometheus ask: /health, /ready, /drain, /load, /version, /metrics.
+"""What operators, kubelets, routers and Prometheus ask: /health, /ready, /drain, /migrate, /load, /version, /metrics.
 
 Health is progress: an engine that has died, that has work and does not step, or of which a process gives no sign of
 life is unhealthy although this process lives.
@@ -18,6 +18,9 @@ from kvasir_runtime.heartbeat import SILENT_SECONDS, Heartbeats
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.responses import DrainResponse, LoadResponse, VersionResponse, to_json
 
+MIGRATE_PATH = "/migrate"
+"""Has every stream that the router can have continued go on elsewhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class Probes:
@@ -26,6 +29,8 @@ class Probes:
     registry: CollectorRegistry
     heartbeats: Heartbeats
     stall_seconds: float
+    can_migrate: bool
+    """Whether other engines can have the KV of requests that leave this one."""
 
     def check_health(self) -> None:
         """Raises EngineDeadError. A model that is still loading is healthy."""
@@ -68,6 +73,15 @@ def probe_routes(probes: Probes) -> APIRouter:
     @router.get("/drain")
     async def drain_state() -> Response:
         return _json(_drain_state(probes))
+
+    @router.post(MIGRATE_PATH)
+    async def migrate() -> Response:
+        if not probes.can_migrate:
+            text = "this server exchanges no KV with other engines: its streams end here; see --kv-transfer-config\n"
+            return Response(text, status_code=409, media_type="text/plain")
+        probes.check_health()
+        probes.engine.move_requests()
+        return Response(status_code=202)
 
     @router.get("/load")
     async def load() -> Response:

@@ -1,4 +1,5 @@
-"""Which requests are the router's: only it may name a tenant, ask for a journal, hand one over, and get the tokenizer.
+"""Which requests are the router's: only it may name a tenant, ask for a journal, hand one over, have streams leave, and
+get the tokenizer.
 
 With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
 is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
@@ -15,10 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir_runtime.server.errors import NotTheRouterError, error_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
+from kvasir_runtime.server.probes import MIGRATE_PATH
 from kvasir_runtime.server.serving import TENANT_HEADER
 from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
+from kvasir_runtime.service_secret import SECRET_VARIABLE
 
-SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
 SECRET_HEADER = "x-kvasir-router-secret"
 _DROPPED = frozenset(name.encode() for name in (TENANT_HEADER, RESUMABLE_HEADER, JOURNAL_HEADER))
 
@@ -36,6 +38,8 @@ class RouterTrustMiddleware:
             await _refused(f"{JOURNAL_HEADER}: only the router may continue a stream")(scope, receive, send)
         elif scope["path"] == TOKENIZER_PATH:
             await _refused(f"{TOKENIZER_PATH}: only the router may ask for the tokenizer")(scope, receive, send)
+        elif scope["path"] == MIGRATE_PATH:
+            await _refused(f"{MIGRATE_PATH}: only the router can have streams go on elsewhere")(scope, receive, send)
         else:
             headers = [header for header in scope["headers"] if header[0] not in _DROPPED]
             await self._app({**scope, "headers": headers}, receive, send)

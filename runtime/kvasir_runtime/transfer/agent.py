@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kvasir_runtime.errors import KvTransferError
 from kvasir_runtime.transfer.commands import (
@@ -25,7 +26,7 @@ from kvasir_runtime.transfer.commands import (
     ToAgent,
     WithdrawOffer,
 )
-from kvasir_runtime.transfer.connector import Connector
+from kvasir_runtime.transfer.connector import Connector, Page
 from kvasir_runtime.transfer.messages import FromPuller, GetMeta, Identity, Meta
 from kvasir_runtime.transfer.metrics import TransferCounts, TransferStats
 from kvasir_runtime.transfer.offers import Offers
@@ -38,6 +39,8 @@ READ_POLL_SECONDS = 0.001
 """How often the connector is looked after while something is read, by us or from us: it has nothing to wait for."""
 TICK_SECONDS = 0.25
 """Leases and heartbeats are looked at no more often."""
+CLOSE_SECONDS = 5.0
+"""How long a stop waits for the thread: a transfer library may hang in the middle of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,15 @@ class TransferAgent:
         self._connector = connector
         self._channel = side_channel
         self.place = place
-        self._meta = Meta(identity, place.engine_id, [connector.region()])
+        self._meta = Meta(identity, place.engine_id, connector.regions())
         self._checksums = checksums
         self._wake_core = wake_core
         self._clock = clock
         self._counts = TransferCounts(page_bytes)
-        self._offers = Offers(lease_seconds, connector.checksums if checksums else None, self._counts)
-        self._pulls = Pulls(identity, timeout_seconds, self._counts)
+        self._offers = Offers(
+            lease_seconds, partial(connector.checksums, side="written") if checksums else None, self._counts
+        )
+        self._pulls = Pulls(identity, place.tensor_size, timeout_seconds, self._counts)
         self._reads: dict[str, RunningRead] = {}
         self._departed: list[str] = []
         """Engines that the connector may forget once nothing is read from them."""
@@ -112,11 +117,18 @@ class TransferAgent:
         return self._counts.stats(num_leased_blocks)
 
     def close(self) -> None:
-        """End the thread, if that is not done; the side channel is closed by who opened it."""
-        if not self._has_to_stop:
-            self._has_to_stop = True
-            self._channel.wake()
-            self._thread.join()
+        """End the thread, if that is not done; the side channel is closed by who opened it.
+
+        A thread that hangs is left behind with the connector, which it may still write by: both end with the process.
+        """
+        if self._has_to_stop:
+            return
+        self._has_to_stop = True
+        self._channel.wake()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            logger.error("the KV transfer thread has not ended in %g s: a read hangs; it is left behind", CLOSE_SECONDS)
+        else:
             self._connector.close()
 
     def _run(self) -> None:
@@ -207,9 +219,9 @@ class TransferAgent:
         """Whether what was read is what was written."""
         if read.checksums is None or not self._checksums:
             return None
-        for pair, expected, seen in zip(
-            read.pairs, read.checksums, self._connector.checksums([pair.ours for pair in read.pairs]), strict=True
-        ):
+        ours = [Page(pair.ours, pair.group) for pair in read.pairs]
+        found = self._connector.checksums(ours, read.num_ranks, "read")
+        for pair, expected, seen in zip(read.pairs, read.checksums, found, strict=True):
             if seen != expected:
                 return Failure(
                     "checksum", f"block {pair.theirs} was written with checksum {expected:016x}, and {seen:016x} came"

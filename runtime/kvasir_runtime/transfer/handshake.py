@@ -46,7 +46,7 @@ def _described(layout: KvLayout, specs: Sequence[KvSpec], tensor_size: int) -> s
 def _layer(spec: KvSpec, tensor_size: int) -> str:
     window = "" if spec.window is None else f" window {spec.window}"
     scales = f" scales {spec.scale_bytes}" if spec.scale_bytes else ""
-    return f"{spec.kind} {spec.num_kv_heads * tensor_size} heads of {spec.head_dim}{window}{scales}"
+    return f"{spec.kind} {spec.num_kv_heads * tensor_size // spec.num_copies} heads of {spec.head_dim}{window}{scales}"
 
 
 def _groups(groups: Sequence[KvGroup]) -> str:

@@ -1,4 +1,5 @@
-"""A connector between engines of one process that copies pages of tensors registered by name: the twin of nixl.py."""
+"""A connector between engines of one process and one rank each that copies pages of tensors registered by name: the
+twin of nixl.py."""
 
 from collections.abc import Sequence
 
@@ -6,8 +7,9 @@ from torch import Tensor
 
 from kvasir_runtime.errors import KvTransferError
 from kvasir_runtime.transfer.checksums import page_checksums
-from kvasir_runtime.transfer.connector import PagePair, ReadState
+from kvasir_runtime.transfer.connector import Page, PagePair, ReadState, Side
 from kvasir_runtime.transfer.messages import Region
+from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace
 
 
 class Memory:
@@ -27,8 +29,8 @@ class InProcessConnector:
         self._num_reads = 0
         memory.buffers[self._name] = buffer
 
-    def region(self) -> Region:
-        return Region(self._name, 0, self._buffer.shape[1], 0)
+    def regions(self) -> list[Region]:
+        return [Region(self._name, 0, self._buffer.shape[1], 0)]
 
     def add_peer(self, engine_id: str, regions: Sequence[Region]) -> None:
         if regions[0].agent_metadata not in self._memory.buffers:
@@ -59,8 +61,8 @@ class InProcessConnector:
 
     def progress(self) -> None: ...
 
-    def checksums(self, block_ids: Sequence[int]) -> list[int]:
-        return page_checksums(self._buffer, block_ids)
+    def checksums(self, pages: Sequence[Page], num_ranks: int, side: Side) -> list[int]:
+        return page_checksums(self._buffer, PageParts((), 1, TensorPlace(0, 1)), pages, num_ranks, side)
 
     def close(self) -> None:
         self._memory.buffers.pop(self._name, None)

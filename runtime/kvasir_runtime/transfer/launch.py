@@ -1,6 +1,7 @@
 """Brings an engine's transfer agent up, and down again: its side channel first, so that a port in use is told before
 the model is loaded, the rest once there is a KV buffer."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +10,14 @@ from kvasir_runtime.config import KvTransferConfig, RuntimeConfig
 from kvasir_runtime.engine.channel import CoreWaker
 from kvasir_runtime.ranks.start import StartedRanks
 from kvasir_runtime.server.model_digest import model_digest
+from kvasir_runtime.service_secret import curve_keys
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import Place
+from kvasir_runtime.transfer.connector import Connector
 from kvasir_runtime.transfer.handshake import identity
 from kvasir_runtime.transfer.nixl import NixlConnector, check_installed
+from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace
+from kvasir_runtime.transfer.rank_connectors import RankConnectors
 from kvasir_runtime.transfer.side_channel import SideChannel
 
 
@@ -24,7 +29,7 @@ def side_channel(transfer: KvTransferConfig | None) -> Iterator[SideChannel | No
         return
     check_installed()
     extra = transfer.kv_connector_extra_config
-    channel = SideChannel(extra.side_channel_host, extra.side_channel_port)
+    channel = SideChannel(extra.side_channel_host, extra.side_channel_port, curve_keys(os.environ))
     try:
         yield channel
     finally:
@@ -41,17 +46,17 @@ def transfer_agent(
         yield None
         return
     rank = ranks.description
-    assert ranks.kv_buffer is not None, "config.py refuses to exchange the KV of several ranks"
     extra = transfer.kv_connector_extra_config
     folder = Path(config.model.model)
     digest = model_digest(folder, Path(config.model.tokenizer or folder))
     wake_core = CoreWaker(ipc_dir)
+    num_ranks = config.parallel.tensor_parallel_size
     agent = TransferAgent(
-        NixlConnector(engine_id, ranks.kv_buffer),
+        _connector(ranks, engine_id),
         channel,
-        identity(digest, extra.revision, rank.layout, rank.kv_specs, tensor_size=1),
-        Place(engine_id=engine_id, host=extra.side_channel_host, port=channel.port),
-        page_bytes=rank.layout.page_bytes,
+        identity(digest, extra.revision, rank.layout, rank.kv_specs, num_ranks),
+        Place(engine_id=engine_id, host=extra.side_channel_host, port=channel.port, tensor_size=num_ranks),
+        page_bytes=rank.layout.page_bytes * num_ranks,
         lease_seconds=extra.lease_seconds,
         timeout_seconds=extra.timeout_seconds,
         checksums=extra.checksums,
@@ -63,3 +68,12 @@ def transfer_agent(
     finally:
         agent.close()
         wake_core.close()
+
+
+def _connector(ranks: StartedRanks, engine_id: str) -> Connector:
+    if ranks.kv_buffer is None:
+        return RankConnectors(ranks.transfer_links)
+    rank = ranks.description
+    return NixlConnector(
+        engine_id, ranks.kv_buffer, PageParts(rank.kv_specs, rank.layout.block_size, TensorPlace(0, 1))
+    )

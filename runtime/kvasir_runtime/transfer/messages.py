@@ -59,6 +59,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
     first: int
     hashes: list[bytes] = []
     """Where the key is the asking side's own: of the blocks that it looks for in the other's cache."""
+    num_ranks: int = 1
+    """Of the asking engine: its ranks read parts of pages, of which checksums are made, where it has others than we."""
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag="blocks"):

@@ -26,6 +26,8 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     """By reason."""
     num_leased_blocks: int = 0
     """Kept for others now."""
+    num_requests_kept: int = 0
+    """That went on in another engine, so far."""
 
 
 class TransferCounts:

@@ -19,13 +19,17 @@ from kvasir_runtime.transfer.commands import (
     OfferEnded,
     WithdrawOffer,
 )
+from kvasir_runtime.transfer.connector import Page
 from kvasir_runtime.transfer.lease import Leases
 from kvasir_runtime.transfer.messages import Beat, Blocks, Claim, Done, FromKeeper, Heartbeat, Released, Withdrawn
 from kvasir_runtime.transfer.metrics import TransferCounts
 
 logger = logging.getLogger(__name__)
 
-Checksums = Callable[[list[int]], list[int]]
+MAX_RANKS = 1024
+"""Of an engine that asks: parts of pages are looked for in each of its ranks."""
+Checksums = Callable[[list[Page], int], list[int]]
+"""Of pages, for an engine of so many ranks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,8 @@ class Offer:
     blocks: list[OfferedBlock] = field(default_factory=list)
     is_complete: bool = False
     puller: bytes | None = None
+    num_ranks: int = 1
+    """Of the puller."""
     num_told: int = 0
 
 
@@ -45,8 +51,8 @@ class Offers:
         self._counts = counts
         self._offers: dict[str, Offer] = {}
         self._leases = Leases(lease_seconds)
-        self._claims: dict[str, tuple[bytes, int]] = {}
-        """Of keys that nobody has brought yet: who asks, and from which index on."""
+        self._claims: dict[str, tuple[bytes, Claim]] = {}
+        """Of keys that nobody has brought yet, and who asks."""
         self._declined: set[str] = set()
         """Keys that nobody has brought yet, and that are not wanted any more."""
         self._early = Leases(lease_seconds)
@@ -118,17 +124,21 @@ class Offers:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _claim(self, puller: bytes, claim: Claim, now: float) -> None:
+        if not 1 <= claim.num_ranks <= MAX_RANKS:
+            reason = f"an engine of {claim.num_ranks} ranks asks, of 1 to {MAX_RANKS} that there may be"
+            self.outbox.append((puller, Withdrawn(claim.key, reason)))
+            return
         offer = self._offers.get(claim.key)
         if offer is not None:
-            self._attach(offer, puller, claim.first, now)
+            self._attach(offer, puller, claim, now)
             return
-        self._claims[claim.key] = puller, claim.first
+        self._claims[claim.key] = puller, claim
         self._early.begin(claim.key, now)
         if claim.hashes:
             self.events.append(LookUp(claim.key, claim.hashes))
 
-    def _attach(self, offer: Offer, puller: bytes, first: int, now: float) -> None:
-        offer.puller, offer.num_told = puller, first
+    def _attach(self, offer: Offer, puller: bytes, claim: Claim, now: float) -> None:
+        offer.puller, offer.num_ranks, offer.num_told = puller, claim.num_ranks, claim.first
         self._leases.renew(offer.key, now)
         self._tell(offer)
 
@@ -138,15 +148,17 @@ class Offers:
             return
         blocks = offer.blocks[first:last]
         ids = [list(block.block_ids) for block in blocks]
-        hashes, checksums = [block.block_hash for block in blocks], self._checksums_of(ids)
+        hashes, checksums = [block.block_hash for block in blocks], self._checksums_of(ids, offer.num_ranks)
         self.outbox.append((offer.puller, Blocks(offer.key, first, hashes, ids, checksums, offer.is_complete)))
         offer.num_told = max(first, last)
 
-    def _checksums_of(self, block_ids: list[list[int | None]]) -> list[list[int | None]] | None:
+    def _checksums_of(self, block_ids: list[list[int | None]], num_ranks: int) -> list[list[int | None]] | None:
         if self._checksums is None:
             return None
-        known = [block_id for ids in block_ids for block_id in ids if block_id is not None]
-        sums = iter(self._checksums(known))
+        known = [
+            Page(block_id, group) for ids in block_ids for group, block_id in enumerate(ids) if block_id is not None
+        ]
+        sums = iter(self._checksums(known, num_ranks))
         return [[None if block_id is None else next(sums) for block_id in ids] for ids in block_ids]
 
     def _beat(self, puller: bytes, heartbeat: Heartbeat, now: float) -> None:

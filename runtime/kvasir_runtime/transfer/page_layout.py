@@ -6,9 +6,9 @@ lie apart on one of the sides. Pure arithmetic.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec
+from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,76 @@ class Segment:
     ours: int
     theirs: int
     num_bytes: int
+
+    @property
+    def swapped(self) -> "Segment":
+        """As the other side sees it."""
+        return Segment(self.theirs, self.ours, self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a page of ours has in common with the page that one rank of the other engine keeps of the same block."""
+
+    rank: int
+    """Theirs."""
+    segments: list[Segment] | None
+    """None: all of both pages."""
+
+
+class PageParts:
+    """Of one rank's pages, by the number of ranks of the other engine."""
+
+    def __init__(self, specs: Sequence[KvSpec], block_size: int, place: TensorPlace) -> None:
+        """`specs` are those of this rank."""
+        self._specs = whole_specs(specs, place.size)
+        self._block_size = block_size
+        self.place = place
+        self._made: dict[tuple[int, int, bool], list[Part]] = {}
+
+    def to_read(self, group: int, num_ranks: int) -> list[Part]:
+        """What we read, from the fewest ranks that have all of it."""
+        return self._parts(group, num_ranks, is_reading=True)
+
+    def to_be_read(self, group: int, num_ranks: int) -> list[Part]:
+        """What is read from us."""
+        return self._parts(group, num_ranks, is_reading=False)
+
+    def sources(self, num_ranks: int) -> list[int]:
+        """Ranks of theirs that we read from, in any group."""
+        if num_ranks == self.place.size:
+            return [self.place.rank]
+        return sorted({rank for spec in self._specs for rank in sources(self.place, num_ranks, spec.num_kv_heads)})
+
+    def _parts(self, group: int, num_ranks: int, *, is_reading: bool) -> list[Part]:
+        if num_ranks == self.place.size:
+            return [Part(self.place.rank, None)]
+        key = group, num_ranks, is_reading
+        if key not in self._made:
+            of_each = [
+                (rank, self._segments(group, TensorPlace(rank, num_ranks), is_reading)) for rank in range(num_ranks)
+            ]
+            self._made[key] = [Part(rank, common) for rank, common in of_each if common]
+        return self._made[key]
+
+    def _segments(self, group: int, theirs: TensorPlace, is_reading: bool) -> list[Segment]:
+        reader, writer = (self.place, theirs) if is_reading else (theirs, self.place)
+        layouts = self._layout(reader), self._layout(writer)
+        found = segments(self._specs, layouts, group, (reader, writer))
+        return found if is_reading else [segment.swapped for segment in found]
+
+    def _layout(self, place: TensorPlace) -> KvLayout:
+        return make_layout(
+            [replace(spec, num_kv_heads=len(heads_of(place, spec.num_kv_heads))) for spec in self._specs],
+            self._block_size,
+        )
+
+
+def whole_specs(specs: Sequence[KvSpec], num_ranks: int) -> list[KvSpec]:
+    """With the heads of all ranks, of which each keeps `specs`."""
+    return [
+        replace(spec, num_kv_heads=spec.num_kv_heads * num_ranks // spec.num_copies, num_copies=1) for spec in specs
+    ]
 
 
 def heads_of(place: TensorPlace, num_heads: int) -> range:

@@ -8,6 +8,7 @@ what is to be sent, read or told collects in lists, and the caller brings the ti
 
 from dataclasses import dataclass, field
 
+from kvasir_runtime.service_secret import SECRET_VARIABLE
 from kvasir_runtime.transfer.commands import BeginPull, BlockIds, CancelPull, Failure, FailureReason, Land, PullEnded
 from kvasir_runtime.transfer.connector import PagePair
 from kvasir_runtime.transfer.handshake import refusal
@@ -42,6 +43,8 @@ class Read:
 
     request_id: str
     engine_id: str
+    num_ranks: int
+    """Of that engine."""
     last: int
     """Index behind the last block."""
     pairs: list[PagePair]
@@ -56,6 +59,7 @@ class Peer:
     next_heartbeat: float
     engine_id: str | None = None
     """None: the handshake is under way."""
+    num_ranks: int = 1
     pulls: dict[str, "Pull"] = field(default_factory=dict)
     """By the peer's key."""
 
@@ -98,8 +102,9 @@ class Pull:
 
 
 class Pulls:
-    def __init__(self, identity: Identity, timeout_seconds: float, counts: TransferCounts) -> None:
+    def __init__(self, identity: Identity, num_ranks: int, timeout_seconds: float, counts: TransferCounts) -> None:
         self._identity = identity
+        self._num_ranks = num_ranks
         self._timeout = timeout_seconds
         self._counts = counts
         self._peers: dict[Endpoint, Peer] = {}
@@ -158,7 +163,8 @@ class Pulls:
 
     def lose_peer(self, endpoint: Endpoint) -> None:
         """Its connection broke, or cannot be had."""
-        self._give_up(endpoint, "unreachable", "there is no connection")
+        reason = f"there is no connection, or it is refused, as where {SECRET_VARIABLE} differs"
+        self._give_up(endpoint, "unreachable", reason)
 
     def read_ended(self, read: Read, failure: Failure | None, now: float) -> None:
         """The read writes nothing any more."""
@@ -211,7 +217,7 @@ class Pulls:
         if reason is not None:
             self._give_up(peer.endpoint, "handshake", reason)
             return
-        peer.engine_id = meta.engine_id
+        peer.engine_id, peer.num_ranks = meta.engine_id, len(meta.regions)
         self.new_peers.append((peer.endpoint, meta))
         for pull in peer.pulls.values():
             self._claim(pull)
@@ -219,7 +225,7 @@ class Pulls:
     def _claim(self, pull: Pull) -> None:
         wish = pull.wish
         hashes = wish.hashes if wish.is_lookup else []
-        self.outbox.append((pull.peer.endpoint, Claim(wish.key, wish.first, hashes)))
+        self.outbox.append((pull.peer.endpoint, Claim(wish.key, wish.first, hashes, self._num_ranks)))
 
     def _beat(self, peer: Peer) -> None:
         message = GetMeta(0) if peer.engine_id is None else Heartbeat(list(peer.pulls))
@@ -280,13 +286,13 @@ class Pulls:
                 if source is None:
                     self._fail(pull, "prompt", f"it does not have block {index} of KV group {group}")
                     return
-                pairs.append(PagePair(ours, source))
+                pairs.append(PagePair(ours, source, group))
                 if sums is not None and (checksum := sums[group]) is not None:
                     checksums.append(checksum)
         if pairs:
             assert pull.peer.engine_id is not None, "blocks are told of after the handshake"
             told = checksums if len(checksums) == len(pairs) else None
-            pull.read = Read(pull.wish.request_id, pull.peer.engine_id, last, pairs, told)
+            pull.read = Read(pull.wish.request_id, pull.peer.engine_id, pull.peer.num_ranks, last, pairs, told)
             self.reads.append(pull.read)
         else:
             pull.num_read = last

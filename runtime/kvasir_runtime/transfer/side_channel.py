@@ -1,7 +1,8 @@
 """The side channel of KV transfer: a ZMQ ROUTER that others ask, and a DEALER for each engine that is asked.
 
 Messages are msgpack (messages.py). What cannot be decoded is of another version or of somebody else; it is logged and
-dropped. One poll waits for all sockets, and for whoever wakes it from another thread.
+dropped. With a secret only who has it is let in, and nobody else is asked. One poll waits for all sockets, and for
+whoever wakes it from another thread.
 """
 
 import logging
@@ -14,6 +15,7 @@ import msgspec
 import zmq
 
 from kvasir_runtime.errors import ConfigurationError, KvTransferError
+from kvasir_runtime.service_secret import CurveKeys, guard, identify
 from kvasir_runtime.transfer.messages import FromKeeper, FromPuller
 from kvasir_runtime.transfer.pulls import Endpoint
 
@@ -30,12 +32,13 @@ LINGER_MILLISECONDS = 500
 class Connection:
     """To one engine that is asked. It is closed at the first sign that the engine has gone."""
 
-    def __init__(self, context: zmq.Context[Socket], endpoint: Endpoint) -> None:
+    def __init__(self, context: zmq.Context[Socket], endpoint: Endpoint, keys: CurveKeys | None) -> None:
         """Raises ZMQError where the endpoint can be none."""
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # an engine that takes nothing is given up after seconds (pulls.py)
         self.socket.setsockopt(zmq.IPV6, 1)
+        identify(self.socket, keys)
         self.monitor = self.socket.get_monitor_socket(_LOST)
         try:
             self.socket.connect(address_of(endpoint))
@@ -59,12 +62,15 @@ class Connection:
 class SideChannel:
     """Used from one thread, but for `wake`."""
 
-    def __init__(self, host: str, port: int) -> None:
-        """Listens; port 0 is any that is free. Raises ConfigurationError."""
+    def __init__(self, host: str, port: int, keys: CurveKeys | None = None) -> None:
+        """Listens; port 0 is any that is free. `keys`: of all engines that talk here; None: anybody may. Raises
+        ConfigurationError."""
+        self._keys = keys
         self._context: zmq.Context[Socket] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.setsockopt(zmq.IPV6, 1)
+        guard(self._router, keys)
         self._connections: dict[Endpoint, Connection] = {}
         self._woken = self._context.socket(zmq.PAIR)
         self._woken.bind(WAKE_ADDRESS)
@@ -124,7 +130,7 @@ class SideChannel:
         connection = self._connections.get(endpoint)
         if connection is None:
             try:
-                connection = self._connections[endpoint] = Connection(self._context, endpoint)
+                connection = self._connections[endpoint] = Connection(self._context, endpoint, self._keys)
             except zmq.ZMQError as error:
                 raise KvTransferError(f"{endpoint[0]}:{endpoint[1]} is no address of an engine: {error}") from error
             self._poller.register(connection.socket, zmq.POLLIN)

@@ -201,3 +201,9 @@ def test_a_restart_that_is_refused_does_not_hold_up_others() -> None:
     plan = Plan(restarts=(RESTART, replace(RESTART, annotations={})))
     assert [refusal.key for refusal in perform(kube, plan).refusals] == [KEY]
     assert kube.writes == [("delete", "Pod p-0"), ("delete", "Pod p-1")]
+
+
+def test_a_leader_is_deleted_in_the_foreground() -> None:
+    kube = with_group()
+    perform(kube, Plan(restarts=(replace(RESTART, pods=(replace(MEMBERS[0], is_foreground=True), MEMBERS[1])),)))
+    assert kube.writes[1:] == [("delete in the foreground", "Pod p-0"), ("delete", "Pod p-1")]

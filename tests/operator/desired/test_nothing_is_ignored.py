@@ -24,6 +24,7 @@ MakeService = Callable[..., InferenceService]
 PROFILE = PodDefaults(resources=ResourcesSpec(cpu=Quantity("20")))
 SETTINGS = OperatorSettings(defaults=InstallationDefaults(profiles={"h100": PROFILE}))
 AUTOSCALED = {"maxReplicas": 3}
+DOWNLOADED = {"source": "hf://org/name"}
 KEYS: dict[str, Any] = {"apiKeysSecretRef": {"name": "s"}}
 
 # Of engine pods (spec.pod) and router pods (spec.router.pod) alike.
@@ -55,8 +56,10 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "model.source": ({"model": {"source": "file:///a"}}, {"model": {"source": "file:///b"}}),
     "model.name": ({}, {"model": {"source": "file:///models/llama", "name": "big"}}),
     "model.aliases": ({}, {"model": {"source": "file:///models/llama", "aliases": ["b"]}}),
-    "model.secretRef": ({}, {"model": {"source": "file:///models/llama", "secretRef": {"name": "s"}}}),
-    "model.cache": ({}, {"model": {"source": "file:///models/llama", "cache": {"claim": "c"}}}),
+    "model.secretRef": ({"model": DOWNLOADED}, {"model": DOWNLOADED | {"secretRef": {"name": "s"}}}),
+    "model.cache.claim": ({"model": DOWNLOADED}, {"model": DOWNLOADED | {"cache": {"claim": "c"}}}),
+    "model.cache.hostPath": ({"model": DOWNLOADED}, {"model": DOWNLOADED | {"cache": {"hostPath": "/c"}}}),
+    "model.cache.sizeLimit": ({"model": DOWNLOADED}, {"model": DOWNLOADED | {"cache": {"sizeLimit": "1Gi"}}}),
     "engine.device": ({}, {"engine": {"device": "cpu"}}),
     "engine.dtype": ({}, {"engine": {"dtype": "float32"}}),
     "engine.quantization": ({}, {"engine": {"quantization": "int8"}}),
@@ -87,7 +90,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "parallelism.tensor": ({}, {"parallelism": {"tensor": 2}}),
     "parallelism.pipeline": ({}, {"parallelism": {"pipeline": 2}}),
     "parallelism.data": ({}, {"parallelism": {"data": 2}}),
-    "parallelism.expert": ({}, {"parallelism": {"expert": True}}),
+    "parallelism.expert": ({"parallelism": {"tensor": 2}}, {"parallelism": {"tensor": 2, "expert": True}}),
     "resources.accelerator": ({}, {"resources": {"accelerator": "amd.com/gpu"}}),
     "resources.cpu": ({}, {"resources": {"cpu": 1}}),
     "resources.memory": ({}, {"resources": {"memory": "1Gi"}}),
@@ -125,7 +128,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "monitoring.podMonitor": ({}, {"monitoring": {"podMonitor": "none"}}),
 }
 # What is named as a whole needs no word about its parts.
-NAMED_AS_A_WHOLE = ("model.secretRef", "model.cache", "engine.kvCache.disk", "engine.adapters")
+NAMED_AS_A_WHOLE = ("model.secretRef", "engine.kvCache.disk", "engine.adapters")
 NAMED_AS_A_WHOLE += ("autoscaling", "disaggregation.prefill.autoscaling", "disaggregation.decode.autoscaling")
 NAMED_AS_A_WHOLE += ("router.apiKeysSecretRef",)
 # What each of prefill and decode may say for itself, in the words of the service's own groups.

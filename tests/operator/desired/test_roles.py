@@ -39,6 +39,23 @@ def test_each_role_wants_its_own_number_of_pods(
     assert {role.name: role.replicas for role in roles(make_service(**spec), NO_DEFAULTS)} == replicas
 
 
+@pytest.mark.parametrize(
+    ("scaled", "replicas"),
+    [({}, 2), ({"serve": 1}, 2), ({"serve": 5}, 5), ({"serve": 9}, 8), ({"serve": 0}, 2), ({"decode": 5}, 2)],
+)
+def test_an_autoscaled_role_wants_what_was_decided_within_its_bounds(
+    make_service: MakeService, scaled: dict[str, int], replicas: int
+) -> None:
+    service = make_service(autoscaling={"minReplicas": 2, "maxReplicas": 8})
+    assert [role.replicas for role in engine_roles(service, NO_DEFAULTS, scaled)] == [replicas]
+
+
+def test_what_was_decided_may_be_zero_and_is_nothing_to_a_role_that_is_not_scaled(make_service: MakeService) -> None:
+    split = {"prefill": {"autoscaling": {"minReplicas": 0, "maxReplicas": 8}}, "decode": {"replicas": 3}}
+    scaled = engine_roles(make_service(disaggregation=split), NO_DEFAULTS, {"prefill": 0, "decode": 7})
+    assert [role.replicas for role in scaled] == [0, 3]
+
+
 def decode_of(service: InferenceService, defaults: InstallationDefaults = NO_DEFAULTS) -> EngineRole:
     """Serve, of a service that is not split."""
     return engine_roles(service, defaults)[-1]

@@ -9,11 +9,14 @@ from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.unsupported import blocking, unsupported_features
 
 MakeService = Callable[..., InferenceService]
+VOLUME = {"source": "pvc://models"}
 TABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"engine": {"kvCache": {"dtype": "fp8_e5m2"}}}, "spec.engine.kvCache.dtype", "fp8_e5m2"),
     ({"engine": {"kvCache": {"hostMemory": "8Gi"}}}, "spec.engine.kvCache.hostMemory", "no host tier"),
     ({"engine": {"kvCache": {"disk": {"sizeLimit": "1Gi"}}}}, "spec.engine.kvCache.disk", "no disk tier"),
     ({"engine": {"adapters": {}}}, "spec.engine.adapters", "only the base model"),
+    ({"model": VOLUME | {"secretRef": {"name": "s"}}}, "spec.model.secretRef", "nothing is downloaded"),
+    ({"model": VOLUME | {"cache": {"claim": "c"}}}, "spec.model.cache", "nothing is downloaded"),
     ({"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}, "spec.autoscaling", "stays 2"),
     ({"autoscaling": {"minReplicas": 0, "maxReplicas": 8}}, "spec.autoscaling", "stays 1"),
 ]
@@ -29,11 +32,7 @@ def test_names_the_field_and_what_happens_instead(
     assert message in feature.message
 
 
-WITH_DRAFT = {"method": "eagle3", "model": "hf://org/draft"}
 BLOCKING: list[tuple[dict[str, Any], str, str]] = [
-    ({"model": {"source": "hf://org/name"}}, "spec.model.source", "no loader for hf://: write file://"),
-    ({"model": {"source": "s3://bucket/x"}}, "spec.model.source", "no loader for s3://"),
-    ({"engine": {"speculative": WITH_DRAFT}}, "spec.engine.speculative.model", "no loader for hf://"),
     ({"engine": {"quantization": "fp8"}}, "spec.engine.quantization", "fp8 is not supported yet"),
     ({"engine": {"quantization": "int8"}}, "spec.engine.quantization", "may not fit"),
     ({"engine": {"quantization": "int4"}}, "spec.engine.quantization", "write none"),
@@ -72,7 +71,7 @@ def test_the_version_that_is_missing_is_named_with_the_one_there_is(make_service
     assert "write pvc://" in feature.message
 
 
-@pytest.mark.parametrize("source", ["pvc://models", "file:///models/m"])
+@pytest.mark.parametrize("source", ["pvc://models", "file:///models/m", "hf://org/name", "s3://bucket/x"])
 def test_other_sources_run_on_every_cluster(make_service: MakeService, source: str) -> None:
     assert unsupported_features(make_service(model={"source": source}), (1, 30)) == []
 
@@ -90,11 +89,11 @@ def test_weights_as_they_are_stored_are_supported(make_service: MakeService, qua
 SPLIT: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}, ["spec.disaggregation.decode.autoscaling"]),
-    ({"parallelism": {"expert": True}}, []),
+    ({"parallelism": {"tensor": 2, "expert": True}}, []),
 ]
 
 
-@pytest.mark.parametrize(("decode", "reported"), SPLIT, ids=["alone", "autoscaled", "with experts"])
+@pytest.mark.parametrize(("decode", "reported"), SPLIT, ids=["alone", "autoscaled", "of tensor ranks"])
 def test_roles_that_are_apart_are_acted_on_but_for_their_scaling(
     make_service: MakeService, decode: dict[str, Any], reported: list[str]
 ) -> None:
@@ -105,17 +104,25 @@ def test_roles_that_are_apart_are_acted_on_but_for_their_scaling(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize("degree", [{"tensor": 2}, {"pipeline": 2}, {"data": 2}])
-def test_roles_of_several_ranks_start_no_engine_that_would_refuse_to(
-    make_service: MakeService, role: str, degree: dict[str, Any]
+@pytest.mark.parametrize("degree", ["pipeline", "data"])
+def test_roles_of_stages_and_copies_start_no_engine_that_would_refuse_to(
+    make_service: MakeService, role: str, degree: str
 ) -> None:
-    split = {"prefill": {}, "decode": {}, role: {"parallelism": degree}}
+    split = {"prefill": {}, "decode": {}, role: {"parallelism": {degree: 2}}}
     [feature] = blocking(unsupported_features(make_service(disaggregation=split)))
 
-    assert feature.field_path == f"spec.disaggregation.{role}.parallelism"
+    assert feature.field_path == f"spec.disaggregation.{role}.parallelism.{degree}"
 
 
-@pytest.mark.parametrize("degree", [{"tensor": 8}, {"pipeline": 4}, {"data": 2}, {"expert": True}])
+def test_roles_that_are_apart_need_a_prefix_cache(make_service: MakeService) -> None:
+    split, without = {"prefill": {}, "decode": {}}, {"kvCache": {"prefixCaching": False}}
+    [feature] = blocking(unsupported_features(make_service(disaggregation=split, engine=without)))
+
+    assert feature.field_path == "spec.engine.kvCache.prefixCaching"
+    assert unsupported_features(make_service(engine=without)) == []
+
+
+@pytest.mark.parametrize("degree", [{"tensor": 8}, {"pipeline": 4}, {"data": 2}, {"tensor": 2, "expert": True}])
 def test_every_kind_of_parallelism_is_acted_on(make_service: MakeService, degree: dict[str, Any]) -> None:
     assert unsupported_features(make_service(parallelism=degree)) == []
 
@@ -127,3 +134,15 @@ def test_the_gateway_is_acted_on_where_the_installation_has_one(make_service: Ma
 @pytest.mark.parametrize("policy", ["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"])
 def test_every_policy_is_acted_on(make_service: MakeService, policy: str) -> None:
     assert unsupported_features(make_service(router={"policy": policy})) == []
+
+
+DRAFTED = {"speculative": {"method": "eagle3", "model": "hf://org/draft"}}
+
+
+@pytest.mark.parametrize("spec", [{"model": {"source": "s3://bucket/x"}}, {"model": VOLUME, "engine": DRAFTED}])
+def test_credentials_and_cache_are_acted_on_where_anything_is_downloaded(
+    make_service: MakeService, spec: dict[str, Any]
+) -> None:
+    model = spec["model"] | {"secretRef": {"name": "s"}, "cache": {"claim": "c"}}
+
+    assert unsupported_features(make_service(**spec | {"model": model}), (1, 30)) == []

@@ -3,10 +3,11 @@
 from collections.abc import Collection
 
 import pytest
-from tests.operator.cluster_objects import stateful_set
+from tests.operator.cluster_objects import leader_worker_set, stateful_set
 
-from kvasir_operator.groups.choice import chosen_indexes, staying
+from kvasir_operator.groups.choice import chosen_indexes, kinds_by_index, staying
 from kvasir_operator.groups.group import Group
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET, Kind
 
 
 def groups(running: Collection[int], idle: Collection[int] = ()) -> list[Group]:
@@ -62,3 +63,21 @@ def test_the_groups_of_a_revision(
 
 def test_only_those_that_run_can_stay() -> None:
     assert [group.index for group in staying(groups((2, 0), (1,)), 5, ())] == [0, 2]
+
+
+SETS, LED = Group(stateful_set(0), ()), Group(leader_worker_set(0), ())
+
+
+@pytest.mark.parametrize(
+    ("existing", "offered", "expected"),
+    [
+        ([], STATEFUL_SET, [STATEFUL_SET, STATEFUL_SET]),
+        ([], LEADER_WORKER_SET, [LEADER_WORKER_SET, LEADER_WORKER_SET]),
+        ([SETS], LEADER_WORKER_SET, [STATEFUL_SET, STATEFUL_SET]),
+        ([LED], LEADER_WORKER_SET, [LEADER_WORKER_SET, LEADER_WORKER_SET]),
+        ([Group(stateful_set(1), ()), LED], LEADER_WORKER_SET, [LEADER_WORKER_SET, STATEFUL_SET]),
+    ],
+    ids=["none offered", "offered", "made before it was offered", "one of them", "each stays what it is"],
+)
+def test_what_the_groups_of_a_revision_are_made_as(existing: list[Group], offered: Kind, expected: list[Kind]) -> None:
+    assert list(kinds_by_index(existing, [0, 1], offered).values()) == expected

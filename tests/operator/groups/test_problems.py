@@ -1,11 +1,13 @@
-"""What the status says of groups that fail."""
+"""What the status says of groups."""
 
-from tests.operator.cluster_objects import NOW, member, stateful_set
+from tests.operator.cluster_objects import NOW, member, pod, stateful_set
 
 from kvasir_operator.api.conditions import Reason
+from kvasir_operator.api.labels import LEADER_WORKER_SET_LABEL
 from kvasir_operator.groups.group import Group
-from kvasir_operator.groups.problems import group_problems
+from kvasir_operator.groups.problems import group_problems, removed_sets
 from kvasir_operator.groups.record import RESTARTS, RestartRecord
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET
 
 LATER = "2026-11-20T10:30:00Z"
 
@@ -46,3 +48,13 @@ def test_a_node_that_is_avoided_is_named_while_the_group_serves_elsewhere() -> N
 def test_a_group_that_is_kept_without_pods_has_no_problems() -> None:
     kept = stateful_set(is_running=False, **{RESTARTS: RestartRecord(2, NOW, "x", {"bad": 2}).text()})
     assert group_problems([Group(kept, ())], LATER) == []
+
+
+def test_groups_whose_kind_was_removed_are_named_until_their_pods_have_gone() -> None:
+    of_a_set = pod("a-0")
+    of_a_set["metadata"]["labels"][LEADER_WORKER_SET_LABEL] = "a"
+    [problem] = removed_sets([of_a_set, pod("b-0")], STATEFUL_SET)
+    assert problem.reason is Reason.LEADER_WORKER_SETS_REMOVED
+    assert "and with it a: StatefulSets take their place" in problem.message
+    assert removed_sets([of_a_set], LEADER_WORKER_SET) == []
+    assert removed_sets([pod("b-0")], STATEFUL_SET) == []

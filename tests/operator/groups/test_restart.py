@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.operator.cluster_objects import NOW, KubeObject, member, stateful_set
+from tests.operator.cluster_objects import NOW, KubeObject, leader_worker_set, member, stateful_set
 
 from kvasir_operator.groups.group import Group
 from kvasir_operator.groups.record import RESTARTS, RestartRecord
@@ -147,3 +147,67 @@ def test_a_pod_whose_node_does_not_end_it_is_given_up_a_minute_after_its_grace()
 def test_a_pod_that_was_evicted_is_replaced_by_kubernetes() -> None:
     evicted = member(1, SET, ready=False, phase="Failed")
     assert decide_restart(group_of(member(0, SET), evicted), at(10)) == RestartDecision()
+
+
+LED = leader_worker_set()
+
+
+def led(*pods: KubeObject, record: RestartRecord | None = None) -> Group:
+    return Group(leader_worker_set(**({} if record is None else {RESTARTS: record.text()})), pods)
+
+
+def in_foreground(decision: RestartDecision) -> list[bool]:
+    return [] if decision.restart is None else [pod.is_foreground for pod in decision.restart.pods]
+
+
+def test_a_leader_goes_first_and_in_the_foreground_so_that_no_worker_is_made_for_it_again() -> None:
+    decision = decide_restart(led(member(1, LED, ready=False, **ended(30)), member(0, LED)), at(31))
+    assert decision.restart is not None
+    assert [pod.name for pod in decision.restart.pods] == ["llama-serve-aaaa-0-0", "llama-serve-aaaa-0-0-1"]
+    assert in_foreground(decision) == [True, False]
+    assert deleted(decision) == {"0": 5, "1": 5}
+    assert RestartRecord.of({"metadata": {"annotations": decision.restart.annotations}}).num_restarts == 1
+
+
+def test_a_stateful_set_knows_no_such_order() -> None:
+    decision = decide_restart(group_of(member(1, SET, ready=False, **ended(30)), member(0, SET)), at(31))
+    assert in_foreground(decision) == [False, False]
+
+
+@pytest.mark.parametrize("leaders", [[], [leaving(member(0, LED), told_at=30)]], ids=["not made yet", "leaving"])
+def test_without_its_leader_a_worker_is_kubernetes_to_delete(leaders: list[KubeObject]) -> None:
+    failed = member(1, LED, ready=False, **ended(30))
+    assert decide_restart(led(*leaders, failed), at(31)).restart is None
+
+
+def test_but_one_whose_node_does_not_end_it_is_given_up() -> None:
+    pods = [leaving(member(rank, LED), told_at=0, grace=10 * rank) for rank in (1, 2)]
+    decision = decide_restart(led(*pods), at(71))
+    assert (deleted(decision), in_foreground(decision)) == ({"1": 0}, [False])
+
+
+def test_a_worker_that_is_told_to_go_takes_its_leader_along_which_finishes_its_requests() -> None:
+    told = leaving(member(1, LED), told_at=30)
+    decision = decide_restart(led(member(0, LED), told), at(31))
+    assert (deleted(decision), in_foreground(decision)) == ({"0": None}, [True])
+
+
+@pytest.mark.parametrize(("made_at", "is_of_former"), [(19, True), (20, False)])
+def test_a_worker_that_goes_because_its_leader_went_leaves_the_next_leader_alone(
+    made_at: float, is_of_former: bool
+) -> None:
+    told = leaving(member(1, LED, at=at(made_at)), told_at=30)
+    decision = decide_restart(led(member(0, LED, at=at(20)), told), at(31))
+    assert (decision.restart is None) == is_of_former
+
+
+def test_a_worker_that_ends_because_its_leader_has_gone_is_no_failure_of_the_next() -> None:
+    worker = member(1, LED, at=at(0), ready=False, **ended(30))
+    assert decide_restart(led(member(0, LED, at=at(30)), worker), at(31)).restart is None
+    assert decide_restart(led(member(0, LED, at=at(0)), worker), at(31)).restart is not None
+
+
+def test_a_recorded_restart_of_a_leader_that_was_not_deleted_is_carried_out() -> None:
+    record = RestartRecord(1, at(60), "it failed", {})
+    decision = decide_restart(led(member(0, LED, at=at(59)), member(1, LED, at=at(59)), record=record), at(61))
+    assert (deleted(decision), in_foreground(decision)) == ({"0": 5, "1": 5}, [True, False])

@@ -61,6 +61,7 @@ def test_a_webhook_or_policy_that_denies_or_fails_is_no_failure_of_the_api_serve
         (answered(500, "etcdserver: request timed out"), KubeUnavailableError),
         (answered(403, "exceeded quota: gpus"), KubeForbiddenError),
         (answered(422, "spec.replicas: must be at least 0"), ObjectRefusedError),
+        (answered(405, "create not allowed while custom resource definition is terminating"), ObjectRefusedError),
     ],
 )
 def test_each_answer_has_its_error(error: KubeApiError, expected: type[KubeApiError]) -> None:

@@ -50,12 +50,13 @@ def test_a_write_that_its_hook_forbids_is_not_sent() -> None:
         assert sent(SERVICE, ClientHooks(before_write=forbid)) == []
 
 
-def test_only_an_accepted_write_is_counted() -> None:
-    writes: list[tuple[str, str]] = []
-    hooks = ClientHooks(on_write=lambda verb, kind: writes.append((verb, kind)))
-    sent(SERVICE, hooks, ObjectRefusedError("no"))
+def test_every_request_is_told_of_with_what_came_of_it() -> None:
+    told: list[tuple[str, str, Exception | None]] = []
+    hooks = ClientHooks(on_request=lambda verb, kind, error: told.append((verb, kind, error)))
+    refused = ObjectRefusedError("no")
+    sent(SERVICE, hooks, refused)
     sent(SERVICE, hooks)
-    assert writes == [("apply", "Service")]
+    assert told == [("apply", "Service", refused), ("apply", "Service", None)]
 
 
 @pytest.mark.parametrize(("kind", "num_reports"), [(POD_MONITOR, 1), (SERVICE, 0)])

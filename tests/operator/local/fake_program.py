@@ -1,6 +1,7 @@
 """Stands in for kvasir-runtime and kvasir-router: listens where its flags say, is ready, and misbehaves when told to.
 
-FAKE_EXIT=N ends it at once with status N; FAKE_STUBBORN=1 makes it and a child of its own deaf to SIGTERM.
+FAKE_EXIT=N ends it at once with status N, FAKE_FETCH_EXIT=N when it is told to fetch; FAKE_STUBBORN=1 makes it and a
+child of its own deaf to SIGTERM.
 FAKE_HEALTH=503,200,... are the statuses of /health, the last one for good. GET /crash ends it with status 7; GET /hang
 makes /health fail; GET /arguments and /environment say how it was started.
 """
@@ -44,6 +45,9 @@ def flag(name: str, default: str) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["fetch"]:
+        print(f"fake fetch of {sys.argv[2]} into {sys.argv[3]}", flush=True)
+        sys.exit(int(os.environ.get("FAKE_FETCH_EXIT", "0")))
     print("fake program starts", flush=True)
     if "FAKE_EXIT" in os.environ:
         print("fake program refuses its flags", file=sys.stderr, flush=True)

@@ -247,7 +247,6 @@ def test_a_port_for_every_service_must_be_left(write_manifest: Callable[..., Pat
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"model": {"source": "hf://org/name"}}, r"spec\.model\.source: this release has no loader"),
         ({"engine": {"quantization": "int8"}}, r"spec\.engine\.quantization: int8 is not supported yet"),
     ],
 )
@@ -307,3 +306,29 @@ def test_a_name_that_two_services_claim_behind_the_gateway_is_refused(
 
     with pytest.raises(LocalRunError, match="one and two are both to serve big behind the gateway: rename"):
         run_local(files, LocalOptions("127.0.0.1", 0, programs))
+
+
+def test_models_are_fetched_before_their_engines_start(
+    start: Start, write_manifest: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run = start(write_manifest(model={"source": "hf://org/name"}))
+    run.printed("is ready after")
+    run.process.send_signal(signal.SIGTERM)
+    text = run.end()
+
+    fetched = rf"\[llama-serve-0\] +fake fetch of hf://org/name into {tmp_path}/kvasir/models/hf/org/name/main"
+    assert re.search(rf"{fetched}\n(.|\n)*llama-serve-0 starting at(.|\n)*\[llama-serve-0\] +fake program starts", text)
+    assert run.process.returncode == 0
+
+
+def test_an_engine_whose_model_cannot_be_had_is_given_up(
+    start: Start, write_manifest: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_FETCH_EXIT", "1")
+    run = start(write_manifest(model={"source": "hf://org/name"}))
+    text = run.end()
+
+    assert "llama-serve-0 ended 3 times before it was ready, last with status 1: its log above says why" in text
+    assert "llama-serve-0 starting at" not in text
+    assert run.process.returncode != 0

@@ -284,3 +284,43 @@ def test_a_pod_can_be_told_its_own_address(translate: Translate) -> None:
     [engine] = translate(pod={"env": env}).engines
 
     assert engine.env["A"] == engine.listeners[0].address
+
+
+HUB = {"source": "hf://org/name", "cache": {"claim": "models"}}
+
+
+def test_downloads_of_all_replicas_go_into_the_users_one_cache(
+    translate: Translate, tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    folder = str(tmp_path / "caches" / "kvasir" / "models" / "hf" / "org" / "name" / "main")
+    engines = translate(model=HUB, replicas=2).engines
+
+    for engine in engines:
+        [init] = engine.inits
+        assert init.command[:4] == (str(programs / "kvasir-runtime"), "fetch", "hf://org/name", folder)
+        assert dict(pairwise(init.command))["--host"] == engine.listeners[0].address
+        assert engine.command[2] == folder
+
+
+def test_a_cache_of_the_node_is_that_folder(translate: Translate) -> None:
+    [engine] = translate(model={"source": "s3://bucket/m", "cache": {"hostPath": "/var/models"}}).engines
+
+    assert engine.command[2] == "/var/models/s3/bucket/m"
+
+
+def test_the_secret_of_downloads_is_read_beside_the_manifest_and_is_the_loaders_alone(
+    translate: Translate, tmp_path: Path
+) -> None:
+    (tmp_path / "hf-token").mkdir()
+    (tmp_path / "hf-token" / "HF_TOKEN").write_text("hf_secret\n")
+    service = translate(model=HUB | {"secretRef": {"name": "hf-token"}})
+    [engine] = service.engines
+
+    assert engine.inits[0].env["HF_TOKEN"] == "hf_secret"
+    assert "hf_secret" not in str([engine.command, engine.env, engine.inits[0].command, service.routers])
+
+
+def test_a_secret_of_downloads_that_is_not_there_is_named(translate: Translate) -> None:
+    with pytest.raises(LocalRunError, match=r"Secret hf-token is in a cluster, and local mode reads .*/hf-token"):
+        translate(model=HUB | {"secretRef": {"name": "hf-token"}})

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.kube.kinds import POD, SERVICE, ServiceKey
+from kvasir_operator.kube.kinds import DEPLOYMENT, POD, SERVICE, STATEFUL_SET, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache, Name
 
 LLAMA, QWEN = ServiceKey("models", "llama"), ServiceKey("models", "qwen")
@@ -34,10 +36,10 @@ def test_nothing_is_known_before_the_first_list_is_complete() -> None:
 
 
 def test_an_older_state_neither_replaces_a_newer_one_nor_is_news() -> None:
-    cache = listed(child(1))
-    assert cache.put(SERVICE, child(5)) == {LLAMA}
-    assert cache.put(SERVICE, child(4)) == cache.put(SERVICE, child(5)) == set()
-    assert cache.read(SERVICE, LLAMA) == [child(5)]
+    cache, newer = listed(child(1)), child(5, spec={"ports": [8000]})
+    assert cache.put(SERVICE, newer) == {LLAMA}
+    assert cache.put(SERVICE, child(4)) == cache.put(SERVICE, newer) == set()
+    assert cache.read(SERVICE, LLAMA) == [newer]
 
 
 def test_an_own_write_is_seen_at_once_and_its_echo_is_no_news() -> None:
@@ -109,3 +111,27 @@ def test_a_pod_is_kept_without_its_containers() -> None:
     cache.finish_list(POD, None, {Name("models", "llama-engine")}, 1)
     [pod] = cache.read(POD, LLAMA) or []
     assert (pod["spec"], pod["status"]) == ({"nodeName": "n"}, {"phase": "Running"})
+
+
+def test_a_version_alone_is_no_news_and_is_known() -> None:
+    cache, obj = listed(child(1)), child(5)
+    managed = {**obj, "metadata": {**obj["metadata"], "managedFields": [{"manager": "somebody"}]}}
+    assert cache.put(SERVICE, managed) == set()
+    assert cache.read(SERVICE, LLAMA) == [obj]  # what is written next is for this version
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, STATEFUL_SET])
+def test_of_a_workloads_status_only_what_passes_ask_of_it_is_news(kind: Kind) -> None:
+    cache = InformerCache()
+    counts = {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 1}
+    available = {"type": "Available", "status": "False"}
+    refused = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
+    cache.put(kind, child(1, status={**counts, "availableReplicas": 0, "conditions": [available]}))
+    cache.finish_list(kind, None, {Name("models", "llama-engine")}, 1)
+    assert cache.put(kind, child(2, status={**counts, "availableReplicas": 1, "conditions": []})) == set()
+    for version, name in enumerate(counts, start=3):
+        counts[name] += 1
+        assert cache.put(kind, child(version, status=dict(counts))) == {LLAMA}, name
+    assert cache.put(kind, child(9, status={**counts, "conditions": [available, refused]})) == {LLAMA}
+    [workload] = cache.read(kind, LLAMA) or []
+    assert workload["status"] == {**counts, "conditions": [refused]}

@@ -22,6 +22,7 @@ def creating(name: str, role: str = "serve", **fields: Any) -> dict[str, Any]:
     ("reason", "message", "expected"),
     [
         ("FailedMount", NO_FOLDER, Reason.MODEL_NOT_FOUND),
+        ("FailedMount", NO_FOLDER.replace('"model"', '"model-cache"'), Reason.CACHE_UNAVAILABLE),
         ("FailedMount", NO_SECRET, Reason.SECRET_NOT_FOUND),
         ("FailedMount", 'secrets "keys" not found', Reason.SECRET_NOT_FOUND),
         ("FailedMount", 'configmap "c" not found', Reason.VOLUME_UNAVAILABLE),

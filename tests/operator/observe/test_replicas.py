@@ -32,3 +32,9 @@ def test_a_group_is_leaving_once_all_its_pods_are() -> None:
 def test_pods_that_are_given_up_or_leaving_are_not_active() -> None:
     pods = (pod("a"), pod("b", leaving=True), pod("c", phase="Failed"), pod("d", phase="Succeeded"))
     assert [each["metadata"]["name"] for each in Replica("r", pods).active_pods] == ["a"]
+
+
+def test_a_group_is_leaving_with_the_pod_that_takes_its_requests() -> None:
+    [draining] = replicas_of([member(0, SET, leaving=True), member(1, SET)])
+    [evicted] = replicas_of([member(0, SET), member(1, SET, leaving=True)])
+    assert [(each.is_leaving, each.is_active) for each in (draining, evicted)] == [(True, False), (False, True)]

@@ -81,13 +81,6 @@ def test_a_source_becomes_a_read_only_volume(
     assert location.startswith(mount["mountPath"])
 
 
-def test_a_source_without_a_volume_is_handed_to_the_engine_as_it_is(make_service: MakeService) -> None:
-    service = make_service(model={"source": "hf://org/name@v1"})
-
-    assert container(service)["command"][2] == "hf://org/name@v1"
-    assert [volume["name"] for volume in pod_spec(service)["volumes"]] == ["tmp"]
-
-
 @pytest.mark.parametrize(
     ("speculative", "config"),
     [

@@ -26,7 +26,7 @@ def violations(pod: dict[str, Any]) -> list[str]:
     found += [f"volume {v['name']}" for v in pod["volumes"] if not set(v) - {"name"} <= VOLUME_TYPES]
     context = pod.get("securityContext", {})
     found += [f"pod {key}" for key in ("sysctls", "seLinuxOptions", "windowsOptions") if context.get(key)]
-    for container in pod["containers"]:
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
         found += container_violations(context, container)
     return found
 
@@ -44,7 +44,7 @@ def container_violations(pod_context: dict[str, Any], container: dict[str, Any])
         "capabilities.drop": "ALL" in capabilities.get("drop", []),
         "capabilities.add": set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"},
         "procMount": own.get("procMount", "Default") == "Default",
-        "hostPort": not any(port.get("hostPort") for port in container["ports"]),
+        "hostPort": not any(port.get("hostPort") for port in container.get("ports", ())),
     }
     return [f"{container['name']} {name}" for name, holds in checks.items() if not holds]
 
@@ -77,7 +77,7 @@ def without_host_path(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [volume for volume in pod["volumes"] if "hostPath" not in volume]
 
 
-@pytest.mark.parametrize("source", ["pvc://models/m", "oci://registry.example/m:1"])
+@pytest.mark.parametrize("source", ["pvc://models/m", "oci://registry.example/m:1", "hf://org/name"])
 def test_an_engine_with_a_model_of_the_clusters_is_restricted(engine_template: RenderPod, source: str) -> None:
     resources = {"sharedMemory": "1Gi"}
     speculative = {"method": "draftModel", "model": source}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.operator.cluster_objects import child, deployment, stateful_set, stored
+from tests.operator.cluster_objects import child, deployment, leader_worker_set, stateful_set, stored
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
 from kvasir_operator.apply.plan import Scale, Unweigh
@@ -115,6 +115,9 @@ def test_a_router_stays_until_the_gateway_serves_and_every_engine_believes_it(
     assert kept == (frozenset(map(object_key, children)) if is_kept else frozenset())
 
 
+FORMER = [("down", 0), ("down", 1), ("up", 0)]
+
+
 def of_groups(revision: str, running: int, idle: int = 0) -> ObservedWorkload:
     sets = [stateful_set(index, revision, is_running=index < running) for index in range(running + idle)]
     return ObservedWorkload(Workload(key(revision), 1, running), tuple(sets), ())
@@ -144,3 +147,14 @@ def test_groups_of_a_former_revision_stay_and_with_them_the_service_by_which_the
 def test_a_group_of_the_current_revision_that_is_not_wanted_is_not_kept() -> None:
     found = kept_children(plan({"new": 1}), [of_groups("new", 2)], [])
     assert not [each for each in found if each.kind == STATEFUL_SET]
+
+
+def test_a_leader_worker_set_of_a_former_revision_is_scaled_to_none_or_to_its_one_group() -> None:
+    sets = [leader_worker_set(index, revision, is_running=revision == "down") for revision, index in FORMER]
+    workloads = [ObservedWorkload(Workload(key("down"), 1, 2), tuple(sets[:2]), ())]
+    workloads.append(ObservedWorkload(Workload(key("up"), 1, 0), tuple(sets[2:]), ()))
+    found = scales(plan({"down": 1, "up": 1}), workloads, {key("down"): frozenset({"llama-serve-down-0"})})
+    assert [(str(each.key), each.replicas) for each in found] == [
+        ("LeaderWorkerSet llama-serve-down-0", 0),
+        ("LeaderWorkerSet llama-serve-up-0", 1),
+    ]

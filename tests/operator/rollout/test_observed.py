@@ -6,6 +6,7 @@ from tests.operator.cluster_objects import (
     NOW,
     child,
     deployment,
+    leader_worker_set,
     member,
     owner,
     pod,
@@ -187,3 +188,24 @@ def test_groups_too_have_to_be_ready_within_the_time_of_their_startup_probe() ->
     assert seen([group, headless("a")], waits, "2026-11-20T12:00:00Z")["a"].trouble is None
     trouble = seen([group, headless("a")], waits, LATER)["a"].trouble
     assert trouble == "llama-serve-a: no pod became ready within 7200 s"
+
+
+def test_leader_worker_sets_of_a_revision_are_one_workload_too() -> None:
+    sets = [leader_worker_set(0, "a"), leader_worker_set(1, "a", is_running=False)]
+    pods = [member(0, sets[0]), member(1, sets[0]), member(0, sets[1], leaving=True), member(1, sets[1])]
+    found = seen([*sets, headless("a")], pods)["a"]
+    assert found == Workload(WorkloadKey("serve", "a"), 1, replicas=1, num_pods=1, num_ready=1, num_leaving=1)
+
+
+def test_a_leader_worker_set_takes_no_pods_of_other_revisions() -> None:
+    assert seen([leader_worker_set(0, "a"), headless("a")], [engine("other", "b")])["a"].num_pods == 0
+
+
+def test_a_download_may_take_longer_than_an_engine_may() -> None:
+    loader = {"name": "model-loader", "state": {"running": {}}}
+    waits = engine("w", "a", ready=False, containerStatuses=loading(), initContainerStatuses=[loader])
+    assert seen([engines("a"), headless("a")], [waits], LATER)["a"].trouble is None
+    loader["state"] = {"terminated": {"exitCode": 0, "finishedAt": LATER}}
+    assert seen([engines("a"), headless("a")], [waits], LATER)["a"].trouble is None
+    loader["state"] = {"terminated": {"exitCode": 0, "finishedAt": NOW}}
+    assert seen([engines("a"), headless("a")], [waits], LATER)["a"].trouble is not None

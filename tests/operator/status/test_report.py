@@ -40,7 +40,8 @@ def test_a_count_a_message_and_a_field_that_goes_are_news_and_a_condition_of_oth
     assert is_news(STATUS, LATER)
     changed = [{**STATUS["conditions"][0], "message": "x"}, *STATUS["conditions"][1:]]
     assert is_news(STATUS, {**STATUS, "conditions": changed})
-    assert not is_news({**STATUS, "conditions": [OTHERS, *STATUS["conditions"]], "scaling": []}, STATUS)
+    assert is_news(STATUS, {**STATUS, "scaling": [{"role": "serve"}]})
+    assert not is_news({**STATUS, "conditions": [OTHERS, *STATUS["conditions"]], "others": []}, STATUS)
 
 
 def test_a_service_that_changed_or_went_since_it_was_read_keeps_its_status() -> None:

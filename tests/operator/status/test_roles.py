@@ -1,6 +1,14 @@
 """What one role's Deployments and pods come to."""
 
-from tests.operator.cluster_objects import deployment, member, pod, pod_event, stateful_set, waiting_container
+from tests.operator.cluster_objects import (
+    deployment,
+    leader_worker_set,
+    member,
+    pod,
+    pod_event,
+    stateful_set,
+    waiting_container,
+)
 from tests.operator.status.service_under_test import of_revision
 
 from kvasir_operator.api.conditions import Reason
@@ -94,3 +102,23 @@ def test_a_role_of_groups_at_zero_has_no_workload_and_is_at_rest_all_the_same() 
 def test_pods_of_groups_that_are_gone_are_still_draining() -> None:
     group = stateful_set()
     assert idle_role("serve", 0, "aaaa", [member(0, group, leaving=True), member(1, group, leaving=True)]).draining == 1
+
+
+def test_a_leader_worker_set_is_one_replica_whatever_generation_its_status_names() -> None:
+    group = leader_worker_set()
+    state = role_state([group], 1, [member(0, group), member(1, group)])
+    assert (state.num_replicas, state.is_settled, state.waiting) == (1, True, None)
+    group["status"]["observedGeneration"] = 0
+    assert not role_state([group], 1, [member(0, group), member(1, group)]).is_settled
+
+
+def test_one_that_nobody_looks_after_says_who_should() -> None:
+    group = leader_worker_set()
+    del group["status"]
+    state = role_state([group], 1, [])
+    assert not state.is_settled
+    assert state.waiting is not None
+    assert state.waiting.message == (
+        "LeaderWorkerSet llama-serve-aaaa-0: 0 of 1 groups of pods made; the controller of LeaderWorkerSets makes "
+        "them, if it runs"
+    )

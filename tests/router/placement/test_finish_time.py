@@ -63,7 +63,7 @@ def test_a_queue_gets_shorter_while_the_engine_works_on_it() -> None:
 
 
 def test_terms_add_up_and_are_shown_for_each_endpoint() -> None:
-    policy = FinishTime({"one": lambda *_: [1.0, 2.0], "two": lambda *_: [3.0, 0.5]})
+    policy = FinishTime({"one": lambda *_: [1.0, 2.0], "two": lambda *_: [3.0, 0.5]}, {})
     endpoints = [an_endpoint("a"), an_endpoint("b")]
     placement = policy.place(a_request(), endpoints, {}, now=0.0)
     assert (placement.leg.endpoint.url, placement.cost_seconds) == ("b", 2.5)
@@ -130,5 +130,5 @@ def test_a_pick_asks_each_term_once_and_goes_through_all_endpoints_a_fixed_numbe
         endpoints = Counted(an_endpoint(str(number)) for number in range(num_endpoints))
         FinishTime(terms).place(a_request(100), endpoints, {"0": 50}, 0.0)
         passes.append(endpoints.num_passes)
-    assert passes[0] == passes[1] <= 10
+    assert passes[0] == passes[1] <= 5
     assert [term.num_asked for term in terms.values()] == [2] * len(TERMS)

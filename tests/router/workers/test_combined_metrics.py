@@ -2,7 +2,9 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.metrics import Metrics
+from kvasir_router.service.kv_event_series import KvEventCollector
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.workers.combined_metrics import combined
 
@@ -50,3 +52,24 @@ def test_one_worker_alone_tells_what_it_tells() -> None:
 
 def test_no_worker_tells_nothing() -> None:
     assert combined([]) == b""
+
+
+def test_of_every_gauge_it_is_known_whether_all_workers_see_the_same() -> None:
+    metrics = Metrics()
+    for observe in (metrics.observe_queue, metrics.observe_bodies, metrics.observe_connections):
+        observe(lambda: 0)
+    metrics.observe_ejected(lambda: 0)
+    metrics.observe_endpoints(lambda state: 0)
+    metrics.observe_demand(lambda: {"s": {}})
+    metrics.observe_services(())
+    metrics.add(KvEventCollector(lambda: ()))
+    gauges = {
+        family.name
+        for family in text_string_to_metric_families(metrics.render().decode())
+        if family.type == "gauge" and not family.name.endswith("_created")
+    }
+    held_by_each = {
+        "in_flight", "queue_depth", "service_queue_depth", "queued_requests", "queued_tokens", "held_body_bytes",
+        "connections",
+    }  # fmt: skip
+    assert gauges == set(FleetSeries) | {f"kvasir_router_{name}" for name in held_by_each}

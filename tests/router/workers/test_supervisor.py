@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from kvasir_router.config import RouterConfig
 from kvasir_router.errors import StartupError
 from kvasir_router.workers import supervisor
+from kvasir_router.workers.admin import create_supervisor_app
 from kvasir_router.workers.worker import config_of_worker
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 NUM_WORKERS = 2
+HANGS = ("sleep", "60")
 COMMAND = (
     sys.executable, "-m", "kvasir_router", "serve", "--workers", str(NUM_WORKERS), "--port", "0", "--admin-port", "0",
 )  # fmt: skip
@@ -159,6 +163,44 @@ async def test_a_worker_for_which_there_is_no_process_ends_the_router_too(monkey
     async with supervisor.supervised(RouterConfig(endpoint=("http://a",)), 0) as made:
         with pytest.raises(StartupError, match="could not be started"):
             await asyncio.wait_for(made.all_serve(), 10)
+
+
+async def test_a_worker_that_hangs_before_it_serves_ends_the_router_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_COMMAND", HANGS)
+    monkeypatch.setattr(supervisor, "_START_SECONDS", 0.2)
+    async with supervisor.supervised(RouterConfig(endpoint=("http://a",)), 0) as made:
+        with pytest.raises(StartupError, match=r"worker 0 hung for 0\.2 s before it served"):
+            await asyncio.wait_for(made.all_serve(), 10)
+
+
+@pytest.mark.parametrize("broken", [HANGS, ("false",), ("/no/such/program",)], ids=["hangs", "ends", "no program"])
+async def test_health_fails_while_a_worker_does_not_come_back(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]
+) -> None:
+    os.mkfifo(tmp_path / "end")
+    serves = ("sh", "-c", f"echo {engine.url}; exec cat {tmp_path / 'end'}")  # the engine answers its probes
+    monkeypatch.setattr(supervisor, "_COMMAND", serves)
+    monkeypatch.setattr(supervisor, "_RESTART_SECONDS", 0.01)
+    async with supervisor.supervised(RouterConfig(endpoint=("http://a",)), 0) as made:
+        app = create_supervisor_app(made.admins, lambda: True, lambda: made.all_start)
+        await made.all_serve()
+        assert await health(app) == 200
+
+        monkeypatch.setattr(supervisor, "_COMMAND", broken)
+        monkeypatch.setattr(supervisor, "_START_SECONDS", 1.0)  # for one that comes back too
+        (tmp_path / "end").write_bytes(b"")  # the worker reads to its end, and is over
+        await condition(lambda: is_health(app, 503))
+        monkeypatch.setattr(supervisor, "_COMMAND", serves)
+        await condition(lambda: is_health(app, 200))
+
+
+async def health(app: FastAPI) -> int:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
+        return (await client.get("/health")).status_code
+
+
+async def is_health(app: FastAPI, status: int) -> bool:
+    return await health(app) == status
 
 
 def test_what_is_for_the_router_as_a_whole_is_divided() -> None:

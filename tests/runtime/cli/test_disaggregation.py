@@ -1,4 +1,5 @@
-"""Two `serve` processes over a trained model: one computes prompts, the other goes on from their KV, moved by NIXL."""
+"""Two `serve` processes over a trained model: one computes prompts on two ranks, the other goes on from their KV, moved
+by NIXL, on one."""
 
 import concurrent.futures
 import json
@@ -12,6 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.runtime.cli.conftest import Server
 
+from kvasir_runtime.service_secret import SECRET_VARIABLE
+
 MODEL = Path("examples/models/kvasir-python-700k")
 TEXT = Path("runtime/kvasir_runtime/scheduling/planner.py").read_text()
 COMPLETION = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -19,7 +22,10 @@ COMPLETION = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_to
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[tuple[Server, Server]]:
-    servers = [start(role) for role in ("kv_producer", "kv_both")]
+    """They know each other by a secret, as in a cluster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SECRET_VARIABLE, "s3cret")
+        servers = [start("kv_producer", "--tensor-parallel-size", "2"), start("kv_both")]
     try:
         yield servers[0].wait_ready(), servers[1].wait_ready()
     finally:
@@ -28,12 +34,13 @@ def engines() -> Iterator[tuple[Server, Server]]:
             server.end()
 
 
-def start(role: str) -> Server:
+def start(role: str, *flags: str) -> Server:
     extra = {"side_channel_host": "127.0.0.1", "side_channel_port": 0, "lease_seconds": 5}
     config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra}
     return Server(
-        MODEL, "--kv-transfer-config", json.dumps(config), "--max-num-seqs", "16", "--max-num-batched-tokens", "64"
-    )
+        MODEL, "--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "16",
+        "--max-num-batched-tokens", "64", *flags,
+    )  # fmt: skip
 
 
 def post(server: Server, body: dict) -> dict:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from kvasir_runtime.heartbeat import BEAT_SECONDS, SILENT_SECONDS
+from kvasir_runtime.service_secret import SECRET_VARIABLE
 
 BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 TWO_RANKS = ("--tensor-parallel-size", "2", "--dtype", "float32")
@@ -111,7 +112,8 @@ def test_a_node_told_to_stop_waits_for_node_0_and_one_that_is_lost_ends_it(serve
     assert "rank 1 on another node" in log
 
 
-def test_two_stages_on_two_nodes_answer_as_one_rank_and_end_together(serve, free_port, model_folder):
+def test_two_stages_on_two_nodes_answer_as_one_rank_and_end_together(serve, free_port, model_folder, monkeypatch):
+    monkeypatch.setenv(SECRET_VARIABLE, "s3cret")  # as in a cluster
     flags = (
         "--pipeline-parallel-size", "2", "--dtype", "float32", "--nnodes", "2", "--master-port", str(free_port()),
     )  # fmt: skip
@@ -128,3 +130,14 @@ def test_two_stages_on_two_nodes_answer_as_one_rank_and_end_together(serve, free
     status, log = first.end()
     assert status == 1
     assert "rank 1 on another node" in log
+
+
+def test_a_node_without_the_secret_of_node_0_is_refused_and_says_so(serve, free_port, monkeypatch):
+    flags = (*TWO_RANKS, "--nnodes", "2", "--master-port", str(free_port()))
+    second = serve(*flags, "--node-rank", "1", "--host", "127.0.0.2")
+    monkeypatch.setenv(SECRET_VARIABLE, "s3cret")
+    serve(*flags)
+    status, log = second.end()
+    assert status == 1
+    assert re.search(r"rank 1 failed: node 0 refuses this rank at .* the same KVASIR_ROUTER_SECRET", log)
+    assert "Traceback" not in log

@@ -52,5 +52,5 @@ def test_each_rank_of_a_machine_gets_a_gpu_of_its_own(monkeypatch: pytest.Monkey
     assert [select_device("auto", place) for place in places] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert current == [0, 1]
     assert select_device("auto", Topology().places()[0]) == torch.device("cuda")
-    with pytest.raises(ConfigurationError, match="4 ranks on this machine need as many GPUs, but 2 are visible"):
+    with pytest.raises(ConfigurationError, match="4 ranks on this node need as many GPUs, but 2 are visible"):
         select_device("auto", Topology(tensor_size=2, data_size=2).places()[0])

@@ -15,6 +15,8 @@ from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kv_cache.spec import KvSpec
+from kvasir_runtime.parallel.groups import alone
+from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.speculative.proposer import VerifiedStep
 
 PROPOSER_SPEC = KvSpec(kind="full", num_kv_heads=1, head_dim=8, dtype="float32", itemsize=4)
@@ -77,6 +79,17 @@ def test_a_proposers_layers_join_the_targets(folder: Path) -> None:
 
 def test_a_context_of_one_token_can_be_warmed_up(folder: Path) -> None:
     assert load(folder, max_model_len=1).max_model_len == 1
+
+
+def test_a_model_without_experts_is_not_loaded_expert_parallel(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--enable-expert-parallel: a LlamaForCausalLM has no experts"):
+        load_worker(
+            ModelConfig(model=str(folder), device="cpu"),
+            CacheConfig(),
+            ExecutionConfig(num_threads=1),
+            SchedulerConfig(max_num_seqs=4),
+            groups=alone(Topology(expert_parallel=True)),
+        )
 
 
 def test_context_beyond_the_models_is_refused(folder: Path) -> None:

@@ -35,4 +35,4 @@ def test_a_tensor_group_over_two_nodes_shares_no_memory() -> None:
 def test_engines_of_one_machine_have_devices_of_their_own() -> None:
     second = Topology(tensor_size=2, data_size=3, data_rank=1)
     assert [place.local_rank for place in second.places()] == [2, 3]
-    assert second.ranks_per_machine == 6
+    assert second.local_world_size == 6

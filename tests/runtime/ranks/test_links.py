@@ -1,7 +1,9 @@
 """Plans and results cross the sockets whole and in order, and the executor hands out results as they come."""
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NotYetError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,16 @@ import pytest
 
 from kvasir_runtime.engine.messages import SamplingParams, TokenLogprobs
 from kvasir_runtime.errors import RankFailedError
+from kvasir_runtime.ranks import links as links_module
 from kvasir_runtime.ranks.executor import RankExecutor
-from kvasir_runtime.ranks.links import CoreLinks, RankLinks, ipc_addresses, network_addresses
+from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses, network_addresses
 from kvasir_runtime.ranks.messages import Forward, RankProgress, Sample, StepDone, WorkInIdleTime
 from kvasir_runtime.scheduling.step import Candidates, Fork, NewSequence, StepPlan, StepResult
+from kvasir_runtime.service_secret import SECRET_VARIABLE, CurveKeys, curve_keys
 
+KEYS, OTHER_KEYS = (curve_keys({SECRET_VARIABLE: secret}) for secret in ("ours", "another"))
+GREETING_OF_ANOTHER_MECHANISM = (b"\xff" + bytes(8) + b"\x7f" + bytes([3, 0]) + b"GSSAPI").ljust(64, b"\0")
+"""ZMTP 3.0."""
 SAMPLING = SamplingParams(max_tokens=4, seed=2**64 - 1, logit_bias={3: -1.5}, stop_token_ids=(7,))
 PLAN = StepPlan(
     number=5,
@@ -39,11 +46,12 @@ RESULT = StepResult(
 )
 
 
-@pytest.fixture(params=["ipc", "tcp"])
+@pytest.fixture(params=["ipc", "tcp", "tcp with a secret"])
 def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[CoreLinks, list[RankLinks]]]:
     chosen = ipc_addresses(tmp_path, 2) if request.param == "ipc" else network_addresses("127.0.0.1", 2)
-    core = CoreLinks(chosen)
-    ranks = [RankLinks(core.bound, rank) for rank in range(2)]
+    keys = KEYS if "secret" in request.param else None
+    core = CoreLinks(chosen, keys)
+    ranks = [RankLinks(core.bound, rank, keys) for rank in range(2)]
     for rank, end in enumerate(ranks):
         end.send(RankProgress(rank, 0, {}))
     seen = 0
@@ -132,3 +140,55 @@ def test_a_rank_that_goes_is_noticed_and_so_is_a_core(tmp_path: Path) -> None:
     with pytest.raises(RankFailedError, match="the engine core has gone"):
         ranks[0].receive()
     ranks[0].close()
+
+
+@pytest.mark.parametrize(("of_core", "of_rank"), [(KEYS, None), (KEYS, OTHER_KEYS), (None, KEYS)])
+def test_a_rank_without_the_cores_secret_is_refused_and_told_why(
+    of_core: CurveKeys | None, of_rank: CurveKeys | None
+) -> None:
+    core = CoreLinks(network_addresses("127.0.0.1", 1), of_core)
+    with pytest.raises(RankFailedError, match=r"node 0 refuses this rank.*the same KVASIR_ROUTER_SECRET"):
+        RankLinks(core.bound, 0, of_rank)
+    assert core.receive(0.1) == []
+    core.close()
+
+
+def test_a_rank_that_node_0_never_answers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "WELCOME_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(RankFailedError, match=f"has not answered at {address}"):
+            RankLinks(LinkAddresses(address, (address,), (address,)), 0)
+
+
+@pytest.mark.parametrize("keys", [KEYS, None], ids=["with a secret", "without"])
+def test_a_stranger_that_comes_and_goes_is_no_rank_that_was_lost(keys: CurveKeys | None) -> None:
+    core = CoreLinks(network_addresses("127.0.0.1", 1), keys)
+    with socket.create_connection(("127.0.0.1", port_of(core.bound.ranks[0])), timeout=10) as stranger:
+        stranger.sendall(GREETING_OF_ANOTHER_MECHANISM)
+        with suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass  # until it is hung up on
+    rank = RankLinks(core.bound, 0, keys)
+    rank.send(RankProgress(0, 0, {}))
+    while not core.receive(10):
+        pass  # the refusal has woken it
+    assert core.lost_ranks == set()
+    rank.close()
+    core.close()
+
+
+def test_a_secret_is_asked_of_peers_of_the_oldest_protocol_too() -> None:
+    """ZMTP 1.0 knows no security: a length, flags and a name are enough."""
+    core = CoreLinks(network_addresses("127.0.0.1", 1), KEYS)
+    with socket.create_connection(("127.0.0.1", port_of(core.bound.core)), timeout=10) as stranger:
+        stranger.sendall(b"\x01\x00" + b"\x08\x00garbage")
+        with suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
+    assert core.receive(0.1) == []
+    core.close()
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])

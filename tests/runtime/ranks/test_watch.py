@@ -1,14 +1,18 @@
-"""The watch over the ranks ends the group also when it fails itself."""
+"""The watch over the ranks ends the group also when it fails itself, and says which node never came."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
 from kvasir_runtime.errors import RankFailedError
+from kvasir_runtime.parallel.topology import Topology
+from kvasir_runtime.ranks import rendezvous
 from kvasir_runtime.ranks.executor import RankExecutor
-from kvasir_runtime.ranks.links import CoreLinks, ipc_addresses
-from kvasir_runtime.ranks.messages import FromRank
+from kvasir_runtime.ranks.links import CoreLinks, RankLinks, ipc_addresses
+from kvasir_runtime.ranks.messages import FromRank, RankCame, RankFailed
+from kvasir_runtime.ranks.rendezvous import Rendezvous
 from kvasir_runtime.ranks.watch import RankWatch
 
 
@@ -17,10 +21,46 @@ class BrokenLinks(CoreLinks):
         raise ValueError("what came is no message")
 
 
+def watch_over(links: CoreLinks, topology: Topology) -> RankWatch:
+    failures = SimpleQueue[RankFailedError]()
+    meeting = Rendezvous(topology, "10.0.0.1:29500")
+    return RankWatch(links, RankExecutor(links), {}, meeting, 60, lambda counts: None, failures.put)
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Iterator[CoreLinks]:
+    links = CoreLinks(ipc_addresses(tmp_path, 2))
+    yield links
+    links.close()
+
+
 def test_a_watch_that_fails_says_so_and_is_not_waited_for(tmp_path: Path) -> None:
-    links, failures = BrokenLinks(ipc_addresses(tmp_path, 1)), SimpleQueue[RankFailedError]()
-    watch = RankWatch(links, RankExecutor(links), {}, 1, 60, lambda counts: None, failures.put)
+    links = BrokenLinks(ipc_addresses(tmp_path, 1))
+    watch = watch_over(links, Topology())
     with pytest.raises(RankFailedError, match="the watch over the ranks failed: ValueError: what came is no message"):
         watch.descriptions.result(timeout=10)
     watch.close()
     links.close()
+
+
+def test_a_node_that_never_came_is_named_and_not_the_one_that_waited(
+    links: CoreLinks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous, "WARNING_SECONDS", 0.0)
+    watch = watch_over(links, Topology(pipeline_size=2, num_nodes=2))
+    rank = RankLinks(links.bound, 0)
+    rank.send(RankCame(0))
+    rank.send(RankFailed(0, "rank 0 could not meet the others of its group of 2", is_consequence=True))
+    with pytest.raises(RankFailedError, match=r"node 1 \(ranks 1\) did not come; check .* 10\.0\.0\.1:29500"):
+        watch.descriptions.result(timeout=10)
+    assert "node 1 (ranks 1) did not come" in caplog.text, "long before the end"
+    watch.close()
+    rank.close()
+
+
+def test_hope_that_ends_ends_the_group(links: CoreLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous.Rendezvous, "problem", rendezvous.Rendezvous.missing)
+    watch = watch_over(links, Topology(pipeline_size=2, num_nodes=2))
+    with pytest.raises(RankFailedError, match="did not come"):
+        watch.descriptions.result(timeout=10)
+    watch.close()

@@ -32,7 +32,9 @@ from kvasir_runtime.engine.messages import (
     AddRequest,
     EngineFailed,
     EngineReady,
+    MoveRequests,
     PlainTokens,
+    RequestsMove,
     SamplingParams,
     SchedulerStats,
     SequenceOutput,
@@ -149,6 +151,8 @@ class FakeCore:
                         self.aborted += message.aborts
                         for abort in message.aborts:
                             self._abort(abort)
+                    case MoveRequests():
+                        self._channel.broadcast(RequestsMove(host="10.0.0.9", port=5601))
                 self._changed.notify_all()
 
     def _abort(self, abort: Abort) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.runtime.server.conftest import Running, wait_ready
 
 from kvasir_runtime.config import CacheConfig, KvTransferConfig
+from kvasir_runtime.engine.messages import Abort
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -130,3 +131,67 @@ def test_drain_tells_of_blocks_that_other_engines_have_yet_to_read(server: Runni
     deadline = time.monotonic() + 5
     while server.http.get("/drain").json()["leased_blocks"] != 3:
         assert time.monotonic() < deadline, "nothing was told of them"
+
+
+STREAM = {"prompt": "the quick brown fox", "max_tokens": 40, "stream": True, "ignore_eos": True}
+KEEP = {"x-kvasir-resumable": "1"}
+
+
+def moved_stream(server: Running, body: dict, headers: dict[str, str]) -> str:
+    """What is left of a stream when streams are told to leave after its first event."""
+    server.core.step_seconds, server.core.kv_transfer_params = 0.01, None
+    with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        lines = answer.iter_lines()
+        begun = [next(lines) for _ in range(4)]
+        assert server.http.post("/migrate").status_code == 202
+        return "\n".join([*begun, *lines]) + "\n"
+
+
+def test_a_stream_that_can_go_on_elsewhere_ends_with_where_its_blocks_are(server: Running) -> None:
+    left = moved_stream(server, STREAM, KEEP)
+    assert "[DONE]" not in left
+    server.core.wait_until(lambda core: core.aborted == [Abort(core.received[0].request_id, is_kept=True)])
+    lines = "".join(f"{line.removeprefix(': kvasir ')}\n" for line in left.splitlines() if line.startswith(":"))
+    content = json.dumps(STREAM)
+    headers = KEEP | {"x-kvasir-journal-at": str(len(content))}
+    rest = server.http.post("/v1/completions", content=content + lines, headers=headers)
+    assert rest.text.endswith("data: [DONE]\n\n")
+    assert server.core.received[1].kv_transfer_params == KvTransferParams(
+        do_remote_prefill=True,
+        remote_host="10.0.0.9",
+        remote_port=5601,
+        transfer_id=server.core.received[0].request_id,
+    )
+
+
+def test_a_stream_of_several_sequences_leaves_without_its_blocks(server: Running) -> None:
+    left = moved_stream(server, STREAM | {"n": 2}, KEEP)
+    assert "10.0.0.9" not in left
+    server.core.wait_until(lambda core: core.aborted == [Abort(core.received[0].request_id)])
+
+
+def test_a_stream_that_nobody_can_continue_stays(server: Running) -> None:
+    assert moved_stream(server, STREAM, {}).rstrip().endswith("[DONE]")
+    assert server.core.aborted == []
+
+
+def test_a_server_that_exchanges_no_kv_keeps_its_streams(running: Running) -> None:
+    assert running.http.post("/migrate").status_code == 409
+
+
+def test_a_server_that_stops_waits_until_others_have_the_blocks(server: Running) -> None:
+    moved_stream(server, STREAM, KEEP)
+    server.core.tell_stats(transfers=TransferStats(num_leased_blocks=1))
+    while server.http.get("/drain").json()["leased_blocks"] != 1:
+        time.sleep(0.01)
+    server.stop()
+    for transfers in (
+        TransferStats(),  # from before the core has heard that it is to keep some
+        TransferStats(num_requests_kept=1, num_leased_blocks=1),
+    ):
+        server.core.tell_stats(transfers=transfers)
+        server.thread.join(0.2)
+        assert server.thread.is_alive()
+    server.core.tell_stats(transfers=TransferStats(num_requests_kept=1))
+    server.thread.join(10)
+    assert server.exit_codes == [0]

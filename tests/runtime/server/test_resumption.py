@@ -5,11 +5,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.engine.messages import AddRequest
-from kvasir_runtime.server.journal import COMMENT, MAX_JOURNAL_BYTES
+from kvasir_runtime.server.journal import COMMENT, MAX_JOURNAL_BYTES, Beginning, Entry, Move, read_journal
+from kvasir_runtime.transfer.params import KvTransferParams
 
 PROMPT = "the quick brown fox größer 日本語 😀 jumps over the lazy dog"
 COMPLETION: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "stream": True, "ignore_eos": True}
@@ -253,3 +255,11 @@ def test_a_body_at_the_limit_has_room_for_its_journal(start_server, num_too_many
         headers = {"x-kvasir-journal-at": "1000"}
         response = running.http.post("/v1/completions", content=b" " * 1000 + journal, headers=headers)
         assert response.status_code == status
+
+
+def test_a_hand_over_begins_no_sequence_that_has_ended_again() -> None:
+    place = KvTransferParams(do_remote_prefill=True, remote_host="10.0.0.1", remote_port=5600, transfer_id="t")
+    lines = [Beginning("c", 1, [1], "m"), Entry(0, [5], "length"), Entry(1, [6]), Move(0, [], moved=place)]
+    journal = read_journal(b"\n".join(map(msgspec.json.encode, lines)))
+    assert {index: each.finish_reason for index, each in journal.sequences.items()} == {0: "length", 1: None}
+    assert journal.moved == place

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from tests.runtime.scheduling.fake_rank import GARBAGE, FakeRank
+from tests.runtime.transfer.simulated_ranks import AskedRanks, TensorRanks
 
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceOutput, SequenceStart
@@ -24,6 +25,7 @@ from kvasir_runtime.scheduling.step import StepPlan, StepResult
 from kvasir_runtime.scheduling.update import Outcome
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import Place
+from kvasir_runtime.transfer.connector import Page
 from kvasir_runtime.transfer.messages import FromKeeper, FromPuller, Identity, Region
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -109,7 +111,11 @@ class SimulatedRead:
 class RankConnector:
     """Reads slots of one rank into another's."""
 
-    def __init__(self, name: str, rank: FakeRank, ranks: dict[bytes, FakeRank], rng: random.Random) -> None:
+    def __init__(
+        self, name: str, rank: FakeRank, ranks: dict[bytes, FakeRank], rng: random.Random, index: int = 0
+    ) -> None:
+        """`index`: of the rank among its engine's."""
+        self._index = index
         self._rank = rank
         self._ranks = ranks
         self._rng = rng
@@ -124,11 +130,11 @@ class RankConnector:
         self.chance_of_damage = 0.0
         ranks[self._name] = rank
 
-    def region(self) -> Region:
-        return Region(self._name, 0, 1, 0)
+    def regions(self) -> list[Region]:
+        return [Region(self._name, 0, 1, 0)]
 
     def add_peer(self, engine_id: str, regions: list[Region]) -> None:
-        self._peers[engine_id] = self._ranks[regions[0].agent_metadata]
+        self._peers[engine_id] = self._ranks[regions[self._index].agent_metadata]
 
     def remove_peer(self, engine_id: str) -> None:
         assert not any(read.source is self._peers.get(engine_id) for read in self._reads.values()), "it is read from"
@@ -164,10 +170,10 @@ class RankConnector:
 
     def progress(self) -> None: ...
 
-    def checksums(self, block_ids: list[int]) -> list[int]:
+    def checksums(self, pages: list[Page], num_ranks: int, side: str) -> list[int]:
         return [
-            hash(tuple(self._rank.slots.get((block, offset)) for offset in range(BLOCK_SIZE))) % 2**63
-            for block in block_ids
+            hash(tuple(self._rank.slots.get((page.block_id, offset)) for offset in range(BLOCK_SIZE))) % 2**63
+            for page in pages
         ]
 
     def close(self) -> None: ...
@@ -180,16 +186,25 @@ class Engine:
     name: str
     scheduler: Scheduler
     kv: KvCache
-    rank: FakeRank
+    rank: FakeRank | TensorRanks
     transfers: KvTransfers
     agent: TransferAgent
-    connector: RankConnector
+    parts: list[RankConnector]
+    """Of each rank."""
     line: Line
     ahead: int = 0
     prefill_tokens_per_second: float | None = None
     under_way: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ended: dict[str, SequenceOutput] = field(default_factory=dict)
+    asked: AskedRanks | None = None
+    """None: of one rank, whose connector is the agent's."""
+
+    @property
+    def connector(self) -> RankConnector:
+        """Of the only rank."""
+        [connector] = self.parts
+        return connector
 
     def add(self, request_id: str, prompt: list[int], params: KvTransferParams | None = None, max_tokens: int = 6,
             so_far: list[int] | None = None) -> None:  # fmt: skip
@@ -234,6 +249,11 @@ class Engine:
     def die(self) -> None:
         self.line.is_dead = True
 
+    def bury(self) -> None:
+        """Nothing of it is used any more."""
+        if self.asked is not None:
+            self.asked.end()
+
     def _receive(self, outcome: Outcome) -> None:
         for addressed in outcome.outputs:
             output = addressed.output
@@ -264,6 +284,7 @@ class World:
         num_blocks: int = 64,
         budget: int = 16,
         max_num_seqs: int = 8,
+        num_ranks: int = 1,
         ahead: int = 0,
         checksums: bool = True,
         lease_seconds: float = 5.0,
@@ -277,12 +298,15 @@ class World:
         kv = KvCache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=True)
         limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN)
         scheduler = Scheduler(limits, kv, waiting_queue("fcfs"))
-        rank = FakeRank(BLOCK_SIZE, groups)
-        connector = RankConnector(engine_id, rank, self.ranks, self.rng)
+        ranks = [FakeRank(BLOCK_SIZE, groups) for _ in range(num_ranks)]
+        parts = [
+            RankConnector(f"{engine_id}-{index}", rank, self.ranks, self.rng, index) for index, rank in enumerate(ranks)
+        ]
+        asked = AskedRanks(parts) if num_ranks > 1 else None
         line = self.network.line(name)
-        place = Place(engine_id=engine_id, host=name, port=1)
+        place = Place(engine_id=engine_id, host=name, port=1, tensor_size=num_ranks)
         agent = TransferAgent(
-            connector,
+            parts[0] if asked is None else asked.connector,
             line,
             identity,
             place,
@@ -294,7 +318,8 @@ class World:
             clock=self.clock,
         )
         transfers = KvTransfers(scheduler, agent, place, page_bytes=1, fails_requests=fails_requests)
-        engine = Engine(name, scheduler, kv, rank, transfers, agent, connector, line, ahead)
+        rank = ranks[0] if asked is None else TensorRanks(ranks)
+        engine = Engine(name, scheduler, kv, rank, transfers, agent, parts, line, ahead, asked=asked)
         self.engines.append(engine)
         return engine
 

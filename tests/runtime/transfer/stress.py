@@ -1,8 +1,9 @@
 """Requests at random over a prefill and a decode engine whose peers, reads and clients fail at random.
 
-    python -m tests.runtime.transfer.stress 10000
+    python -m tests.runtime.transfer.stress 10000 [RANKS]
 
-runs as many (from the repository's root, PYTHONPATH as in pyproject.toml) and says what became of them.
+runs as many, over engines of so many tensor ranks (from the repository's root, PYTHONPATH as in pyproject.toml), and
+says what became of them.
 """
 
 import random
@@ -32,11 +33,12 @@ class Client:
 
 
 class Stress:
-    def __init__(self, seed: int, num_requests: int, *, checksums: bool = True) -> None:
+    def __init__(self, seed: int, num_requests: int, *, checksums: bool = True, num_ranks: int = 1) -> None:
         self.world = World(seed)
         self.rng = random.Random(seed)
         self.num_left = num_requests
         self.checksums = checksums
+        self.num_ranks = num_ranks
         self.num_made = 0
         self.clients: list[Client] = []
         self.outcomes: Counter[str] = Counter()
@@ -63,15 +65,17 @@ class Stress:
         engine = self.world.engine(
             name, num_blocks=self.rng.choice((20, 40, 64)), budget=self.rng.choice((5, 16, 64)),
             ahead=self.rng.choice((0, 0, 2)), checksums=self.checksums, lease_seconds=2.0,
+            num_ranks=self.num_ranks,
         )  # fmt: skip
         self._disturb_reads(engine)
         return engine
 
     def _disturb_reads(self, engine: Engine) -> None:
-        engine.connector.chance_to_end = self.rng.choice((0.2, 1.0))
-        engine.connector.chance_to_fail = self.rng.choice((0.0, 0.2))
-        if self.checksums:  # without, damage goes unnoticed
-            engine.connector.chance_of_damage = self.rng.choice((0.0, 0.05))
+        for part in engine.parts:
+            part.chance_to_end = self.rng.choice((0.2, 1.0))
+            part.chance_to_fail = self.rng.choice((0.0, 0.2))
+            if self.checksums:  # without, damage goes unnoticed
+                part.chance_of_damage = self.rng.choice((0.0, 0.05))
 
     def _arrive(self) -> None:
         self.num_left -= 1
@@ -159,18 +163,22 @@ class Stress:
 
     def _calm(self, engine: Engine) -> None:
         engine.line.is_silent = False
-        engine.connector.chance_to_end = 1.0
+        for part in engine.parts:
+            part.chance_to_end = 1.0
 
     def _bury(self, *engines: Engine) -> None:
         for engine in engines:
             self.failures += Counter(engine.agent.stats(0).num_failures)
             self.world.engines.remove(engine)
+            engine.bury()
 
 
 if __name__ == "__main__":
     began = time.monotonic()
-    stress = Stress(0, int(sys.argv[1]))
+    num_requests, num_ranks = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    stress = Stress(0, num_requests, num_ranks=num_ranks)
     stress.run()
-    print(f"{sys.argv[1]} requests in {time.monotonic() - began:.1f} s, every block free on both sides")
+    seconds = time.monotonic() - began
+    print(f"{num_requests} requests over {num_ranks} ranks in {seconds:.1f} s, every block free on both sides")
     print("requests:", dict(stress.outcomes))
     print("pulls that failed:", dict(stress.failures))

@@ -13,6 +13,8 @@ import zmq
 from tests.runtime.transfer.simulation import IDENTITY
 
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.service_secret import SECRET_VARIABLE, CurveKeys, curve_keys
+from kvasir_runtime.transfer import agent as agent_module
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import (
     BeginOffer,
@@ -30,6 +32,7 @@ from kvasir_runtime.transfer.in_process import InProcessConnector, Memory
 from kvasir_runtime.transfer.nixl import NixlConnector, check_installed, page_runs
 from kvasir_runtime.transfer.side_channel import SideChannel
 
+KEYS, OTHER_KEYS = (curve_keys({SECRET_VARIABLE: secret}) for secret in ("ours", "another"))
 NUM_BLOCKS, PAGE_BYTES = 16, 4096
 HASHES = [bytes([number]) * 16 for number in range(4)]
 
@@ -53,13 +56,15 @@ def make_side(request: pytest.FixtureRequest) -> Iterator[Callable[..., Side]]:
     memory = Memory()
     with ExitStack() as stack:
 
-        def make(name: str, *, checksums: bool = True, lease_seconds: float = 30.0) -> Side:
+        def make(
+            name: str, *, checksums: bool = True, lease_seconds: float = 30.0, keys: CurveKeys | None = None
+        ) -> Side:
             buffer = torch.randint(0, 256, (NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
             if request.param == "nixl":
                 connector: InProcessConnector | NixlConnector = NixlConnector(f"{name}-{time.monotonic_ns()}", buffer)
             else:
                 connector = InProcessConnector(memory, name, buffer)
-            channel, woken = SideChannel("127.0.0.1", 0), threading.Event()
+            channel, woken = SideChannel("127.0.0.1", 0, keys), threading.Event()
             stack.callback(channel.close)
             agent = TransferAgent(
                 connector, channel, IDENTITY, Place(engine_id=name, host="127.0.0.1", port=channel.port),
@@ -161,6 +166,57 @@ def test_what_is_no_message_is_dropped(make_side: Callable[..., Side], caplog: p
         stranger.send(b"\x93garbage")
         assert pull(prefill, decode).failure is None
     assert "is not understood" in caplog.text
+
+
+def test_engines_with_one_secret_exchange_as_without(make_side: Callable[..., Side]) -> None:
+    prefill, decode = make_side("p", keys=KEYS), make_side("d", keys=KEYS)
+    assert pull(prefill, decode).failure is None
+    assert torch.equal(decode.buffer[7], prefill.buffer[9])
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(KEYS, None), (KEYS, OTHER_KEYS), (None, KEYS)])
+def test_an_engine_without_the_others_secret_gets_nothing_and_hears_why(
+    make_side: Callable[..., Side], theirs: CurveKeys | None, ours: CurveKeys | None
+) -> None:
+    ended = pull(make_side("p", keys=theirs), make_side("d", keys=ours))
+    assert (ended.num_blocks, ended.failure.reason) == (0, "unreachable")
+    assert "it is refused, as where KVASIR_ROUTER_SECRET differs" in ended.failure.message
+
+
+class CountingConnector(InProcessConnector):
+    num_closed = 0
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def test_a_stop_leaves_a_thread_behind_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_module, "CLOSE_SECONDS", 0.1)
+    is_hanging, may_go_on = threading.Event(), threading.Event()
+
+    def hang() -> float:
+        is_hanging.set()
+        may_go_on.wait()
+        return time.monotonic()
+
+    connector = CountingConnector(Memory(), "h", torch.zeros((1, 8), dtype=torch.uint8))
+    channel = SideChannel("127.0.0.1", 0)
+    agent = TransferAgent(
+        connector, channel, IDENTITY, Place(engine_id="h", host="127.0.0.1", port=channel.port), page_bytes=8,
+        lease_seconds=20, timeout_seconds=20, checksums=True, wake_core=lambda: None, clock=hang,
+    )  # fmt: skip
+    agent.start()
+    agent.post(BeginOffer("k", "p"))
+    assert is_hanging.wait(20)
+    agent.close()
+    assert "the KV transfer thread has not ended in 0.1 s" in caplog.text
+    assert connector.num_closed == 0, "the thread still has it"
+    may_go_on.set()
+    agent._thread.join(20)
+    assert not agent._thread.is_alive()
+    channel.close()
 
 
 def test_a_port_in_use_is_an_error_that_names_it() -> None:

@@ -5,7 +5,9 @@ import pytest
 from tests.runtime.scheduling.fake_rank import continuation
 from tests.runtime.transfer.simulation import BLOCK_SIZE, World, to_decode, to_prefill
 
-from kvasir_runtime.transfer.messages import Blocks, FromKeeper
+from kvasir_runtime.transfer.messages import Blocks, Claim, FromKeeper, Withdrawn
+from kvasir_runtime.transfer.metrics import TransferCounts
+from kvasir_runtime.transfer.offers import MAX_RANKS, Offers
 
 PROMPT = list(range(10, 40))
 
@@ -193,3 +195,10 @@ def test_arrived_blocks_are_given_up_before_a_running_sequence_is_preempted(worl
     assert decode.scheduler.stats(0, 0.0).num_preemptions == 0
     assert decode.tokens["runs"] == continuation(list(range(100, 128)), 30)
     assert decode.tokens["d"] == continuation(PROMPT, 6)
+
+
+@pytest.mark.parametrize(("num_ranks", "is_served"), [(0, False), (1, True), (MAX_RANKS, True), (MAX_RANKS + 1, False)])
+def test_an_engine_of_more_ranks_than_there_may_be_gets_nothing(num_ranks: int, is_served: bool) -> None:
+    offers = Offers(30.0, None, TransferCounts(8))
+    offers.receive(b"stranger", Claim("k", 0, [], num_ranks), 0.0)
+    assert [isinstance(answer, Withdrawn) for _, answer in offers.outbox] == ([] if is_served else [True])

@@ -1,11 +1,23 @@
-"""Which bytes go where when the heads are split among different numbers of ranks."""
+"""Which bytes go where when the heads are split among different numbers of ranks, and what is read is checked."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kvasir_runtime.execution.kv_buffer import layer_caches
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
-from kvasir_runtime.transfer.page_layout import Segment, TensorPlace, heads_of, segments, sources
+from kvasir_runtime.transfer.checksums import page_checksums
+from kvasir_runtime.transfer.connector import CHECKSUM_MODULUS, Page, Side
+from kvasir_runtime.transfer.page_layout import (
+    PageParts,
+    Segment,
+    TensorPlace,
+    heads_of,
+    segments,
+    sources,
+    whole_specs,
+)
 
 BLOCK_SIZE = 8
 
@@ -13,6 +25,20 @@ BLOCK_SIZE = 8
 def specs(num_heads: int) -> list[KvSpec]:
     shape = {"head_dim": 4, "dtype": "float32", "itemsize": 4}
     return [KvSpec(kind="full", num_kv_heads=num_heads, **shape) for _ in range(3)]
+
+
+def parts_of(place: TensorPlace, num_heads: int) -> PageParts:
+    own = replace(specs(len(heads_of(place, num_heads)))[0], num_copies=max(1, place.size // num_heads))
+    return PageParts([own] * 3, BLOCK_SIZE, place)
+
+
+def checksum_of(pages: list[torch.Tensor], num_others: int, num_heads: int, side: Side) -> int:
+    """Of one block, all ranks together."""
+    sums = [
+        page_checksums(page[None], parts_of(TensorPlace(rank, len(pages)), num_heads), [Page(0)], num_others, side)[0]
+        for rank, page in enumerate(pages)
+    ]
+    return sum(sums) % CHECKSUM_MODULUS
 
 
 def layout_of(num_ranks: int, num_heads: int = 4) -> KvLayout:
@@ -62,3 +88,36 @@ def test_heads_that_several_ranks_keep_are_read_once() -> None:
 def test_a_rank_of_more_takes_only_its_own_heads() -> None:
     assert sources(TensorPlace(3, 4), 2, 4) == [1]
     assert sources(TensorPlace(0, 4), 2, 4) == [0]
+
+
+@pytest.mark.parametrize("num_heads", [4, 2, 1])
+@pytest.mark.parametrize(("num_readers", "num_writers"), [(1, 1), (1, 2), (2, 1), (2, 4), (4, 1), (2, 2)])
+def test_both_sides_come_to_the_same_checksum_until_a_byte_differs(
+    num_readers: int, num_writers: int, num_heads: int
+) -> None:
+    read, written = (
+        [filled(TensorPlace(rank, size), num_heads) for rank in range(size)] for size in (num_readers, num_writers)
+    )
+    expected = checksum_of(written, num_readers, num_heads, "written")
+    assert checksum_of(read, num_writers, num_heads, "read") == expected
+    read[-1][-1] ^= 1
+    assert checksum_of(read, num_writers, num_heads, "read") != expected
+
+
+def test_heads_that_changed_places_are_noticed() -> None:
+    """Parts add up: their order must count all the same."""
+    written = [filled(TensorPlace(rank, 2), 2) for rank in range(2)]
+    expected = checksum_of(written, 2, 2, "written")
+    assert checksum_of(written[::-1], 2, 2, "read") != expected
+
+
+def test_a_rank_reads_from_the_ranks_that_have_its_heads() -> None:
+    parts = parts_of(TensorPlace(1, 2), 4)
+    assert parts.sources(4) == [part.rank for part in parts.to_read(0, 4)] == [2, 3]
+    assert parts.sources(2) == [1]
+    assert [part.rank for part in parts.to_be_read(0, 1)] == [0]
+
+
+def test_heads_that_are_kept_twice_count_once() -> None:
+    own = replace(specs(1)[0], num_copies=2)
+    assert whole_specs([own], 4) == [specs(2)[0]]

@@ -12,3 +12,11 @@ def test_nothing_is_stranded_and_no_token_is_wrong(checksums: bool) -> None:
     assert sum(stress.outcomes.values()) == 300
     expected = {"read", "withdrawn", "unreachable"} | ({"checksum"} if checksums else set())
     assert expected <= set(stress.failures), stress.failures
+
+
+def test_nothing_is_stranded_where_several_ranks_read() -> None:
+    """By way of their real sockets and threads."""
+    stress = Stress(7, 60, num_ranks=2)
+    stress.run()
+    assert sum(stress.outcomes.values()) == 60
+    assert stress.outcomes["answered"] > 20

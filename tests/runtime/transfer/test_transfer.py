@@ -235,3 +235,47 @@ def test_another_kind_of_engine_is_refused_by_name(world: World, caplog, field: 
     assert decode.tokens["d"] == continuation(PROMPT, 6), "the prompt is computed here instead"
     world.settle(1)
     assert prefill.kv.pool.num_used == 0, "and the other side need not wait for the lease"
+
+
+def hand_over(world: World, old: Engine) -> list[int]:
+    """A request leaves in the middle: its tokens so far."""
+    old.add("r", PROMPT, max_tokens=20)
+    for _ in range(2000):
+        if len(old.tokens["r"]) >= 9:
+            break
+        world.turn()
+    old.transfers.keep("r")
+    old.abort("r")
+    return old.tokens["r"]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_running_request_goes_on_elsewhere_from_its_blocks(world: World, ahead: int) -> None:
+    old, new = world.engine("old", ahead=ahead), world.engine("new", ahead=ahead)
+    so_far = hand_over(world, old)
+    new.add("n", PROMPT, to_decode("old", "r"), max_tokens=20, so_far=so_far)
+    world.run(new, "n")
+    assert so_far + new.tokens["n"] == continuation(PROMPT, 20)
+    num_known = len(PROMPT) + len(so_far)
+    assert new.agent.stats(0).num_blocks_received in ((num_known - 1) // BLOCK_SIZE, (num_known - 2) // BLOCK_SIZE)
+    world.settle()
+    assert (old.kv.pool.num_used, new.kv.pool.num_used) == (0, 0)
+
+
+def test_blocks_of_a_request_that_left_are_leased_until_somebody_has_them(world: World) -> None:
+    old = world.engine("old", lease_seconds=5)
+    so_far = hand_over(world, old)
+    world.turn()
+    assert old.transfers.stats().num_leased_blocks >= (len(PROMPT) + len(so_far) - 2) // BLOCK_SIZE
+    assert old.transfers.stats().num_requests_kept == 1
+    world.settle()
+    assert old.transfers.stats().num_leased_blocks == 0
+
+
+def test_a_request_that_has_ended_before_it_could_leave_keeps_nothing(world: World) -> None:
+    old = world.engine("old")
+    old.transfers.keep("r")
+    world.turn()
+    assert old.transfers.stats().num_leased_blocks == 0
+    world.settle()
+    assert old.agent.stats(0).num_offers_ended == {"expired": 1}

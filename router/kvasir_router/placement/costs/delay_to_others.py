@@ -7,22 +7,15 @@ what is more than the least counts: the rest is the same wherever it goes.
 
 from collections.abc import Mapping, Sequence
 
-from kvasir_router.placement.costs import own_prefill, prefill_queue
-from kvasir_router.request import InferenceRequest
-from kvasir_router.service.registry import Endpoint
-
 # Seconds of others for each second of own prefill: so many for each second of the shortest queue, up to the most.
 DELAY_PER_QUEUE_SECOND = 32.0
 MOST_DELAY = 32.0
 
 
-def seconds(
-    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-) -> list[float]:
-    shortest = min(prefill_queue.seconds(request, endpoints, cached, now))
+def seconds(columns: Mapping[str, Sequence[float]]) -> list[float]:
+    own, shortest = columns["own_prefill"], min(columns["prefill_queue"])
     if shortest <= 0:
-        return [0.0] * len(endpoints)
+        return [0.0] * len(own)
     weight = min(DELAY_PER_QUEUE_SECOND * shortest, MOST_DELAY)
-    own = own_prefill.seconds(request, endpoints, cached, now)
     least = min(own)
     return [weight * (each - least) for each in own]

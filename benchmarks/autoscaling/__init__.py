@@ -1,0 +1,1 @@
+"""Autoscaling rules over request traces in virtual time: how many replicas they take to keep how many promises."""

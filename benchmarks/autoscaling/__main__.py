@@ -1,0 +1,69 @@
+"""How autoscaling rules keep an SLO over a trace, and what that costs, in virtual time.
+
+    python -m benchmarks.autoscaling --traces ../shared/traces --trace azure mooncake ramp step bursts diurnal
+
+Each rule is tried with several values of its own threshold, so that rules can be compared where they keep the SLO
+equally often. Prints a table a trace: share of requests within the SLO, replica-hours, the most replicas at once,
+changes, changes of direction, and hours of replicas that were let go before they had served for five minutes.
+`python -m benchmarks.autoscaling.compare FILE` says what kvasir saves, off tables of this program.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.autoscaling.lineup import LINEUP
+from benchmarks.autoscaling.simulation import Outcome, Setting, simulate
+from benchmarks.autoscaling.traffic import SHAPES, load
+from benchmarks.routing.engine import EngineModel
+
+# About a model of 8 billion parameters on an L4, and on an H100 for the long prompts.
+_SMALL = EngineModel(2500.0, 32768.0, 60_000, 128, 0.025, 2e-7)
+_LARGE = EngineModel(9000.0, 65536.0, 500_000, 512, 0.010, 3e-8)
+_HEAD = "| rule | threshold | in SLO, % | replica-hours | most | changes | turns | wasted hours |"
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    for name in arguments.trace:
+        trace, setting = load(name, arguments.traces, arguments.seed), setting_of(name, arguments.startup)
+        print(f"\n{name}: {len(trace.requests)} requests\n\n{_HEAD}\n" + "|---" * 8 + "|", flush=True)
+        begin = time.perf_counter()
+        for rule in arguments.rules:
+            make, thresholds = LINEUP[rule]
+            for threshold in thresholds:
+                print(_row(rule, threshold, simulate(trace, setting, make(threshold, setting))), flush=True)
+        print(f"{name}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+
+
+def setting_of(name: str, startup_seconds: float) -> Setting:
+    if name == "mooncake":
+        return Setting(_LARGE, 8.0, 0.1, startup_seconds, num_at_first=4)
+    return Setting(_SMALL, 3.0, 0.1, startup_seconds)
+
+
+def _row(rule: str, threshold: float, outcome: Outcome) -> str:
+    return (
+        f"| {rule} | {threshold:g} | {100 * outcome.attainment:.1f} | {outcome.replica_hours:.2f} | {outcome.peak} "
+        f"| {outcome.num_changes} | {outcome.num_turns} | {outcome.wasted_hours:.2f} |"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.autoscaling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = ["azure", "mooncake", *SHAPES]
+    parser.add_argument("--traces", type=Path, required=True, help="folder of the recorded traces")
+    parser.add_argument("--trace", nargs="+", default=names, choices=names, metavar="NAME")
+    parser.add_argument("--rules", nargs="+", default=list(LINEUP), choices=list(LINEUP), metavar="RULE")
+    parser.add_argument("--startup", type=float, default=120.0, help="seconds until a replica serves")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

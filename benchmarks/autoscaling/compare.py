@@ -1,0 +1,67 @@
+"""Each of kvasir's rows beside the cheapest row of another rule that keeps the SLO as often or more often.
+
+    python -m benchmarks.autoscaling.compare FILE...
+
+Reads the tables of `python -m benchmarks.autoscaling`; of equal rows those of the last file count.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+OURS = "kvasir"
+_HEADING = re.compile(r"^(?:## )?([\w-]+)[:,] \d+ requests$")
+_ROW = re.compile(r"^\| ([\w-]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|")
+
+
+@dataclass(frozen=True)
+class Row:
+    """`attainment`: per cent of the requests."""
+
+    trace: str
+    rule: str
+    threshold: float
+    attainment: float
+    replica_hours: float
+
+    def __str__(self) -> str:
+        return f"{self.threshold:g}: {self.attainment:.1f} %, {self.replica_hours:.2f}"
+
+
+def rows_of(text: str) -> Iterable[Row]:
+    trace = ""
+    for line in text.splitlines():
+        if heading := _HEADING.match(line):
+            trace = heading[1]
+        elif trace and (row := _ROW.match(line)):
+            yield Row(trace, row[1], *map(float, row.groups()[1:]))
+
+
+def cheapest_other(ours: Row, rows: Iterable[Row]) -> Row | None:
+    """None where no other keeps the SLO as often."""
+    others = [row for row in rows if row.trace == ours.trace and row.rule != OURS and row.attainment >= ours.attainment]
+    return min(others, key=lambda row: row.replica_hours, default=None)
+
+
+def compared(rows: Sequence[Row]) -> Iterable[str]:
+    """Lines of a table."""
+    yield "| trace | kvasir: threshold, in SLO, replica-hours | cheapest other | replica-hours |"
+    yield "|---|---|---|---|"
+    for ours in (row for row in rows if row.rule == OURS):
+        other = cheapest_other(ours, rows)
+        if other is None:
+            yield f"| {ours.trace} | {ours} | none | |"
+        else:
+            saving = 100 * (ours.replica_hours / other.replica_hours - 1)
+            yield f"| {ours.trace} | {ours} | {other.rule} {other} | {saving:+.0f} % |"
+
+
+def main(files: Sequence[str]) -> None:
+    rows = {(row.trace, row.rule, row.threshold): row for file in files for row in rows_of(Path(file).read_text())}
+    print(*compared(list(rows.values())), sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

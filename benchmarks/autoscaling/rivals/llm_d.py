@@ -1,0 +1,22 @@
+"""llm-d's token-aware rule: uncached tokens in flight over what a replica prefills in 1.5 s, or KV use over 0.8."""
+
+import math
+
+from benchmarks.autoscaling.rivals.hpa import Pace
+from benchmarks.autoscaling.view import FleetView
+
+
+class LlmdTokenAware:
+    """Its rate is calibrated by hand: the engine model's own."""
+
+    interval_seconds = 15.0
+
+    def __init__(self, seconds: float, prefill_tokens_per_second: float, most: int) -> None:
+        self._tokens = seconds * prefill_tokens_per_second
+        self._pace = Pace(most)
+
+    def wanted(self, view: FleetView) -> int:
+        in_flight = view.held_tokens + sum(replica.uncached_tokens for replica in view.replicas)
+        prefill = math.ceil(in_flight / self._tokens)
+        decode = math.ceil(sum(replica.kv_usage for replica in view.replicas) / 0.8)
+        return self._pace.follow(max(prefill, decode), view)

@@ -1,0 +1,208 @@
+"""Two engines that do everything beside one that prefills and one that decodes (a part of disaggregation.py).
+
+Both ways have a core for each of their two engines, and the real router in front, placing by its own costs. The trace's
+prompts are scaled to the model, and keep their common prefixes; its arrivals are sped up or slowed down to a rate. Load
+generator and router run on the engines' cores, as does everything else on the machine: how much that was is said.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client.parser import text_string_to_metric_families
+from servers import WORK, OtherWork, Server
+from workloads import FIRST_ID, LAST_ID, new_session, p99, stream
+
+TRACE_BLOCK_TOKENS = 512
+"""Of a hash id in the trace, before it is scaled."""
+MIN_OUTPUT_TOKENS = 8
+MAX_MODEL_LEN = 4096
+KV_CACHE_GIB = 1
+NUM_WARM_UPS = 6
+"""Requests before the trace, by which the router learns what prefills and transfers cost."""
+HOST = "127.0.0.1"
+
+Way = Literal["mixed", "split by cost", "split always"]
+WAYS: tuple[Way, ...] = ("mixed", "split by cost", "split always")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at_seconds: float
+    token_ids: list[int]
+    num_output_tokens: int
+
+
+def read_trace(file: Path, num_requests: int, rate: float, input_divisor: int, output_divisor: int) -> list[Arrival]:
+    """The first requests of a trace in Mooncake's form, at so many a second on average."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()[:num_requests]]
+    seconds_in_trace = (rows[-1]["timestamp"] - rows[0]["timestamp"]) / 1000
+    slower = num_requests / rate / seconds_in_trace
+    return [
+        Arrival(
+            (row["timestamp"] - rows[0]["timestamp"]) / 1000 * slower,
+            _prompt(row["hash_ids"], row["input_length"] // input_divisor, TRACE_BLOCK_TOKENS // input_divisor),
+            max(MIN_OUTPUT_TOKENS, row["output_length"] // output_divisor),
+        )
+        for row in rows
+    ]
+
+
+def _prompt(hash_ids: list[int], num_tokens: int, block_tokens: int) -> list[int]:
+    """Equal hash ids give equal tokens; cut to what leaves room for an answer."""
+    tokens: list[int] = []
+    for hash_id in hash_ids:
+        rng = random.Random(hash_id)
+        tokens += [rng.randint(FIRST_ID, LAST_ID) for _ in range(block_tokens)]
+    return tokens[: max(1, min(num_tokens, MAX_MODEL_LEN - 512))]
+
+
+# Servers
+
+
+@contextlib.contextmanager
+def running(way: Way, model: Path) -> Iterator[tuple[Server, list[Server]]]:
+    """The router and both engines, ready."""
+    with ExitStack() as stack:
+        engines, transfer_port = [], _free_port()
+        for index, core in enumerate(sorted(os.sched_getaffinity(0))[:2]):
+            engines.append(_engine(model, core, _transfer_flags(way, index, transfer_port)))
+        router = _router(way, [engine.url for engine in engines], transfer_port)
+        for server in (*engines, router):
+            stack.callback(server.stop)
+            server.start(WORK / f"disaggregation-{server.name}.log")
+        yield router, engines
+
+
+def _engine(model: Path, core: int, transfer_flags: list[str]) -> Server:
+    port = _free_port()
+    command = [
+        "taskset", "-c", str(core), sys.executable, "-m", "kvasir_runtime", "serve", str(model),
+        "--served-model-name", "m", "--port", str(port), "--device", "cpu", "--max-model-len", str(MAX_MODEL_LEN),
+        "--max-num-seqs", "64", "--kv-cache-memory-bytes", str(KV_CACHE_GIB << 30), *transfer_flags,
+    ]  # fmt: skip
+    return Server(f"engine-{core}", command, port, ready_path="/ready")
+
+
+def _transfer_flags(way: Way, index: int, port: int) -> list[str]:
+    if way == "mixed":
+        return []
+    role, own_port = ("kv_producer", port) if index == 0 else ("kv_consumer", 0)
+    extra = {"side_channel_host": HOST, "side_channel_port": own_port}
+    config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra}
+    return ["--kv-transfer-config", json.dumps(config)]
+
+
+def _router(way: Way, engine_urls: list[str], transfer_port: int) -> Server:
+    port = _free_port()
+    flags = ["--endpoint"] * 2 if way == "mixed" else ["--prefill-endpoint", "--decode-endpoint"]
+    command = [
+        sys.executable, "-m", "kvasir_router", "serve", "--model", "m", "--port", str(port),
+        "--admin-port", str(_free_port()), "--log-level", "warning", "--kv-transfer-port", str(transfer_port),
+        *(part for flag, url in zip(flags, engine_urls, strict=True) for part in (flag, url)),
+        *(["--remote-prefill-min-tokens", "0"] if way == "split always" else []),
+    ]  # fmt: skip
+    return Server("router", command, port, ready_path="/v1/models")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# One run of the trace
+
+
+@dataclass
+class Seen:
+    """By the clients of one way, over all rounds."""
+
+    first_token_ms: list[float] = field(default_factory=list)
+    gap_ms: list[float] = field(default_factory=list)
+    num_requests: int = 0
+    num_pulled_mib: float = 0.0
+    num_failed_pulls: float = 0.0
+    seconds: float = 0.0
+    num_chunks: int = 0
+
+    def add(self, times: list[float]) -> None:
+        """Of one stream: when it was sent, and when each chunk came."""
+        self.num_requests += 1
+        self.first_token_ms.append(1000 * (times[1] - times[0]))
+        self.gap_ms += [1000 * (later - earlier) for earlier, later in pairwise(times[1:])]
+        self.num_chunks += len(times) - 1
+
+
+async def play(url: str, trace: list[Arrival], round_number: int) -> list[list[float]]:
+    """Every stream's times. An answer that fails ends the benchmark."""
+    async with new_session() as client:
+        for number in range(NUM_WARM_UPS):
+            rng = random.Random(f"warm-up {round_number} {number}")
+            tokens = [rng.randint(FIRST_ID, LAST_ID) for _ in range(len(trace[number % len(trace)].token_ids))]
+            await stream(client, url, tokens, MIN_OUTPUT_TOKENS)
+        began, tasks = time.perf_counter(), []
+        for arrival in trace:
+            await asyncio.sleep(began + arrival.at_seconds - time.perf_counter())
+            tasks.append(asyncio.create_task(stream(client, url, arrival.token_ids, arrival.num_output_tokens)))
+        return await asyncio.gather(*tasks)
+
+
+def mixed_and_split(model: Path, trace: list[Arrival], num_rounds: int) -> str:
+    """A table, a row for each way; the ways take turns."""
+    seen, other_work = {way: Seen() for way in WAYS}, OtherWork()
+    for round_number in range(num_rounds):
+        for way in WAYS:
+            with running(way, model) as (router, engines), other_work.than(router, *engines):
+                began = time.perf_counter()
+                for times in asyncio.run(play(router.url, trace, round_number)):
+                    seen[way].add(times)
+                seen[way].seconds += time.perf_counter() - began
+                seen[way].num_pulled_mib += _total(engines[1], "kvasir_kv_transfer_bytes_total", "received") / 2**20
+                seen[way].num_failed_pulls += _total(engines[1], "kvasir_kv_transfer_failures_total")
+            print(f"round {round_number}, {way}: {_row(way, seen[way])}", flush=True)
+    lengths = [len(arrival.token_ids) for arrival in trace]
+    return "\n".join([
+        f"## Mixed and split engines, a core each, {len(trace)} requests over {trace[-1].at_seconds:.0f} s "
+        f"({num_rounds} rounds)",
+        "",
+        f"Prompts of {statistics.mean(lengths):.0f} tokens on average and at most {max(lengths)}, answers of "
+        f"{statistics.mean(arrival.num_output_tokens for arrival in trace):.0f}. Other work kept {other_work} busy.",
+        "",
+        "| engines | TTFT p50, ms | p99 | ITL p50, ms | p99 | chunks a second | pulled, MiB | failed pulls |",
+        "|---" * 8 + "|",
+        *(_row(way, seen[way]) for way in WAYS),
+    ])  # fmt: skip
+
+
+def _row(way: Way, seen: Seen) -> str:
+    return (
+        f"| {way} | {statistics.median(seen.first_token_ms):.0f} | {p99(seen.first_token_ms):.0f} | "
+        f"{statistics.median(seen.gap_ms):.1f} | {p99(seen.gap_ms):.1f} | {seen.num_chunks / seen.seconds:.1f} | "
+        f"{seen.num_pulled_mib:.0f} | {seen.num_failed_pulls:.0f} |"
+    )
+
+
+def _total(server: Server, name: str, direction: str | None = None) -> float:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and direction in (None, sample.labels.get("direction"))
+    )

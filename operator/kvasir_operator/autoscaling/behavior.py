@@ -1,0 +1,97 @@
+"""How fast replicas may change: windows, policies and tolerance with the meaning that a HorizontalPodAutoscaler gives.
+
+Windows look at former recommendations, policies at former changes; both are part of the memory that is handed in.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvasir_operator.api.model import ScalingBehavior, ScalingPolicy, ScalingRules
+
+TOLERANCE = 0.1
+UP_WINDOW_SECONDS = 0
+DOWN_WINDOW_SECONDS = 300
+_UP_POLICIES = (ScalingPolicy("Percent", 100, 15),)
+_DOWN_POLICIES = (ScalingPolicy("Percent", 50, 60),)
+MOST_SECONDS = 3600
+"""No window or period is longer."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    at: float
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """`delta`: replicas added, or taken away where below zero."""
+
+    at: float
+    delta: int
+
+
+def rounded(needed: float, former: int) -> int:
+    """Whole replicas for `needed`; `former` while they differ by no more than the tolerance.
+
+    `former`: as recommended last, which policies may not have let the role reach yet.
+    """
+    if former and abs(needed / former - 1) <= TOLERANCE + 1e-9:
+        return former
+    return math.ceil(needed - 1e-9)
+
+
+def stabilized(recommendations: Sequence[Recommendation], current: int, behavior: ScalingBehavior, now: float) -> int:
+    """The latest recommendation, as far as all of each direction's window agree. The latest is the last of them."""
+    latest = recommendations[-1].replicas
+    up = _within(recommendations, now, _window(behavior.scale_up, UP_WINDOW_SECONDS))
+    down = _within(recommendations, now, _window(behavior.scale_down, DOWN_WINDOW_SECONDS))
+    lowest, highest = min([latest, *up]), max([latest, *down])
+    if lowest > current:
+        return lowest
+    return min(current, highest)
+
+
+def limited(wanted: int, current: int, changes: Sequence[Change], behavior: ScalingBehavior, now: float) -> int:
+    """As far from `current` to `wanted` as the policies of that direction let it go now."""
+    if wanted > current:
+        return min(wanted, max(current, _up_limit(current, changes, behavior.scale_up, now)))
+    if wanted < current:
+        return max(wanted, min(current, _down_limit(current, changes, behavior.scale_down, now)))
+    return current
+
+
+def _window(rules: ScalingRules, default: int) -> int:
+    return default if rules.stabilization_window_seconds is None else rules.stabilization_window_seconds
+
+
+def _within(recommendations: Iterable[Recommendation], now: float, seconds: float) -> list[int]:
+    return [each.replicas for each in recommendations if each.at > now - seconds]
+
+
+def _up_limit(current: int, changes: Sequence[Change], rules: ScalingRules, now: float) -> int:
+    if rules.select_policy == "Disabled":
+        return current
+    limits = []
+    for policy in rules.policies or _UP_POLICIES:
+        begin = _replicas_at_begin(current, changes, policy, now)
+        added = policy.value if policy.type == "Pods" else math.ceil(begin * policy.value / 100)
+        limits.append(begin + added)
+    return min(limits) if rules.select_policy == "Min" else max(limits)
+
+
+def _down_limit(current: int, changes: Sequence[Change], rules: ScalingRules, now: float) -> int:
+    if rules.select_policy == "Disabled":
+        return current
+    limits = []
+    for policy in rules.policies or _DOWN_POLICIES:
+        begin = _replicas_at_begin(current, changes, policy, now)
+        left = begin - policy.value if policy.type == "Pods" else math.floor(begin * (1 - policy.value / 100))
+        limits.append(left)
+    return max(limits) if rules.select_policy == "Min" else min(limits)
+
+
+def _replicas_at_begin(current: int, changes: Sequence[Change], policy: ScalingPolicy, now: float) -> int:
+    """Of the policy's period, which ends now."""
+    return current - sum(change.delta for change in changes if change.at > now - policy.period_seconds)

@@ -1,0 +1,212 @@
+"""How many replicas one role is to have: hold, wake, go to zero, or follow the need at the pace that the spec allows.
+
+Pure: what was measured, what is wanted now and what is remembered go in; a verdict and the next memory come out.
+"""
+
+from dataclasses import replace
+from math import ceil
+
+from kvasir_operator.api.quantity import Duration
+from kvasir_operator.autoscaling.behavior import MOST_SECONDS, Change, Recommendation, limited, rounded, stabilized
+from kvasir_operator.autoscaling.capacity import capacity_of, is_saturated, with_throughput
+from kvasir_operator.autoscaling.demand import BUSIEST_KV_USAGE, Demand, Need, demand_of
+from kvasir_operator.autoscaling.drain import is_passing, queued_tokens
+from kvasir_operator.autoscaling.forecast import TREND_SECONDS, PastNeed, forecast
+from kvasir_operator.autoscaling.hold import why_held
+from kvasir_operator.autoscaling.latency import Latency, Trial, attainable, judged, latency_need, standing_trial
+from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
+from kvasir_operator.autoscaling.recurrence import noted
+from kvasir_operator.autoscaling.sample import RoleSample
+from kvasir_operator.autoscaling.situation import COLD_SECONDS, Memory, RoleSituation, Verdict
+
+_LATENCIES = (ScalingReason.TIME_TO_FIRST_TOKEN, ScalingReason.INTER_TOKEN_LATENCY)
+
+
+def decide(situation: RoleSituation, memory: Memory, is_service_idle: bool = False) -> tuple[Verdict, Memory]:
+    """`is_service_idle`: no role of the service has had work for as long as it takes to go to zero."""
+    held = why_held(situation)
+    if situation.sample is None or held is not None:
+        return _held(situation, held), memory
+    sample = situation.sample.only(situation.ready)
+    memory = _with_sample(memory, situation, sample)
+    if situation.current == 0:
+        verdict = _wake(situation, sample, memory)
+        memory = replace(memory, history=noted(memory.history, situation.now, 0.0, situation.startup_seconds))
+    elif is_service_idle and situation.spec.min_replicas == 0:
+        verdict = Verdict(0, ScalingReason.IDLE, f"no request for {situation.spec.scale_to_zero_after.text}", 0.0)
+    else:
+        return _follow(situation, sample, memory)
+    return verdict, _with_change(memory, situation, verdict)
+
+
+def _held(situation: RoleSituation, held: tuple[HoldReason, str] | None) -> Verdict:
+    reason, text = held or (HoldReason.METRICS_UNAVAILABLE, situation.trouble)
+    return _within_bounds(situation, Verdict(situation.current, None, text, held=reason))
+
+
+def _within_bounds(situation: RoleSituation, verdict: Verdict) -> Verdict:
+    """The spec's bounds hold even while nothing is known; what is at zero stays there for want of a reason to wake."""
+    least = max(situation.spec.min_replicas, min(1, situation.current))
+    replicas = min(max(verdict.replicas, least), situation.spec.max_replicas)
+    if replicas == verdict.replicas:
+        return verdict
+    text = f"minReplicas {situation.spec.min_replicas}, maxReplicas {situation.spec.max_replicas}"
+    return replace(verdict, replicas=replicas, reason=ScalingReason.BOUNDS, message=text)
+
+
+def _wake(situation: RoleSituation, sample: RoleSample, memory: Memory) -> Verdict:
+    if not sample.num_held:
+        return _within_bounds(situation, Verdict(0, None, "no request is held", 0.0))
+    needed = 1.0
+    if memory.capacity is not None:
+        needed = max(1.0, _demand(situation, sample, memory).need.replicas)
+    text = f"{sample.num_held:.0f} requests of {sample.held_tokens:.0f} prompt tokens wait for the first replica"
+    least = max(1, situation.spec.min_replicas)
+    replicas = min(max(ceil(needed), least), situation.spec.max_replicas)
+    return Verdict(replicas, ScalingReason.HELD_REQUESTS, text, needed)
+
+
+def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tuple[Verdict, Memory]:
+    if memory.capacity is None:
+        text = "no replica has told its capacity yet"
+        return _within_bounds(
+            situation, Verdict(situation.current, None, text, held=HoldReason.NOTHING_MEASURED)
+        ), memory
+    latencies, now = _latencies(situation, sample, memory), situation.now
+    memory = replace(memory, queued_at=now if queued_tokens(sample, _ttft_seconds(situation)) else memory.queued_at)
+    can_judge = situation.is_settled and not _is_passing(situation, sample, memory)
+    if can_judge:
+        trial = judged(memory.trial, latencies, now)
+        memory = replace(memory, trial=standing_trial(trial, attainable(trial, latencies), now))
+    guarded = attainable(memory.trial, latencies)
+    demand = _demand(situation, sample, memory)
+    need, memory = _need(situation, demand, memory, guarded if can_judge else [])
+    wanted, memory = _paced(situation, need, memory)
+    wanted = _least_that_hold(situation, sample, guarded, wanted)
+    verdict = _verdict(situation, wanted, need, demand.need.replicas)
+    if verdict.replicas > situation.current and need.reason in _LATENCIES:
+        ratio = next(each.ratio for each in guarded if each.reason is need.reason)
+        memory = replace(memory, trial=Trial(need.reason, ratio, situation.now))
+    return verdict, _with_change(memory, situation, verdict)
+
+
+def _demand(situation: RoleSituation, sample: RoleSample, memory: Memory) -> Demand:
+    assert memory.capacity is not None
+    target, ttft = situation.spec.target_kv_cache_usage, _ttft_seconds(situation)
+    starting = _starting(situation, memory)
+    return demand_of(sample, memory.capacity, target, ttft, situation.startup_seconds, starting)
+
+
+def _starting(situation: RoleSituation, memory: Memory) -> list[float]:
+    """Seconds until each of the replicas on their way should serve; the latest that were asked for are those."""
+    num, ahead_seconds = max(0, situation.current - len(situation.ready)), situation.startup_seconds
+    asked = [change.at for change in reversed(memory.changes) for _ in range(change.delta)][:num]
+    asked += [situation.now] * (num - len(asked))
+    return [max(0.0, at + ahead_seconds - situation.now) for at in asked]
+
+
+def _ttft_seconds(situation: RoleSituation) -> float | None:
+    """The SLO of the time to the first token, where the role answers for it."""
+    return None if situation.role == "decode" else _slo_seconds(situation, ScalingReason.TIME_TO_FIRST_TOKEN)
+
+
+def _is_passing(situation: RoleSituation, sample: RoleSample, memory: Memory) -> bool:
+    ttft, ahead_seconds = _ttft_seconds(situation), situation.startup_seconds
+    return is_passing(sample, ttft, memory.queued_at, situation.now, ahead_seconds)
+
+
+def _need(situation: RoleSituation, demand: Demand, memory: Memory, judged: list[Latency]) -> tuple[Need, Memory]:
+    """The largest of demand, of latencies and of the forecast. `judged`: latencies that tell of all replicas wanted."""
+    now, ahead_seconds = situation.now, situation.startup_seconds
+    past = (*memory.needs, PastNeed(now, demand.lasting_replicas))
+    history = noted(memory.history, now, demand.lasting_replicas, ahead_seconds)
+    ahead = forecast(past, history, now, ahead_seconds, situation.former_days)
+    text = f"{ahead:.2f} replicas needed in {ahead_seconds:.0f} s, {demand.need.replicas:.2f} now"
+    needs = [demand.need, Need(ahead, ScalingReason.FORECAST, text)]
+    guard = latency_need(judged, situation.current)
+    if guard is not None:
+        needs.append(guard)
+    kept = tuple(each for each in past if each.at > now - TREND_SECONDS)
+    return max(needs, key=lambda need: need.replicas), replace(memory, needs=kept, history=history)
+
+
+def _paced(situation: RoleSituation, need: Need, memory: Memory) -> tuple[int, Memory]:
+    spec, now, current = situation.spec, situation.now, situation.current
+    former = memory.recommendations or (Recommendation(now, current),)
+    wanted = min(max(rounded(need.replicas, former[-1].replicas), spec.min_replicas, 1), spec.max_replicas)
+    kept = [each for each in former if each.at > now - MOST_SECONDS]
+    recommendations = (*kept, Recommendation(now, wanted))
+    stable = stabilized(recommendations, current, spec.behavior, now)
+    paced = limited(stable, current, memory.changes, spec.behavior, now)
+    return paced, replace(memory, recommendations=recommendations)
+
+
+def _least_that_hold(situation: RoleSituation, sample: RoleSample, guarded: list[Latency], wanted: int) -> int:
+    """Of a role that shrinks, the fewest from `wanted` on that hold what all of them hold now."""
+    current = situation.current
+    return next(
+        (each for each in range(wanted, current) if _hold(each, situation, sample, guarded)), max(wanted, current)
+    )
+
+
+def _hold(num_left: int, situation: RoleSituation, sample: RoleSample, guarded: list[Latency]) -> bool:
+    """Whether `num_left` survivors hold the tokens in flight, the busiest one's part and the SLO."""
+    num_ready = len(sample.replicas)
+    if not num_ready:
+        return True
+    busiest = max(
+        max(each.kv_used_tokens, each.kv_used_tokens_now) / each.kv_capacity_tokens for each in sample.replicas
+    )
+    if busiest * num_ready / num_left > BUSIEST_KV_USAGE:
+        return False
+    return all(each.with_replicas(num_ready, num_left) <= 1 for each in guarded)
+
+
+def _verdict(situation: RoleSituation, wanted: int, need: Need, demanded: float) -> Verdict:
+    if wanted == situation.current:
+        return _within_bounds(situation, Verdict(wanted, None, need.message, demanded))
+    reason = need.reason if wanted > situation.current else ScalingReason.LOW_DEMAND
+    return _within_bounds(situation, Verdict(wanted, reason, need.message, demanded))
+
+
+def _latencies(situation: RoleSituation, sample: RoleSample, memory: Memory) -> list[Latency]:
+    """Those that the role answers for and that were measured."""
+    rate = None if memory.capacity is None else memory.capacity.prefill_tokens_per_second
+    measured = {
+        ScalingReason.TIME_TO_FIRST_TOKEN: None if situation.role == "decode" else sample.time_to_first_token_p90,
+        ScalingReason.INTER_TOKEN_LATENCY: None if situation.role == "prefill" else sample.inter_token_latency_p90,
+    }
+    floors = {ScalingReason.TIME_TO_FIRST_TOKEN: sample.mean_uncached_tokens / rate if rate else 0.0}
+    return [
+        Latency(reason, p90, slo, floors.get(reason, 0.0))
+        for reason, p90 in measured.items()
+        if p90 is not None and (slo := _slo_seconds(situation, reason)) is not None
+    ]
+
+
+def _slo_seconds(situation: RoleSituation, reason: ScalingReason) -> float | None:
+    slo = situation.spec.slo
+    if slo is None:
+        return None
+    duration: Duration | None = {
+        ScalingReason.TIME_TO_FIRST_TOKEN: slo.time_to_first_token,
+        ScalingReason.INTER_TOKEN_LATENCY: slo.inter_token_latency,
+    }[reason]
+    return None if duration is None else duration.seconds
+
+
+def _with_sample(memory: Memory, situation: RoleSituation, sample: RoleSample) -> Memory:
+    warm = [replica for replica in sample.replicas if replica.name in situation.warm]
+    capacity = capacity_of(warm or sample.replicas, memory.capacity)
+    if capacity is None or len(warm) < len(sample.replicas):
+        return replace(memory, capacity=capacity, saturated_since=None)
+    now, since = situation.now, memory.saturated_since
+    since = (now if since is None else since) if is_saturated(sample, capacity) else None
+    was_saturated = since is not None and now - since >= COLD_SECONDS
+    return replace(memory, capacity=with_throughput(capacity, sample, was_saturated), saturated_since=since)
+
+
+def _with_change(memory: Memory, situation: RoleSituation, verdict: Verdict) -> Memory:
+    kept = tuple(each for each in memory.changes if each.at > situation.now - MOST_SECONDS)
+    delta = verdict.replicas - situation.current
+    return replace(memory, changes=(*kept, Change(situation.now, delta)) if delta else kept)

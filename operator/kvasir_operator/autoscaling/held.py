@@ -1,0 +1,55 @@
+"""What routers hold for a service, asked of each of them: at zero that is all there is to know, and no scrape is soon
+enough."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvasir_operator.api.labels import ROUTER_ADMIN_PORT
+from kvasir_operator.observe.pod_url import pod_url
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 2.0
+_REQUESTS, _TOKENS = "kvasir_router_queued_requests", "kvasir_router_queued_tokens"
+
+
+@dataclass(frozen=True)
+class Held:
+    """Requests that wait for an engine, and their prompt tokens."""
+
+    num_requests: float
+    num_tokens: float
+
+
+async def read_held(addresses: Iterable[str], service: str | None, port: int = ROUTER_ADMIN_PORT) -> Held | None:
+    """Of all routers together that answer; None where none does. `service` None: the routers have no other."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)) as session:
+        urls = [pod_url(address, port, "/metrics") for address in addresses]
+        answers = await asyncio.gather(*(_ask(session, url, service) for url in urls))
+    known = [answer for answer in answers if answer is not None]
+    if not known:
+        return None
+    return Held(sum(each.num_requests for each in known), sum(each.num_tokens for each in known))
+
+
+def held_in(text: str, service: str | None) -> Held:
+    """`text`: a router's metrics, of which only these two are parsed."""
+    lines = "\n".join(line for line in text.splitlines() if line.startswith((_REQUESTS, _TOKENS)))
+    samples = [sample for family in text_string_to_metric_families(lines + "\n") for sample in family.samples]
+    own = [sample for sample in samples if service is None or sample.labels.get("service") == service]
+    return Held(*(sum(sample.value for sample in own if sample.name == name) for name in (_REQUESTS, _TOKENS)))
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, service: str | None) -> Held | None:
+    try:
+        async with session.get(url) as answer:
+            answer.raise_for_status()
+            return held_in(await answer.text(), service)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        logger.debug("%s did not say what it holds: %r", url, error)
+        return None

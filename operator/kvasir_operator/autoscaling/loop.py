@@ -1,0 +1,265 @@
+"""The autoscaler's loop: at each turn every autoscaled service is measured and decided, and its pass is called for.
+
+It runs in the leader alone. Of services at zero the routers are asked every second, so that the first request wakes
+them whatever becomes of Prometheus. At most eight of either are measured at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvasir_operator.api.conditions import ConditionType, Reason, find_condition
+from kvasir_operator.api.labels import ROLE_ROUTER, SERVICE_LABEL
+from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.autoscaling.held import Held, read_held
+from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling, entry_of, replicas_by_role
+from kvasir_operator.autoscaling.pods import is_beginning, pod_names, ready_seconds, startup_seconds
+from kvasir_operator.autoscaling.prometheus import Prometheus
+from kvasir_operator.autoscaling.queries import RoleQueries
+from kvasir_operator.autoscaling.read import read_former_days, read_sample
+from kvasir_operator.autoscaling.sample import RoleSample
+from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
+from kvasir_operator.autoscaling.together import decide_together
+from kvasir_operator.desired.roles import EngineRole, engine_roles
+from kvasir_operator.errors import InvalidManifestError, KubeApiError, PrometheusError
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, KubeObject, ServiceKey, is_terminating
+from kvasir_operator.metrics import OperatorMetrics
+from kvasir_operator.settings import OperatorSettings
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 15.0
+ASLEEP_INTERVAL_SECONDS = 1.0
+_ROLLOUTS = (Reason.ROLLOUT_IN_PROGRESS, Reason.ROLLOUT_PAUSED, Reason.ROLLOUT_HALTED)
+_MOST_AT_ONCE = 8
+
+Measured = tuple[RoleSample | None, tuple[float, ...], str]
+"""Sample, former days, and why there is none."""
+ReadHeld = Callable[[Iterable[str], str | None], Awaitable[Held | None]]
+"""(addresses of routers, the service's name behind a gateway)"""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """`unix`: seconds; `text`: the same moment as a status shows it."""
+
+    unix: Callable[[], float]
+    text: Callable[[], str]
+
+
+class Autoscaler:
+    """Remembers, by service and role, what decisions need of the past."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        prometheus: Prometheus,
+        ledger: ScalingLedger,
+        settings: OperatorSettings,
+        metrics: OperatorMetrics,
+        wake: Callable[[ServiceKey], None],
+        clock: Clock,
+        read_held: ReadHeld = read_held,
+    ) -> None:
+        """`wake` has a service's pass run."""
+        self._client = client
+        self._prometheus = prometheus
+        self._ledger = ledger
+        self._settings = settings
+        self._metrics = metrics
+        self._wake = wake
+        self._clock = clock
+        self._read_held = read_held
+        self._asleep: dict[ServiceKey, KubeObject] = {}
+        self._memories: dict[ServiceKey, dict[str, Memory]] = {}
+        self._being_scaled: set[ServiceKey] = set()
+        self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._asleep_at_once = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    async def run(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        """Runs until cancelled."""
+        while True:
+            # Beside each other: a Prometheus that hangs must not keep a request from waking its service.
+            await asyncio.gather(self._turn_or_warn(interval_seconds), self._watch_asleep(interval_seconds))
+
+    async def _turn_or_warn(self, interval_seconds: float) -> None:
+        try:
+            await self.turn()
+        except KubeApiError as error:
+            logger.warning("autoscaling: %s; again in %g s", error, interval_seconds)
+
+    async def _watch_asleep(self, seconds: float) -> None:
+        """Returns after `seconds`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0:
+            await asyncio.sleep(min(left, ASLEEP_INTERVAL_SECONDS))
+            await self.turn_asleep()
+
+    async def turn_asleep(self) -> None:
+        """Of services at zero alone, as the last turn has found them; their routers are asked, and nobody else."""
+        asleep = list(self._asleep.items())
+        await asyncio.gather(*(self._scale(key, obj, only_by_routers=True) for key, obj in asleep))
+
+    async def turn(self) -> None:
+        """Raises KubeApiError when services cannot be listed."""
+        services = await self._services()
+        for key in set(self._memories) - set(services):
+            self._forget(key)
+        await asyncio.gather(*(self._scale(key, obj) for key, obj in services.items()))
+
+    async def _services(self) -> dict[ServiceKey, KubeObject]:
+        """Those that have something to scale."""
+        found = {}
+        for namespace in self._settings.namespace or (None,):
+            async for page in self._client.list_pages(INFERENCE_SERVICE, namespace):
+                for obj in page.get("items") or []:
+                    metadata = obj["metadata"]
+                    if not is_terminating(obj) and not obj["spec"].get("suspend"):
+                        found[ServiceKey(metadata["namespace"], metadata["name"])] = obj
+        return found
+
+    async def _scale(self, key: ServiceKey, obj: KubeObject, *, only_by_routers: bool = False) -> None:
+        if key in self._being_scaled:
+            return
+        self._being_scaled.add(key)
+        try:
+            async with self._asleep_at_once if only_by_routers else self._at_once:
+                await self._scale_one(key, obj, only_by_routers)
+        finally:
+            self._being_scaled.discard(key)
+
+    async def _scale_one(self, key: ServiceKey, obj: KubeObject, only_by_routers: bool) -> None:
+        try:
+            service = parse_service(obj)
+            roles = [role for role in engine_roles(service, self._settings.defaults) if role.autoscaling is not None]
+        except InvalidManifestError:
+            return  # its status says so
+        if not roles:
+            self._forget(key)
+            return
+        try:
+            situations = await self._situations(key, obj, service, roles, only_by_routers)
+        except KubeApiError as error:
+            logger.warning("%s: not scaled: %s", key, error)
+            return
+        if situations is None:
+            return
+        memories = self._memories.get(key, {})
+        if memories.keys() - situations.keys():
+            self._metrics.forget_scaling(key)  # of a role that is no longer scaled
+        decided = decide_together(situations, memories)
+        self._memories[key] = {role: memory for role, (_, memory) in decided.items()}
+        if all(verdict.replicas == 0 for verdict, _ in decided.values()):
+            self._asleep[key] = obj
+        else:
+            self._asleep.pop(key, None)
+        self._record(key, situations, {role: verdict for role, (verdict, _) in decided.items()})
+
+    async def _situations(
+        self,
+        key: ServiceKey,
+        obj: KubeObject,
+        service: InferenceService,
+        roles: Sequence[EngineRole],
+        only_by_routers: bool,
+    ) -> dict[str, RoleSituation] | None:
+        """None where only routers were to be asked and none has answered."""
+        pods = await self._client.list(POD, key.namespace, {SERVICE_LABEL: key.name})
+        wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
+        asleep = None
+        if all(wanted.get(role.name) == 0 for role in roles):
+            asleep = await self._measure_asleep(key, service, pods)
+        if asleep is None and only_by_routers:
+            return None
+        situations: dict[str, RoleSituation] = {}
+        for role in roles:
+            assert role.autoscaling is not None
+            ahead = startup_seconds(pods, role.name)
+            sample, former_days, trouble = asleep or await self._measure(key, service, role, pods, ahead)
+            now = self._clock.unix()
+            current = wanted.get(role.name, role.replicas)
+            situations[role.name] = RoleSituation(
+                role.name,
+                role.autoscaling,
+                now,
+                current,
+                ready_seconds(pods, role.name, now),
+                sample,
+                trouble,
+                is_rolling(obj),
+                current > 0 and is_beginning(pods, role.name, now),
+                ahead,
+                former_days,
+            )
+        return situations
+
+    async def _measure(
+        self, key: ServiceKey, service: InferenceService, role: EngineRole, pods: Sequence[KubeObject], ahead: float
+    ) -> Measured:
+        """By Prometheus."""
+        queries = RoleQueries(key, role.name)
+        routers = None if service.is_behind_gateway else pod_names(pods, ROLE_ROUTER)
+        try:
+            sample = await read_sample(self._prometheus, queries, routers, pod_names(pods, role.name))
+            return sample, await read_former_days(self._prometheus, queries, ahead), ""
+        except PrometheusError as error:
+            return None, (), str(error)
+
+    async def _measure_asleep(
+        self, key: ServiceKey, service: InferenceService, pods: Sequence[KubeObject]
+    ) -> Measured | None:
+        """By the routers themselves; None where none answers."""
+        name = str(key) if service.is_behind_gateway else None
+        try:
+            routers = await self._routers(service, pods)
+        except KubeApiError as error:  # roles that somebody else made may not let it see those of the gateway
+            logger.debug("%s: the gateway's pods cannot be listed: %s", key, error)
+            return None
+        addresses = [ip for pod in routers if (ip := pod.get("status", {}).get("podIP"))]
+        held = await self._read_held(addresses, name)
+        if held is None:
+            return None
+        return RoleSample(self._clock.unix(), (), held.num_requests, held.num_tokens), (), ""
+
+    async def _routers(self, service: InferenceService, pods: Sequence[KubeObject]) -> Sequence[KubeObject]:
+        """Pods, of the service's own or the gateway's. Raises KubeApiError."""
+        gateway = self._settings.defaults.gateway
+        if not service.is_behind_gateway:
+            own = pod_names(pods, ROLE_ROUTER)
+            return [pod for pod in pods if pod["metadata"]["name"] in own]
+        return [] if gateway is None else await self._client.list(POD, gateway.namespace, dict(gateway.pod_labels))
+
+    def _record(self, key: ServiceKey, situations: dict[str, RoleSituation], verdicts: dict[str, Verdict]) -> None:
+        before, now = self._ledger.scaling_of(key), self._clock.text()
+        changed = {role: each for role, each in verdicts.items() if each.replicas != situations[role].current}
+        entries = tuple(entry_of(role, situations[role].current, each, now) for role, each in changed.items())
+        after = ServiceScaling(verdicts, (*before.entries, *entries)[-10:])
+        self._ledger.record(key, after)
+        self._metrics.show_scaling(key, verdicts, changed)
+        for entry in entries:
+            logger.info("%s: %s", key, entry)
+        if entries or _reason(after) != _reason(before):  # the text of the same trouble changes with each turn
+            self._wake(key)
+
+    def _forget(self, key: ServiceKey) -> None:
+        if self._memories.pop(key, None) is not None:
+            self._metrics.forget_scaling(key)
+        self._ledger.forget(key)
+        self._asleep.pop(key, None)
+
+
+def _reason(scaling: ServiceScaling) -> Reason | None:
+    return None if scaling.trouble is None else scaling.trouble.reason
+
+
+def is_rolling(obj: KubeObject) -> bool:
+    """Or may be about to: its pass has not seen the spec yet."""
+    status = obj.get("status", {})
+    if status.get("observedGeneration") != obj["metadata"]["generation"]:
+        return True
+    progressing = find_condition(status.get("conditions", []), ConditionType.PROGRESSING) or {}
+    return progressing.get("reason") in _ROLLOUTS

@@ -1,0 +1,58 @@
+"""What a service's pods say for a decision: which take requests and since when, and how long they took to start."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from statistics import median
+
+from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
+from kvasir_operator.autoscaling.situation import COLD_SECONDS
+from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.observe.replicas import Replica, replicas_of
+
+DEFAULT_STARTUP_SECONDS = 120.0
+LEAST_STARTUP_SECONDS = 5.0
+MOST_STARTUP_SECONDS = 1800.0
+"""What became ready later than this after its creation has come back, not started."""
+
+
+def ready_seconds(pods: Iterable[KubeObject], role: str, now: float) -> dict[str, float]:
+    """Of pods that take requests, by name, for how long they have; of a group its first pod."""
+    leaders = [each.leader for each in _replicas(pods, role) if each.is_ready]
+    return {pod["metadata"]["name"]: max(0.0, now - _ready_at(pod)) for pod in leaders if pod is not None}
+
+
+def is_beginning(pods: Iterable[KubeObject], role: str, now: float) -> bool:
+    """None of the role, and no router of the service's own, has been ready for long enough to have series."""
+    pods = list(pods)
+    ready = {**ready_seconds(pods, ROLE_ROUTER, now), **ready_seconds(pods, role, now)}
+    return all(seconds < COLD_SECONDS for seconds in ready.values())
+
+
+def startup_seconds(pods: Iterable[KubeObject], role: str) -> float:
+    """From a pod's creation until it was ready: the median of those that are."""
+    leaders = [each.leader for each in _replicas(pods, role) if each.is_ready]
+    seconds = [_ready_at(pod) - _unix(pod["metadata"]["creationTimestamp"]) for pod in leaders if pod is not None]
+    starts = [each for each in seconds if each <= MOST_STARTUP_SECONDS]
+    return max(median(starts), LEAST_STARTUP_SECONDS) if starts else DEFAULT_STARTUP_SECONDS
+
+
+def pod_names(pods: Iterable[KubeObject], role: str) -> set[str]:
+    return {pod["metadata"]["name"] for pod in _of_role(pods, role)}
+
+
+def _replicas(pods: Iterable[KubeObject], role: str) -> list[Replica]:
+    return replicas_of(_of_role(pods, role))
+
+
+def _of_role(pods: Iterable[KubeObject], role: str) -> list[KubeObject]:
+    return [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
+
+
+def _ready_at(pod: KubeObject) -> float:
+    conditions = pod["status"]["conditions"]
+    ready = next(condition for condition in conditions if condition["type"] == "Ready")
+    return _unix(ready.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
+
+
+def _unix(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()

@@ -1,0 +1,107 @@
+"""Every PromQL expression that the autoscaler asks, and nothing else; metric names are the engine's and the router's.
+
+Labels `inference_service` and `role` are those that PodMonitors give; a gateway names the service in its own.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvasir_operator.desired.roles import EngineRoleName
+from kvasir_operator.kube.kinds import ServiceKey
+
+WINDOW, LONG_WINDOW = "1m", "2m"
+"""Of rates and latencies: short, so that a burst is seen while it lasts; long where scrapes are far apart."""
+_DAYS = (1, 2, 3, 7)
+
+
+@dataclass(frozen=True)
+class RoleQueries:
+    """Of one role. `by pod`: a value for each, by label `pod`; the others are one value, or none."""
+
+    service: ServiceKey
+    role: EngineRoleName
+
+    def by_pod(self) -> dict[str, str]:
+        own = self._selector
+        waiting = f"sum by (pod) (kvasir_num_requests_waiting{own}) + sum by (pod) (kvasir_num_requests_held{own})"
+        return {
+            "kv_used_tokens": f"sum by (pod) (avg_over_time(kvasir_kv_cache_used_tokens{own}[{WINDOW}]))",
+            "kv_used_tokens_now": f"sum by (pod) (kvasir_kv_cache_used_tokens{own})",
+            "kv_capacity_tokens": f"max by (pod) (kvasir_kv_cache_capacity_tokens{own})",
+            "num_running": f"sum by (pod) (kvasir_num_requests_running{own})",
+            "num_waiting": waiting,
+            "uncached_tokens": f"sum by (pod) (kvasir_uncached_tokens{own})",
+            "uncached_tokens_growth": _growth(f"kvasir_uncached_tokens{own}"),
+            "prefill_tokens_per_second": f"max by (pod) (kvasir_prefill_tokens_per_second{own})",
+            "scraped_at": f"min by (pod) (timestamp(kvasir_kv_cache_capacity_tokens{own}))",
+        }
+
+    def of_role(self) -> dict[str, str]:
+        """Prompts count as computed, and looked up in the cache, once they begin; what waits is a gauge's growth."""
+        rates = {
+            "requests_per_second": "kvasir_requests_finished_total",
+            "first_tokens_per_second": "kvasir_time_to_first_token_seconds_count",
+            "output_tokens_per_second": "kvasir_generation_tokens_total",
+        }
+        latencies = {
+            "time_to_first_token_p90": "kvasir_time_to_first_token_seconds",
+            "inter_token_latency_p90": "kvasir_inter_token_latency_seconds",
+        }
+        return {
+            **{name: _over_windows(self._rate(metric)) for name, metric in rates.items()},
+            "computed_tokens_per_second": _over_windows(self._computed),
+            **{name: _over_windows(self._p90(metric)) for name, metric in latencies.items()},
+        }
+
+    def held(self, is_behind_gateway: bool) -> dict[str, str]:
+        """By router pod: what waits there for an engine, how it grows, and when that was read."""
+        where = {"service": str(self.service)} if is_behind_gateway else self._labels | {"role": "router"}
+        own = _selector(where)
+        return {
+            "num_held": f"sum by (pod) (kvasir_router_queued_requests{own})",
+            "held_tokens": f"sum by (pod) (kvasir_router_queued_tokens{own})",
+            "held_tokens_growth": _growth(f"kvasir_router_queued_tokens{own}"),
+            "scraped_at": f"min by (pod) (timestamp(kvasir_router_queued_requests{own}))",
+        }
+
+    def former_days(self, ahead_seconds: float) -> list[str]:
+        """What was needed on former days at the time that comes in `ahead_seconds`."""
+        names = {"service_namespace": self.service.namespace, "inference_service": self.service.name, "role": self.role}
+        needed = f"kvasir_operator_autoscaling_needed_replicas{_selector(names)}"
+        return [f"max({needed} offset {86400 * days - int(ahead_seconds)}s)" for days in _DAYS]
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {"namespace": self.service.namespace, "inference_service": self.service.name}
+
+    @property
+    def _selector(self) -> str:
+        return _selector(self._labels | {"role": self.role})
+
+    def _rate(self, name: str) -> Callable[[str], str]:
+        return lambda window: f"sum(rate({name}{self._selector}[{window}]))"
+
+    def _computed(self, window: str) -> str:
+        """Prompt tokens that no cache held."""
+        queries, hits = self._rate("kvasir_prefix_cache_queries_total"), self._rate("kvasir_prefix_cache_hits_total")
+        return f"{queries(window)} - {hits(window)}"
+
+    def _p90(self, name: str) -> Callable[[str], str]:
+        buckets = f"{name}_bucket{self._selector}"
+        return lambda window: f"histogram_quantile(0.9, sum by (le) (rate({buckets}[{window}])))"
+
+
+def _over_windows(query: Callable[[str], str]) -> str:
+    """Over the short window; over the long one where that holds fewer than two scrapes."""
+    return f"{query(WINDOW)} or {query(LONG_WINDOW)}"
+
+
+def _growth(series: str) -> str:
+    """A second, by pod. Of the sum: series of a pod, such as tenants', come and go."""
+    return f"deriv(sum by (pod) ({series})[{WINDOW}:5s])"
+
+
+def _selector(labels: dict[str, str]) -> str:
+    """A JSON string is a PromQL string."""
+    return "{" + ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items()) + "}"

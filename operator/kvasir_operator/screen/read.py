@@ -1,0 +1,123 @@
+"""Reads what the screen shows, once or after each change, with no more rights than whoever views a namespace has."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from kvasir_operator.errors import (
+    CrdNotInstalledError,
+    KindNotServedError,
+    KubeForbiddenError,
+    KubeUnavailableError,
+    ServiceNotFoundError,
+    WatchExpiredError,
+)
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import (
+    DEPLOYMENT,
+    EVENT,
+    INFERENCE_SERVICE,
+    LEADER_WORKER_SET,
+    SERVICE,
+    STATEFUL_SET,
+    KubeObject,
+    ServiceKey,
+)
+from kvasir_operator.observe.observe import observe
+from kvasir_operator.queue.back_off import BackOff
+from kvasir_operator.rollout.observed import observe_workloads
+from kvasir_operator.rollout.workload import Workload
+from kvasir_operator.screen.snapshot import Snapshot
+
+Found = TypeVar("Found")
+WATCH_SECONDS = 300.0
+BACK_OFF = BackOff(first_seconds=1.0, longest_seconds=30.0)
+_WORKLOADS = (DEPLOYMENT, STATEFUL_SET, SERVICE)
+_UNAUTHORIZED = 401
+
+
+async def follow(client: KubeClient, key: ServiceKey, back_off: BackOff = BACK_OFF) -> AsyncIterator[Snapshot]:
+    """The service as it is, and again after each change of it, until it is deleted (ServiceNotFoundError).
+
+    While the API server does not answer, the last snapshot with a note that says so. Raises KubeApiError as `read`,
+    for what waiting would not mend.
+    """
+    snapshot: Snapshot | None = None
+    num_failures = 0
+    while True:
+        try:
+            if snapshot is not None and not num_failures:
+                await _wait_for_change(client, key, snapshot.version)
+            snapshot, num_failures = await read(client, key), 0
+            yield snapshot
+        except KubeUnavailableError as error:
+            if snapshot is None or error.status == _UNAUTHORIZED:
+                raise
+            num_failures += 1
+            yield replace(snapshot, notes=(f"not up to date: {error}",))
+            await asyncio.sleep(back_off.delay_seconds(num_failures))
+
+
+async def read(client: KubeClient, key: ServiceKey) -> Snapshot:
+    """Raises ServiceNotFoundError, CrdNotInstalledError, and other KubeApiErrors that say what to do.
+
+    Revisions and Events that may not be read are left out, and a note says so.
+    """
+    service, version = await _read_service(client, key)
+    (workloads, no_workloads), (events, no_events) = await asyncio.gather(
+        _unless_forbidden(_read_workloads(client, key, service), "revisions"),
+        _unless_forbidden(_read_events(client, key, service), "Events"),
+    )
+    return Snapshot(service, version, tuple(workloads), tuple(events), (*no_workloads, *no_events))
+
+
+async def _wait_for_change(client: KubeClient, key: ServiceKey, version: int) -> None:
+    """Or for a bookmark, of which the API server sends one a minute: ages and Events are then read again too."""
+    watch = client.watch(INFERENCE_SERVICE, key.namespace, {}, str(version), WATCH_SECONDS, _of_name(key))
+    with suppress(WatchExpiredError):
+        async with aclosing(watch) as events:
+            async for _ in events:
+                return
+
+
+async def _read_service(client: KubeClient, key: ServiceKey) -> tuple[KubeObject, int]:
+    """A list of one, whose version a watch can go on from."""
+    try:
+        page = await anext(client.list_pages(INFERENCE_SERVICE, key.namespace, fields=_of_name(key)))
+        if items := page.get("items"):
+            return items[0], int(page["metadata"]["resourceVersion"])
+        names = [each["metadata"]["name"] for each in await client.list(INFERENCE_SERVICE, key.namespace)]
+    except KindNotServedError as error:
+        raise CrdNotInstalledError(f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}") from error
+    except KubeForbiddenError as error:
+        advice = f"ask for the ClusterRole view in namespace {key.namespace}"
+        raise KubeForbiddenError(f"{error}; {advice}", error.status) from error
+    raise ServiceNotFoundError(key.namespace, key.name, names)
+
+
+async def _read_workloads(client: KubeClient, key: ServiceKey, service: KubeObject) -> list[Workload]:
+    try:
+        observed = await observe(client, key, (), (*_WORKLOADS, LEADER_WORKER_SET))
+    except (KindNotServedError, KubeForbiddenError):  # not installed, or not of those that `view` covers
+        observed = await observe(client, key, (), _WORKLOADS)
+    now = datetime.now(UTC).isoformat()
+    return [each.workload for each in observe_workloads(observed, service["metadata"]["uid"], now)]
+
+
+async def _read_events(client: KubeClient, key: ServiceKey, service: KubeObject) -> list[KubeObject]:
+    return await client.list(EVENT, key.namespace, fields=f"involvedObject.uid={service['metadata']['uid']}")
+
+
+async def _unless_forbidden(reading: Awaitable[list[Found]], what: str) -> tuple[list[Found], tuple[str, ...]]:
+    """What was read, and a note where it may not be."""
+    try:
+        return await reading, ()
+    except KubeForbiddenError as error:
+        return [], (f"{what} are not shown: {error}",)
+
+
+def _of_name(key: ServiceKey) -> str:
+    return f"metadata.name={key.name}"

@@ -1,0 +1,74 @@
+"""`kvasir-runtime fetch SOURCE FOLDER`: what the operator's init container and `kvasir-operator local` run."""
+
+import argparse
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.model_sources.cache import ModelCache
+from kvasir_runtime.model_sources.fetch import FetchLimits, fetch
+from kvasir_runtime.model_sources.progress import ProgressMeter
+from kvasir_runtime.model_sources.reporter import Reporter, answering
+from kvasir_runtime.model_sources.source import Source
+from kvasir_runtime.server.launch import listen
+
+_REPORT_SECONDS = 5.0
+_ENDED_BY_SIGTERM = 128 + signal.SIGTERM
+
+
+def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="hf://ORG/NAME[@REVISION] or s3://BUCKET[/PREFIX]")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the model is to lie; made where it is not")
+    parser.add_argument("--host", default="127.0.0.1", help="address of GET /progress; :: is every address")
+    parser.add_argument("--port", type=int, default=None, help="port of GET /progress; default: it is not served")
+    parser.add_argument(
+        "--size-limit", type=int, default=None, metavar="BYTES", help="most that FOLDER may take; default: its disk"
+    )
+    parser.add_argument(
+        "--stall-timeout", type=float, default=60.0, metavar="SECONDS", help="longest wait for a byte, three times over"
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="least severe"
+    )
+
+
+def run_fetch(namespace: argparse.Namespace) -> int:
+    """Exit status 0. Raises FetchError, and ConfigurationError for arguments that cannot work."""
+    # As the first process of a container it would be deaf to it. What is on disk is where the next run goes on.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(_ENDED_BY_SIGTERM))
+    # They log each URL, and those of a hub's files are signed.
+    for library in ("httpx", "httpx2"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    source = open_source(namespace.source, namespace.stall_timeout)
+    meter = ProgressMeter(source.address, time.monotonic)
+    reporter = Reporter(meter, ModelCache(namespace.folder, source.address), _REPORT_SECONDS)
+    with reporter.running(), _served(reporter, namespace.host, namespace.port):
+        fetch(source, namespace.folder, meter, FetchLimits(namespace.size_limit))
+    return 0
+
+
+def open_source(address: str, stall_seconds: float) -> Source:
+    """Imports within: each library takes half a second, and a process needs one of them."""
+    if address.startswith("hf://"):
+        from kvasir_runtime.model_sources.hub import HubSource
+
+        return HubSource(address, stall_seconds)
+    if address.startswith("s3://"):
+        from kvasir_runtime.model_sources.s3 import S3Source
+
+        return S3Source(address, stall_seconds)
+    raise ConfigurationError(f"SOURCE is {address}: expected hf://ORG/NAME[@REVISION] or s3://BUCKET[/PREFIX]")
+
+
+@contextmanager
+def _served(reporter: Reporter, host: str, port: int | None) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    with answering(reporter, listen(host, port)):
+        yield

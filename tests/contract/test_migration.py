@@ -1,0 +1,99 @@
+"""Two real engines behind a real router: a stream whose engine is to stop goes on in the other one from the same KV,
+and its client sees one unbroken stream of the right tokens."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.runtime.cli.conftest import Server, a_free_port
+
+MODEL = Path("examples/models/kvasir-python-700k")
+PROMPT = Path("runtime/kvasir_runtime/scheduling/planner.py").read_text()[:600]
+BODY = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+ROUTER = str(Path(sys.executable).parent / "kvasir-router")
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[Server]]:
+    extra = {"side_channel_host": "127.0.0.1", "side_channel_port": 0}
+    config = {"kv_connector": "NixlConnector", "kv_connector_extra_config": extra}
+    flags = ("--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "8")
+    servers = [Server(MODEL, *flags) for _ in range(2)]
+    try:
+        yield [server.wait_ready() for server in servers]
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.end()
+
+
+@pytest.fixture(scope="module")
+def router(engines: list[Server]) -> Iterator[str]:
+    port = a_free_port()
+    endpoints = [flag for engine in engines for flag in ("--endpoint", engine.url)]
+    command = [ROUTER, "serve", "--port", str(port), "--admin-port", "0", "--probe-interval", "100ms", *endpoints]
+    process = subprocess.Popen(command)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: list[Server], router: str) -> None:
+    wait_for(lambda: answers(router))
+    events = token_events(router)
+    seen = next(events)
+    (old,) = [engine for engine in engines if num_in_flight(engine)]
+    (new,) = [engine for engine in engines if engine is not old]
+    old.process.terminate()
+    for tokens in events:
+        seen += tokens
+    whole = httpx.post(f"{new.url}/v1/completions", json=BODY, timeout=120).json()
+    assert seen == whole["choices"][0]["token_ids"]
+    assert old.process.wait(20) == 0
+    num_pulled = total(new, "kvasir_kv_transfer_blocks_total", direction="received")
+    assert num_pulled >= whole["usage"]["prompt_tokens"] // 16, "what was written before is there as well"
+    assert total(new, "kvasir_kv_transfer_failures_total") == 0
+
+
+def token_events(url: str) -> Iterator[list[int]]:
+    """Token ids, event by event, of a stream that must end well."""
+    with httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=120) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        for line in lines:
+            if line == "[DONE]":
+                return
+            yield json.loads(line)["choices"][0]["token_ids"]
+    raise AssertionError("the stream ended in the middle")
+
+
+def answers(url: str) -> bool:
+    try:
+        body = BODY | {"max_tokens": 1, "prompt": "x"}
+        return httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
+def num_in_flight(engine: Server) -> int:
+    return int(httpx.get(f"{engine.url}/drain").json()["in_flight_requests"])
+
+
+def total(server: Server, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def wait_for(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)

@@ -1,0 +1,41 @@
+"""The autoscaler asks for series that engines, routers and the operator have, in expressions that hold."""
+
+import re
+
+import promql_parser
+import pytest
+from tests.contract.exported_series import exported_names
+
+from kvasir_operator.autoscaling.queries import RoleQueries
+from kvasir_operator.kube.kinds import ServiceKey
+
+QUERIES = RoleQueries(ServiceKey("models", 'a"b'), "serve")
+ALL = [
+    *QUERIES.by_pod().values(),
+    *QUERIES.of_role().values(),
+    *QUERIES.held(is_behind_gateway=False).values(),
+    *QUERIES.held(is_behind_gateway=True).values(),
+    *QUERIES.former_days(120),
+]
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    return exported_names()
+
+
+@pytest.mark.parametrize("query", ALL)
+def test_a_query_holds_and_asks_for_what_is_there(query: str, known: set[str]) -> None:
+    promql_parser.parse(query)
+    asked = set(re.findall(r"kvasir_\w+", query))
+    assert asked
+    assert asked <= known
+
+
+def test_a_gateways_queue_is_found_by_the_services_name() -> None:
+    assert 'service="models/a\\"b"' in QUERIES.held(is_behind_gateway=True)["num_held"]
+    assert 'role="router"' in QUERIES.held(is_behind_gateway=False)["num_held"]
+
+
+def test_former_days_are_asked_for_at_the_time_that_comes() -> None:
+    assert QUERIES.former_days(120)[0].endswith("offset 86280s)")

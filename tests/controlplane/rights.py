@@ -1,0 +1,54 @@
+"""Accounts with the rights that the chart gives an operator, and with others."""
+
+from pathlib import Path
+
+from tests.charts.chart_rules import operator_rules
+
+from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.settings import OperatorSettings
+
+from .control_plane import ControlPlane
+from .credentials import write_kubeconfig
+
+RBAC = "rbac.authorization.k8s.io"
+ACCOUNT = "kvasir-operator"
+
+
+def account(namespace: str, name: str = ACCOUNT) -> str:
+    return f"system:serviceaccount:{namespace}:{name}"
+
+
+def role_kubeconfig(control_plane: ControlPlane, namespace: str, directory: Path, name: str = ACCOUNT) -> Path:
+    """Credentials of a ServiceAccount that has the chart's Role in one namespace, and no other right."""
+    kubeconfig, user = account_kubeconfig(control_plane, namespace, directory, name), account(namespace, name)
+    grant(control_plane, namespace, user, operator_rules(OperatorSettings().router_cluster_role))
+    return kubeconfig
+
+
+def account_kubeconfig(control_plane: ControlPlane, namespace: str, directory: Path, name: str) -> Path:
+    """Credentials of a new ServiceAccount, which may do nothing yet."""
+    metadata = {"name": name, "namespace": namespace}
+    control_plane.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = control_plane.request("post", path, request)["status"]["token"]
+    certificate = control_plane.directory / "tls" / "apiserver.crt"
+    kubeconfig = directory / f"{namespace}-{name}.kubeconfig"
+    write_kubeconfig(kubeconfig, control_plane.url, certificate, name, token)
+    return kubeconfig
+
+
+def grant(control_plane: ControlPlane, namespace: str, user: str, rules: list[KubeObject]) -> None:
+    """To a ServiceAccount, in one namespace."""
+    name = user.rpartition(":")[2]
+    metadata = {"name": name, "namespace": namespace}
+    control_plane.apply({"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": metadata, "rules": rules})
+    control_plane.apply(
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
+            "subjects": [{"kind": "User", "apiGroup": RBAC, "name": user}],
+        }
+    )

@@ -1,0 +1,64 @@
+"""A server that answers as Prometheus does, with what it is told; `asked` are the questions."""
+
+import re
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+Series = Mapping[str, Any]
+
+
+def vector(*values: tuple[Mapping[str, str], float | str]) -> dict[str, Any]:
+    result = [{"metric": dict(labels), "value": [0, str(number)]} for labels, number in values]
+    return {"status": "success", "data": {"resultType": "vector", "result": result}}
+
+
+class FakePrometheus:
+    """`answer`: a question's body and HTTP status."""
+
+    def __init__(self, answer: Callable[[str], tuple[Any, int]]) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+        self.headers: list[Mapping[str, str]] = []
+        app = web.Application()
+        app.router.add_post("/api/v1/query", self._query)
+        self._server = TestServer(app)
+
+    async def __aenter__(self) -> Self:
+        await self._server.start_server()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        await self._server.close()
+
+    @property
+    def url(self) -> str:
+        return str(self._server.make_url("/"))
+
+    async def _query(self, request: web.Request) -> web.Response:
+        query = str((await request.post())["query"])
+        self.asked.append(query)
+        self.headers.append(dict(request.headers))
+        body, status = self.answer(query)
+        if isinstance(body, str):
+            return web.Response(text=body, status=status)
+        return web.json_response(body, status=status)
+
+
+def of_fleet(pods: Mapping[str, Mapping[str, float]], held: float, at: float) -> Callable[[str], tuple[Any, int]]:
+    """Gauges of engine pods by metric name, and of one router; rates and latencies have no value."""
+
+    def answer(query: str) -> tuple[Any, int]:
+        [metric] = re.findall(r"kvasir_[a-z_]+", query)[:1]
+        if metric.startswith("kvasir_router_"):
+            number = at if "timestamp(" in query else held
+            return vector(({"pod": "router-0"}, number)), 200
+        found = [
+            (pod, at if "timestamp(" in query else gauges[metric]) for pod, gauges in pods.items() if metric in gauges
+        ]
+        return vector(*(({"pod": pod}, number) for pod, number in found)), 200
+
+    return answer

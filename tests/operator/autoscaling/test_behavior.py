@@ -1,0 +1,74 @@
+"""Windows, policies and tolerance mean what a HorizontalPodAutoscaler's mean."""
+
+import pytest
+
+from kvasir_operator.api.model import ScalingBehavior, ScalingPolicy, ScalingRules
+from kvasir_operator.autoscaling.behavior import Change, Recommendation, limited, rounded, stabilized
+
+DEFAULT = ScalingBehavior()
+
+
+@pytest.mark.parametrize(
+    ("needed", "current", "expected"),
+    [
+        (10.9, 10, 10),
+        (11.0, 10, 10),
+        (11.1, 10, 12),
+        (9.0, 10, 10),
+        (8.9, 10, 9),
+        (3.0, 4, 3),
+        (0.0, 0, 0),
+        (0.1, 0, 1),
+    ],
+)
+def test_a_tenth_more_or_less_changes_nothing(needed, current, expected):
+    assert rounded(needed, current) == expected
+
+
+def past(*pairs):
+    return [Recommendation(at, replicas) for at, replicas in pairs]
+
+
+@pytest.mark.parametrize(
+    ("recommendations", "expected"),
+    [
+        (past((700, 6), (1000, 2)), 2),  # the window is open at its begin
+        (past((701, 6), (1000, 2)), 5),
+        (past((701, 4), (1000, 2)), 4),
+        (past((701, 2), (1000, 8)), 8),  # up at once
+    ],
+)
+def test_down_waits_for_its_window_and_up_does_not(recommendations, expected):
+    assert stabilized(recommendations, 5, DEFAULT, now=1000) == expected
+
+
+def test_up_takes_the_lowest_of_its_own_window():
+    behavior = ScalingBehavior(scale_up=ScalingRules(stabilization_window_seconds=60))
+    assert stabilized(past((939, 5), (941, 7), (1000, 9)), 5, behavior, now=1000) == 7
+
+
+@pytest.mark.parametrize(
+    ("wanted", "current", "changes", "expected"),
+    [
+        (20, 4, [], 8),  # 100 % in 15 s
+        (7, 4, [], 7),
+        (20, 8, [Change(986, 4)], 8),
+        (20, 8, [Change(985, 4)], 16),  # the period is open at its begin
+        (1, 8, [], 4),  # 50 % in 60 s
+        (1, 4, [Change(941, -4)], 4),
+        (1, 4, [Change(940, -4)], 2),
+        (1, 5, [], 2),
+        (5, 5, [], 5),
+    ],
+)
+def test_default_policies(wanted, current, changes, expected):
+    assert limited(wanted, current, changes, DEFAULT, now=1000) == expected
+
+
+@pytest.mark.parametrize(("select", "up", "down"), [("Max", 8, 2), ("Min", 6, 3), ("Disabled", 4, 4)])
+def test_select_policy_chooses_the_faster_the_slower_or_none(select, up, down):
+    policies = (ScalingPolicy("Pods", 2, 60), ScalingPolicy("Percent", 100, 60))
+    slower = (ScalingPolicy("Pods", 2, 60), ScalingPolicy("Pods", 1, 60))
+    behavior = ScalingBehavior(ScalingRules(None, select, policies), ScalingRules(None, select, slower))
+    assert limited(50, 4, [], behavior, now=1000) == up
+    assert limited(0, 4, [], behavior, now=1000) == down

@@ -1,0 +1,366 @@
+"""The decision about one role: holding, waking, shrinking, growing, and what it remembers."""
+
+from dataclasses import replace
+
+import pytest
+from tests.operator.autoscaling.situations import KNOWN, NOW, load, sample, situation, slo, spec
+
+from kvasir_operator.api.model import ScalingBehavior, ScalingRules
+from kvasir_operator.api.quantity import Duration
+from kvasir_operator.autoscaling.behavior import Change, Recommendation
+from kvasir_operator.autoscaling.decide import decide
+from kvasir_operator.autoscaling.forecast import PastNeed
+from kvasir_operator.autoscaling.hold import STALE_SECONDS
+from kvasir_operator.autoscaling.idle import idle_seconds, noting_idleness
+from kvasir_operator.autoscaling.latency import GIVE_UP_SECONDS, Trial
+from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
+from kvasir_operator.autoscaling.situation import COLD_SECONDS, Memory
+from kvasir_operator.autoscaling.together import decide_together
+
+AT_ONCE = ScalingBehavior(scale_down=ScalingRules(stabilization_window_seconds=0))
+SHRINKING = spec(behavior=AT_ONCE)
+
+
+def replicas_of(given, memory=KNOWN):
+    return decide(given, memory)[0].replicas
+
+
+@pytest.mark.parametrize(("kv", "expected"), [((500, 500), 2), ((550, 550), 2), ((551, 550), 3)])
+def test_grows_when_demand_is_over_what_all_hold_at_the_target(kv, expected):
+    assert replicas_of(situation(*kv)) == expected
+
+
+def test_says_what_it_rests_on():
+    verdict, _ = decide(situation(800, 800), KNOWN)
+    assert (verdict.replicas, verdict.reason, verdict.needed) == (4, ScalingReason.KV_CACHE_DEMAND, 3.2)
+    assert verdict.message == "demand of 1600 KV tokens, a replica has 1000 at target 0.5"
+
+
+def test_replicas_on_their_way_are_not_wanted_twice():
+    assert replicas_of(situation(800, 800, current=4)) == 4
+
+
+def test_shrinks_to_what_demand_needs():
+    assert replicas_of(situation(100, 100, 100, 100, spec=SHRINKING)) == 2  # half, as the policy has it
+    assert replicas_of(situation(250, 250, 250, 250, spec=SHRINKING)) == 2
+    assert replicas_of(situation(251, 250, 250, 250, spec=SHRINKING)) == 3
+
+
+def test_shrinking_waits_for_its_window():
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 299, 4),))
+    assert replicas_of(situation(100, 100, 100, 100), memory) == 4
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 300, 4),))
+    assert replicas_of(situation(100, 100, 100, 100), memory) == 2
+
+
+def test_a_role_seen_first_does_not_shrink_at_once():
+    assert replicas_of(situation(100, 100, 100, 100)) == 4
+
+
+def test_changes_and_recommendations_are_remembered():
+    _, memory = decide(situation(800, 800), KNOWN)
+    assert memory.changes == (Change(NOW, 2),)
+    assert memory.recommendations[-1] == Recommendation(NOW, 4)
+    _, memory = decide(situation(800, 800, current=4), memory)
+    assert memory.changes == (Change(NOW, 2),)
+
+
+@pytest.mark.parametrize(("busiest", "expected"), [(633, 2), (634, 3)])
+def test_survivors_must_hold_the_busiest_replicas_part(busiest, expected):
+    # Three to two: its share grows by a half, and 0.95 is the most.
+    given = situation(busiest, 100, 100, spec=replace(SHRINKING, target_kv_cache_usage=0.9))
+    assert replicas_of(given) == expected
+
+
+def test_survivors_must_hold_what_is_in_flight_now_and_not_only_the_minutes_mean():
+    replicas = tuple(load(f"pod-{index}", 10, kv_used_tokens_now=500) for index in range(2))
+    given = situation(10, 10, spec=SHRINKING)
+    assert replicas_of(replace(given, sample=sample(replicas=replicas))) == 2
+    replicas = tuple(load(f"pod-{index}", 10, kv_used_tokens_now=475) for index in range(2))
+    assert replicas_of(replace(given, sample=sample(replicas=replicas))) == 1
+
+
+@pytest.mark.parametrize(("itl", "expected"), [(0.5, 2), (0.51, 3), (0.8, 4)])
+def test_survivors_must_keep_the_slo(itl, expected):
+    seen = sample(10, 10, 10, 10, inter_token_latency_p90=itl)
+    given = situation(10, 10, 10, 10, spec=replace(SHRINKING, slo=slo(itl="1s")), sample=seen)
+    assert replicas_of(given) == expected
+
+
+def test_replicas_on_their_way_are_let_go_where_demand_fell_and_not_where_the_slo_waits_for_them() -> None:
+    given = situation(10, 10, current=3, spec=replace(SHRINKING, slo=slo(itl="1s")))
+    assert replicas_of(given) == 1
+    waiting = sample(10, 10, inter_token_latency_p90=1.5)
+    assert replicas_of(replace(given, sample=waiting)) == 3
+
+
+def test_grows_for_a_latency_over_its_slo_and_remembers_the_trial():
+    seen = sample(10, 10, inter_token_latency_p90=1.5)
+    verdict, memory = decide(situation(10, 10, spec=spec(slo=slo(itl="1s")), sample=seen), KNOWN)
+    assert (verdict.replicas, verdict.reason) == (3, ScalingReason.INTER_TOKEN_LATENCY)
+    assert memory.trial == Trial(ScalingReason.INTER_TOKEN_LATENCY, 1.5, NOW)
+
+
+def test_latencies_do_not_count_while_replicas_start_or_are_cold():
+    seen = sample(10, 10, inter_token_latency_p90=1.5)
+    given = situation(10, 10, spec=spec(slo=slo(itl="1s")), sample=seen)
+    assert replicas_of(replace(given, current=3)) == 3
+    assert replicas_of(replace(given, ready={"pod-0": 1000.0, "pod-1": COLD_SECONDS - 1})) == 2
+    assert replicas_of(replace(given, ready={"pod-0": 1000.0, "pod-1": COLD_SECONDS})) == 3
+
+
+def test_an_slo_that_cannot_be_met_neither_grows_nor_keeps_from_shrinking():
+    seen = sample(10, 10, 10, 10, inter_token_latency_p90=1.5)
+    given = situation(10, 10, 10, 10, spec=replace(SHRINKING, slo=slo(itl="1s")), sample=seen)
+    tried = replace(KNOWN, trial=Trial(ScalingReason.INTER_TOKEN_LATENCY, 1.5, NOW))
+    verdict, memory = decide(given, tried)
+    assert verdict.replicas == 2
+    assert memory.trial is not None
+    assert memory.trial.in_vain_since == NOW
+
+
+@pytest.mark.parametrize(
+    ("role", "latency", "is_guarded"),
+    [
+        ("serve", "time_to_first_token_p90", True),
+        ("serve", "inter_token_latency_p90", True),
+        ("prefill", "time_to_first_token_p90", True),
+        ("prefill", "inter_token_latency_p90", False),
+        ("decode", "time_to_first_token_p90", False),
+        ("decode", "inter_token_latency_p90", True),
+    ],
+)
+def test_each_role_answers_for_its_own_latency(role, latency, is_guarded):
+    seen = sample(10, 10, **{latency: 1.5})
+    given = situation(10, 10, role=role, spec=spec(slo=slo("1s", "1s")), sample=seen)
+    assert replicas_of(given) == (3 if is_guarded else 2)
+
+
+def test_decode_does_not_size_itself_by_the_time_to_the_first_token():
+    seen = sample(10, uncached_tokens_per_second=75, mean_uncached_tokens=50)
+    given = situation(10, sample=seen, spec=spec(slo=slo("1s")))
+    assert replicas_of(given) > 1
+    assert replicas_of(replace(given, role="decode")) == 1
+
+
+@pytest.mark.parametrize(("needed", "expected"), [(0, 1), (99, 3)])
+def test_stays_within_bounds(needed, expected):
+    given = situation(needed * 500, 0, spec=replace(SHRINKING, min_replicas=1, max_replicas=3))
+    assert replicas_of(given) == expected
+
+
+def test_a_forecast_raises_and_never_lowers():
+    ramp = tuple(PastNeed(NOW - ago, 2 - ago / 150) for ago in (150, 120, 90, 60, 30))
+    given = situation(500, 500)
+    verdict, _ = decide(given, replace(KNOWN, needs=ramp))
+    assert (verdict.replicas, verdict.reason) == (3, ScalingReason.FORECAST)
+    fall = tuple(PastNeed(NOW - ago, 2 + ago / 150) for ago in (150, 120, 90, 60, 30))
+    assert replicas_of(given, replace(KNOWN, needs=fall)) == 2
+    assert replicas_of(replace(given, former_days=(5.0, 5.0))) == 4
+    assert replicas_of(replace(given, former_days=(0.0, 0.0))) == 2
+
+
+def test_needs_are_remembered_for_the_trend_and_no_longer():
+    _, memory = decide(situation(500), replace(KNOWN, needs=(PastNeed(NOW - 600, 9), PastNeed(NOW - 599, 1))))
+    assert memory.needs == (PastNeed(NOW - 599, 1), PastNeed(NOW, 1.0))
+
+
+def test_a_rollout_holds():
+    verdict, memory = decide(situation(900, is_rolling=True), KNOWN)
+    assert (verdict.replicas, verdict.held) == (1, HoldReason.ROLLOUT)
+    assert memory == KNOWN
+
+
+def test_prometheus_that_does_not_answer_holds_the_last_value_and_says_why():
+    verdict, memory = decide(situation(900, sample=None, trouble="connection refused"), KNOWN)
+    assert (verdict.replicas, verdict.held) == (1, HoldReason.METRICS_UNAVAILABLE)
+    assert verdict.message == "connection refused"
+    assert memory == KNOWN
+
+
+@pytest.mark.parametrize(("age", "held"), [(STALE_SECONDS, None), (STALE_SECONDS + 1, HoldReason.METRICS_STALE)])
+def test_a_stale_sample_holds(age, held):
+    verdict, _ = decide(situation(900, sample=sample(900, at=NOW - age)), KNOWN)
+    assert (verdict.held, verdict.replicas) == (held, 1 if held else 2)
+
+
+def test_a_warm_replica_without_series_holds_and_a_cold_one_does_not():
+    given = situation(900, 900, sample=sample(900))
+    verdict, _ = decide(given, KNOWN)
+    assert (verdict.held, verdict.message) == (HoldReason.METRICS_MISSING, "Prometheus has no series of pod-1")
+    cold = replace(given, ready={"pod-0": 1000.0, "pod-1": COLD_SECONDS - 1})
+    assert decide(cold, KNOWN)[0].held is None
+
+
+def test_on_the_way_to_zero_no_series_is_missed():
+    verdict, _ = decide(situation(900, current=0, sample=sample(), spec=spec(least=0)), KNOWN)
+    assert (verdict.held, verdict.replicas) == (None, 0)
+
+
+def test_series_of_a_removed_pod_do_not_count():
+    assert replicas_of(situation(400, sample=sample(400, 900))) == 1
+
+
+def test_rates_of_a_cold_replica_are_left_out():
+    replicas = (load("pod-0"), load("pod-1", prefill_tokens_per_second=1), load("pod-2", prefill_tokens_per_second=1))
+    ready = {"pod-0": 1000.0, "pod-1": 1.0, "pod-2": 1.0}
+    seen = sample(replicas=replicas, uncached_tokens_per_second=100)
+    assert replicas_of(situation(0, 0, 0, ready=ready, sample=seen)) == 3
+
+
+def test_before_any_replica_has_told_its_capacity_nothing_is_decided():
+    verdict, _ = decide(situation(current=2, sample=sample(num_held=9, held_tokens=9e9)), Memory())
+    assert (verdict.replicas, verdict.held) == (2, HoldReason.NOTHING_MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("current", "least", "most", "expected"), [(2, 3, 9, 3), (5, 1, 4, 4), (0, 0, 4, 0), (0, 1, 4, 1)]
+)
+def test_bounds_hold_while_nothing_is_known(current, least, most, expected):
+    given = situation(current=current, sample=None, spec=spec(least, most))
+    verdict, _ = decide(given, Memory())
+    assert verdict.replicas == expected
+    assert (verdict.reason is ScalingReason.BOUNDS) is (current != expected)
+
+
+SLEEPY = spec(0, 4, scale_to_zero_after=Duration("60s"))
+
+
+def test_the_last_replica_goes_only_when_the_service_is_idle():
+    given = situation(0, spec=replace(SLEEPY, behavior=AT_ONCE))
+    assert decide(given, KNOWN, is_service_idle=False)[0].replicas == 1
+    verdict, _ = decide(given, KNOWN, is_service_idle=True)
+    assert (verdict.replicas, verdict.reason) == (0, ScalingReason.IDLE)
+    assert decide(replace(given, spec=spec(1)), KNOWN, is_service_idle=True)[0].replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("work", "is_idle"),
+    [
+        ({}, True),
+        ({"num_held": 1}, False),
+        ({"uncached_tokens_per_second": 0.1}, False),
+        ({"requests_per_second": 0.1}, False),
+        ({"replicas": (load("pod-0", num_running=1),)}, False),
+        ({"replicas": (load("pod-0", num_waiting=1),)}, False),
+        ({"at": NOW - STALE_SECONDS - 1}, False),
+    ],
+)
+def test_idle_time_begins_anew_with_any_work_and_with_any_doubt(work, is_idle):
+    given = situation(0, sample=sample(0, **work))
+    memory = noting_idleness(given, replace(KNOWN, idle_since=NOW - 60))
+    assert idle_seconds(given, memory) == (60 if is_idle else 0)
+
+
+def test_idle_time_begins_when_it_is_first_seen():
+    assert noting_idleness(situation(0), KNOWN).idle_since == NOW
+
+
+@pytest.mark.parametrize(("num_held", "expected"), [(0, 0), (1, 1)])
+def test_the_first_held_request_wakes(num_held, expected):
+    given = situation(spec=SLEEPY, sample=sample(num_held=num_held, held_tokens=num_held))
+    assert replicas_of(given, Memory()) == expected
+
+
+def test_many_held_requests_wake_as_many_as_they_need_by_what_is_remembered_of_a_replica():
+    given = situation(spec=SLEEPY, sample=sample(num_held=9, held_tokens=1100))
+    assert replicas_of(given) == 3
+    assert replicas_of(replace(given, sample=sample(num_held=9, held_tokens=1e9))) == 4
+
+
+def test_roles_wake_together_even_where_one_has_no_metrics():
+    prefill = situation(role="prefill", spec=SLEEPY, sample=sample(num_held=1))
+    decode = situation(role="decode", spec=replace(SLEEPY, min_replicas=0), sample=None, trouble="no answer")
+    decided = decide_together({"prefill": prefill, "decode": decode}, {})
+    assert [verdict.replicas for verdict, _ in decided.values()] == [1, 1]
+    assert decided["decode"][1].changes == (Change(NOW, 1),)
+
+
+@pytest.mark.parametrize(("decode_idle", "expected"), [(60, [0, 0]), (59, [1, 1])])
+def test_roles_go_to_zero_together(decode_idle, expected):
+    roles = {role: situation(0, role=role, spec=SLEEPY) for role in ("prefill", "decode")}
+    memories = {
+        "prefill": replace(KNOWN, idle_since=NOW - 1000),
+        "decode": replace(KNOWN, idle_since=NOW - decode_idle),
+    }
+    assert [verdict.replicas for verdict, _ in decide_together(roles, memories).values()] == expected
+
+
+def test_replicas_of_which_none_serves_yet_are_let_go_where_nothing_is_left_to_do() -> None:
+    assert replicas_of(situation(current=3, spec=SHRINKING)) == 1
+
+
+@pytest.mark.parametrize(("itl", "most"), [(1.5, 4), (1.05, 100)])
+def test_an_slo_missed_at_the_most_replicas_or_by_little_keeps_them_for_a_quarter_of_an_hour_and_no_longer(
+    itl: float, most: int
+) -> None:
+    seen = sample(10, 10, 10, 10, inter_token_latency_p90=itl)
+    limits = replace(SHRINKING, slo=slo(itl="1s"), max_replicas=most)
+    given = situation(10, 10, 10, 10, spec=limits, sample=seen)
+    verdict, memory = decide(given, KNOWN)
+    assert verdict.replicas == 4
+    for later, expected in ((GIVE_UP_SECONDS - 1, 4), (GIVE_UP_SECONDS, 2)):
+        at = NOW + later
+        verdict, memory = decide(replace(given, now=at, sample=replace(seen, at=at)), memory)
+        assert verdict.replicas == expected
+
+
+def test_what_is_needed_is_told_without_forecast_so_that_no_day_rests_on_the_forecast_of_another() -> None:
+    verdict, _ = decide(situation(500, 500, former_days=(5.0, 5.0)), KNOWN)
+    assert (verdict.replicas, verdict.reason, verdict.needed) == (4, ScalingReason.FORECAST, 2.0)
+
+
+def test_needs_of_each_minute_are_remembered_those_at_zero_too() -> None:
+    _, memory = decide(situation(500, 500), KNOWN)
+    assert memory.history.bins == (2.0,)
+    _, memory = decide(situation(spec=SLEEPY, now=NOW + 60, sample=sample(at=NOW + 60)), memory)
+    assert memory.history.bins == (2.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("is_beginning", "held"), [(True, HoldReason.NOTHING_MEASURED), (False, HoldReason.METRICS_UNAVAILABLE)]
+)
+def test_a_service_that_has_just_begun_is_no_fault_of_prometheus(is_beginning: bool, held: HoldReason) -> None:
+    verdict, _ = decide(situation(900, sample=None, trouble="no series", is_beginning=is_beginning), KNOWN)
+    assert (verdict.held, verdict.is_faulty) == (held, not is_beginning)
+
+
+TTFT_OVER = {"time_to_first_token_p90": 1.5, "mean_uncached_tokens": 1.0}
+
+
+@pytest.mark.parametrize(("computed", "reason"), [(120.0, None), (0.0, ScalingReason.TIME_TO_FIRST_TOKEN)])
+def test_times_to_the_first_token_of_a_queue_that_ends_by_itself_call_for_nothing(
+    computed: float, reason: ScalingReason | None
+) -> None:
+    replicas = (load("pod-0", 10, uncached_tokens=50), load("pod-1", 10))
+    seen = sample(replicas=replicas, computed_tokens_per_second=computed, **TTFT_OVER)
+    verdict, memory = decide(situation(10, 10, spec=spec(slo=slo("1s")), sample=seen), KNOWN)
+    assert verdict.reason is reason
+    assert memory.queued_at == NOW
+
+
+def test_nor_do_they_just_after_it_has_ended() -> None:
+    given = situation(10, 10, spec=spec(slo=slo("1s")), sample=sample(10, 10, **TTFT_OVER))
+    assert replicas_of(given, replace(KNOWN, queued_at=NOW - 61)) == 2
+    assert replicas_of(given, replace(KNOWN, queued_at=NOW - 62)) == 3
+
+
+def test_a_queue_that_grows_calls_for_as_many_as_it_needs_once_they_serve_and_those_on_their_way_are_among_them() -> (
+    None
+):
+    replicas = (load("pod-0", uncached_tokens=600),)
+    seen = sample(replicas=replicas, uncached_tokens_per_second=200, computed_tokens_per_second=100)
+    given = situation(0, sample=seen, startup_seconds=60.0, spec=replace(SHRINKING, target_kv_cache_usage=1.0))
+    # In 60 s 6600 tokens wait, worked off in 60 s more beside 200 a second.
+    assert replicas_of(given) == 2
+    assert decide(given, KNOWN)[0].needed == pytest.approx((200 + 6600 / 60) / 100)
+    on_its_way = replace(KNOWN, changes=(Change(NOW - 30, 1),))
+    assert decide(replace(given, current=2), on_its_way)[0].needed == pytest.approx(
+        (200 + (6600 - 30 * 100) / 60) / 100
+    )
+
+
+def test_tolerance_is_around_what_was_recommended_where_policies_have_not_let_it_through_yet() -> None:
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 15, 5),), changes=(Change(NOW - 15, 2),))
+    assert decide(situation(1050, 1050, current=4), memory)[1].recommendations[-1].replicas == 5
+    assert decide(situation(1050, 1050, current=4), KNOWN)[1].recommendations[-1].replicas == 4

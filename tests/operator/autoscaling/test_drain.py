@@ -1,0 +1,73 @@
+"""How long what waits will wait."""
+
+import math
+
+import pytest
+from tests.operator.autoscaling.situations import NOW, load, sample
+
+from kvasir_operator.autoscaling.drain import (
+    WINDOW_SECONDS,
+    drain_seconds,
+    is_passing,
+    queue_ahead,
+    queued_tokens,
+)
+from kvasir_operator.autoscaling.sample import RoleSample
+
+
+def queue(waiting: float, arriving: float = 100, computed: float = 150, ttft_p90: float | None = None) -> RoleSample:
+    """Half of it in the router."""
+    replica = load("pod-0", uncached_tokens=waiting / 2)
+    return sample(
+        replicas=(replica,),
+        held_tokens=waiting / 2,
+        uncached_tokens_per_second=arriving,
+        computed_tokens_per_second=computed,
+        time_to_first_token_p90=ttft_p90,
+    )
+
+
+@pytest.mark.parametrize(("waiting", "queued"), [(200, 0), (201, 1)])
+def test_what_is_under_way_within_the_slo_is_no_queue(waiting: float, queued: float) -> None:
+    assert queued_tokens(queue(waiting), ttft_seconds=2) == queued
+
+
+def test_a_queue_ends_as_it_was_worked_off_lately() -> None:
+    assert drain_seconds(queue(1000, arriving=100, computed=150)) == 20
+    assert drain_seconds(queue(1000, arriving=100, computed=100)) == math.inf
+
+
+@pytest.mark.parametrize(("waiting", "expected"), [(6000, True), (6001, False)])
+def test_a_queue_that_is_gone_before_a_replica_could_serve_passes(waiting: float, expected: bool) -> None:
+    assert is_passing(queue(waiting), 1, NOW, NOW, startup_seconds=120) is expected
+
+
+@pytest.mark.parametrize(
+    ("ago", "ttft_p90", "expected"),
+    [
+        (WINDOW_SECONDS - 1, None, True),
+        (WINDOW_SECONDS, None, False),
+        (WINDOW_SECONDS + 4, 5.0, True),
+        (WINDOW_SECONDS + 5, 5.0, False),
+    ],
+)
+def test_a_queue_that_has_gone_is_seen_for_a_window_and_its_longest_wait(
+    ago: float, ttft_p90: float | None, expected: bool
+) -> None:
+    assert is_passing(queue(0, ttft_p90=ttft_p90), 1, NOW - ago, NOW, 120) is expected
+
+
+def test_where_no_slo_asks_for_it_and_where_nothing_waited_nothing_passes() -> None:
+    assert not is_passing(queue(1000), None, NOW, NOW, 120)
+    assert not is_passing(queue(0), 1, None, NOW, 120)
+
+
+@pytest.mark.parametrize(
+    ("starting", "expected"),
+    [((), 500 + 300 * 60 - 100 * 60), ((60,), 12500), ((20,), 12500 - 100 * 40), ((20, 20, 0), 12500 - 100 * 140)],
+)
+def test_a_queue_grows_by_what_replicas_and_those_on_their_way_do_not_compute(
+    starting: tuple[float, ...], expected: float
+) -> None:
+    ahead = queue_ahead(500, arriving=300, rate=100, num_serving=1, starting=starting, ahead_seconds=60)
+    assert ahead == max(0, expected)

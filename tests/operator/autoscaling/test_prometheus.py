@@ -1,0 +1,85 @@
+"""What the client makes of Prometheus's answers and silences."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess, Value
+from kvasir_operator.errors import PrometheusError
+
+from .fake_prometheus import FakePrometheus, vector
+
+
+def answered(body: Any, status: int = 200, **access: Any) -> tuple[list[Value], FakePrometheus]:
+    async def ask() -> tuple[list[Value], FakePrometheus]:
+        async with FakePrometheus(lambda _: (body, status)) as server:
+            prometheus = Prometheus(PrometheusAccess(server.url, **access), timeout_seconds=5)
+            try:
+                return await prometheus.query("up"), server
+            finally:
+                await prometheus.close()
+
+    return asyncio.run(ask())
+
+
+def test_an_instant_vector_is_read() -> None:
+    values, server = answered(vector(({"pod": "a"}, 1.5), ({}, 2)))
+    assert values == [Value({"pod": "a"}, 1.5), Value({}, 2.0)]
+    assert server.asked == ["up"]
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    assert answered(vector(({}, "NaN"), ({}, "+Inf"), ({"pod": "a"}, 1)))[0] == [Value({"pod": "a"}, 1.0)]
+
+
+def test_the_token_goes_along_as_it_is_in_its_file_now(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    _, server = answered(vector(), token_file=file)
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_without_a_token_nothing_is_said() -> None:
+    assert "Authorization" not in answered(vector())[1].headers[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"status": "error", "error": "parse error"}, 400, "refused 'up': HTTP 400: parse error"),
+        ({"status": "success", "data": {}}, 200, "no instant vector"),
+        ({"status": "success", "data": {"result": [{"metric": {}}]}}, 200, "no instant vector"),
+        (["nothing"], 200, "no instant vector"),
+        ("<html>", 502, "did not answer"),
+    ],
+)
+def test_what_is_no_answer_says_what_was_asked_and_seen(body: Any, status: int, message: str) -> None:
+    with pytest.raises(PrometheusError, match=message):
+        answered(body, status)
+
+
+def test_a_token_that_is_not_there_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(PrometheusError, match="No such file"):
+        answered(vector(), token_file=tmp_path / "token")
+
+
+def test_nobody_who_listens_is_no_answer() -> None:
+    async def ask() -> None:
+        prometheus = Prometheus(PrometheusAccess("http://127.0.0.1:9"))
+        try:
+            await prometheus.query("up")
+        finally:
+            await prometheus.close()
+
+    with pytest.raises(PrometheusError, match=r"is prometheus\.url right"):
+        asyncio.run(ask())
+
+
+def test_certificates_that_cannot_be_read_end_the_start(tmp_path: Path) -> None:
+    async def make() -> None:
+        Prometheus(PrometheusAccess("https://example", ca_file=tmp_path / "ca.crt"))
+
+    with pytest.raises(PrometheusError, match=r"ca\.crt holds no certificates"):
+        asyncio.run(make())

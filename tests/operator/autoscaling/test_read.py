@@ -1,0 +1,75 @@
+"""One sample out of Prometheus's answers."""
+
+from typing import Any
+
+import pytest
+
+from kvasir_operator.autoscaling.queries import RoleQueries
+from kvasir_operator.autoscaling.read import sample_of
+from kvasir_operator.errors import PrometheusError
+from kvasir_operator.kube.kinds import ServiceKey
+
+SERVE = RoleQueries(ServiceKey("models", "llama"), "serve")
+BY_POD = {name: {"a": 10.0, "b": 20.0} for name in SERVE.by_pod()}
+HELD = {
+    "num_held": {"r": 2.0, "s": 1.0},
+    "held_tokens": {"r": 50.0, "s": 5.0},
+    "held_tokens_growth": {"r": 3.0, "s": 2.0},
+    "scraped_at": {"r": 15.0, "s": 16.0},
+}
+RATES = {
+    "requests_per_second": 2.0,
+    "first_tokens_per_second": 4.0,
+    "computed_tokens_per_second": 100.0,
+    "output_tokens_per_second": 30.0,
+}
+
+
+def read(queries: RoleQueries = SERVE, **changes: Any) -> Any:
+    return sample_of(changes.get("by_pod", BY_POD), changes.get("of_role", RATES), changes.get("held", HELD), queries)
+
+
+def test_pods_and_routers_come_together() -> None:
+    sample = read()
+    assert [(replica.name, replica.kv_used_tokens) for replica in sample.replicas] == [("a", 10.0), ("b", 20.0)]
+    assert (sample.num_held, sample.held_tokens) == (3.0, 55.0)
+
+
+def test_means_are_of_a_request() -> None:
+    sample = read()
+    assert (sample.mean_uncached_tokens, sample.mean_output_tokens) == (25.0, 15.0)
+    idle = read(of_role={"computed_tokens_per_second": 5.0})
+    assert (idle.mean_uncached_tokens, idle.mean_output_tokens) == (0.0, 0.0)
+
+
+def test_the_sample_is_as_old_as_its_oldest_scrape() -> None:
+    assert read().at == 10.0
+    assert read(by_pod={**BY_POD, "scraped_at": {"a": 100.0}}).at == 15.0
+
+
+def test_a_pod_without_a_step_yet_is_there_and_idle() -> None:
+    silent: dict[str, dict[str, float]] = {name: {} for name in BY_POD}
+    [replica] = read(by_pod={**silent, "kv_capacity_tokens": {"a": 1000.0}}).replicas
+    assert (replica.kv_usage, replica.num_in_flight, replica.prefill_tokens_per_second) == (0.0, 0.0, None)
+
+
+def test_a_pod_that_does_not_say_how_much_it_holds_is_not_there() -> None:
+    assert [each.name for each in read(by_pod={**BY_POD, "kv_capacity_tokens": {"a": 0.0, "b": 9.0}}).replicas] == ["b"]
+
+
+def test_prompts_that_decode_engines_are_handed_do_not_count_as_arriving_there() -> None:
+    decode = RoleQueries(ServiceKey("models", "llama"), "decode")
+    assert read().uncached_tokens_per_second > 0
+    assert (read(decode).uncached_tokens_per_second, read(decode).mean_uncached_tokens) == (0.0, 0.0)
+
+
+def test_without_the_routers_nothing_is_known() -> None:
+    with pytest.raises(PrometheusError, match="kvasir_router_queued_requests of models/llama"):
+        read(held={name: {} for name in HELD})
+
+
+def test_what_arrives_is_what_began_and_what_has_come_to_wait_since() -> None:
+    assert read().uncached_tokens_per_second == 100 + (10 + 20) + (3 + 2)
+    worked_off = read(by_pod={**BY_POD, "uncached_tokens_growth": {"a": -60.0}})
+    assert worked_off.uncached_tokens_per_second == 100 - 60 + 5
+    assert read(by_pod={**BY_POD, "uncached_tokens_growth": {"a": -600.0}}).uncached_tokens_per_second == 0

@@ -1,0 +1,69 @@
+"""A replica of several pods as a LeaderWorkerSet: like a StatefulSet's, but for who makes the pods."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from kvasir_operator.api.labels import group_name, leader_worker_set_name
+from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired.roles import engine_roles
+from kvasir_operator.resources.engine_group import engine_group
+from kvasir_operator.resources.leader_worker_set import leader_worker_set
+from kvasir_operator.settings import OperatorSettings
+
+MakeService = Callable[..., InferenceService]
+SETTINGS = OperatorSettings()
+REVISION = "aaaaaaaaaa"
+ADDRESS = "--master-addr"
+
+
+@pytest.fixture
+def staged(make_service: MakeService) -> InferenceService:
+    return make_service(parallelism={"pipeline": 4, "tensor": 2})
+
+
+def render(builder: Callable[..., dict[str, Any]], service: InferenceService, *avoided: str) -> dict[str, Any]:
+    return builder(service, engine_roles(service, SETTINGS.defaults)[0], REVISION, 0, SETTINGS, avoided)
+
+
+def command_of(template: dict[str, Any]) -> list[str]:
+    [container] = template["spec"]["containers"]
+    return list(container["command"])
+
+
+def test_it_is_one_group_that_nobody_but_the_operator_restarts(staged: InferenceService) -> None:
+    spec = render(leader_worker_set, staged)["spec"]
+
+    assert (spec["replicas"], spec["leaderWorkerTemplate"]["size"]) == (1, 4)
+    assert spec["leaderWorkerTemplate"]["restartPolicy"] == "None"
+    assert spec["startupPolicy"] == "LeaderCreated"
+
+
+def test_its_pods_are_those_of_a_stateful_set_but_for_the_name_of_their_leader(staged: InferenceService) -> None:
+    theirs = render(engine_group, staged, "n1")["spec"]["template"]
+    ours = render(leader_worker_set, staged, "n1")["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    address = dict(pairwise(command_of(ours)))[ADDRESS]
+
+    assert address == "$(LWS_LEADER_ADDRESS)"
+    assert dict(pairwise(command_of(theirs)))[ADDRESS] != address
+    theirs["spec"]["containers"][0]["command"][command_of(theirs).index(ADDRESS) + 1] = address
+    assert ours == theirs
+
+
+def test_its_name_is_the_groups_and_leaves_room_for_what_is_added(make_service: MakeService) -> None:
+    service = make_service(name="l" * 63, parallelism={"pipeline": 2})
+    found = render(leader_worker_set, service)
+    labels = found["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
+
+    assert labels["serving.kvasir.dev/group"] == found["metadata"]["name"]
+    assert len(found["metadata"]["name"]) <= 63 - len("-0") - len("-0123456789")
+
+
+@pytest.mark.parametrize(("name_of", "most"), [(group_name, 52), (leader_worker_set_name, 50)])
+def test_a_name_is_cut_only_where_what_is_made_of_it_would_be_too_long(name_of: Callable[..., str], most: int) -> None:
+    parts = ("serve", REVISION, 0)
+    fits = "a" * (most - len(f"-serve-{REVISION}-0"))
+    assert name_of(fits, *parts) == f"{fits}-serve-{REVISION}-0"
+    assert len(name_of(f"{fits}a", *parts)) == most

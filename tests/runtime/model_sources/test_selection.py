@@ -1,0 +1,69 @@
+"""Which files of a repository are downloaded."""
+
+import pytest
+
+from kvasir_runtime.errors import ModelNotFoundError
+from kvasir_runtime.model_sources.selection import serving_files
+from kvasir_runtime.model_sources.source import RemoteFile
+
+SERVED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "merges.txt",
+    "chat_template.jinja",
+    "additional_chat_templates/tools.jinja",
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+)
+LEFT = (
+    "README.md",
+    ".gitattributes",
+    "pytorch_model.bin",
+    "consolidated.safetensors",
+    "consolidated.safetensors.index.json",
+    "original/params.json",
+    "original/model.safetensors",
+    "onnx/model.onnx",
+    "../config.json",
+    "figure.png",
+    "modeling_own.py",
+)
+
+
+def files(*paths: str) -> list[RemoteFile]:
+    return [RemoteFile(path, 1000 - len(path), "v", None) for path in paths]
+
+
+@pytest.mark.parametrize("path", SERVED)
+def test_takes(path: str) -> None:
+    chosen = serving_files(files("config.json", "model.safetensors", path), "hf://a/b")
+    assert path in [file.path for file in chosen]
+
+
+@pytest.mark.parametrize("path", LEFT)
+def test_leaves(path: str) -> None:
+    chosen = serving_files(files("config.json", "model.safetensors", path), "hf://a/b")
+    assert path not in [file.path for file in chosen]
+
+
+def test_begins_with_the_smallest() -> None:
+    chosen = serving_files(files("config.json", "model.safetensors"), "hf://a/b")
+    assert [file.path for file in chosen] == ["model.safetensors", "config.json"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (("model.safetensors",), "has no config.json among its 1 files"),
+        (
+            ("config.json", "model.gguf"),
+            r"has no \*\.safetensors among its 2 files \(model\.gguf, config\.json, \.\.\.\)",
+        ),
+        ((), r"no config\.json and no \*\.safetensors among its 0 files:"),
+    ],
+)
+def test_refuses_what_cannot_be_served(paths: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=message):
+        serving_files(files(*paths), "hf://a/b")

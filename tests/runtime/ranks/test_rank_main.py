@@ -1,0 +1,54 @@
+"""What a rank says that cannot even meet the others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from kvasir_runtime.config import ModelConfig, RuntimeConfig
+from kvasir_runtime.errors import RankFailedError
+from kvasir_runtime.parallel.meeting_point import MeetingPoint
+from kvasir_runtime.parallel.topology import RankPlace, Topology
+from kvasir_runtime.ranks import rank_main
+from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, ipc_addresses
+from kvasir_runtime.ranks.messages import RankFailed
+from kvasir_runtime.ranks.rank_process import RankArguments
+
+
+def refuse(*_: object) -> NoReturn:
+    raise RankFailedError("node 0 cannot be reached at 10.0.0.1:29500")
+
+
+@pytest.fixture(autouse=True)
+def lonely_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds nobody, and its end is not that of the tests."""
+    monkeypatch.setattr(rank_main, "open_meeting", refuse)
+    monkeypatch.setattr(rank_main, "configure_logging", lambda level: None)
+    monkeypatch.setattr(rank_main.os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Iterator[CoreLinks]:
+    links = CoreLinks(ipc_addresses(tmp_path, 1))
+    yield links
+    links.close()
+
+
+def run(folder: Path, addresses: LinkAddresses | None) -> None:
+    config, place = RuntimeConfig(model=ModelConfig(model="m")), RankPlace(Topology(), 0)
+    point = MeetingPoint(folder / "meeting")
+    with pytest.raises(SystemExit):
+        rank_main.run_rank(RankArguments(config, place, addresses, point, None, folder / "status", parent_pid=0))
+
+
+def test_the_core_and_the_log_hear_why(core: CoreLinks, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, core.bound)
+    assert core.receive(10) == [RankFailed(0, "node 0 cannot be reached at 10.0.0.1:29500", is_consequence=False)]
+    assert "rank 0 failed: node 0 cannot be reached" in caplog.text
+
+
+def test_where_the_core_is_not_known_the_log_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, None)
+    assert "rank 0 failed: node 0 cannot be reached" in caplog.text
+    assert "Traceback" not in caplog.text
