@@ -127,10 +127,13 @@ class Reconciler:
         settled = await foreign.settle(decision.plan, observed.children)
         decision = replace(decision, plan=settled.plan)
         await mark_least_work(self._client, course.shrinks, work)
-        applied = await apply_plan(self._client, key.namespace, decision.plan)
-        foreign.remember(decision.plan, applied.written)
-        if _can_be_reported_later(decision, applied) and self._do_changes_wait():
-            return Outcome(retry_seconds=0.0)
+        applied = Applied()
+        for turn in decision.plan.in_turns():
+            done = await apply_plan(self._client, key.namespace, turn)
+            foreign.remember(turn, done.written)
+            applied += done
+            if _can_be_left_here(turn, decision, applied) and self._do_changes_wait():
+                return Outcome(retry_seconds=0.0)
         seen = _after(observed, decision.plan, applied)
         roles = _roles(seen, obj, wanted.replicas, wanted.revision, _not_ours(decision.plan))
         problems = find_problems(
@@ -140,8 +143,8 @@ class Reconciler:
         if wanted.is_autoscaled:
             situation = replace(situation, scaling=self._ledger.scaling_of(key))
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
-        done = decision.news.without([refusal.key for refusal in applied.refusals])
-        is_reported = await self._report(key, obj, status, done)
+        news = decision.news.without([refusal.key for refusal in applied.refusals])
+        is_reported = await self._report(key, obj, status, news)
         looks = [_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds]
         again_seconds = min((each for each in looks if each is not None), default=None)
         return _outcome(decision.plan, applied, is_reported, again_seconds)
@@ -186,15 +189,14 @@ def _key_of(obj: KubeObject) -> ServiceKey:
     return ServiceKey(obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
-def _can_be_reported_later(decision: Decision, applied: Applied) -> bool:
-    """Whether the next pass will see all that there is to report: children were changed, and nothing else was to do.
-
-    What was created, restored, restarted, deleted or refused is known to this pass only.
+def _can_be_left_here(turn: Plan, decision: Decision, applied: Applied) -> bool:
+    """Whether the next pass will see all that is left to do and to report: this turn wrote a workload, and nothing
+    was created, restored, restarted, deleted or refused, which is known to this pass only.
     """
-    plan, news = decision.plan, decision.news
-    is_plain = not (applied.refusals or plan.restarts or plan.deletes or plan.blocked or plan.terminating)
-    has_changed = bool(plan.applies or plan.scales or plan.unweighs)
-    return is_plain and has_changed and all(action.cause is Cause.CHANGED for action in news.applies)
+    plan = decision.plan
+    is_plain = not (applied.refusals or plan.restarts or turn.deletes or plan.blocked or plan.terminating)
+    has_begun = any(action.key.kind in WORKLOAD_KINDS for action in turn.applies) or bool(turn.scales)
+    return is_plain and has_begun and all(action.cause is Cause.CHANGED for action in decision.news.applies)
 
 
 def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: float | None) -> Outcome:

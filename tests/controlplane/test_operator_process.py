@@ -48,7 +48,7 @@ def wait_for_phase(control_plane: ControlPlane, namespace: str, phase: str) -> N
 
 def metric(operator: OperatorProcess, name: str) -> float:
     """Sum of a series' samples."""
-    _, text = operator.get("/metrics")
+    _, text = operator.get(f"/metrics?name[]={name}")
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 

@@ -45,6 +45,17 @@ def test_metrics_are_served_in_the_prometheus_format() -> None:
     assert "kvasir_operator_leader 1.0" in text
 
 
+def test_series_that_are_asked_for_by_name_are_served_alone() -> None:
+    async def body() -> str:
+        metrics = OperatorMetrics()
+        metrics.set_leader(True)
+        async with serving_probes("127.0.0.1", 0, metrics.registry, lambda: None, lambda: None) as address:
+            return (await get(address, "/metrics?name[]=kvasir_operator_leader"))[1]
+
+    samples = [line for line in asyncio.run(body()).splitlines() if not line.startswith("#")]
+    assert samples == ["kvasir_operator_leader 1.0"]
+
+
 def test_a_port_in_use_is_named() -> None:
     async def body() -> None:
         registry = OperatorMetrics().registry

@@ -20,9 +20,12 @@ from kvasir_operator.errors import (
 )
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
+from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.download_progress import ReadDownloads, read_downloads
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.model_loader import DownloadProgress
+from kvasir_operator.queue.work_queue import WorkQueue
+from kvasir_operator.queue.worker import work
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.restarts import RestartCounter
@@ -38,7 +41,7 @@ SPEC = {"model": {"source": "pvc://checkpoints/model"}, "engine": {"device": "cp
 def kube_with(spec: dict[str, Any], **metadata: Any) -> MemoryKube:
     kube, obj = MemoryKube(), service()
     obj["metadata"] |= metadata
-    kube.objects[(INFERENCE_SERVICE.kind, *KEY)] = {**obj, "spec": spec}
+    kube.objects[(INFERENCE_SERVICE.kind, KEY.namespace, obj["metadata"]["name"])] = {**obj, "spec": spec}
     return kube
 
 
@@ -47,6 +50,7 @@ def reconcile(
     do_changes_wait: bool = False,
     restarts: RestartCounter | None = None,
     read_downloads: ReadDownloads = read_downloads,
+    name: str = KEY.name,
 ) -> Outcome:
     gateway = GatewayObserver(kube, None, None, lambda key: None)
     reconciler = Reconciler(
@@ -59,7 +63,7 @@ def reconcile(
         do_changes_wait=lambda: do_changes_wait,
         restarts=restarts,
     )
-    return asyncio.run(reconciler.reconcile(KEY))
+    return asyncio.run(reconciler.reconcile(ServiceKey(KEY.namespace, name)))
 
 
 def stored_status(kube: MemoryKube) -> dict[str, Any]:
@@ -169,26 +173,108 @@ def test_a_deployment_of_somebody_else_that_has_the_services_label_is_no_role(la
     assert [role["role"] for role in stored_status(kube)["roles"]] == ["serve", "router"]
 
 
-def changed_service() -> MemoryKube:
+def changed_service(name: str = KEY.name) -> MemoryKube:
     """A service all of whose children are there, and whose spec has changed since."""
-    kube = kube_with(SPEC)
-    reconcile(kube)
-    kube.objects[(INFERENCE_SERVICE.kind, *KEY)] |= {"spec": SPEC | {"engine": {"device": "cpu", "maxNumSeqs": 8}}}
+    kube = kube_with(SPEC, name=name)
+    reconcile(kube, name=name)
+    kube.objects[(INFERENCE_SERVICE.kind, KEY.namespace, name)] |= {
+        "spec": SPEC | {"engine": {"device": "cpu", "maxNumSeqs": 8}}
+    }
     kube.writes.clear()
     return kube
 
 
-def test_a_plain_change_is_reported_by_the_next_pass_while_other_changes_wait() -> None:
+def writes_of_a_pass(kube: MemoryKube) -> list[tuple[str, str]]:
+    """Verb and kind, while other changes wait."""
+    kube.writes.clear()
+    reconcile(kube, do_changes_wait=True)
+    return [(verb, name.split()[0]) for verb, name in kube.writes]
+
+
+def test_a_plain_change_starts_its_engines_and_leaves_the_rest_to_the_next_passes_while_other_changes_wait() -> None:
+    kube, apply = changed_service(), "apply by kvasir-operator"
+    assert writes_of_a_pass(kube) == [(apply, "Deployment")]
+    assert writes_of_a_pass(kube) == [(apply, "Service"), ("patch", "Deployment")]
+    assert writes_of_a_pass(kube)[-1] == ("apply status", "InferenceService")
+
+
+def test_a_pass_that_has_left_something_is_followed_by_another() -> None:
     kube = changed_service()
-    assert reconcile(kube, do_changes_wait=True) == Outcome(retry_seconds=0.0)
-    assert [verb for verb, _ in kube.writes] == ["apply by kvasir-operator", "apply by kvasir-operator", "patch"]
-    assert reconcile(kube, do_changes_wait=True) == Outcome()
-    assert kube.writes[-1][0] == "apply status"
+    outcomes = [reconcile(kube, do_changes_wait=True) for _ in range(3)]
+    assert outcomes == [Outcome(retry_seconds=0.0), Outcome(retry_seconds=0.0), Outcome()]
+
+
+def test_the_last_pass_of_a_burst_leaves_nothing() -> None:
+    kube = changed_service()
+    reconcile(kube, do_changes_wait=True)
+    reconcile(kube)
+    written = [(verb, name.split()[0]) for verb, name in kube.writes]
+    deployments_and_service = [("apply by kvasir-operator", kind) for kind in ("Deployment", "Service")]
+    assert written[:3] == [*deployments_and_service, ("patch", "Deployment")]
+    assert written[-1] == ("apply status", "InferenceService")
+
+
+def test_what_was_left_is_done_once_a_burst_of_changes_is_over() -> None:
+    """As the queue and its workers go on: each change but the last has others waiting behind it."""
+    names, reported = ["one", "two", "three"], asyncio.Event()
+
+    class Reported(MemoryKube):
+        async def apply_status(self, obj: dict[str, Any]) -> dict[str, Any]:
+            stored = await super().apply_status(obj)
+            services = [self.objects[(INFERENCE_SERVICE.kind, KEY.namespace, name)] for name in names]
+            if all(each["status"].get("observedGeneration") == each["metadata"]["generation"] for each in services):
+                reported.set()
+            return stored
+
+    kube = Reported()
+    old, new = SPEC, SPEC | {"engine": {"device": "cpu", "maxNumSeqs": 8}}
+
+    async def body() -> None:
+        queue = WorkQueue(lambda: 0.0, spacing_seconds=0.0)
+        reconciler = Reconciler(
+            kube,
+            OperatorSettings(),
+            lambda: FEATURES,
+            GatewayObserver(kube, None, None, lambda key: None),
+            lambda: NOW,
+            do_changes_wait=queue.has_urgent,
+        )
+        worker = asyncio.create_task(work(queue, reconciler, OperatorMetrics()))
+        async with asyncio.timeout(60):
+            for generation, spec in ((1, old), (2, new)):
+                reported.clear()
+                for name in names:
+                    obj = service(name, uid=f"uid-of-{name}", status=kube_status(kube, name))
+                    obj["metadata"]["generation"] = generation
+                    kube.objects[(INFERENCE_SERVICE.kind, KEY.namespace, name)] = {**obj, "spec": spec}
+                    queue.add(ServiceKey(KEY.namespace, name), is_urgent=True)
+                await reported.wait()
+        queue.close()
+        await worker
+
+    asyncio.run(body())
+    for name in names:
+        at_once = changed_service(name)
+        reconcile(at_once, name=name)
+        assert children_of(kube, name) == children_of(at_once, name)
+
+
+def kube_status(kube: MemoryKube, name: str) -> dict[str, Any]:
+    status: dict[str, Any] = kube.objects.get((INFERENCE_SERVICE.kind, KEY.namespace, name), {}).get("status", {})
+    return status
+
+
+def children_of(kube: MemoryKube, name: str) -> dict[tuple[str, str], int | None]:
+    """Each with its replicas."""
+    own = {
+        key: obj for key, obj in kube.objects.items() if obj["metadata"].get("labels", {}).get(SERVICE_LABEL) == name
+    }
+    return {(kind, child): obj.get("spec", {}).get("replicas") for (kind, _, child), obj in own.items()}
 
 
 def test_what_is_reported_late_is_what_would_have_been_reported_at_once() -> None:
     late, at_once = changed_service(), changed_service()
-    for _ in range(2):
+    for _ in range(3):
         reconcile(late, do_changes_wait=True)
         reconcile(at_once)
     events = [{name for kind, _, name in kube.objects if kind == EVENT.kind} for kube in (late, at_once)]

@@ -58,6 +58,9 @@ class Applied:
     refusals: tuple[Refusal, ...] = ()
     stale: tuple[ObjectKey, ...] = ()
 
+    def __add__(self, other: "Applied") -> "Applied":
+        return Applied(self.written + other.written, self.refusals + other.refusals, self.stale + other.stale)
+
 
 async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
     """Raises KubeUnavailableError when the API server does not answer; what was written until then stays."""

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
-from kvasir_operator.api.labels import GROUP, SERVICE_LABEL
+from kvasir_operator.api.labels import GROUP, REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL
 from kvasir_operator.apply.drift import find_drift
 from kvasir_operator.kube.kinds import (
     CHILD_KINDS,
     INFERENCE_SERVICE,
     SECRET,
+    SERVICE,
+    WORKLOAD_KINDS,
     KubeObject,
     ObjectKey,
     is_terminating,
@@ -49,6 +51,12 @@ class Apply:
     @property
     def key(self) -> ObjectKey:
         return object_key(self.obj)
+
+    @property
+    def workload(self) -> tuple[str | None, str | None]:
+        """Role and revision, which a workload's Service has in common with it."""
+        labels = self.obj["metadata"].get("labels", {})
+        return labels.get(ROLE_LABEL), labels.get(REVISION_LABEL)
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,23 @@ class Plan:
             restarts=tuple(each for each in self.restarts if each.key not in keys),
             deletes=tuple(each for each in self.deletes if each.key not in keys),
         )
+
+    def in_turns(self) -> tuple["Plan", "Plan"]:
+        """What a changed spec waits for first, its workloads with all that their pods need; then what may follow later.
+
+        A workload that is being made needs its Service once it has a ready pod, which counts as none until then.
+        """
+        made = {
+            each.workload for each in self.applies if each.cause is Cause.CREATED and each.key.kind in WORKLOAD_KINDS
+        }
+        later = tuple(each for each in self.applies if each.key.kind == SERVICE and _is_made_for(each, made))
+        first = replace(self.without([each.key for each in later]), scales=(), unweighs=(), deletes=())
+        return first, Plan(later, self.scales, self.unweighs, deletes=self.deletes)
+
+
+def _is_made_for(action: Apply, workloads: Collection[tuple[str | None, str | None]]) -> bool:
+    """Whether it makes the Service of a revision's workload that is one of these."""
+    return action.cause is Cause.CREATED and action.workload[1] is not None and action.workload in workloads
 
 
 def stamped(obj: KubeObject) -> KubeObject:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
 from tests.operator.cluster_objects import child, owner, service, stored
 
-from kvasir_operator.apply.plan import Apply, Cause, Plan, Scale, Unweigh, make_plan, stamped
+from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
+from kvasir_operator.apply.plan import Apply, Cause, Delete, Plan, Restart, Scale, Unweigh, make_plan, stamped
 from kvasir_operator.kube.kinds import object_key
 
 
@@ -94,3 +96,44 @@ def test_replicas_that_an_autoscaler_set_are_no_drift() -> None:
     wanted = child("Deployment", spec={"strategy": {"type": "Recreate"}})
     live = stored(stamped(wanted))
     assert plan_for([wanted], [{**live, "spec": {**live["spec"], "replicas": 7}}]) == Plan()
+
+
+def of_workload(kind: str, revision: str | None = "aaaa") -> dict[str, Any]:
+    """A role's Deployment or its Service; None has that of all revisions, a router's."""
+    obj = child(kind, f"llama-{revision}")
+    obj["metadata"]["labels"] |= {ROLE_LABEL: "serve"} | ({} if revision is None else {REVISION_LABEL: revision})
+    return obj
+
+
+def kinds_in_turn(*applies: Apply) -> list[list[str]]:
+    return [[each.key.kind.kind for each in turn.applies] for turn in Plan(applies).in_turns()]
+
+
+def test_a_new_workload_comes_before_its_service() -> None:
+    made = [Apply(of_workload(kind), Cause.CREATED) for kind in ("ServiceAccount", "Service", "Deployment")]
+    assert kinds_in_turn(*made) == [["ServiceAccount", "Deployment"], ["Service"]]
+
+
+@pytest.mark.parametrize(
+    ("service", "service_cause", "workload_cause"),
+    [
+        (of_workload("Service", "bbbb"), Cause.CREATED, Cause.CREATED),
+        (of_workload("Service", None), Cause.CREATED, Cause.CREATED),
+        (of_workload("Service"), Cause.CHANGED, Cause.CREATED),
+        (of_workload("Service"), Cause.CREATED, Cause.CHANGED),
+    ],
+    ids=["of another revision", "of no revision", "that is there", "whose workload is there"],
+)
+def test_no_other_service_waits(service: dict[str, Any], service_cause: Cause, workload_cause: Cause) -> None:
+    applies = [Apply(service, service_cause), Apply(of_workload("Deployment"), workload_cause)]
+    assert kinds_in_turn(*applies) == [["Service", "Deployment"], []]
+
+
+def test_former_workloads_shrink_and_children_go_after_what_is_made() -> None:
+    live = stored(of_workload("Deployment", "bbbb"))
+    made, scale, unweigh = Apply(of_workload("Deployment"), Cause.CREATED), Scale.of(live, 0), Unweigh.of(live)
+    restart, deletion = Restart(object_key(live), "u", (), "Cause"), Delete(object_key(live), "u")
+    plan = Plan((made,), (scale,), (unweigh,), (restart,), (deletion,), (object_key(live),), (object_key(live),))
+    first, then = plan.in_turns()
+    assert first == Plan((made,), restarts=(restart,), blocked=plan.blocked, terminating=plan.terminating)
+    assert then == Plan(scales=(scale,), unweighs=(unweigh,), deletes=(deletion,))
