@@ -11,6 +11,7 @@ from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling, en
 from kvasir_operator.autoscaling.reasons import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.errors import (
+    ChildrenRefusedError,
     KubeApiError,
     KubeForbiddenError,
     KubeUnavailableError,
@@ -212,6 +213,33 @@ def test_the_last_pass_of_a_burst_leaves_nothing() -> None:
     deployments_and_service = [("apply by kvasir-operator", kind) for kind in ("Deployment", "Service")]
     assert written[:3] == [*deployments_and_service, ("patch", "Deployment")]
     assert written[-1] == ("apply status", "InferenceService")
+
+
+def test_a_pass_that_deletes_reports_it_at_once() -> None:
+    kube = changed_service()
+    unwanted = {**kube.objects[("ServiceAccount", "models", "llama-router")]}
+    kube.objects[("ServiceAccount", "models", "llama-old")] = json.loads(
+        json.dumps(unwanted).replace("llama-router", "llama-old")
+    )
+    assert writes_of_a_pass(kube) == [("apply by kvasir-operator", "Deployment")]
+    assert ("delete", "ServiceAccount") in (written := writes_of_a_pass(kube))
+    assert written[-1] == ("apply status", "InferenceService")
+
+
+def test_a_workload_that_was_refused_is_reported_with_the_rest_done() -> None:
+    class Refusing(MemoryKube):
+        async def apply(self, obj: dict[str, Any], *args: Any) -> dict[str, Any]:
+            if obj["kind"] == "Deployment":
+                raise ObjectRefusedError("no such field", 422)
+            return await super().apply(obj, *args)
+
+    kube = Refusing()
+    kube.objects = changed_service().objects
+    with pytest.raises(ChildrenRefusedError, match="no such field"):
+        reconcile(kube, do_changes_wait=True)
+    assert [verb for verb, _ in kube.writes][-1] == "apply status"
+    assert "no such field" in str(stored_status(kube)["conditions"])
+    assert "Service" in [name.split()[0] for _, name in kube.writes]
 
 
 def test_what_was_left_is_done_once_a_burst_of_changes_is_over() -> None:

@@ -96,7 +96,7 @@ class DesiredService:
         return "; ".join(map(str, blocking(self.unsupported))) or None
 
     def objects(self, current: CurrentRevision) -> list[Manifest]:
-        """In the order in which they are applied. A revision's Service has its weight before there are pods."""
+        """In the order in which they are applied, but that a new workload comes before its Service (apply/plan.py)."""
         service, settings = self.service, self.settings
         services = [engine_service(service, role, current.name, current.traffic_weight) for role in self.roles]
         workloads = [each for role in self.roles for each in _workloads(service, role, settings, current)]

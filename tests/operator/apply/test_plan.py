@@ -115,18 +115,17 @@ def test_a_new_workload_comes_before_its_service() -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "service_cause", "workload_cause"),
+    ("service", "workload"),
     [
-        (of_workload("Service", "bbbb"), Cause.CREATED, Cause.CREATED),
-        (of_workload("Service", None), Cause.CREATED, Cause.CREATED),
-        (of_workload("Service"), Cause.CHANGED, Cause.CREATED),
-        (of_workload("Service"), Cause.CREATED, Cause.CHANGED),
+        (Apply(of_workload("Service", "bbbb"), Cause.CREATED), Apply(of_workload("Deployment"), Cause.CREATED)),
+        (Apply(of_workload("Service", None), Cause.CREATED), Apply(of_workload("Deployment", None), Cause.CREATED)),
+        (Apply(of_workload("Service"), Cause.CHANGED), Apply(of_workload("Deployment"), Cause.CREATED)),
+        (Apply(of_workload("Service"), Cause.CREATED), Apply(of_workload("Deployment"), Cause.CHANGED)),
     ],
     ids=["of another revision", "of no revision", "that is there", "whose workload is there"],
 )
-def test_no_other_service_waits(service: dict[str, Any], service_cause: Cause, workload_cause: Cause) -> None:
-    applies = [Apply(service, service_cause), Apply(of_workload("Deployment"), workload_cause)]
-    assert kinds_in_turn(*applies) == [["Service", "Deployment"], []]
+def test_no_other_service_waits(service: Apply, workload: Apply) -> None:
+    assert kinds_in_turn(service, workload) == [["Service", "Deployment"], []]
 
 
 def test_former_workloads_shrink_and_children_go_after_what_is_made() -> None:
