@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from kvasir_operator.api.conditions import DOWNLOAD_FAILURES
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.desired.roles import engine_roles
-from kvasir_operator.observe.model_loader import LOADER_REASONS, DownloadProgress, why_loader_fails
+from kvasir_operator.observe.model_loader import DownloadProgress, why_loader_fails
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.settings import OperatorSettings
 from kvasir_runtime import cli
@@ -61,7 +62,7 @@ def test_progress_is_read_as_it_is_written() -> None:
 
 
 def test_every_failure_is_a_reason_of_a_condition() -> None:
-    assert {kind.reason for kind in failures()} == {reason.value for reason in LOADER_REASONS}
+    assert {kind.reason for kind in failures()} == {reason.value for reason in DOWNLOAD_FAILURES}
 
 
 @pytest.mark.parametrize("kind", list(failures()), ids=lambda kind: kind.reason)

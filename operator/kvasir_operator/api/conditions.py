@@ -90,6 +90,16 @@ class Reason(StrEnum):
     METRICS_MISSING = "MetricsMissing"
 
 
+DOWNLOAD_FAILURES: Final = (
+    Reason.MODEL_NOT_FOUND,
+    Reason.MODEL_ACCESS_DENIED,
+    Reason.MODEL_CORRUPT,
+    Reason.DISK_FULL,
+    Reason.CACHE_UNAVAILABLE,
+    Reason.DOWNLOAD_STALLED,
+    Reason.SOURCE_UNREACHABLE,
+)
+"""As the loaders of models name them; worst first."""
 # Worst first: of several reasons for one condition the first of all these is shown.
 _FAILURES: Final = (
     Reason.INVALID_SPEC,
@@ -100,13 +110,7 @@ _FAILURES: Final = (
     Reason.QUOTA_EXCEEDED,
     Reason.POD_CREATION_FAILED,
     Reason.INVALID_CONTAINER_CONFIG,
-    Reason.MODEL_NOT_FOUND,
-    Reason.MODEL_ACCESS_DENIED,
-    Reason.MODEL_CORRUPT,
-    Reason.DISK_FULL,
-    Reason.CACHE_UNAVAILABLE,
-    Reason.DOWNLOAD_STALLED,
-    Reason.SOURCE_UNREACHABLE,
+    *DOWNLOAD_FAILURES,
     Reason.SECRET_NOT_FOUND,
     Reason.VOLUME_UNAVAILABLE,
     Reason.IMAGE_PULL_FAILED,

@@ -9,23 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvasir_operator.api.conditions import Reason
+from kvasir_operator.api.conditions import DOWNLOAD_FAILURES, Reason
 from kvasir_operator.api.labels import LOADERS
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
 from kvasir_operator.observe.containers import why_container_fails
 
 _LAST_WORDS: Final = re.compile(r"^kvasir-runtime: error: (\w+): (.+)$", re.MULTILINE)
-LOADER_REASONS: Final = frozenset(
-    {
-        Reason.MODEL_NOT_FOUND,
-        Reason.MODEL_ACCESS_DENIED,
-        Reason.MODEL_CORRUPT,
-        Reason.DISK_FULL,
-        Reason.CACHE_UNAVAILABLE,
-        Reason.DOWNLOAD_STALLED,
-        Reason.SOURCE_UNREACHABLE,
-    }
-)
 _MOST_WORDS: Final = 512  # characters
 # A byte now and then comes late; after this long a person wants to know.
 _IDLE_SECONDS: Final = 15.0
@@ -107,7 +96,7 @@ def _named_failure(container: KubeObject) -> tuple[Reason, str] | None:
     if not ended.get("exitCode") or not found:
         return None
     name, message = found[-1]
-    reason = next((each for each in LOADER_REASONS if each.value == name), None)
+    reason = next((each for each in DOWNLOAD_FAILURES if each.value == name), None)
     return None if reason is None else (reason, message[:_MOST_WORDS])
 
 

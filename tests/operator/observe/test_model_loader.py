@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from tests.operator.cluster_objects import NOW, pod, waiting_container
 
-from kvasir_operator.api.conditions import DEGRADING_REASONS, Reason
+from kvasir_operator.api.conditions import DEGRADING_REASONS, DOWNLOAD_FAILURES, Reason
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.observe.model_loader import (
-    LOADER_REASONS,
     DownloadProgress,
     engine_waits_since,
     is_downloading,
@@ -77,7 +76,7 @@ def test_the_loader_names_why_it_ended() -> None:
     assert why(loader(ENDED)) == Waiting(Reason.MODEL_ACCESS_DENIED, f"pod p: {GATED}")
 
 
-@pytest.mark.parametrize("reason", sorted(LOADER_REASONS))
+@pytest.mark.parametrize("reason", sorted(DOWNLOAD_FAILURES))
 def test_whatever_it_names_degrades_the_service(reason: Reason) -> None:
     ended = {"terminated": {"exitCode": 1, "message": f"kvasir-runtime: error: {reason.value}: why"}}
 
