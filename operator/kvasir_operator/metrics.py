@@ -62,13 +62,16 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self._held_scaling = Gauge(
-            f"{prefix}_held", "1 where a role stays as it is for want of metrics.", role_labels, registry=self.registry
+            f"{prefix}_held", "1 where a role stays as it is for a fault.", role_labels, registry=self.registry
         )
         self._scaling_decisions = Counter(
             f"{prefix}_decisions",
             "Decisions that changed a role's replicas, by reason.",
             [*role_labels, "reason"],
             registry=self.registry,
+        )
+        self._scaling_errors = Counter(
+            f"{prefix}_errors", "Decisions that a fault of the operator prevented.", ["error"], registry=self.registry
         )
 
         self.services, self.restarts = ServiceCollector(), RestartCounter()
@@ -87,6 +90,9 @@ class OperatorMetrics:
                 self._needed_replicas.labels(*labels).set(verdict.needed)
         for role, verdict in changed.items():
             self._scaling_decisions.labels(*service, role, verdict.reason).inc()
+
+    def count_scaling_error(self, error: Exception) -> None:
+        self._scaling_errors.labels(type(error).__name__).inc()
 
     def forget_scaling(self, service: ServiceKey) -> None:
         of_service = {"service_namespace": service.namespace, "inference_service": service.name}

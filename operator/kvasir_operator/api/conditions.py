@@ -21,7 +21,7 @@ class ConditionType(StrEnum):
     DEGRADED = "Degraded"
     """Something failed that seldom mends by waiting; false again once it no longer holds a pod up."""
     SCALING_ACTIVE = "ScalingActive"
-    """The replicas of autoscaled roles follow demand; false while metrics that it is read from are missing."""
+    """The replicas of autoscaled roles follow demand; false while it cannot be told, mostly for want of metrics."""
 
 
 class Reason(StrEnum):
@@ -88,6 +88,7 @@ class Reason(StrEnum):
     METRICS_UNAVAILABLE = "MetricsUnavailable"
     METRICS_STALE = "MetricsStale"
     METRICS_MISSING = "MetricsMissing"
+    DECISION_FAILED = "DecisionFailed"
 
 
 DOWNLOAD_FAILURES: Final = (

@@ -1,24 +1,34 @@
 """The autoscaler's loop: at each turn every autoscaled service is measured and decided, and its pass is called for.
 
 It runs in the leader alone. Of services at zero the routers are asked every second, so that the first request wakes
-them whatever becomes of Prometheus. At most eight of either are measured at once.
+them whatever becomes of Prometheus. At most eight of either are measured at once. What goes wrong over one service is
+that one's trouble alone.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvasir_operator.api.conditions import ConditionType, Reason, find_condition
 from kvasir_operator.api.labels import ROLE_ROUTER, SERVICE_LABEL
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.parse import parse_service
+from kvasir_operator.autoscaling.gateway_pods import GatewayPods
 from kvasir_operator.autoscaling.held import Held, read_held
-from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling, entry_of, replicas_by_role
+from kvasir_operator.autoscaling.ledger import (
+    MAX_ENTRIES,
+    ScalingLedger,
+    ServiceScaling,
+    entry_of,
+    replicas_by_role,
+)
 from kvasir_operator.autoscaling.pods import is_beginning, pod_names, ready_seconds, startup_seconds
 from kvasir_operator.autoscaling.prometheus import Prometheus
 from kvasir_operator.autoscaling.queries import RoleQueries
 from kvasir_operator.autoscaling.read import read_former_days, read_sample
+from kvasir_operator.autoscaling.reasons import HoldReason
 from kvasir_operator.autoscaling.sample import RoleSample
 from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
 from kvasir_operator.autoscaling.together import decide_together
@@ -48,6 +58,14 @@ class Clock:
 
     unix: Callable[[], float]
     text: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What the services of one turn have in common. `only_by_routers`: what no router answers for is left as it is."""
+
+    gateway: GatewayPods
+    only_by_routers: bool
 
 
 class Autoscaler:
@@ -101,15 +119,18 @@ class Autoscaler:
 
     async def turn_asleep(self) -> None:
         """Of services at zero alone, as the last turn has found them; their routers are asked, and nobody else."""
-        asleep = list(self._asleep.items())
-        await asyncio.gather(*(self._scale(key, obj, only_by_routers=True) for key, obj in asleep))
+        turn, asleep = self._new_turn(only_by_routers=True), list(self._asleep.items())
+        await asyncio.gather(*(self._scale(key, obj, turn) for key, obj in asleep))
 
     async def turn(self) -> None:
         """Raises KubeApiError when services cannot be listed."""
-        services = await self._services()
+        turn, services = self._new_turn(only_by_routers=False), await self._services()
         for key in set(self._memories) - set(services):
             self._forget(key)
-        await asyncio.gather(*(self._scale(key, obj) for key, obj in services.items()))
+        await asyncio.gather(*(self._scale(key, obj, turn) for key, obj in services.items()))
+
+    def _new_turn(self, *, only_by_routers: bool) -> _Turn:
+        return _Turn(GatewayPods(self._client, self._settings.defaults.gateway), only_by_routers)
 
     async def _services(self) -> dict[ServiceKey, KubeObject]:
         """Those that have something to scale."""
@@ -122,32 +143,34 @@ class Autoscaler:
                         found[ServiceKey(metadata["namespace"], metadata["name"])] = obj
         return found
 
-    async def _scale(self, key: ServiceKey, obj: KubeObject, *, only_by_routers: bool = False) -> None:
-        if key in self._being_scaled:
-            return
-        self._being_scaled.add(key)
-        try:
-            async with self._asleep_at_once if only_by_routers else self._at_once:
-                await self._scale_one(key, obj, only_by_routers)
-        finally:
-            self._being_scaled.discard(key)
+    async def _scale(self, key: ServiceKey, obj: KubeObject, turn: _Turn) -> None:
+        async with self._asleep_at_once if turn.only_by_routers else self._at_once:
+            if key in self._being_scaled:
+                return
+            self._being_scaled.add(key)
+            try:
+                await self._scale_one(key, obj, turn)
+            finally:
+                self._being_scaled.discard(key)
 
-    async def _scale_one(self, key: ServiceKey, obj: KubeObject, only_by_routers: bool) -> None:
+    async def _scale_one(self, key: ServiceKey, obj: KubeObject, turn: _Turn) -> None:
+        roles: Sequence[EngineRole] = ()
         try:
             service = parse_service(obj)
             roles = [role for role in engine_roles(service, self._settings.defaults) if role.autoscaling is not None]
+            if not roles:
+                self._forget(key)
+            elif (situations := await self._situations(key, obj, service, roles, turn)) is not None:
+                self._decide(key, obj, situations)
         except InvalidManifestError:
             return  # its status says so
-        if not roles:
-            self._forget(key)
-            return
-        try:
-            situations = await self._situations(key, obj, service, roles, only_by_routers)
         except KubeApiError as error:
             logger.warning("%s: not scaled: %s", key, error)
-            return
-        if situations is None:
-            return
+        except Exception as error:
+            logger.exception("%s: not scaled, for a fault of the operator", key)
+            self._hold(key, obj, roles, error)
+
+    def _decide(self, key: ServiceKey, obj: KubeObject, situations: dict[str, RoleSituation]) -> None:
         memories = self._memories.get(key, {})
         if memories.keys() - situations.keys():
             self._metrics.forget_scaling(key)  # of a role that is no longer scaled
@@ -159,21 +182,34 @@ class Autoscaler:
             self._asleep.pop(key, None)
         self._record(key, situations, {role: verdict for role, (verdict, _) in decided.items()})
 
+    def _hold(self, key: ServiceKey, obj: KubeObject, roles: Sequence[EngineRole], error: Exception) -> None:
+        """Until the next turn: between turns too, or it would be logged each second."""
+        self._asleep.pop(key, None)
+        wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
+        message = f"the operator failed to decide, and its log says where: {error!r}"
+        verdicts = {
+            role.name: Verdict(wanted.get(role.name, role.replicas), None, message, held=HoldReason.DECISION_FAILED)
+            for role in roles
+        }
+        self._metrics.count_scaling_error(error)
+        self._metrics.show_scaling(key, verdicts, {})
+        self._put(key, verdicts, ())
+
     async def _situations(
         self,
         key: ServiceKey,
         obj: KubeObject,
         service: InferenceService,
         roles: Sequence[EngineRole],
-        only_by_routers: bool,
+        turn: _Turn,
     ) -> dict[str, RoleSituation] | None:
         """None where only routers were to be asked and none has answered."""
         pods = await self._client.list(POD, key.namespace, {SERVICE_LABEL: key.name})
         wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
         asleep = None
         if all(wanted.get(role.name) == 0 for role in roles):
-            asleep = await self._measure_asleep(key, service, pods)
-        if asleep is None and only_by_routers:
+            asleep = await self._measure_asleep(key, service, pods, turn.gateway)
+        if asleep is None and turn.only_by_routers:
             return None
         situations: dict[str, RoleSituation] = {}
         for role in roles:
@@ -210,38 +246,33 @@ class Autoscaler:
             return None, (), str(error)
 
     async def _measure_asleep(
-        self, key: ServiceKey, service: InferenceService, pods: Sequence[KubeObject]
+        self, key: ServiceKey, service: InferenceService, pods: Sequence[KubeObject], gateway: GatewayPods
     ) -> Measured | None:
-        """By the routers themselves; None where none answers."""
-        name = str(key) if service.is_behind_gateway else None
-        try:
-            routers = await self._routers(service, pods)
-        except KubeApiError as error:  # roles that somebody else made may not let it see those of the gateway
-            logger.debug("%s: the gateway's pods cannot be listed: %s", key, error)
-            return None
+        """By the routers themselves, the service's own or the gateway's; None where none answers."""
+        if service.is_behind_gateway:
+            name, routers = str(key), await gateway.list()
+        else:
+            own = pod_names(pods, ROLE_ROUTER)
+            name, routers = None, [pod for pod in pods if pod["metadata"]["name"] in own]
         addresses = [ip for pod in routers if (ip := pod.get("status", {}).get("podIP"))]
-        held = await self._read_held(addresses, name)
+        held = await self._read_held(addresses, name) if addresses else None
         if held is None:
             return None
         return RoleSample(self._clock.unix(), (), held.num_requests, held.num_tokens), (), ""
 
-    async def _routers(self, service: InferenceService, pods: Sequence[KubeObject]) -> Sequence[KubeObject]:
-        """Pods, of the service's own or the gateway's. Raises KubeApiError."""
-        gateway = self._settings.defaults.gateway
-        if not service.is_behind_gateway:
-            own = pod_names(pods, ROLE_ROUTER)
-            return [pod for pod in pods if pod["metadata"]["name"] in own]
-        return [] if gateway is None else await self._client.list(POD, gateway.namespace, dict(gateway.pod_labels))
-
     def _record(self, key: ServiceKey, situations: dict[str, RoleSituation], verdicts: dict[str, Verdict]) -> None:
-        before, now = self._ledger.scaling_of(key), self._clock.text()
+        now = self._clock.text()
         changed = {role: each for role, each in verdicts.items() if each.replicas != situations[role].current}
         entries = tuple(entry_of(role, situations[role].current, each, now) for role, each in changed.items())
-        after = ServiceScaling(verdicts, (*before.entries, *entries)[-10:])
-        self._ledger.record(key, after)
         self._metrics.show_scaling(key, verdicts, changed)
         for entry in entries:
             logger.info("%s: %s", key, entry)
+        self._put(key, verdicts, entries)
+
+    def _put(self, key: ServiceKey, verdicts: Mapping[str, Verdict], entries: tuple[dict[str, Any], ...]) -> None:
+        before = self._ledger.scaling_of(key)
+        after = ServiceScaling(verdicts, (*before.entries, *entries)[-MAX_ENTRIES:])
+        self._ledger.record(key, after)
         if entries or _reason(after) != _reason(before):  # the text of the same trouble changes with each turn
             self._wake(key)
 

@@ -22,6 +22,7 @@ class HoldReason(StrEnum):
     METRICS_UNAVAILABLE = "MetricsUnavailable"
     METRICS_STALE = "MetricsStale"
     METRICS_MISSING = "MetricsMissing"
+    DECISION_FAILED = "DecisionFailed"
     ROLLOUT = "RolloutInProgress"
     NOTHING_MEASURED = "NothingMeasured"
 

@@ -28,8 +28,8 @@ CREATED, READY = "2026-11-20T10:00:00Z", "2026-11-20T10:01:00Z"
 FULL = {"kvasir_kv_cache_capacity_tokens": 1000.0, "kvasir_kv_cache_used_tokens": 900.0}
 
 
-def pod(name: str, role: str) -> dict[str, Any]:
-    labels = {SERVICE_LABEL: "llama", ROLE_LABEL: role}
+def pod(name: str, role: str, of_service: str = "llama") -> dict[str, Any]:
+    labels = {SERVICE_LABEL: of_service, ROLE_LABEL: role}
     metadata = {"name": name, "namespace": "models", "uid": name, "labels": labels, "creationTimestamp": CREATED}
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": READY}
     return {
@@ -42,6 +42,12 @@ def pod(name: str, role: str) -> dict[str, Any]:
 
 def kube_with(desired: int, progressing: str = "RolloutComplete", **spec: Any) -> MemoryKube:
     kube = MemoryKube()
+    put_service(kube, "llama", desired, progressing, **spec)
+    return kube
+
+
+def put_service(kube: MemoryKube, name: str, desired: int, progressing: str = "RolloutComplete", **spec: Any) -> None:
+    """With its pods: `NAME-engine-0` and so on, but of llama without its name."""
     status = {
         "observedGeneration": 3,
         "roles": [{"role": "serve", "desired": desired}],
@@ -49,10 +55,11 @@ def kube_with(desired: int, progressing: str = "RolloutComplete", **spec: Any) -
     }
     autoscaling = {"minReplicas": 0, "maxReplicas": 8}
     full = {"model": {"source": "pvc://claim"}, "autoscaling": autoscaling} | spec
-    kube.objects[(INFERENCE_SERVICE.kind, *KEY)] = service(status=status) | {"spec": full}
-    for each in (*(pod(f"engine-{index}", "serve") for index in range(desired)), pod("router-0", "router")):
-        kube.objects[("Pod", "models", each["metadata"]["name"])] = each
-    return kube
+    kube.objects[(INFERENCE_SERVICE.kind, "models", name)] = service(name, status=status) | {"spec": full}
+    prefix = "" if name == "llama" else f"{name}-"
+    roles = {**{f"engine-{index}": "serve" for index in range(desired)}, "router-0": "router"}
+    for pod_name, role in roles.items():
+        kube.objects[("Pod", "models", prefix + pod_name)] = pod(prefix + pod_name, role, name)
 
 
 class Turn:
