@@ -1,14 +1,16 @@
 """Digests that hubs and object stores publish of a file, and how each is computed of one on disk."""
 
 import hashlib
+import io
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 Kind = Literal["sha256", "git-blob", "md5", "md5-of-parts", "crc32"]
+OnRead = Callable[[int], None]
 _READ_BYTES: Final = 1 << 20
 
 
@@ -28,17 +30,29 @@ class Digest:
         return f"{self.kind}:{self.value}"
 
 
-def has_digest(path: Path, expected: Digest) -> bool:
+def has_digest(path: Path, expected: Digest, on_read: OnRead | None = None) -> bool:
     """Reads the whole file."""
-    return digest_of(path, expected.kind, expected.part_bytes) == expected.value
+    return digest_of(path, expected.kind, expected.part_bytes, on_read) == expected.value
 
 
-def digest_of(path: Path, kind: Kind, part_bytes: int = 0) -> str:
-    """Reads the whole file; raises OSError. `part_bytes` is of md5-of-parts alone."""
-    with path.open("rb") as file:
+def digest_of(path: Path, kind: Kind, part_bytes: int = 0, on_read: OnRead | None = None) -> str:
+    """Reads the whole file; raises OSError. `part_bytes` is of md5-of-parts alone. `on_read` is called with the number
+    of bytes of each read."""
+    with path.open("rb") if on_read is None else io.BufferedReader(_Watched(path, on_read), _READ_BYTES) as file:
         if kind == "md5-of-parts":
             return _md5_of_parts(file, path.stat().st_size, part_bytes)
         return _WHOLE[kind](file, path.stat().st_size)
+
+
+class _Watched(io.FileIO):
+    def __init__(self, path: Path, on_read: OnRead) -> None:
+        super().__init__(path, "rb")
+        self._on_read = on_read
+
+    def readinto(self, buffer: Any) -> int | None:
+        num_bytes = super().readinto(buffer)
+        self._on_read(num_bytes or 0)
+        return num_bytes
 
 
 def _sha256(file: BinaryIO, size_bytes: int) -> str:

@@ -51,13 +51,13 @@ class Download:
         """Returns early where another file has failed."""
         with storage_errors(self._cache.folder):
             target = self._cache.folder / file.path
-            if _is_intact(target, file):
+            if self._is_intact(target, file):
                 self._meter.add_kept(file.size_bytes)
                 return
             part = self._cache.part_of(file)
             self._meter.add_kept(_size_bytes(part))
             self._complete(file, part)
-            if not self._stopping.is_set() and not _is_intact(part, file):
+            if not self._stopping.is_set() and not self._is_intact(part, file):
                 self._fetch_again(file, part)
             if not self._stopping.is_set():
                 target.parent.mkdir(exist_ok=True)
@@ -69,7 +69,7 @@ class Download:
         self._meter.add_kept(-_size_bytes(part))
         part.unlink()
         self._complete(file, part)
-        if self._stopping.is_set() or _is_intact(part, file):
+        if self._stopping.is_set() or self._is_intact(part, file):
             return
         size_bytes = _size_bytes(part)
         part.unlink()
@@ -77,6 +77,12 @@ class Download:
             f"{self._source.address}: {file.path} came twice and is not what the source says: {size_bytes} bytes, "
             f"expected {file.size_bytes} with {file.digest or 'no digest'}: is it damaged there, or by a proxy?"
         )
+
+    def _is_intact(self, path: Path, file: RemoteFile) -> bool:
+        """Reads all of it where its size is right and the source knows a digest."""
+        if not path.is_file() or path.stat().st_size != file.size_bytes:
+            return False
+        return file.digest is None or has_digest(path, file.digest, self._meter.note_compared)
 
     def _complete(self, file: RemoteFile, part: Path) -> None:
         """Until as many bytes are there as the file has."""
@@ -100,13 +106,6 @@ class Download:
             raise SourceUnreachableError(
                 f"{self._source.address}: {file.path} ended after {out.tell()} of {file.size_bytes} bytes"
             )
-
-
-def _is_intact(path: Path, file: RemoteFile) -> bool:
-    """Reads all of it where its size is right and the source knows a digest."""
-    if not path.is_file() or path.stat().st_size != file.size_bytes:
-        return False
-    return file.digest is None or has_digest(path, file.digest)
 
 
 def _size_bytes(path: Path) -> int:

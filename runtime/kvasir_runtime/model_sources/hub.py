@@ -92,7 +92,12 @@ class HubSource:
             raise DownloadStalledError(
                 f"{self._address}: no answer, and no byte, for {self._stall_seconds:g} s: {error!r}"
             ) from error
-        except (httpx2.HTTPError, ConnectionError, JSONDecodeError) as error:
+        except JSONDecodeError as error:
+            raise SourceUnreachableError(
+                f"{self._address}: what answers for the hub is none, as it sends no JSON ({error}): is HF_ENDPOINT a "
+                "hub, and does no proxy answer in its place?"
+            ) from error
+        except (httpx2.HTTPError, ConnectionError) as error:
             raise SourceUnreachableError(f"{self._address}: the hub cannot be reached: {error!r}") from error
 
     def _refusal(self, error: HfHubHTTPError | HFValidationError) -> FetchError:

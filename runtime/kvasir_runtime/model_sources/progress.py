@@ -25,7 +25,7 @@ class Progress:
     seconds_left: float | None = None
     """None where the rate says nothing of it."""
     idle_seconds: float = 0.0
-    """Since the last byte came."""
+    """Since the last byte came, or was compared."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,7 +42,7 @@ class ProgressMeter:
         self._clock = clock
         self._lock = threading.Lock()
         self._now = Progress(address)
-        self._last_byte_at = clock()
+        self._moved_at = clock()
         self._samples: deque[tuple[float, int]] = deque()  # time, bytes received since the start
         self._received = 0
 
@@ -53,14 +53,19 @@ class ProgressMeter:
     def begin(self, bytes_total: int) -> None:
         with self._lock:
             self._now = replace(self._now, state="downloading", bytes_done=0, bytes_total=bytes_total)
-            self._last_byte_at = self._clock()
+            self._moved_at = self._clock()
             self._samples.clear()
 
     def add_received(self, num_bytes: int) -> None:
         with self._lock:
             self._received += num_bytes
-            self._last_byte_at = self._clock()
+            self._moved_at = self._clock()
             self._add(num_bytes)
+
+    def note_compared(self, num_bytes: int) -> None:
+        """Of a file on disk, with its digest: it is done once all of it was."""
+        with self._lock:
+            self._moved_at = self._clock()
 
     def add_kept(self, num_bytes: int) -> None:
         """Of an earlier run; negative for what has to be fetched again."""
@@ -90,7 +95,7 @@ class ProgressMeter:
         return {
             "bytes_per_second": rate,
             "seconds_left": left / rate if is_reading and rate > 0 else None,
-            "idle_seconds": now - self._last_byte_at if is_reading else 0.0,
+            "idle_seconds": now - self._moved_at if is_reading else 0.0,
         }
 
 

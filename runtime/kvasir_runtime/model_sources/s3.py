@@ -65,7 +65,7 @@ class S3Source:
         try:
             self._client = _client(stall_seconds)
         except (ValueError, BotoCoreError) as error:
-            advice = "check AWS_ENDPOINT_URL_S3, AWS_REGION and AWS_PROFILE"
+            advice = "check AWS_ENDPOINT_URL_S3 (a URL, with http:// or https://), AWS_REGION and AWS_PROFILE"
             raise ConfigurationError(f"{address}: {error}: {advice}") from error
 
     @property

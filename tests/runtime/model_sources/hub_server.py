@@ -45,6 +45,8 @@ class Faults:
     knows_sizes: bool = True
     status: int | None = None
     """Of every answer."""
+    page: bytes | None = None
+    """What every answer is, as of a proxy that wants a password."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
+        if self.of.faults.page is not None:
+            self._send(200, self.of.faults.page, {"Content-Type": "text/html"})
+            return
         try:
             if self.of.faults.status is not None:
                 raise _Refusal(self.of.faults.status)

@@ -25,6 +25,17 @@ def test_is_that_of_the_tool_that_defines_it(tmp_path: Path, kind: Kind, part_by
     assert not has_digest(tmp_path / "file", Digest(kind, value, part_bytes))
 
 
+@pytest.mark.parametrize("kind", [*(kind for kind, _, _ in KNOWN), "md5-of-parts"])
+def test_says_how_much_it_has_read(tmp_path: Path, kind: Kind) -> None:
+    content = b"x" * 5_000_000
+    (tmp_path / "file").write_bytes(content)
+    read: list[int] = []
+
+    assert digest_of(tmp_path / "file", kind, 2_000_000, read.append) == digest_of(tmp_path / "file", kind, 2_000_000)
+    assert sum(read) == len(content)
+    assert max(read) <= len(content) / 4, "often, so that a large file is no silence"
+
+
 @pytest.mark.parametrize(("size_bytes", "num_parts"), [(7, 2), (8, 2), (9, 3), (1, 1)])
 def test_the_last_part_of_an_upload_may_be_smaller(tmp_path: Path, size_bytes: int, num_parts: int) -> None:
     (tmp_path / "file").write_bytes(b"x" * size_bytes)

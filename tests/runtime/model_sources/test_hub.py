@@ -1,5 +1,6 @@
 """Models of a hub: what is taken of one, what is refused and how that is named."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kvasir_runtime.errors import (
     SourceUnreachableError,
 )
 from kvasir_runtime.model_sources.cache import ModelCache
+from kvasir_runtime.model_sources.fetch import fetch
 from kvasir_runtime.model_sources.hub import HubSource
 from kvasir_runtime.model_sources.progress import ProgressMeter
 
@@ -68,6 +70,22 @@ def test_a_file_that_was_taken_away_is_fetched_again_alone(hub: Hub, download: D
     assert {each.path for each in hub.asked} == {"config.json"}
 
 
+def test_files_that_are_compared_count_as_progress(hub: Hub, download: Download, tmp_path: Path) -> None:
+    download(source(), tmp_path)
+    (tmp_path / ".kvasir" / "complete.json").unlink()
+    compared: list[int] = []
+
+    class Meter(ProgressMeter):
+        def note_compared(self, num_bytes: int) -> None:
+            compared.append(num_bytes)
+
+    hub.asked.clear()
+    fetch(source(), tmp_path, Meter("hf://org/name", time.monotonic), IMPATIENT)
+
+    assert hub.asked == []
+    assert sum(compared) == sum(map(len, MODEL.values()))
+
+
 def test_what_another_revision_had_besides_goes(hub: Hub, download: Download, tmp_path: Path) -> None:
     extra = {"model-00002.safetensors": b"\1" * 1500}
     hub.repositories["org/name"].files |= extra
@@ -108,6 +126,10 @@ def overloaded(hub: Hub) -> None:
     hub.faults.status = 503
 
 
+def behind_a_portal(hub: Hub) -> None:
+    hub.faults.page = b"<html>Sign in</html>"
+
+
 REFUSALS: list[tuple[str, str, str | None, Callable[[Hub], None], type[FetchError], str]] = [
     ("missing", "hf://org/gone", TOKEN, nothing, ModelNotFoundError, "the hub has no org/gone"),
     ("private", "hf://org/name", None, private, ModelNotFoundError, "or one that is private"),
@@ -116,6 +138,7 @@ REFUSALS: list[tuple[str, str, str | None, Callable[[Hub], None], type[FetchErro
     ("wrong token", "hf://org/name", "hf_wrong", nothing, ModelAccessDeniedError, "status 401.*is HF_TOKEN valid"),
     ("no weights", "hf://org/name", None, without_safetensors, ModelNotFoundError, r"no \*.safetensors.*pytorch_model"),
     ("overloaded", "hf://org/name", None, overloaded, SourceUnreachableError, "status 503"),
+    ("a page", "hf://org/name", None, behind_a_portal, SourceUnreachableError, "no JSON.*is HF_ENDPOINT a hub"),
 ]
 
 

@@ -52,6 +52,15 @@ def test_tells_since_when_nothing_came(meter: ProgressMeter, clock: Clock) -> No
     assert meter.sample().idle_seconds == 42.0
 
 
+def test_comparing_what_is_on_disk_is_no_idling(meter: ProgressMeter, clock: Clock) -> None:
+    clock.seconds = 40.0
+    meter.note_compared(1)
+    clock.seconds = 42.0
+    seen = meter.sample()
+
+    assert (seen.state, seen.bytes_done, seen.idle_seconds) == ("downloading", 200, 2.0)
+
+
 def test_with_the_last_byte_checksums_are_all_that_is_left(meter: ProgressMeter, clock: Clock) -> None:
     meter.add_received(800)
     clock.seconds = 60.0

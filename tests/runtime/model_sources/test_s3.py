@@ -11,7 +11,13 @@ from botocore.config import Config
 from moto.server import ThreadedMotoServer
 from tests.runtime.model_sources.conftest import MODEL, WEIGHTS, files_in
 
-from kvasir_runtime.errors import ModelAccessDeniedError, ModelCorruptError, ModelNotFoundError, SourceUnreachableError
+from kvasir_runtime.errors import (
+    ConfigurationError,
+    ModelAccessDeniedError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    SourceUnreachableError,
+)
 from kvasir_runtime.model_sources.digest import Digest
 from kvasir_runtime.model_sources.progress import ProgressMeter
 from kvasir_runtime.model_sources.s3 import S3Source
@@ -172,6 +178,12 @@ def test_a_store_that_is_not_there_is_unreachable(
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     with pytest.raises(SourceUnreachableError, match="cannot be reached"):
         download(source(), tmp_path)
+
+
+def test_an_endpoint_that_is_no_url_is_named(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "minio:9000")
+    with pytest.raises(ConfigurationError, match=r"s3://models/llama: .*minio:9000: .*AWS_ENDPOINT_URL_S3.*http://"):
+        source()
 
 
 def test_without_credentials_a_public_bucket_is_read(
