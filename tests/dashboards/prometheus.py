@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.rig.debian import prometheus_program
+from e2e.cluster.rig.debian import prometheus_program, promtool_program
 from tests.controlplane.processes import ServerProcess
 
 START_SECONDS = 60.0  # a bound for a crowded machine; a quiet one takes under 1
@@ -96,8 +96,7 @@ def backfill(series: Iterable[Graphed], folder: Path) -> None:
     ]
     text = folder / "samples.txt"
     text.write_text("".join([*lines, "# EOF\n"]))
-    promtool = prometheus_program().with_name("promtool")
-    command = [str(promtool), "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")]
+    command = [str(promtool_program()), "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)} gave status {done.returncode}: {done.stderr}"
 

@@ -22,11 +22,17 @@ def install_missing() -> None:
 
 
 def prometheus_program() -> Path:
-    return prometheus_folder() / "prometheus"
+    return _of_prometheus("prometheus")
 
 
 def promtool_program() -> Path:
-    return prometheus_folder() / "promtool"
+    return _of_prometheus("promtool")
+
+
+def _of_prometheus(name: str) -> Path:
+    """The machine's own, else Debian's, which is fetched the first time."""
+    installed = shutil.which(name)
+    return prometheus_folder() / name if installed is None else Path(installed)
 
 
 def prometheus_folder() -> Path:
