@@ -17,7 +17,7 @@ from kvasir_operator.errors import (
     ServiceNotFoundError,
     WatchExpiredError,
 )
-from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, LEADER_WORKER_SET, Kind, KubeObject, ServiceKey
 from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.screen.read import follow, read
 from kvasir_operator.screen.snapshot import Snapshot
@@ -27,17 +27,21 @@ AT_ONCE = BackOff(0.0, 0.0)
 
 
 class WatchedKube(MemoryKube):
-    """`watches`: what each watch brings in turn, an error last where it breaks off. `forbidden` cannot be listed."""
+    """`watches`: what each watch brings in turn, an error last where it breaks off. `forbidden` cannot be listed, and
+    `missing` are kinds that are not served."""
 
     def __init__(self, *watches: list[dict[str, Any] | KubeApiError]) -> None:
         super().__init__()
         self.watches = list(watches)
         self.watched_from: list[tuple[str, str | None]] = []
         self.forbidden: set[Kind] = set()
+        self.missing: set[Kind] = set()
 
     async def list_pages(self, kind: Kind, *arguments: Any, **options: Any) -> AsyncIterator[KubeObject]:
         if kind in self.forbidden:
             raise KubeForbiddenError(f"{kind.plural} is forbidden", 403)
+        if kind in self.missing:
+            raise KindNotServedError("404 page not found", 404)
         async for page in super().list_pages(kind, *arguments, **options):
             yield page
 
@@ -113,6 +117,16 @@ def test_what_may_not_be_read_is_left_out_and_said(kind: str, what: str) -> None
     assert snapshot.notes == (f"{what} are not shown: {kind.lower()}s is forbidden",)
     assert bool(snapshot.events) == (kind != "Event")
     assert bool(snapshot.workloads) == (kind != "Pod")
+
+
+def test_leader_worker_sets_that_are_forbidden_or_not_served_hide_no_other_revision() -> None:
+    forbidding, lacking = kube_with(), kube_with()
+    forbidding.forbidden = {LEADER_WORKER_SET}
+    lacking.missing = {LEADER_WORKER_SET}
+    for kube in (forbidding, lacking):
+        snapshot = asyncio.run(read(kube, KEY))
+        assert [each.key for each in snapshot.workloads] == [("serve", "aaaa")]
+        assert snapshot.notes == ()
 
 
 def test_a_change_is_read_and_the_watch_goes_on_from_there() -> None:

@@ -23,6 +23,7 @@ from kvasir_router.service.registry import EndpointState, Registry
 pytestmark = pytest.mark.anyio
 ENGINE = Address("http://engine")
 SILENT, READY, LOADING = None, 200, 503
+NEVER = (1e9, 1e9)
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
@@ -116,26 +117,33 @@ async def test_an_engine_that_says_it_is_not_ready_is_believed_at_once(until: Un
     assert await states_after(until, READY, LOADING, READY) == [UP, NOT_READY, UP]
 
 
-async def test_an_idle_services_engines_are_probed_seldom_and_at_once_when_a_request_comes(until: Until) -> None:
+async def test_an_idle_services_engines_are_probed_seldom(until: Until) -> None:
     engine, interval = ScriptedEngine(*[READY] * 100), 0.02
-    async with engine.probed(interval) as prober:
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        await until(lambda: len(engine.states) >= 2)
-        assert loop.time() - begin > 4 * interval
-        begin = loop.time()
-        prober.count_request()
-        await until(lambda: len(engine.states) >= 6)
-        assert loop.time() - begin < 10 * interval
-
-
-async def test_an_engine_is_asked_for_its_models_soon_again_until_it_has_listed_them(until: Until) -> None:
-    engine, interval = ScriptedEngine(*[READY] * 100), 0.02
-    engine.models = b"no list of models"
     async with engine.probed(interval):
         begin = asyncio.get_running_loop().time()
+        await until(lambda: len(engine.states) >= 2)
+        assert asyncio.get_running_loop().time() - begin > 4 * interval
+
+
+async def test_an_idle_services_engines_are_probed_at_once_and_often_when_a_request_comes(
+    until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_IDLE_INTERVALS", NEVER)
+    engine = ScriptedEngine(*[READY] * 100)
+    async with engine.probed() as prober:
+        await until(lambda: engine.num_listings == 1)
+        prober.count_request()
+        await until(lambda: len(engine.states) >= 6)
+
+
+async def test_an_engine_is_asked_for_its_models_soon_again_until_it_has_listed_them(
+    until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_IDLE_INTERVALS", NEVER)
+    engine = ScriptedEngine(*[READY] * 100)
+    engine.models = b"no list of models"
+    async with engine.probed():
         await until(lambda: len(engine.states) >= 4)
-        assert asyncio.get_running_loop().time() - begin < 10 * interval
 
 
 async def test_an_idle_services_engines_are_scraped_once(until: Until) -> None:

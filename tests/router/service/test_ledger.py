@@ -125,6 +125,19 @@ def test_it_knows_where_something_is_in_flight() -> None:
     assert not ledger.has_in_flight("a")
 
 
+def test_it_counts_what_is_in_flight_at_an_endpoint() -> None:
+    ledger, endpoint = Ledger(Room()), an_endpoint("a")
+    assert ledger.num_in_flight("a") == 0
+    tickets = [dispatch(ledger, endpoint) for _ in range(2)]
+    dispatch(ledger, an_endpoint("b"))
+    assert (ledger.num_in_flight("a"), ledger.num_in_flight("b")) == (2, 1)
+    for left, ticket in zip((1, 0), tickets, strict=True):
+        ticket.first_token(1.0)
+        ticket.finish()
+        ticket.finish()
+        assert ledger.num_in_flight("a") == left
+
+
 def test_requests_of_one_id_are_counted_apart() -> None:
     ledger, endpoint = Ledger(Room()), an_endpoint("a")
     first, second = (dispatch(ledger, endpoint, num_tokens) for num_tokens in (100, 30))
