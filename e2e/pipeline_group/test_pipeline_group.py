@@ -1,4 +1,4 @@
-"""Verdict by traffic: a pod of a group is killed, stopped or drained, and groups of a new revision replace the old."""
+"""Verdict by traffic: a pod of a group is killed, stopped or drained; groups of a new revision come, and one goes."""
 
 import os
 import signal
@@ -65,6 +65,26 @@ def test_an_update_replaces_whole_groups(own_service: LiveService, start_load: S
     assert not verdict.failures, verdict
 
 
+def test_fewer_replicas_take_a_whole_group_along_and_no_stream(
+    own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
+) -> None:
+    with (
+        start_load(own_service, answers(NUM_TOKENS), num_clients=NUM_CLIENTS) as load,
+        watching(own_service.cluster, "pods", own_service.namespace) as pods,
+    ):
+        scaled_at = time.time()
+        own_service.patch({"replicas": 1})
+        gone_at = pods.first(is_one_group, WHOLE_WITHIN_SECONDS, "the pods of one group to go", scaled_at)
+        own_service.wait_ready()
+        load.wait_streams(NUM_CLIENTS)
+        own_service.patch({"replicas": NUM_GROUPS})
+        pods.first(lambda state: num_ready_groups(state) == NUM_GROUPS, WHOLE_WITHIN_SECONDS, "groups", gone_at)
+        load.wait_streams(NUM_CLIENTS)
+        verdict = load.stop()
+    verdicts.add("pipeline group: scale down from 2 to 1, and up", verdict, gone=gone_at - scaled_at)
+    assert not verdict.failures, verdict
+
+
 def strike_a_group(
     scenario: str,
     rank: str,
@@ -97,6 +117,11 @@ def strike_a_group(
 def group_of(pod: KubeObject) -> str | None:
     group: str | None = pod["metadata"].get("labels", {}).get(GROUP)
     return group
+
+
+def is_one_group(state: State) -> bool:
+    """Whether no pod of another is left, and all of its own are ready."""
+    return num_ready_groups(state) == 1 and sum(role_of(pod) == "serve" for pod in state.values()) == NUM_NODES
 
 
 def num_ready_groups(state: State) -> int:

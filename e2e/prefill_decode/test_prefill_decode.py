@@ -1,25 +1,31 @@
-"""Verdict by traffic: pods of either role are killed, stopped and drained, and both roles get a new revision."""
+"""Verdict by traffic: pods of either role are killed, stopped and drained; the roles get a new revision, and shrink."""
 
 import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 from e2e.conftest import StartLoad
 from e2e.engine_processes import all_processes
-from e2e.engines import Engine, busy_engine, engine_of, is_whole_without, num_resumed
-from e2e.live_cluster import LiveService, is_pod_ready
+from e2e.engines import Engine, busy_engine, engine_of, is_whole_without, num_resumed, ready_engines
+from e2e.live_cluster import POLL_SECONDS, LiveService, is_pod_ready
 from e2e.traffic.answers import answers
+from e2e.traffic.traffic import Load
 from e2e.verdicts import Verdicts
 from e2e.watch import watching
+from tests.controlplane.processes import wait_until
 
-NUM_ENGINES, NUM_CLIENTS, NUM_TOKENS = 4, 8, 600
+NUM_ENGINES, NUM_CLIENTS = 4, 8
+NUM_TOKENS = {"prefill": 100, "decode": 600}
+"""Of a stream while a pod of the role is struck: many prompts a second, or streams that outlast the strike."""
 WHOLE_WITHIN_SECONDS = 180.0
 SILENCE_LIMIT_SECONDS = 15.0
-SENT = "kvasir_kv_transfer_blocks_total"
-# Of each prompt: blocks to transfer, and more than remotePrefillMinTokens.
-NUM_GIVEN = 400
+BLOCKS = "kvasir_kv_transfer_blocks_total"
+REFUSED = 'kvasir_kv_transfer_failures_total{.*reason="handshake".*}'
+NUM_GIVEN, BLOCK_TOKENS = 400, 16
+"""Tokens of each prompt: blocks to transfer, and more than remotePrefillMinTokens."""
 ROLES = pytest.mark.parametrize("role", ["prefill", "decode"])
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,13 +34,15 @@ pytestmark = pytest.mark.timeout(600)
 def test_prompts_are_computed_by_prefill_pods(
     own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    with start_load(own_service, answers(100, num_given=NUM_GIVEN), num_clients=NUM_CLIENTS) as load:
+    with prompts_to_compute(own_service, start_load, NUM_TOKENS["prefill"]) as load:
         load.wait_streams(NUM_CLIENTS)
         verdict = load.stop()
-    sent = sum(own_service.metric(pod, SENT) for pod in own_service.pods("prefill"))
-    verdicts.add("prefill and decode", verdict, f"{sent:.0f} blocks sent")
+    sent = sum(own_service.metric(pod, BLOCKS) for pod in own_service.pods("prefill"))
+    received = sum(own_service.metric(pod, BLOCKS) for pod in own_service.pods("decode"))
+    verdicts.add("prefill and decode", verdict, f"{sent:.0f} blocks sent, {received:.0f} received")
     assert not verdict.failures, verdict
-    assert sent > 0
+    in_all = len(verdict.outcomes) * (NUM_GIVEN // BLOCK_TOKENS)
+    assert received > in_all / 2, f"of {in_all} blocks most were computed where they were used, or found in a cache"
 
 
 @ROLES
@@ -66,7 +74,7 @@ def test_without_prefill_pods_decode_pods_compute_the_prompts(
     def is_missed(condition: dict[str, str]) -> bool | None:
         return (condition.get("status"), condition.get("reason")) == ("True", "NoReadyPrefill") or None
 
-    with start_load(own_service, answers(200, num_given=NUM_GIVEN), num_clients=4) as load:
+    with prompts_to_compute(own_service, start_load, 200, num_clients=4) as load:
         selector = f"--selector=serving.kvasir.dev/service={own_service.name},serving.kvasir.dev/role=prefill"
         struck = time.time()
         own_service.cluster.kubectl(
@@ -84,7 +92,7 @@ def test_without_prefill_pods_decode_pods_compute_the_prompts(
 def test_an_update_replaces_both_roles(own_service: LiveService, start_load: StartLoad, verdicts: Verdicts) -> None:
     old = own_service.staying_uids("prefill", "decode")
     with (
-        start_load(own_service, answers(NUM_TOKENS, num_given=NUM_GIVEN), num_clients=NUM_CLIENTS) as load,
+        prompts_to_compute(own_service, start_load, NUM_TOKENS["decode"]) as load,
         watching(own_service.cluster, "pods", own_service.namespace) as pods,
     ):
         changed_at = time.time()
@@ -94,8 +102,34 @@ def test_an_update_replaces_both_roles(own_service: LiveService, start_load: Sta
         )
         own_service.wait_ready()
         load.wait_streams(NUM_CLIENTS)
+        wait_all_exchange(own_service, "prefill", "decode")
         verdict = load.stop()
+    refused = sum(own_service.metric(pod, REFUSED) for pod in own_service.pods("decode"))
     verdicts.add("prefill and decode: rolling update", verdict, update=gone_at - changed_at)
+    assert not verdict.failures, verdict
+    assert refused == 0, "engines of two revisions were paired"
+
+
+@ROLES
+def test_fewer_replicas_of_a_role_end_no_stream(
+    role: str, own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
+) -> None:
+    with (
+        prompts_to_compute(own_service, start_load, NUM_TOKENS[role]) as load,
+        watching(own_service.cluster, "pods", own_service.namespace) as pods,
+    ):
+        before, scaled_at = own_service.staying_uids(role), time.time()
+        own_service.patch({"disaggregation": {role: {"replicas": 1}}})
+        gone_at = pods.first(
+            lambda state: len(before & state.keys()) == 1, WHOLE_WITHIN_SECONDS, f"one of {role} to go", scaled_at
+        )
+        own_service.wait_ready()
+        load.wait_streams(NUM_CLIENTS)
+        own_service.patch({"disaggregation": {role: {"replicas": len(before)}}})
+        pods.first(lambda state: len(ready_engines(state)) == NUM_ENGINES, WHOLE_WITHIN_SECONDS, "all engines", gone_at)
+        wait_all_exchange(own_service, role)
+        verdict = load.stop()
+    verdicts.add(f"prefill and decode: {role} from 2 to 1, and up", verdict, gone=gone_at - scaled_at)
     assert not verdict.failures, verdict
 
 
@@ -107,7 +141,7 @@ def strike_a_pod(
     start_load: StartLoad,
     verdicts: Verdicts,
 ) -> None:
-    load = start_load(service, answers(NUM_TOKENS, num_given=NUM_GIVEN), num_clients=NUM_CLIENTS)
+    load = prompts_to_compute(service, start_load, NUM_TOKENS[role])
     with load as clients, watching(service.cluster, "pods", service.namespace) as pods:
         resumed_before = num_resumed(service)
         victim = victim_of(service, role)
@@ -116,14 +150,35 @@ def strike_a_pod(
         what = f"{NUM_ENGINES} ready engines of {service.name} without {victim.pod} as it was"
         whole = pods.first(is_whole_without(victim, NUM_ENGINES), WHOLE_WITHIN_SECONDS, what, after=struck)
         clients.wait_streams(NUM_CLIENTS)
+        wait_all_exchange(service, role)
         verdict, resumed = clients.stop(), num_resumed(service) - resumed_before
-    verdicts.add(scenario, verdict, f"{resumed} streams resumed", whole_again=whole - struck)
+    note = f"{resumed} streams resumed, first token within {verdict.first_token_seconds[1]:.1f} s"
+    verdicts.add(scenario, verdict, note, whole_again=whole - struck)
     assert not verdict.failures, verdict
+    assert resumed > 0 or role == "prefill", "the pod was struck while it had no streams"
     assert verdict.longest_gap_seconds < SILENCE_LIMIT_SECONDS
 
 
+def prompts_to_compute(
+    service: LiveService, start_load: StartLoad, num_tokens: int, num_clients: int = NUM_CLIENTS
+) -> AbstractContextManager[Load]:
+    """Clients whose every prompt is computed by a prefill pod: no engine has seen it before."""
+    return start_load(service, answers(num_tokens, num_given=NUM_GIVEN), num_clients=num_clients, is_salted=True)
+
+
 def victim_of(service: LiveService, role: str) -> Engine:
-    """A decode pod with streams; prefill pods have requests for moments only."""
+    """One with streams, or with prompts, which are computed too fast to be found under way."""
     if role == "decode":
         return busy_engine(service, role=role)
+    wait_all_exchange(service, role)
     return next(engine_of(pod) for pod in service.pods(role) if is_pod_ready(pod))
+
+
+def wait_all_exchange(service: LiveService, *roles: str) -> None:
+    """Until each ready pod of the roles has sent or received blocks since it started, also one that came back."""
+
+    def is_done() -> bool:
+        pods = [pod for role in roles for pod in service.pods(role) if is_pod_ready(pod)]
+        return all(service.metric(pod, BLOCKS) > 0 for pod in pods)
+
+    wait_until(is_done, 60, f"blocks between all pods of {service.name}", POLL_SECONDS)

@@ -12,6 +12,7 @@ import json
 import signal
 import sys
 import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ class WrongError(Exception):
 class Stream:
     """One completion. `expected` has prompt_token_ids, token_ids and text."""
 
-    def __init__(self, expected: dict[str, Any]) -> None:
+    def __init__(self, expected: dict[str, Any], cache_salt: str | None = None) -> None:
         self.expected = expected
+        self.cache_salt = cache_salt
         self.started = time.time()
         self.arrivals: list[float] = []
         self.num_tokens = 0
@@ -67,7 +69,7 @@ class Stream:
             "return_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
+        } | ({} if self.cache_salt is None else {"cache_salt": self.cache_salt})
         async with session.post(f"{url}/completions", json=body) as response:
             if response.status != 200:
                 raise RefusedError(f"status {response.status}: {(await response.text())[:300]}")
@@ -131,7 +133,8 @@ async def client(session: aiohttp.ClientSession, plan: dict[str, Any], number: i
     for turn in itertools.count(number):
         if stop.is_set():
             return
-        stream = Stream(plan["streams"][turn % len(plan["streams"])])
+        cache_salt = uuid.uuid4().hex if plan["is_salted"] else None
+        stream = Stream(plan["streams"][turn % len(plan["streams"])], cache_salt)
         ended_as = await stream.run(session, plan["url"], plan["model"])
         print(stream.report(ended_as), flush=True)
         if ended_as != "whole":

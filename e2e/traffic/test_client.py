@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from e2e.traffic.client import Stream
+from e2e.traffic.client import Stream, client
 
 EXPECTED = {"prompt_token_ids": [7], "token_ids": [1, 2, 3], "text": "a b c"}
 
@@ -42,6 +43,29 @@ def test_an_error_status_is_a_refusal() -> None:
     assert asyncio.run(judge([], status=503)) == "refused: status 503: "
 
 
+@pytest.mark.parametrize(("is_salted", "num_salts"), [(False, 0), (True, 2)])
+def test_salted_prompts_are_in_no_cache(is_salted: bool, num_salts: int) -> None:
+    salts = [body["cache_salt"] for body in asyncio.run(asked(2, is_salted)) if "cache_salt" in body]
+    assert len(salts) == len(set(salts)) == num_salts
+
+
+async def asked(num_streams: int, is_salted: bool) -> list[dict[str, Any]]:
+    """What a client asks for, stream by stream."""
+    bodies: list[dict[str, Any]] = []
+    stop = asyncio.Event()
+
+    async def refuse(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        if len(bodies) == num_streams:
+            stop.set()
+        return web.Response(status=503)
+
+    async with serving(refuse) as url, aiohttp.ClientSession() as session:
+        plan = {"url": url, "model": "model", "streams": [EXPECTED], "is_salted": is_salted}
+        await client(session, plan, 0, stop)
+    return bodies
+
+
 async def judge(events: list[str], status: int = 200) -> str:
     """How the client says that a stream of these events ended."""
 
@@ -51,6 +75,13 @@ async def judge(events: list[str], status: int = 200) -> str:
         await response.write("".join(f"data: {each}\n\n" for each in events).encode())
         return response
 
+    async with serving(answer) as url, aiohttp.ClientSession() as session:
+        return await Stream(dict[str, Any](EXPECTED)).run(session, url, "model")
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """The URL of the API, every completion of which is answered so."""
     app = web.Application()
     app.router.add_post("/v1/completions", answer)
     runner = web.AppRunner(app)
@@ -58,7 +89,6 @@ async def judge(events: list[str], status: int = 200) -> str:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        async with aiohttp.ClientSession() as session:
-            return await Stream(dict[str, Any](EXPECTED)).run(session, f"{site.name}/v1", "model")
+        yield f"{site.name}/v1"
     finally:
         await runner.cleanup()

@@ -123,16 +123,18 @@ def load(
     node: str | None = None,
     headers: dict[str, str] | None = None,
     url: str | None = None,
+    is_salted: bool = False,
 ) -> Iterator[Load]:
     """Clients that stream `answers` in turn, begun: each has had a whole stream. `node` holds the pod; None: any.
 
-    `url`: of the OpenAI API; None: the service's own.
+    `url`: of the OpenAI API; None: the service's own. `is_salted`: no prompt is found in a cache, so each is computed.
     """
     plan = {
         "url": url or service.url,
         "model": service.model,
         "num_clients": num_clients,
         "headers": headers or {},
+        "is_salted": is_salted,
         "streams": [dataclasses.asdict(answer) for answer in answers],
     }
     cluster, namespace = service.cluster, service.namespace
