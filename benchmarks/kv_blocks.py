@@ -1,13 +1,16 @@
 """What it costs to move KV blocks from one engine's process to another's on this machine (a part of disaggregation.py).
 
-Pulls go through the real transfer agents, the side channel and NIXL, with and without checksums. Beside them stand two
-ceilings: bytes through a plain TCP socket over loopback, and one copy from memory to memory by one core, or within a
-GPU. Hidden is what of a pull takes place while a prefill writes the blocks in chunks; the prefill is a wait of twice a
-pull, so that the protocol's share is shown and not that of two processes on the same cores.
+Pulls go through the real transfer agents, the side channel and NIXL, with and without checksums. Beside them stand
+three ceilings: bytes through a plain TCP socket over loopback, another process's memory read through the kernel, as UCX
+does where it may, and one copy from memory to memory by one core, or within a GPU. Hidden is what of a pull takes place
+while a prefill writes the blocks in chunks; the prefill is a wait of twice a pull, so that the protocol's share is
+shown and not that of two processes on the same cores.
 """
 
+import ctypes
 import itertools
 import multiprocessing
+import os
 import socket
 import statistics
 import threading
@@ -169,6 +172,34 @@ def socket_seconds(num_bytes: int, num_rounds: int) -> float:
     return statistics.median(rounds[1:])
 
 
+class IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("num_bytes", ctypes.c_size_t))
+
+
+def keep_memory(num_bytes: int, orders: Connection) -> None:
+    memory = torch.ones(num_bytes, dtype=torch.uint8)
+    orders.send(memory.data_ptr())
+    orders.recv()
+
+
+def kernel_seconds(num_bytes: int, num_rounds: int) -> float:
+    """The median of rounds: process_vm_readv of all bytes at once into memory that is there already. Raises OSError."""
+    libc, target = ctypes.CDLL(None, use_errno=True), torch.ones(num_bytes, dtype=torch.uint8)
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=keep_memory, args=(num_bytes, theirs))
+    process.start()
+    into, source = IoVec(target.data_ptr(), num_bytes), IoVec(ours.recv(), num_bytes)
+    rounds = []
+    for _ in range(num_rounds):
+        began = time.monotonic()
+        if libc.process_vm_readv(process.pid, ctypes.byref(into), 1, ctypes.byref(source), 1, 0) != num_bytes:
+            raise OSError(ctypes.get_errno(), f"process_vm_readv: {os.strerror(ctypes.get_errno())}")
+        rounds.append(time.monotonic() - began)
+    ours.send(None)
+    process.join()
+    return statistics.median(rounds[1:])
+
+
 def gigabytes(num_bytes: int, seconds: float) -> str:
     return f"{num_bytes / seconds / 1e9:.2f}"
 
@@ -221,11 +252,13 @@ def kv_blocks(mib: int, num_rounds: int, device: str) -> str:
     num_bytes = mib * MIB
     torch.set_num_threads(1)  # an engine has a core, and so has the copy that is compared
     through_socket = gigabytes(num_bytes, socket_seconds(num_bytes, num_rounds))
+    through_kernel = gigabytes(num_bytes, kernel_seconds(num_bytes, num_rounds))
     copied = gigabytes(num_bytes, copy_seconds(num_bytes, num_rounds, device))
     lines = [
         f"## Pulls of {mib} MiB between two processes, blocks on {device} (medians of {num_rounds})",
         "",
-        f"Ceilings: a TCP socket over loopback {through_socket} GB/s, a copy within a process {copied} GB/s.",
+        f"Ceilings: a TCP socket over loopback {through_socket} GB/s, process_vm_readv {through_kernel} GB/s, a copy "
+        f"within a process {copied} GB/s.",
         "",
         "| page, KiB | pages | pull, GB/s | with checksums, GB/s | cost of checksums | pull with checksums, ms | "
         "of it after the prefill, ms | hidden |",
