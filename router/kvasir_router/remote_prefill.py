@@ -97,6 +97,8 @@ class PrefillLeg:
         self._metrics = metrics
         self._patience: asyncio.Timeout | None = None
         self._prefilled_at: float | None = None
+        self._was_decode_prefilling = False
+        """When the prefill had ended."""
 
     async def run(self, pool: UpstreamPool, body: bytes) -> None:
         try:
@@ -141,6 +143,7 @@ class PrefillLeg:
 
     def _note_prefill(self, answer: bytes) -> None:
         self._prefilled_at = time.perf_counter()
+        self._was_decode_prefilling = self._decode.is_engine_prefilling
         self._ticket.whole_answer(self._prefilled_at)
         self._job.service.in_flight_limits.answered(self._ticket.url, is_error=False)
         if self.decode_waits_for_it:
@@ -170,8 +173,12 @@ class PrefillLeg:
             asyncio.get_running_loop().call_later(seconds, self._decode.release_prefill)
 
     def _learn_transfer(self, seconds: float, now: float) -> None:
-        """Where the first byte is the first token, which it is of streams."""
+        """Where the first byte is the first token, which it is of streams. A wait for prompts that the decode engine
+        computes itself says nothing of transfers; taken for one, it would bring that engine more of such prompts.
+        """
         pairing = self._job.service.pairing
-        if pairing is not None and self._job.request.is_stream:
+        if pairing is None or not self._job.request.is_stream:
+            return
+        self._metrics.kv_transfer_seconds.observe(seconds)
+        if not self._was_decode_prefilling and not self._decode.is_engine_prefilling:
             pairing.transfers.observe(self._ticket.url, self._decode.url, self._num_tokens, seconds, now)
-            self._metrics.kv_transfer_seconds.observe(seconds)

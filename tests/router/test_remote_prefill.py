@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -389,22 +390,61 @@ async def test_transfers_teach_how_long_the_pair_takes(
     split: Split, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = await split.start()
-    [prefill], [decode] = split.prefills, split.decodes
+    before = expected_transfer_seconds(split, router)
+    await transfer_slowly(split, client, router, until, monkeypatch)
+    assert expected_transfer_seconds(split, router) > before + 0.2
+    assert "kvasir_router_kv_transfer_seconds_count 3.0" in await metrics(client, router)
+
+
+@pytest.mark.parametrize("is_there_first", [True, False])
+async def test_a_wait_for_other_prompts_of_the_decode_engine_teaches_nothing_of_transfers(
+    is_there_first: bool, split: Split, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a remote prefill has ended, or from then on."""
+    router = await split.start()
+    before = expected_transfer_seconds(split, router)
+    load, another = service_of(router).registry.get(split.decodes[0].url).load, InFlight("another", 0, 10, 0)
+
+    def change() -> None:
+        if is_there_first:
+            load.end_prefill(another)
+        else:
+            load.begin(another, time.perf_counter())
+
+    if is_there_first:
+        load.begin(another, time.perf_counter())
+    await transfer_slowly(split, client, router, until, monkeypatch, 1, change)
+    assert expected_transfer_seconds(split, router) == before
+
+
+def expected_transfer_seconds(split: Split, router: Any) -> float:
     transfers = service_of(router).pairing.transfers
-    before = transfers.estimate_seconds(prefill.url, decode.url, 1000)
+    return float(transfers.estimate_seconds(split.prefills[0].url, split.decodes[0].url, 1000))
+
+
+async def transfer_slowly(
+    split: Split,
+    client: Any,
+    router: Any,
+    until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    num_requests: int = 3,
+    after_prefill: Callable[[], None] = lambda: None,
+) -> None:
+    """One request after the other, with 0.3 s more from the end of its prefill to the first token."""
+    [prefill], [decode] = split.prefills, split.decodes
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() - 0.3)  # of the end of each prefill
     monkeypatch.setattr(remote_prefill, "time", clock)
     prefilling = service_of(router).registry.get(prefill.url).load
-    for _ in range(3):
+    for _ in range(num_requests):
         decode.gate.clear()
         asked = asyncio.create_task(ask(client, router))
         await decode.wait_for_requests(1)
         await until(lambda: prefilling.num_in_flight == 0)
+        after_prefill()
         decode.gate.set()
         await asked
         decode.requests.clear()
-    assert transfers.estimate_seconds(prefill.url, decode.url, 1000) > before + 0.2
-    assert "kvasir_router_kv_transfer_seconds_count 3.0" in await metrics(client, router)
 
 
 async def test_the_prefill_engines_rate_is_learned_from_its_own_answer(split: Split, client: Any) -> None:

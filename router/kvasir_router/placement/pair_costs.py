@@ -1,7 +1,8 @@
 """Seconds until the first token of every pair: a decode engine that prefills itself, or another that does it for it.
 
-Terms are finish_time's, on whichever side they belong to, and two more: `decode_stall` of a local prefill, and
-`kv_transfer` of a remote one, which is what the pair's transfers were seen to take once their prefill had ended.
+Terms are finish_time's, on whichever side they belong to, and three more: `decode_stall` of a local prefill, and of a
+remote one `kv_transfer`, which is what the pair's transfers were seen to take once their prefill had ended, and
+`decode_queue`, what then is left of the prompts that the decode engine computes itself: its first step waits for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,7 @@ class PairCosts:
         self._decode = _Column(_DECODE_TERMS, {}, request, decodes, cached, now)
         self._local = _Column(_LOCAL_TERMS, DERIVED_TERMS, request, decodes, cached, now)
         self._remote = _Column(_REMOTE_TERMS, DERIVED_TERMS, request, prefills, cached, now)
+        self._queue_seconds = {decode.url: decode.load.queue_seconds(now) for decode in decodes}
         self._lacking = {decode.url: decode_leg_on(decode, request, cached).received_tokens for decode in decodes}
         self.partners = self._shortlists(prefills)
 
@@ -60,7 +62,7 @@ class PairCosts:
         return Pair(decode, None, self._local.seconds[decode.url] + self._decode.seconds[decode.url])
 
     def remote(self, decode: Endpoint, prefill: Endpoint) -> Pair:
-        seconds = self._remote.seconds[prefill.url] + self._transfer_seconds(decode, prefill)
+        seconds = max(self._arrival_seconds(decode, prefill), self._queue_seconds[decode.url])
         return Pair(decode, prefill, seconds + self._decode.seconds[decode.url])
 
     def terms(self, pair: Pair) -> dict[str, float]:
@@ -70,7 +72,16 @@ class PairCosts:
             return self._local.terms_of(pair.decode.url) | terms
         prefill = self._remote.terms_of(pair.prefill.url)
         prefill["kv_barrier"] += terms.pop("kv_barrier")
-        return prefill | {"kv_transfer": self._transfer_seconds(pair.decode, pair.prefill)} | terms
+        arrival = self._arrival_seconds(pair.decode, pair.prefill)
+        behind = {
+            "kv_transfer": self._transfer_seconds(pair.decode, pair.prefill),
+            "decode_queue": max(self._queue_seconds[pair.decode.url] - arrival, 0.0),
+        }
+        return prefill | behind | terms
+
+    def _arrival_seconds(self, decode: Endpoint, prefill: Endpoint) -> float:
+        """Until the KV is there."""
+        return self._remote.seconds[prefill.url] + self._transfer_seconds(decode, prefill)
 
     def _transfer_seconds(self, decode: Endpoint, prefill: Endpoint) -> float:
         return self._transfers.estimate_seconds(prefill.url, decode.url, self._lacking[decode.url])

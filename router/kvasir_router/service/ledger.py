@@ -41,6 +41,11 @@ class Ticket:
     def expected_prefill_seconds(self) -> float:
         return self._load.prefill.estimate_seconds(self._request.work_ahead)
 
+    @property
+    def is_engine_prefilling(self) -> bool:
+        """Any request's prompt."""
+        return self._load.is_prefilling
+
     def first_token(self, now: float, num_generated_tokens: int = 0) -> None:
         """Its prefill is over, and how long it took is one observation of the rate. Where it goes on with a stream that
         another engine has begun, the tokens generated there were computed again.

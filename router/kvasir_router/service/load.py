@@ -102,6 +102,11 @@ class EndpointLoad:
         return self._report.waiting_uncached_tokens + self._report.running_uncached_tokens + unreported
 
     @property
+    def is_prefilling(self) -> bool:
+        """A prompt of this router's own."""
+        return bool(self._prefilling)
+
+    @property
     def num_decoding(self) -> int:
         """Requests past their prefill; where the engine tells, everybody's."""
         num_own = self.num_in_flight - len(self._prefilling) - len(self._receiving)

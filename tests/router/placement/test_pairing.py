@@ -88,6 +88,13 @@ def test_the_cost_of_a_pair_is_queue_and_prefill_of_one_transfer_and_load_of_the
     assert cost == pytest.approx(work(500) / 1000 + work(1000) / 1000 + transfer + 0.05 * 2000 / 1000)
 
 
+def test_a_decode_engine_with_prompts_ahead_lets_a_remote_one_wait() -> None:
+    policy = paired(a_prefill(), min_tokens=0)
+    busy, idle = a_decode("busy", prefill_tokens=9000), a_decode("idle")
+    assert placed(policy, busy).cost_seconds == pytest.approx(work(9000) / 1000)
+    assert urls(placed(policy, busy, idle)) == ("idle", "p")
+
+
 def test_a_slow_pair_is_left_for_another() -> None:
     policy = paired(a_prefill("p"), a_prefill("q"), min_tokens=0)
     for _ in range(20):
@@ -141,15 +148,18 @@ def test_only_the_best_of_many_prefill_engines_are_compared() -> None:
     assert list(costs) == [("d", f"p{number}") for number in (9, 8, 7, 6)]
 
 
-def test_terms_of_every_pair_add_up_to_what_was_compared() -> None:
+@pytest.mark.parametrize("prefill_tokens", [0, 9000])
+def test_terms_of_every_pair_add_up_to_what_was_compared(prefill_tokens: int) -> None:
     policy = paired(a_prefill(prefill_tokens=500))
-    decodes = [a_decode("d", num_chats=3, kv_usage=0.9, kv_capacity_tokens=10**6), an_endpoint("s")]
+    load = {"prefill_tokens": prefill_tokens, "kv_usage": 0.9, "kv_capacity_tokens": 10**6}
+    decodes = [a_decode("d", num_chats=3, **load), an_endpoint("s")]
     costs = policy.pair_costs(a_request(1000, can_transfer_kv=True), decodes, {}, 0.0)
     assert set(costs) == {("d", None), ("d", "p"), ("s", None)}
     assert {"decode_stall", "own_prefill", "kv_barrier"} <= set(costs["d", None])
-    assert {"kv_transfer", "prefill_queue", "decode_load"} <= set(costs["d", "p"])
-    chosen = placed(policy, *decodes)
-    assert chosen.cost_seconds == pytest.approx(sum(costs[urls(chosen)].values()))
+    assert {"kv_transfer", "decode_queue", "prefill_queue", "decode_load"} <= set(costs["d", "p"])
+    for decode in decodes:
+        chosen = placed(policy, decode)
+        assert chosen.cost_seconds == pytest.approx(sum(costs[urls(chosen)].values()))
 
 
 @pytest.mark.parametrize("policy", [RoundRobin(), PowerOfTwo(seed=1), SessionAffinity()])
