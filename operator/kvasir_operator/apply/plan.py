@@ -155,8 +155,11 @@ class Plan:
             each.workload for each in self.applies if each.cause is Cause.CREATED and each.key.kind in WORKLOAD_KINDS
         }
         later = tuple(each for each in self.applies if each.key.kind == SERVICE and _is_made_for(each, made))
-        first = replace(self.without([each.key for each in later]), scales=(), unweighs=(), deletes=())
-        return first, Plan(later, self.scales, self.unweighs, deletes=self.deletes)
+        first = tuple(each for each in self.applies if each not in later)
+        return (
+            Plan(first, blocked=self.blocked, terminating=self.terminating),
+            replace(self, applies=later, blocked=(), terminating=()),
+        )
 
 
 def _is_made_for(action: Apply, workloads: Collection[tuple[str | None, str | None]]) -> bool:

@@ -134,5 +134,5 @@ def test_former_workloads_shrink_and_children_go_after_what_is_made() -> None:
     restart, deletion = Restart(object_key(live), "u", (), "Cause"), Delete(object_key(live), "u")
     plan = Plan((made,), (scale,), (unweigh,), (restart,), (deletion,), (object_key(live),), (object_key(live),))
     first, then = plan.in_turns()
-    assert first == Plan((made,), restarts=(restart,), blocked=plan.blocked, terminating=plan.terminating)
-    assert then == Plan(scales=(scale,), unweighs=(unweigh,), deletes=(deletion,))
+    assert first == Plan((made,), blocked=plan.blocked, terminating=plan.terminating)
+    assert then == Plan((), (scale,), (unweigh,), (restart,), (deletion,))
