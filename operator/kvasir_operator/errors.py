@@ -34,6 +34,14 @@ class KvasirOperatorError(Exception):
     """Base of everything that this package raises on purpose."""
 
 
+def described(error: BaseException) -> str:
+    """Another library's error, for a log or a status: its kind and its words.
+
+    Its repr may show a request's headers, and a token among them, as aiohttp's does.
+    """
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 class InvalidManifestError(KvasirOperatorError):
     """A manifest that does not hold.
 

@@ -20,7 +20,7 @@ import kopf
 from kvasir_operator.autoscaling.ledger import ScalingLedger
 from kvasir_operator.autoscaling.loop import Autoscaler, Clock
 from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess
-from kvasir_operator.errors import KvasirOperatorError
+from kvasir_operator.errors import KvasirOperatorError, described
 from kvasir_operator.handlers import Lifecycle, kopf_registry, kopf_settings
 from kvasir_operator.kube.cached import CachedClient
 from kvasir_operator.kube.client import ClientHooks, KubeClient
@@ -80,7 +80,7 @@ class Operator:
             try:
                 await self._run_kopf()
             except Exception as error:
-                raise self._failure or KvasirOperatorError(f"kopf ended by itself: {error!r}") from error
+                raise self._failure or KvasirOperatorError(f"kopf ended by itself: {described(error)}") from error
         if self._failure is not None:
             raise self._failure
 

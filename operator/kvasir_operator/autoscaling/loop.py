@@ -186,7 +186,7 @@ class Autoscaler:
         """Until the next turn: between turns too, or it would be logged each second."""
         self._asleep.pop(key, None)
         wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
-        message = f"the operator failed to decide, and its log says where: {error!r}"
+        message = f"the operator failed to decide, by a {type(error).__name__}: its log says where"
         verdicts = {
             role.name: Verdict(wanted.get(role.name, role.replicas), None, message, held=HoldReason.DECISION_FAILED)
             for role in roles

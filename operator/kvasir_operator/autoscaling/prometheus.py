@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from kvasir_operator.errors import PrometheusError
+from kvasir_operator.errors import PrometheusError, described
 
 TIMEOUT_SECONDS = 10.0
 
@@ -60,7 +60,9 @@ class Prometheus:
                 body = await answer.json(content_type=None)
                 return _values(body, answer.status, query)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise PrometheusError(f"{self._url} did not answer: {error!r}; is prometheus.url right?") from error
+            raise PrometheusError(
+                f"{self._url} did not answer: {described(error)}; is prometheus.url right?"
+            ) from error
 
     def _headers(self) -> dict[str, str]:
         file = self._access.token_file

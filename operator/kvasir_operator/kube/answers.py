@@ -19,6 +19,7 @@ from kvasir_operator.errors import (
     ObjectNotFoundError,
     ObjectRefusedError,
     WatchExpiredError,
+    described,
 )
 
 _ERRORS: dict[int, type[KubeApiError]] = {
@@ -43,7 +44,7 @@ async def translated(call: Callable[[], Awaitable[Any]]) -> Any:
     except ApiException as error:
         raise api_error(error.status, error.reason, error.body or "") from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise KubeUnavailableError(f"the API server did not answer: {error!r}") from error
+        raise KubeUnavailableError(f"the API server did not answer: {described(error)}") from error
 
 
 def api_error(status: int, reason: str, body: str) -> KubeApiError:

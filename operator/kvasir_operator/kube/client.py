@@ -23,6 +23,7 @@ from kvasir_operator.errors import (
     KubeUnavailableError,
     ObjectConflictError,
     ObjectNotFoundError,
+    described,
 )
 from kvasir_operator.kube.answers import api_error, read_watch_line, translated
 from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, kind_of
@@ -146,7 +147,7 @@ class KubeClient:
             async for line in response.content:
                 yield read_watch_line(line)
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-            raise KubeUnavailableError(f"watch of {kind.plural} broke off: {error!r}") from error
+            raise KubeUnavailableError(f"watch of {kind.plural} broke off: {described(error)}") from error
         finally:
             response.close()
 

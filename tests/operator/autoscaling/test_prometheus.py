@@ -41,6 +41,32 @@ def test_the_token_goes_along_as_it_is_in_its_file_now(tmp_path: Path) -> None:
     assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
+async def no_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"SSH-2.0-OpenSSH_10\r\n")
+    await writer.drain()
+    writer.close()
+
+
+def test_the_token_is_in_no_error(tmp_path: Path) -> None:
+    """What answers without HTTP is an error of aiohttp that holds the request."""
+    file = tmp_path / "token"
+    file.write_text("secret")
+
+    async def ask() -> str:
+        async with await asyncio.start_server(no_http, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            prometheus = Prometheus(PrometheusAccess(url, token_file=file), timeout_seconds=5)
+            with pytest.raises(PrometheusError) as raised:
+                await prometheus.query("up")
+            await prometheus.close()
+            return str(raised.value)
+
+    message = asyncio.run(ask())
+    assert "SSH-2.0" in message
+    assert "secret" not in message
+
+
 def test_without_a_token_nothing_is_said() -> None:
     assert "Authorization" not in answered(vector())[1].headers[0]
 

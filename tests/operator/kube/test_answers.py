@@ -1,9 +1,13 @@
 """Answers of the API server as our own errors, and lines of a watch."""
 
+import asyncio
 import json
-from typing import Any
+from typing import Any, NoReturn
 
+import aiohttp
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from kvasir_operator.errors import (
     AdmissionFailedError,
@@ -15,7 +19,7 @@ from kvasir_operator.errors import (
     ObjectRefusedError,
     WatchExpiredError,
 )
-from kvasir_operator.kube.answers import api_error, read_watch_line
+from kvasir_operator.kube.answers import api_error, read_watch_line, translated
 
 
 def line(kind: str, obj: dict[str, Any]) -> bytes:
@@ -31,6 +35,18 @@ def test_an_error_in_the_stream_is_raised(code: int, expected: type[KubeApiError
     with pytest.raises(expected, match="too old resource version") as raised:
         read_watch_line(line("ERROR", {"code": code, "message": "too old resource version: 1 (9)"}))
     assert raised.value.status == code
+
+
+def test_what_the_request_proved_itself_with_is_in_no_error() -> None:
+    headers = CIMultiDictProxy(CIMultiDict(Authorization="Bearer secret"))
+    url = URL("https://api/version")
+
+    async def fail() -> NoReturn:
+        raise aiohttp.ClientResponseError(aiohttp.RequestInfo(url, "GET", headers, url), (), status=400, message="odd")
+
+    with pytest.raises(KubeUnavailableError, match=r"did not answer: ClientResponseError: 400, .*odd") as raised:
+        asyncio.run(translated(fail))
+    assert "secret" not in str(raised.value)
 
 
 def answered(status: int, message: str, **details: str) -> KubeApiError:
