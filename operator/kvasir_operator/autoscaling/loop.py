@@ -191,6 +191,7 @@ class Autoscaler:
             role.name: Verdict(wanted.get(role.name, role.replicas), None, message, held=HoldReason.DECISION_FAILED)
             for role in roles
         }
+        self._memories[key] = {role: Memory() for role in verdicts} | self._memories.get(key, {})
         self._metrics.count_scaling_error(error)
         self._metrics.show_scaling(key, verdicts, {})
         self._put(key, verdicts, ())

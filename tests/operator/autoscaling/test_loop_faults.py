@@ -14,12 +14,12 @@ from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.autoscaling import loop
 from kvasir_operator.autoscaling.held import Held
 from kvasir_operator.autoscaling.hold import STALE_SECONDS
-from kvasir_operator.autoscaling.ledger import ScalingLedger
+from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling
 from kvasir_operator.autoscaling.loop import Autoscaler, Clock
 from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess, Value
 from kvasir_operator.autoscaling.reasons import HoldReason
 from kvasir_operator.kube.client import LabelSelector
-from kvasir_operator.kube.kinds import Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, Kind, KubeObject, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.settings import OperatorSettings
 
@@ -150,6 +150,18 @@ async def test_what_failed_is_decided_again_at_the_next_turn() -> None:
         await given.scaler.turn()
         assert given.ledger.scaling_of(KEY).trouble is None
         assert given.woken == [KEY, KEY]
+
+
+async def test_a_service_that_is_deleted_while_it_is_held_leaves_nothing_behind() -> None:
+    kube = FaultyKube(KEY.name)
+    put_service(kube, KEY.name, 1)
+    async with scaling(kube) as given:
+        await given.scaler.turn()
+        del kube.objects[(INFERENCE_SERVICE.kind, *KEY)]
+        await given.scaler.turn()
+        of_deleted = {"service_namespace": "models", "inference_service": "llama", "role": "serve"}
+        assert given.metric("held", **of_deleted) is None
+        assert given.ledger.scaling_of(KEY) == ServiceScaling()
 
 
 async def test_a_fault_between_turns_waits_for_the_next_turn() -> None:
