@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,11 @@ class ControlPlane:
         return wait_until(enough, 30, f"{num_pods} pods with {selector} in namespace {namespace}")
 
     def mark_pods_ready(
-        self, namespace: str, selector: str, num_pods: int = 1, node: str = NODE
+        self, namespace: str, selector: str, num_pods: int = 1, node: str = NODE, ago: timedelta = timedelta()
     ) -> list[dict[str, Any]]:
         """Wait for `num_pods` pods or more, bind all of them to `node`, report them running and ready, and return them.
 
+        They say that they became ready `ago`, which may be before they were made.
         A deleted pod is gone within a second if its node is NODE. On a node of any other name it stays Terminating
         until `end_terminating_pods`, as a real pod does until its processes have ended. Raises TimeoutError when the
         pods do not appear within 30 s.
@@ -128,7 +130,7 @@ class ControlPlane:
         register_node(self, node)
         for pod in pods:
             bind_pod(self, pod, node)
-        return [report_ready(self, pod) for pod in pods]
+        return [report_ready(self, pod, ago) for pod in pods]
 
     def mark_pods_waiting(
         self, namespace: str, selector: str, reason: str, message: str, num_pods: int = 1

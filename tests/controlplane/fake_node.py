@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from kubernetes.dynamic.exceptions import NotFoundError
@@ -67,10 +67,11 @@ def bind_pod(api: Api, pod: dict[str, Any], node: str) -> None:
         api.request("post", f"{path_of(pod)}/binding", body | {"target": {"kind": "Node", "name": node}})
 
 
-def report_ready(api: Api, pod: dict[str, Any]) -> dict[str, Any]:
+def report_ready(api: Api, pod: dict[str, Any], ago: timedelta = timedelta()) -> dict[str, Any]:
     """Report every container as started and the pod as ready at its address, a new one if it has none yet."""
     address = pod["status"].get("podIP") or next(POD_ADDRESSES)
-    status = ready_status(pod["spec"]["containers"], address, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    since = (datetime.now(UTC) - ago).strftime("%Y-%m-%dT%H:%M:%SZ")
+    status = ready_status(pod["spec"]["containers"], address, since)
     return api.request("patch", f"{path_of(pod)}/status", {"status": status}, MERGE_PATCH)
 
 

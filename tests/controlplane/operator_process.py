@@ -15,7 +15,7 @@ from pathlib import Path
 from .processes import die_with_parent, wait_until
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "kvasir-operator"
-START_SECONDS = 40.0  # a bound for a crowded machine; a quiet one takes 2
+START_SECONDS = 120.0  # a bound for a crowded machine; a quiet one takes 2
 
 
 @dataclass(frozen=True)
