@@ -40,8 +40,8 @@ class Pipeline:
         return stage_layout(specs, block_size, stages, self.stage.index)
 
     def num_planes(self, next_layer: int) -> int:
-        """Of what travels to the stage that begins with this layer: delta, residual, and what was captured before."""
-        return 2 + sum(layer < next_layer for layer in self.captured_layers)
+        """Of what travels to the stage that begins with this layer: residual stream, and what was captured before."""
+        return 1 + sum(layer < next_layer for layer in self.captured_layers)
 
 
 def join_pipeline(

@@ -1,7 +1,7 @@
 """Hidden states between pipeline stages as they travel: a line for the step, then one for each of its tokens.
 
-A line is [num_planes, hidden_size]: delta, residual, and what was captured for a proposer. The first line says whether
-a stage has failed; it is read with the step's results, so nobody waits for the device on the way.
+A line is [num_planes, hidden_size]: the residual stream, and what was captured for a proposer. The first line says
+whether a stage has failed; it is read with the step's results, so nobody waits for the device on the way.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.models.decoder import HiddenStates
+from kvasir_runtime.models.layers import residual_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class StageBuffer:
     def states(self, num_tokens: int, *, captures: bool) -> HiddenStates:
         """Of the first tokens; copies, which layers may change. Without `captures` nothing captured is read."""
         planes = self._lines[1 : 1 + num_tokens].unbind(1)
-        delta, residual, *captured = (plane.clone() for plane in planes[: None if captures else 2])
-        return HiddenStates(delta, residual, tuple(captured))
+        stream, *captured = (plane.clone() for plane in planes[: None if captures else 1])
+        return HiddenStates(stream, None, tuple(captured))
 
     def failed_stage(self) -> Tensor:
         """int32 [1], a copy: 0 where all stages before have computed the step, else the number of one that has not,
@@ -57,6 +58,6 @@ class StageBuffer:
 
 
 def lines_of(states: HiddenStates) -> Tensor:
-    """[num_tokens, num_planes, hidden_size]"""
-    assert states.residual is not None, "a stage has a layer at least"
-    return torch.stack((states.delta, states.residual, *states.captured), 1)
+    """[num_tokens, num_planes, hidden_size]. The last sublayer's output joins the stream as the next norm would do it,
+    rounded to the same type: half the bytes, and no other number."""
+    return torch.stack((residual_stream(states.delta, states.residual), *states.captured), 1)

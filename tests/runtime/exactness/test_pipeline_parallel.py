@@ -134,7 +134,7 @@ def test_a_stage_keeps_the_kv_of_its_own_layers_in_equal_numbers_of_blocks(refer
     assert first.num_blocks == last.num_blocks
 
 
-def test_a_step_sends_delta_and_residual_of_its_tokens_and_nothing_back(reference: Any, start_stages: Any) -> None:
+def test_a_step_sends_the_residual_stream_of_its_tokens_and_nothing_back(reference: Any, start_stages: Any) -> None:
     expected = reference("LlamaForCausalLM")
     stages = start_stages(expected.folder)
     links = [groups.link for groups in stages.ranks.groups]
@@ -144,7 +144,7 @@ def test_a_step_sends_delta_and_residual_of_its_tokens_and_nothing_back(referenc
     num_steps = engine.finish("one").stats.num_steps
     sent, got = (link.counts.since(start) for link, start in zip(links, before, strict=True))
     num_tokens = len(expected.prompts[1]) + 10
-    assert (sent.calls[3], sent.num_bytes[3]) == (num_steps, (num_tokens + num_steps) * 2 * 48 * 4)
+    assert (sent.calls[3], sent.num_bytes[3]) == (num_steps, (num_tokens + num_steps) * 48 * 4)
     assert (got.calls[3], got.calls[4]) == (0, num_steps)
 
 

@@ -16,31 +16,31 @@ def states(num_tokens: int, num_captured: int, dtype: torch.dtype) -> HiddenStat
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_tokens", "num_planned"), [(1, 1), (3, 5), (8, 8)])
 def test_states_arrive_as_they_were(num_tokens: int, num_planned: int, dtype: torch.dtype) -> None:
-    line_format = LineFormat(3, 6, dtype, torch.device("cpu"))
+    line_format = LineFormat(2, 6, dtype, torch.device("cpu"))
     buffer, left = StageBuffer(line_format, 8), states(num_tokens, 1, dtype)
     buffer.message(num_planned).copy_(line_format.message(lines_of(left), num_planned, 0))
     arrived = buffer.states(num_tokens, captures=True)
-    assert torch.equal(arrived.delta, left.delta)
-    assert torch.equal(arrived.residual, left.residual)
+    assert torch.equal(arrived.delta, left.residual + left.delta)
+    assert arrived.residual is None
     assert torch.equal(arrived.captured[0], left.captured[0])
     assert buffer.failed_stage().tolist() == [0]
 
 
 def test_what_was_not_captured_is_not_read() -> None:
-    line_format = LineFormat(3, 6, torch.float32, torch.device("cpu"))
+    line_format = LineFormat(2, 6, torch.float32, torch.device("cpu"))
     buffer, left = StageBuffer(line_format, 4), states(2, 0, torch.float32)
     buffer.message(2).copy_(line_format.message(lines_of(left), 2, 0))
     assert buffer.states(2, captures=False).captured == ()
 
 
 def test_layers_may_change_what_they_are_given() -> None:
-    buffer = StageBuffer(LineFormat(2, 6, torch.float32, torch.device("cpu")), 4)
-    buffer.states(1, captures=False).residual.add_(1)
-    assert buffer.states(1, captures=False).residual.tolist() == [[0.0] * 6]
+    buffer = StageBuffer(LineFormat(1, 6, torch.float32, torch.device("cpu")), 4)
+    buffer.states(1, captures=False).delta.add_(1)
+    assert buffer.states(1, captures=False).delta.tolist() == [[0.0] * 6]
 
 
 def test_a_failed_step_is_marked_and_otherwise_zeros() -> None:
-    line_format = LineFormat(2, 6, torch.bfloat16, torch.device("cpu"))
+    line_format = LineFormat(1, 6, torch.bfloat16, torch.device("cpu"))
     buffer = StageBuffer(line_format, 4)
     buffer.message(3).copy_(line_format.message(None, 3, 7))
     failed_stage = buffer.failed_stage()
