@@ -112,11 +112,12 @@ class PairedPolicy:
 
 
 def _cheapest(pairs: Sequence[Pair]) -> Pair:
-    """Of ties the one whose engines were idle longest."""
+    """Of ties one that leaves no prompt to who decodes, then the one whose engines were idle longest."""
     limit = min(pair.seconds for pair in pairs) * (1 + TIE_TOLERANCE)
-    return min((pair for pair in pairs if pair.seconds <= limit), key=_last_dispatches)
+    return min((pair for pair in pairs if pair.seconds <= limit), key=_rank_of_tie)
 
 
-def _last_dispatches(pair: Pair) -> tuple[int, str, int, str]:
-    prefill = pair.prefill or pair.decode
-    return pair.decode.load.last_dispatch, pair.decode.url, prefill.load.last_dispatch, prefill.url
+def _rank_of_tie(pair: Pair) -> tuple[bool, int, str, int, str]:
+    decode, prefill = pair.decode, pair.prefill or pair.decode
+    is_local = pair.prefill is None
+    return is_local, decode.load.last_dispatch, decode.url, prefill.load.last_dispatch, prefill.url

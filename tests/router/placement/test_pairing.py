@@ -51,6 +51,7 @@ def urls(placement: Placement) -> tuple[str, str | None]:
     [
         ("two idle engines: a transfer gains nothing", {}, {}, {}, False),
         ("prompts ahead where it is decoded", {"prefill_tokens": 1000}, {}, {}, True),
+        ("so many that its own prefill adds little", {"prefill_tokens": 100_000}, {}, {}, True),
         ("as many where it would be prefilled", {"prefill_tokens": 1000}, {"prefill_tokens": 1000}, {}, False),
         ("streams would stand still", {"num_chats": 20}, {}, {}, True),
         ("a faster prefill engine", {}, {"prefill_rate": 2000.0}, {}, True),
@@ -91,7 +92,7 @@ def test_the_cost_of_a_pair_is_queue_and_prefill_of_one_transfer_and_load_of_the
 def test_a_decode_engine_with_prompts_ahead_lets_a_remote_one_wait() -> None:
     policy = paired(a_prefill(), min_tokens=0)
     busy, idle = a_decode("busy", prefill_tokens=9000), a_decode("idle")
-    assert placed(policy, busy).cost_seconds == pytest.approx(work(9000) / 1000)
+    assert placed(policy, busy).cost_seconds == pytest.approx(work(9000) / 1000 + 0.05 * 9000 / 1000)
     assert urls(placed(policy, busy, idle)) == ("idle", "p")
 
 
