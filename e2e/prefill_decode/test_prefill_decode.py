@@ -18,8 +18,8 @@ from e2e.watch import watching
 from tests.controlplane.processes import wait_until
 
 NUM_ENGINES, NUM_CLIENTS = 4, 8
-NUM_TOKENS = {"prefill": 100, "decode": 600}
-"""Of a stream while a pod of the role is struck: many prompts a second, or streams that outlast the strike."""
+NUM_TOKENS = {"prefill": 200, "decode": 600}
+"""Of a stream while a pod of the role is struck: prompts follow each other soon, or streams outlast the strike."""
 WHOLE_WITHIN_SECONDS = 180.0
 SILENCE_LIMIT_SECONDS = 15.0
 BLOCKS = "kvasir_kv_transfer_blocks_total"
