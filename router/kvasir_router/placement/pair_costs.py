@@ -114,7 +114,7 @@ class _Column:
         self._names = tuple(columns)
         rows = zip(*columns.values(), strict=True)
         self._rows = {endpoint.url: row for endpoint, row in zip(endpoints, rows, strict=True)}
-        self.seconds = {url: sum(row) for url, row in self._rows.items()}
+        self.seconds: dict[str, float] = {url: sum(row) for url, row in self._rows.items()}
 
     def terms_of(self, url: str) -> dict[str, float]:
         return dict(zip(self._names, self._rows[url], strict=True))
