@@ -45,6 +45,11 @@ class Job:
     def can_fail_again(self) -> bool:
         return self._num_failures < self.max_failures
 
+    @property
+    def is_moved(self) -> bool:
+        """It is a stream whose KV comes from the engine that has let go of it."""
+        return self.exchange.journal is not None and self.exchange.journal.is_moved
+
     def count_wait(self, seconds: float) -> None:
         self.queue_wait_seconds += seconds
         self.waited_seconds += seconds

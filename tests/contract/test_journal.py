@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from kvasir_router.relay import journal as router
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
@@ -18,6 +20,7 @@ REQUEST = GenerateRequest(
     text=TextOptions(),
     n=2,
 )
+PARAMS = KvTransferParams(do_remote_prefill=True, remote_host="h", remote_port=1, transfer_id="k")
 DELTAS = [
     (SequenceDelta(index=0, token_ids=[5], num_cached_tokens=16), b'data: {"text":"a"}\n\n'),
     (SequenceDelta(index=1, token_ids=[6, 7]), b""),
@@ -26,11 +29,10 @@ DELTAS = [
 
 
 def test_where_a_moved_streams_blocks_are_is_told_to_the_next_engine_alone() -> None:
-    params = KvTransferParams(do_remote_prefill=True, remote_host="h", remote_port=1, transfer_id="k")
     one = replace(REQUEST, n=1)
     writer = runtime.JournalWriter([one], 1700000000, "digest")
-    moved = writer.begin() + writer.write(*DELTAS[0]) + writer.write_move(params)
-    for stream, expected in ((moved, params), (moved + writer.write(*DELTAS[0]), None)):
+    moved = writer.begin() + writer.write(*DELTAS[0]) + writer.write_move(PARAMS)
+    for stream, expected in ((moved, PARAMS), (moved + writer.write(*DELTAS[0]), None)):
         kept = router.Journal()
         kept.keep(kept.split(stream)[1])
         journal = runtime.read_journal(kept.lines)
@@ -38,6 +40,42 @@ def test_where_a_moved_streams_blocks_are_is_told_to_the_next_engine_alone() -> 
         for transfer, used in ((KvTransferConfig(kv_connector="NixlConnector"), expected), (None, None)):
             [resumed] = journal.continued([one], "digest", vocab_size=10, is_stream=True, kv_transfer=transfer)
             assert resumed.kv_transfer_params == used
+
+
+@pytest.mark.parametrize("num_bytes_spare", [0, -1])
+def test_an_engine_knows_how_long_a_journal_the_router_keeps(
+    num_bytes_spare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first engine's lines and the second's together."""
+    first = runtime.JournalWriter([REQUEST], 1700000000, "digest")
+    stream = first.begin() + first.write(*DELTAS[0])
+    begun = runtime.read_journal(router.Journal().split(stream)[1])
+    headers = {runtime.RESUMABLE_HEADER: "1"}
+    stream += runtime.event_writer(headers, [REQUEST], 1, "digest", begun).write(*DELTAS[1])
+
+    _, lines = router.Journal().split(stream)
+    for module in (router, runtime):
+        monkeypatch.setattr(module, "MAX_JOURNAL_BYTES", len(lines) + num_bytes_spare)
+    kept = router.Journal()
+    kept.keep(lines)
+    second = runtime.event_writer(headers, [REQUEST], 1, "digest", begun)
+    second.write(*DELTAS[1])
+    assert (second.can_continue, kept.is_too_long) == ((True, False) if num_bytes_spare == 0 else (False, True))
+
+
+def test_the_router_sees_that_a_stream_is_moved() -> None:
+    writer = runtime.JournalWriter([REQUEST], 1700000000, "digest")
+    kept = router.Journal()
+    blocks = [
+        writer.begin(),
+        *(writer.write(delta, event) for delta, event in DELTAS),
+        writer.write_usage(b"data: {}\n\n"),
+    ]
+    for block in blocks:
+        kept.keep(kept.split(block)[1])
+        assert not kept.is_moved
+    kept.keep(kept.split(writer.write_move(PARAMS))[1])
+    assert kept.is_moved
 
 
 def test_headers_are_the_same() -> None:

@@ -23,6 +23,7 @@ from kvasir_router.server import RunningRouter, running
 from kvasir_router.service.registry import EndpointState
 
 MODEL = "tiny"
+MOVE = b'[0,[],null,0,{"do_remote_prefill":true}]\n'
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ class FakeEngine:
         self.die_after_tokens: int | None = None
         self.die_after_bytes: int | None = None  # of the stream
         self.keeps_journal = False
+        self.moves_after_tokens: int | None = None  # its KV with it
         self.is_healthy = True
         self.is_silent = False  # takes connections and answers nothing
         self.hang_after_tokens: int | None = None
@@ -170,10 +172,13 @@ class FakeEngine:
         if self.die_before_first_token:
             _abort(request)
         await self.gate.wait()
-        num_sent, num_bytes = journal.count(b"\n"), 0
+        num_sent, num_bytes = journal.count(b"]\n") - journal.count(b"}]\n"), 0
         for number in range(num_sent, self.num_tokens):
             if number == self.die_after_tokens:
                 _abort(request)
+            if number == self.moves_after_tokens:
+                await response.write(b": kvasir " + MOVE + b"\n")
+                return response
             if number:
                 await self.later_gate.wait()
             if number == self.hang_after_tokens:

@@ -60,6 +60,19 @@ def test_half_an_event_is_forgotten_when_another_engine_goes_on() -> None:
     assert journal.lines == b"[0]\n[1]\n"
 
 
+def test_only_the_line_of_a_move_says_that_the_kv_comes_along() -> None:
+    journal = Journal()
+    assert not journal.is_moved
+    fed(journal, b': kvasir {"id":1,"seeds":[7]}\n\n')
+    assert not journal.is_moved
+    fed(journal, b": kvasir [0,[5],null,0]\ndata: a\n\n")
+    assert not journal.is_moved
+    fed(journal, b': kvasir [0,[],null,0,{"remote_host":"h"}]\n\n')
+    assert journal.is_moved
+    fed(journal, b": kvasir [0,[6],null,0]\ndata: b\n\n")
+    assert not journal.is_moved, "it is with the next engine now"
+
+
 def test_a_large_event_in_many_pieces_is_read_once() -> None:
     """A prompt's log probabilities are one event of many MiB: 0.03 s, against 15 s when each piece is joined."""
     journal, start = Journal(), time.process_time()
@@ -72,7 +85,8 @@ def test_a_journal_beyond_its_bound_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(journal_module, "MAX_JOURNAL_BYTES", 10)
     journal = Journal()
     journal.keep(b"[0]\n[1]\n")
-    assert not journal.is_too_long
-    journal.keep(b"[2]\n")
+    journal.keep(b"3\n")
+    assert (journal.is_too_long, journal.num_bytes) == (False, 10)
+    journal.keep(b"\n")
     journal.keep(b"[3]\n")
     assert (journal.is_too_long, journal.lines) == (True, b"")

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.router.conftest import MOVE
 from tests.router.split_engines import Split
 
 from kvasir_router import remote_prefill
@@ -308,6 +309,24 @@ async def test_a_stream_that_is_lost_goes_on_with_another_pair(split: Split, cli
     assert second.received == [True]
     assert second.journals == [b"[0]\n[1]\n[2]\n"]
     assert second.requests[0]["messages"] == BODY["messages"]
+
+
+async def test_a_stream_that_is_moved_is_not_prefilled_again(split: Split, client: Any, until: Any) -> None:
+    router = await split.start(num_prefills=2, num_decodes=2)
+    first, second = sorted(split.decodes, key=lambda engine: engine.url)
+    first.moves_after_tokens = 3
+    second.gate.clear()
+    asked = asyncio.create_task(ask(client, router))
+    await second.wait_for_requests(1)
+    load = service_of(router).registry.get(second.url).load
+    assert (load.prefill_tokens, load.num_in_flight) == (0, 1), "its KV comes from the first"
+    second.gate.set()
+    assert await asked == (200, whole(second))
+    assert sum(len(engine.requests) for engine in split.prefills) == 1
+    assert (first.received, second.received) == ([True], [None])
+    assert second.journals == [b"[0]\n[1]\n[2]\n" + MOVE]
+    assert load.prefill.num_observations == 0, "it tells nothing of how fast prompts are computed there"
+    await until(lambda: is_free(router))
 
 
 async def test_a_prefill_that_fails_as_the_decode_engine_begins_does_not_begin_the_answer_twice(

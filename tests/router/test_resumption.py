@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kvasir_router.relay import journal as journal_module
 from kvasir_router.service import health
 
 pytestmark = pytest.mark.anyio
@@ -56,6 +57,17 @@ async def test_a_stream_goes_on_at_another_engine(
     assert await stream(client, router) == whole
     journal = b"".join(b"[%d]\n" % number for number in range(num_tokens))
     assert [engine.journals for engine in engines] == [[b""], [journal]]
+
+
+@pytest.mark.parametrize("num_tokens", [3, 4])
+async def test_a_stream_goes_on_with_exactly_as_long_a_journal_as_is_kept(
+    num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_JOURNAL_BYTES", len(b"[0]\n[1]\n[2]\n"))
+    router = await start_router(*engines)
+    engines[0].die_after_tokens = num_tokens
+    body = await stream(client, router)
+    assert (body == whole, b"stream_interrupted" in body) == ((True, False) if num_tokens == 3 else (False, True))
 
 
 async def test_the_engine_that_goes_on_is_shown_the_routers_secret_too(

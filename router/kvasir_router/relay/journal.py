@@ -1,8 +1,8 @@
 """What the router keeps of a stream so that another engine can continue it: the stream's journal, line by line.
 
 An engine that keeps one puts a comment line before each event, in the event's own block (blocks end at an empty line).
-The comments are taken out of what the client gets and kept; only engines read them. A block is passed on whole or not
-at all, so what the journal accounts for is exactly what the client has.
+The comments are taken out of what the client gets and kept; only engines read them, but for the end of the last one. A
+block is passed on whole or not at all, so what the journal accounts for is exactly what the client has.
 """
 
 RESUMABLE_HEADER = "x-kvasir-resumable"
@@ -14,6 +14,7 @@ MAX_JOURNAL_BYTES = 4 * 2**20
 
 _COMMENT = b": kvasir "
 _END_OF_BLOCK = b"\n\n"
+_END_OF_MOVE = b"}]\n"
 
 
 class Journal:
@@ -35,6 +36,11 @@ class Journal:
     def num_events(self) -> int:
         """About as many as tokens."""
         return self._lines.count(b"\n")
+
+    @property
+    def is_moved(self) -> bool:
+        """The engine that has let go of the stream says where its KV is: of all lines only that one ends so."""
+        return self._lines.endswith(_END_OF_MOVE)
 
     def split(self, chunk: bytes) -> tuple[bytes, bytes]:
         """The events that are whole now, without comments, and the comments' lines, to be kept once those are sent."""

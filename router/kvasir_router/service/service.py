@@ -5,7 +5,7 @@ for itself.
 """
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvasir_router.admission.admission import Admission
@@ -15,7 +15,7 @@ from kvasir_router.errors import UpstreamBusyError, UpstreamConnectError, Upstre
 from kvasir_router.picker import Picker
 from kvasir_router.placement.costs.own_prefill import work_left
 from kvasir_router.placement.pairing import Pairing
-from kvasir_router.placement.placement import Placement
+from kvasir_router.placement.placement import Placement, decode_leg_on
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.catalog import ModelCatalog
@@ -95,12 +95,19 @@ class Service:
         """Its prompts may be prefilled by one engine and decoded by another."""
         return self.pairing is not None and self.registry.is_disaggregated
 
-    def place(self, request: InferenceRequest, avoid: Set[str] = frozenset()) -> Placement | None:
-        """None when no endpoint can take the request now. `avoid`: urls of endpoints where it has failed."""
+    def place(
+        self, request: InferenceRequest, avoid: Set[str] = frozenset(), *, is_moved: bool = False
+    ) -> Placement | None:
+        """None when no endpoint can take the request now. `avoid`: urls of endpoints where it has failed. `is_moved`:
+        its KV comes from the engine that has let go of it, so nobody is to prefill it.
+        """
         now = self._clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
-        prefills = self.registry.prefilling(request.model) if self.is_paired else None
-        return self.picker.pick(request, self.registry.serving(request.model), cached, now, avoid, prefills)
+        prefills = self.registry.prefilling(request.model) if self.is_paired and not is_moved else None
+        placement = self.picker.pick(request, self.registry.serving(request.model), cached, now, avoid, prefills)
+        if placement is None or not is_moved:
+            return placement
+        return replace(placement, leg=decode_leg_on(placement.leg.endpoint, request, cached))
 
     def least_work(self, request: InferenceRequest) -> float:
         """What of its prefill is left to do on the endpoint that has cached the most."""

@@ -8,7 +8,7 @@ from types import TracebackType
 import msgspec
 
 from kvasir_runtime.engine.messages import FinishReason, TokenLogprobs
-from kvasir_runtime.errors import KvasirRuntimeError
+from kvasir_runtime.errors import KvasirRuntimeError, RequestMovedError
 from kvasir_runtime.transfer.params import KvTransferParams
 
 
@@ -64,7 +64,12 @@ class Generation:
         self._has_news = asyncio.Event()
         self._error: KvasirRuntimeError | None = None
         self.can_move = False
-        """Whether another engine can go on with it: what has come is on its way to whoever keeps a journal."""
+        """Whether another engine can go on with it: whoever keeps its journal gets, and can keep, what was read."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Another engine goes on from what whoever iterates makes of it."""
+        return isinstance(self._error, RequestMovedError)
 
     def __enter__(self) -> "Generation":
         return self

@@ -51,7 +51,7 @@ def completion_routes(serving: Serving) -> APIRouter:
             is_stream=bool(wishes.stream),
             kv_transfer=serving.kv_transfer,
         )
-        writer = event_writer(request.headers, requests, created, serving.model_digest)
+        writer = event_writer(request.headers, requests, created, serving.model_digest, journal)
         exchange = Exchange(
             engine=serving.engine,
             admission=serving.admission,

@@ -72,9 +72,11 @@ class Exchange:
                     for delta in map(self.shape.shown, deltas):
                         meter.count(delta)
                         events.append(self.writer.write(delta, self.shape.event(delta, self._chunk_usage(meter))))
+                    if generation.is_moving and not self.writer.can_continue:
+                        continue  # whoever goes on draws these again
                     if block := b"".join(events):
+                        generation.can_move = self.writer.can_continue
                         yield block
-                        generation.can_move = self.writer.is_resumable
             except RequestMovedError as move:
                 if move.key is not None:
                     yield self.writer.write_move(

@@ -25,7 +25,7 @@ RESUMABLE_HEADER = "x-kvasir-resumable"
 JOURNAL_HEADER = "x-kvasir-journal-at"
 """How many bytes of the body are the client's; the journal follows them."""
 MAX_JOURNAL_BYTES = 4 * 2**20
-"""The router keeps no longer one."""
+"""The router keeps no longer one, so a stream with a longer one stays where it is."""
 COMMENT = b": kvasir "
 END_OF_BLOCK = b"\n"
 
@@ -72,6 +72,7 @@ class Journal:
     has_usage: bool = False
     moved: KvTransferParams | None = None
     """Where the blocks are of what was sent, if they were kept for whoever goes on."""
+    num_bytes: int = 0
 
     @property
     def has_begun(self) -> bool:
@@ -173,13 +174,18 @@ def read_journal(lines: bytes) -> Journal:
         sequence.token_ids += entry.token_ids
         sequence.finish_reason = entry.finish_reason
         sequence.num_cached_tokens = sequence.num_cached_tokens or entry.num_cached_tokens
-    return Journal(beginning, sequences, has_usage, moved)
+    return Journal(beginning, sequences, has_usage, moved, len(lines))
 
 
 class EventWriter:
     """Events as clients see them, without a journal."""
 
     is_resumable = False
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether another engine could go on from all that was written."""
+        return False
 
     def begin(self, event: bytes = b"") -> bytes:
         """The stream's beginning, with its first event where that belongs to no sequence."""
@@ -193,7 +199,7 @@ class EventWriter:
         return event
 
     def write_move(self, params: KvTransferParams) -> bytes:
-        """That the stream, of one sequence, goes on in another engine."""
+        """Where the blocks are of a stream, of one sequence, that goes on in another engine."""
         return b""
 
 
@@ -201,13 +207,18 @@ WITHOUT_JOURNAL = EventWriter()
 
 
 class JournalWriter(EventWriter):
-    """Each event behind its line of the journal."""
+    """Each event behind its line of the journal. `num_bytes`: of the lines that other engines have written."""
 
     is_resumable = True
 
-    def __init__(self, requests: Sequence[GenerateRequest], created: int, model: str) -> None:
+    def __init__(self, requests: Sequence[GenerateRequest], created: int, model: str, num_bytes: int = 0) -> None:
         seeds = [request.sampling.seed for request in requests]
         self._beginning = Beginning(requests[0].request_id, created, seeds, model)
+        self._num_bytes = num_bytes
+
+    @property
+    def can_continue(self) -> bool:
+        return self._num_bytes <= MAX_JOURNAL_BYTES
 
     def begin(self, event: bytes = b"") -> bytes:
         return self._block(self._beginning, event)
@@ -220,17 +231,20 @@ class JournalWriter(EventWriter):
         return self._block(Entry(None, []), event)
 
     def write_move(self, params: KvTransferParams) -> bytes:
-        return self._block(Move(0, [], moved=params), b"")
+        """Nothing where the router could not keep it: the stream goes on without the blocks."""
+        block = self._block(Move(0, [], moved=params), b"")
+        return block if self.can_continue else b""
 
-    @staticmethod
-    def _block(line: Beginning | Entry, event: bytes) -> bytes:
-        return COMMENT + _encoder.encode(line) + b"\n" + (event or END_OF_BLOCK)
+    def _block(self, line: Beginning | Entry, event: bytes) -> bytes:
+        encoded = _encoder.encode(line) + b"\n"
+        self._num_bytes += len(encoded)
+        return COMMENT + encoded + (event or END_OF_BLOCK)
 
 
 def event_writer(
-    headers: Mapping[str, str], requests: Sequence[GenerateRequest], created: int, model: str
+    headers: Mapping[str, str], requests: Sequence[GenerateRequest], created: int, model: str, journal: Journal
 ) -> EventWriter:
     """As the request's sender wants it; a beam search comes whole at its end, so there is nothing to continue."""
     if RESUMABLE_HEADER not in headers or any(request.beam for request in requests):
         return WITHOUT_JOURNAL
-    return JournalWriter(requests, created, model)
+    return JournalWriter(requests, created, model, journal.num_bytes)

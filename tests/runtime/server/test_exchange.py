@@ -1,0 +1,146 @@
+"""Which streams another engine can have, at the bound of what the router keeps of one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
+from kvasir_runtime.engine.detokenizer import TextOptions
+from kvasir_runtime.engine.generation import Generation, SequenceDelta
+from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.errors import RequestMovedError
+from kvasir_runtime.server import journal
+from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.exchange import Exchange
+from kvasir_runtime.server.journal import JournalWriter
+from kvasir_runtime.server.protocol import StreamOptions
+
+pytestmark = pytest.mark.anyio
+REQUEST = GenerateRequest(
+    request_id="c", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=8, seed=7), text=TextOptions()
+)
+BEGINNING = b'{"request_id":"c","created":0,"seeds":[7],"model":"m"}\n'
+ENTRY = b"[0,[5],null,0]\n"
+
+
+class OneGeneration:
+    """An engine whose only answer the test writes."""
+
+    def __init__(self) -> None:
+        self.generation = Generation([0], lambda: None)
+
+    @contextmanager
+    def generate(self, requests: Sequence[GenerateRequest], *_: Any) -> Iterator[Generation]:
+        yield self.generation
+
+    def draw(self) -> None:
+        self.generation.receive(SequenceDelta(index=0, token_ids=[5]))
+
+    def move(self) -> None:
+        """As the engine does where the generation says that it can."""
+        assert self.generation.can_move
+        self.generation.fail(RequestMovedError("h", 1, "k"))
+
+
+class Shape:
+    def shown(self, delta: SequenceDelta) -> SequenceDelta:
+        return delta
+
+    def first_event(self, usage: object) -> bytes:
+        return b""
+
+    def event(self, delta: SequenceDelta, usage: object) -> bytes:
+        return b"data: x\n\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def engine() -> OneGeneration:
+    return OneGeneration()
+
+
+@pytest.fixture
+def exchange(engine: OneGeneration, tmp_path: Path) -> Exchange:
+    return Exchange(
+        engine=cast(AsyncEngine, engine),
+        admission=Admission(tmp_path, 1, 0, 8),
+        requests=[REQUEST],
+        shape=cast(Any, Shape()),
+        num_returned=1,
+        stream_options=StreamOptions(),
+        writer=JournalWriter([REQUEST], 0, "m"),
+    )
+
+
+def keeps(monkeypatch: pytest.MonkeyPatch, *lines: bytes, spare: int = 0) -> None:
+    """The router keeps these lines of a stream, and so many bytes."""
+    monkeypatch.setattr(journal, "MAX_JOURNAL_BYTES", sum(map(len, lines)) + spare)
+
+
+def lines_of(blocks: Sequence[bytes]) -> list[bytes]:
+    found = [line for block in blocks for line in block.splitlines(keepends=True) if line.startswith(b": kvasir ")]
+    return [line.removeprefix(b": kvasir ") for line in found]
+
+
+async def rest_of(events: Any) -> list[bytes]:
+    """What is written until the stream leaves."""
+    blocks: list[bytes] = []
+    try:
+        async for block in events:
+            blocks.append(block)
+    except RequestMovedError:
+        return blocks
+    raise AssertionError("it never left")
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+async def test_a_stream_moves_as_long_as_its_journal_is_kept(
+    spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeps(monkeypatch, BEGINNING, ENTRY, ENTRY, spare=spare)
+    assert not engine.generation.can_move, "nothing has come yet"
+    events = exchange.events()
+    moves = []
+    for _ in range(2):
+        engine.draw()
+        await anext(events)
+        moves.append(engine.generation.can_move)
+    assert moves == [True, spare == 0]
+    await events.aclose()
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+async def test_tokens_that_nobody_has_read_yet_are_drawn_again_where_the_router_could_not_keep_them(
+    spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeps(monkeypatch, BEGINNING, ENTRY, ENTRY, spare=spare)
+    events = exchange.events()
+    engine.draw()
+    written = [await anext(events)]
+    engine.draw()
+    engine.move()
+    written += await rest_of(events)
+    assert lines_of(written) == [BEGINNING, ENTRY, ENTRY][: 3 + spare]
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+async def test_where_the_blocks_are_is_said_where_the_router_can_keep_it(
+    spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.draw()
+    events = exchange.events()
+    await anext(events)
+    engine.move()
+    move = JournalWriter([REQUEST], 0, "m").write_move(
+        journal.KvTransferParams(do_remote_prefill=True, remote_host="h", remote_port=1, transfer_id="k")
+    )
+    lines = lines_of([move])
+    keeps(monkeypatch, BEGINNING, ENTRY, *lines, spare=spare)
+    assert lines_of(await rest_of(events)) == lines[: 1 + spare]
