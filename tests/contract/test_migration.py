@@ -2,10 +2,13 @@
 and its client sees one unbroken stream of the right tokens."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -17,6 +20,15 @@ MODEL = Path("examples/models/kvasir-python-700k")
 PROMPT = Path("runtime/kvasir_runtime/scheduling/planner.py").read_text()[:600]
 BODY = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 ROUTER = str(Path(sys.executable).parent / "kvasir-router")
+
+
+@dataclass
+class Router:
+    url: str
+    log_file: Path
+
+    def has_asked_to_hand_over(self, engine: Server) -> bool:
+        return f"{engine.url} drains; asked to hand its streams over: 202" in self.log_file.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +46,28 @@ def engines() -> Iterator[list[Server]]:
 
 
 @pytest.fixture(scope="module")
-def router(engines: list[Server]) -> Iterator[str]:
+def router(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
     port = a_free_port()
+    log_file = tmp_path_factory.mktemp("router") / "log"
     endpoints = [flag for engine in engines for flag in ("--endpoint", engine.url)]
     command = [ROUTER, "serve", "--port", str(port), "--admin-port", "0", "--probe-interval", "100ms", *endpoints]
-    process = subprocess.Popen(command)
+    with log_file.open("w") as log:
+        process = subprocess.Popen([*command, "--log-level", "debug"], stderr=log)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield Router(f"http://127.0.0.1:{port}", log_file)
     finally:
         process.kill()
         process.wait()
 
 
-def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: list[Server], router: str) -> None:
-    wait_for(lambda: answers(router))
-    events = token_events(router)
-    seen = next(events)
-    (old,) = [engine for engine in engines if num_in_flight(engine)]
+def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: list[Server], router: Router) -> None:
+    wait_for(lambda: answers(router.url))
+    cores = [engine.engine_core() for engine in engines]
+    seen, events, old = a_stream_caught_under_way(engines, cores, router)
     (new,) = [engine for engine in engines if engine is not old]
     old.process.terminate()
+    wait_for(lambda: router.has_asked_to_hand_over(old))
+    signal_all(cores, signal.SIGCONT)
     for tokens in events:
         seen += tokens
     whole = httpx.post(f"{new.url}/v1/completions", json=BODY, timeout=120).json()
@@ -61,6 +76,25 @@ def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: lis
     num_pulled = total(new, "kvasir_kv_transfer_blocks_total", direction="received")
     assert num_pulled >= whole["usage"]["prompt_tokens"] // 16, "what was written before is there as well"
     assert total(new, "kvasir_kv_transfer_failures_total") == 0
+
+
+def a_stream_caught_under_way(
+    engines: list[Server], cores: list[int], router: Router
+) -> tuple[list[int], Iterator[list[int]], Server]:
+    """Its first tokens, its other events, and its engine. The cores stand still, so it cannot end."""
+    while True:
+        events = token_events(router.url)
+        seen = next(events)
+        signal_all(cores, signal.SIGSTOP)
+        for engine in engines:
+            if num_in_flight(engine):
+                return seen, events, engine
+        signal_all(cores, signal.SIGCONT)  # it had ended already
+
+
+def signal_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
 
 
 def token_events(url: str) -> Iterator[list[int]]:

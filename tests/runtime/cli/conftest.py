@@ -82,6 +82,11 @@ class Server:
             int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         ]
 
+    def engine_core(self) -> int:
+        """The child that has torch mapped."""
+        (core,) = [pid for pid in self.children() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+        return core
+
 
 @pytest.fixture
 def serve(model_folder: Path) -> Iterator[Callable[..., Server]]:

@@ -19,12 +19,6 @@ from kvasir_runtime.heartbeat import SILENT_SECONDS
 BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
-def engine_core_of(server) -> int:
-    """The child that has torch mapped."""
-    (core,) = [pid for pid in server.children() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
-    return core
-
-
 def test_sigterm_lets_a_stream_end_and_then_exits_with_0(serve):
     server = serve().wait_ready()
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
@@ -42,7 +36,7 @@ def test_an_engine_core_that_is_killed_fails_its_requests_and_the_program(serve)
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
-        os.kill(engine_core_of(server), signal.SIGKILL)
+        os.kill(server.engine_core(), signal.SIGKILL)
         rest = "\n".join(lines)
     assert "engine core" in rest
     status, log = server.end()
@@ -52,7 +46,7 @@ def test_an_engine_core_that_is_killed_fails_its_requests_and_the_program(serve)
 
 def test_an_engine_core_that_is_stopped_makes_the_server_unhealthy_until_it_goes_on(serve):
     server = serve().wait_ready()
-    core = engine_core_of(server)
+    core = server.engine_core()
     os.kill(core, signal.SIGSTOP)
     message = wait_for_status(server, "/health", 503).json()["error"]["message"]
     assert float(re.findall(r"no sign of life for (\d+) seconds", message)[0]) >= SILENT_SECONDS
@@ -62,7 +56,7 @@ def test_an_engine_core_that_is_stopped_makes_the_server_unhealthy_until_it_goes
 
 def test_an_api_process_that_is_stopped_makes_the_others_unhealthy(serve):
     server = serve("--api-server-count", "2").wait_ready()
-    core = engine_core_of(server)
+    core = server.engine_core()
     api_process = next(pid for pid in server.children() if pid != core and "spawn_main" in command_of(pid))
     wait_for_status(server, "/health", 200)
     os.kill(api_process, signal.SIGSTOP)
