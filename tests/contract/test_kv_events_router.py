@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from typing import Any
 
 import msgspec
@@ -43,7 +43,9 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 class Engine:
     """A prefix cache, and the sockets that its events go to."""
 
-    def __init__(self, ports: KvEventPorts, *, num_blocks: int = 64, buffer_steps: int = 100) -> None:
+    def __init__(
+        self, ports: KvEventPorts, *, num_blocks: int = 64, buffer_steps: int = 100, rank: int | None = None
+    ) -> None:
         groups = (KvGroup((0,), None),)
         self.log = KvEventLog(SIZE, groups)
         self.kv = KvCache(num_blocks, SIZE, groups, enable_prefix_caching=True, event_log=self.log)
@@ -54,7 +56,8 @@ class Engine:
                 load_hz=20,
                 endpoint=f"tcp://127.0.0.1:{ports.events}",
                 replay_endpoint=f"tcp://127.0.0.1:{ports.replay}",
-            )
+            ),
+            rank,
         )
         self.step()
 
@@ -108,10 +111,20 @@ class Router:
 
 @pytest.fixture
 def ports() -> KvEventPorts:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return KvEventPorts(one.getsockname()[1], two.getsockname()[1])
+    """Each with the next one free as well, for another rank."""
+    events = a_free_pair(frozenset())
+    return KvEventPorts(events, a_free_pair({events, events + 1}))
+
+
+def a_free_pair(taken: Set[int]) -> int:
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port: int = one.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                two.bind(("127.0.0.1", port + 1))
+                if not {port, port + 1} & taken:
+                    return port
 
 
 @pytest.fixture
@@ -191,16 +204,41 @@ async def test_a_restarted_engine_holds_nothing(
     await router.until_matched(0, TOKENS)
 
 
+REPORT = EngineLoadReport(
+    num_running=2, num_waiting=3, waiting_uncached_tokens=4, running_uncached_tokens=5, kv_used_tokens=6,
+    kv_capacity_tokens=7, steps_per_second=8.5, prefill_tokens_per_second=None, arrived=["a", "b"],
+    instance="cafe",
+)  # fmt: skip
+
+
+async def until_reported(router: Router, *publishers: EventPublisher, report: LoadReport, of: EngineLoadReport) -> None:
+    async with asyncio.timeout(5):
+        while report not in router.reports:
+            for publisher in publishers:
+                publisher.publish_load(of)
+            await asyncio.sleep(0.005)
+
+
 async def test_an_engines_load_is_read(start_engine: Callable[..., Engine], start_router: Callable[[], Router]) -> None:
     engine, router = start_engine(), start_router()
     await router.until_matched(0, TOKENS)
-    report = EngineLoadReport(
-        num_running=2, num_waiting=3, waiting_uncached_tokens=4, running_uncached_tokens=5, kv_used_tokens=6,
-        kv_capacity_tokens=7, steps_per_second=8.5, prefill_tokens_per_second=None, arrived=["a", "b"],
-        instance="cafe",
-    )  # fmt: skip
-    async with asyncio.timeout(5):
-        while not router.reports:
-            engine.publisher.publish_load(report)
-            await asyncio.sleep(0.005)
-    assert router.reports[0] == LoadReport(2, 3, 4, 5, 6, 7, 8.5, None, ("a", "b"), "cafe")
+    report = LoadReport(2, 3, 4, 5, 6, 7, 8.5, None, ("a", "b"), "cafe")
+    await until_reported(router, engine.publisher, report=report, of=REPORT)
+
+
+async def test_data_parallel_ranks_are_one_endpoint_that_has_cached_what_one_of_them_has(
+    start_engine: Callable[..., Engine], start_router: Callable[[], Router]
+) -> None:
+    """The second rank's cache is older than the router's knowledge of it."""
+    first, second = start_engine(rank=0), start_engine(rank=1)
+    router = start_router()
+    second.compute(TOKENS)
+    await router.until_matched(0, TOKENS)
+    report = LoadReport(4, 6, 8, 10, 12, 14, 17.0, None, ("a", "b"), "cafe", 2)
+    publishers = first.publisher, second.publisher
+    await until_reported(router, *publishers, report=report, of=msgspec.structs.replace(REPORT, data_parallel_size=2))
+    await router.until_matched(40, TOKENS)
+    first.compute(TOKENS[:8])
+    second.kv.release(second.compute([7] * 12))
+    await router.until_matched(12, [7] * 12)
+    await router.until_matched(40, TOKENS)

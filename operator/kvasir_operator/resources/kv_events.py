@@ -1,7 +1,7 @@
 """KV events and load, which engines publish over ZMQ and routers follow.
 
-A router follows one pair of ports of each engine, and the data-parallel ranks of an engine take a pair each: where a
-service has such engines nothing is published, and its routers go by what they have sent where.
+The data-parallel ranks of an engine take a pair of ports each, and these two have no room between them: where a service
+has such engines nothing is published, and its routers go by what they have sent where.
 """
 
 import json

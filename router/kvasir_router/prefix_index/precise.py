@@ -1,15 +1,16 @@
 """Which endpoint holds which blocks, as the engines' own events say.
 
-One map from a block's key to the endpoints that hold it, as bits of a number: a prompt is matched against all endpoints
-by one walk over its blocks. An endpoint whose cache is void gets another bit, so that its blocks need not be walked at
-that moment; they are freed little by little. It reads no clock and knows no socket.
+One map from a block's key to the caches that hold it, as bits of a number: a prompt is matched against all of them by
+one walk over its blocks. An endpoint has a cache for each of its data-parallel ranks, and holds as much of a prompt as
+the one that holds most of it. A cache that is void gets another bit, so that its blocks need not be walked at that
+moment; they are freed little by little. It reads no clock and knows no socket.
 
 Invariant: an endpoint is said to hold a block only if its events said so last, or did before messages were lost (for
 DOUBT_SECONDS), or a request with that block was sent there a moment ago (see `Guesses`).
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir_router.prefix_index.block_keys import block_keys, root_key
@@ -28,10 +29,13 @@ Chains = Mapping[int, Sequence[int]]
 
 
 @dataclass(slots=True, eq=False)
-class _Endpoint:
+class _Cache:
+    """Of one data-parallel rank of an endpoint; most have but rank 0."""
+
     url: str
+    rank: int
     bit: int
-    is_complete: bool  # its cache holds nothing that is not known here
+    is_complete: bool  # it holds nothing that is not known here
     blocks: dict[Digest, int] = field(default_factory=dict)  # -> key
     doubted: dict[Digest, int] = field(default_factory=dict)  # held when messages were lost
     doubted_until: float = 0.0
@@ -54,7 +58,7 @@ class _Void:
 
     bit: int
     blocks: list[dict[Digest, int]]
-    lives_on: _Endpoint | None = None  # with the same bit: what it holds by now stays
+    lives_on: _Cache | None = None  # with the same bit: what it holds by now stays
 
 
 class PreciseIndex:
@@ -63,15 +67,15 @@ class PreciseIndex:
     def __init__(self, max_blocks: int, guess_seconds: float = 2.0) -> None:
         """`max_blocks` bounds what is remembered of all endpoints together; blocks beyond are not believed."""
         self._max_blocks = max_blocks
-        self._holders: dict[int, int] = {}  # key -> bits of the endpoints
+        self._holders: dict[int, int] = {}  # key -> bits of the caches
         self._guesses = Guesses(guess_seconds)
-        self._endpoints: dict[str, _Endpoint] = {}
-        self._by_bit: dict[int, _Endpoint] = {}
+        self._endpoints: dict[str, dict[int, _Cache]] = {}  # by rank
+        self._by_bit: dict[int, _Cache] = {}
         self._live: dict[int, int] = {}  # block size -> bits
         self._voids: deque[_Void] = deque()
         self._resting: deque[tuple[float, int]] = deque()  # when no guess can have the bit any more, bit
         self._num_bits = 0
-        self.num_held = 0  # of all endpoints, a block held twice counted twice, those not freed yet included
+        self.num_held = 0  # of all caches, a block held twice counted twice, those not freed yet included
         self.num_orphans = 0  # stored after a block that is not known: they match nothing
         self.num_refused = 0  # beyond `max_blocks`
 
@@ -80,81 +84,87 @@ class PreciseIndex:
         return frozenset(self._live)
 
     def num_blocks(self, url: str) -> int:
-        endpoint = self._endpoints.get(url)
-        return 0 if endpoint is None else len(endpoint.blocks) + len(endpoint.doubted)
+        return sum(len(cache.blocks) + len(cache.doubted) for cache in self._caches(url))
 
     def is_complete(self, url: str) -> bool:
-        """The endpoint's cache holds nothing that is not known here."""
-        endpoint = self._endpoints.get(url)
-        return endpoint is not None and endpoint.is_complete
+        """The endpoint's caches hold nothing that is not known here."""
+        caches = self._caches(url)
+        return bool(caches) and all(cache.is_complete for cache in caches)
 
-    def reset(self, url: str, now: float, *, is_complete: bool) -> None:
-        """The endpoint is new, or nothing that was known of its cache holds. Takes no time for each block."""
-        self.forget(url)
-        endpoint = self._endpoints[url] = _Endpoint(url, self._new_bit(now), is_complete)
-        self._by_bit[endpoint.bit] = endpoint
+    def reset(self, url: str, now: float, *, is_complete: bool, rank: int = 0) -> None:
+        """The rank is new, or nothing that was known of its cache holds. Takes no time for each block."""
+        self.forget(url, rank)
+        cache = _Cache(url, rank, self._new_bit(now), is_complete)
+        self._endpoints.setdefault(url, {})[rank] = self._by_bit[cache.bit] = cache
         self._find_live()
 
-    def forget(self, url: str) -> None:
-        endpoint = self._endpoints.pop(url, None)
-        if endpoint is not None:
-            del self._by_bit[endpoint.bit]
-            self._voids.append(_Void(endpoint.bit, [endpoint.blocks, endpoint.doubted]))
+    def forget(self, url: str, rank: int = 0) -> None:
+        caches = self._endpoints.get(url, {})
+        cache = caches.pop(rank, None)
+        if cache is not None:
+            del self._by_bit[cache.bit]
+            self._voids.append(_Void(cache.bit, [cache.blocks, cache.doubted]))
             self._find_live()
+        if not caches:
+            self._endpoints.pop(url, None)
 
-    def doubt(self, url: str, now: float) -> None:
-        """Messages of the endpoint were lost for good: blocks may have gone or come unnoticed."""
-        endpoint = self._endpoints[url]
-        endpoint.is_complete = False
-        self._end_doubt(endpoint)
-        endpoint.doubted, endpoint.blocks = endpoint.blocks, {}
-        endpoint.doubted_until = now + DOUBT_SECONDS
+    def doubt(self, url: str, now: float, rank: int = 0) -> None:
+        """Messages of the rank were lost for good: blocks may have gone or come unnoticed."""
+        cache = self._endpoints[url][rank]
+        cache.is_complete = False
+        self._end_doubt(cache)
+        cache.doubted, cache.blocks = cache.blocks, {}
+        cache.doubted_until = now + DOUBT_SECONDS
 
-    def apply(self, url: str, event: Event, now: float) -> None:
-        """One event of an endpoint that is followed (`reset` once), in the engine's order."""
-        endpoint = self._endpoints[url]
+    def apply(self, url: str, event: Event, now: float, rank: int = 0) -> None:
+        """One event of a rank that is followed (`reset` once), in the engine's order."""
+        cache = self._endpoints[url][rank]
         if isinstance(event, BlockStored):
-            self._store(self._following(endpoint, event, now), event)
+            self._store(self._following(cache, event, now), event)
         elif isinstance(event, BlockRemoved):
-            self._remove(endpoint, event)
+            self._remove(cache, event)
         else:
-            self._clear(endpoint, now, is_complete=True)
+            self._clear(cache, now, is_complete=True)
         self._free(_NUM_FREED_AN_EVENT, now)
 
     def match(self, chains: Chains, now: float) -> dict[str, int]:
-        """Endpoint url -> leading tokens that it holds; only those above 0."""
+        """Endpoint url -> leading tokens that one of its ranks holds; only those above 0."""
         self._guesses.rotate(now)
-        return {
-            self._by_bit[bit].url: num_blocks * block_size
-            for block_size, live in self._live.items()
-            for bit, num_blocks in self._depths(chains.get(block_size, ()), live)
-            if num_blocks
-        }
+        matched: dict[str, int] = {}
+        for block_size, live in self._live.items():
+            for bit, num_blocks in self._depths(chains.get(block_size, ()), live):
+                if num_blocks:
+                    url = self._by_bit[bit].url
+                    matched[url] = max(matched.get(url, 0), num_blocks * block_size)
+        return matched
 
     def insert(self, url: str, chains: Chains, now: float) -> None:
-        """Expects the prompt's blocks there until events tell."""
-        if (endpoint := self._endpoints.get(url)) is None:
+        """Expects the prompt's blocks there until events tell, in whichever rank: the first stands for all."""
+        if not (caches := self._caches(url)):
             return
         self._guesses.rotate(now)
-        bit, holders = endpoint.bit, self._holders
-        chain = chains.get(self._block_size_of(endpoint), ())
-        self._guesses.add([key for key in chain if not holders.get(key, 0) & bit], bit)
+        first, holders = next(iter(caches)), self._holders
+        chain = chains.get(self._block_size_of(first), ())
+        self._guesses.add([key for key in chain if not holders.get(key, 0) & first.bit], first.bit)
 
     def withdraw(self, url: str, chains: Chains) -> None:
         """The request that was sent there will not be computed."""
-        if (endpoint := self._endpoints.get(url)) is not None:
-            self._guesses.remove(chains.get(self._block_size_of(endpoint), ()), endpoint.bit)
+        for cache in self._caches(url):
+            self._guesses.remove(chains.get(self._block_size_of(cache), ()), cache.bit)
 
     def expire(self, now: float) -> None:
         """Ends doubts that are over and frees some memory; to be called about every second."""
         self._guesses.rotate(now)
-        for endpoint in self._endpoints.values():
-            if endpoint.doubted and endpoint.doubted_until <= now:
-                self._end_doubt(endpoint)
+        for cache in self._by_bit.values():
+            if cache.doubted and cache.doubted_until <= now:
+                self._end_doubt(cache)
         self._free(_NUM_FREED_A_CALL, now)
 
+    def _caches(self, url: str) -> Collection[_Cache]:
+        return self._endpoints.get(url, {}).values()
+
     def _depths(self, chain: Sequence[int], live: int) -> Iterator[tuple[int, int]]:
-        """(bit, number of leading blocks held) of each live endpoint."""
+        """(bit, number of leading blocks held) of each live cache."""
         holders = self._holders
         for depth, key in enumerate(chain):
             held = holders.get(key, 0) & live
@@ -168,48 +178,48 @@ class PreciseIndex:
         for bit in _bits(live):
             yield bit, len(chain)
 
-    def _following(self, endpoint: _Endpoint, event: BlockStored, now: float) -> _Endpoint:
+    def _following(self, cache: _Cache, event: BlockStored, now: float) -> _Cache:
         """Follows one group of layers, with full attention if there is one, in blocks of one size."""
-        is_better_group = endpoint.is_window is None or (endpoint.is_window and not event.is_window)
-        is_same_group = event.group == endpoint.group and event.is_window == endpoint.is_window
-        if is_better_group or (is_same_group and event.block_size != endpoint.block_size):
-            if endpoint.is_window is not None:
-                endpoint = self._clear(endpoint, now, is_complete=endpoint.is_complete)
-            endpoint.group, endpoint.is_window = event.group, event.is_window
-            endpoint.block_size = event.block_size
+        is_better_group = cache.is_window is None or (cache.is_window and not event.is_window)
+        is_same_group = event.group == cache.group and event.is_window == cache.is_window
+        if is_better_group or (is_same_group and event.block_size != cache.block_size):
+            if cache.is_window is not None:
+                cache = self._clear(cache, now, is_complete=cache.is_complete)
+            cache.group, cache.is_window = event.group, event.is_window
+            cache.block_size = event.block_size
             self._find_live()
-        return endpoint
+        return cache
 
-    def _store(self, endpoint: _Endpoint, event: BlockStored) -> None:
-        if event.group != endpoint.group:
+    def _store(self, cache: _Cache, event: BlockStored) -> None:
+        if event.group != cache.group:
             return
-        parent = root_key(event.adapter) if event.parent is None else endpoint.key_of(event.parent)
+        parent = root_key(event.adapter) if event.parent is None else cache.key_of(event.parent)
         if parent is None:
             self.num_orphans += len(event.digests)
             return
         keys = block_keys(parent, event.tokens, event.block_size, event.extra_keys)
         for digest, key in zip(event.digests, keys, strict=True):
-            self._hold(endpoint, digest, key)
+            self._hold(cache, digest, key)
 
-    def _hold(self, endpoint: _Endpoint, digest: Digest, key: int) -> None:
-        known = endpoint.pop(digest)
+    def _hold(self, cache: _Cache, digest: Digest, key: int) -> None:
+        known = cache.pop(digest)
         if known is not None:
-            self._release(endpoint.bit, known)
+            self._release(cache.bit, known)
         if self.num_held >= self._max_blocks:
             self.num_refused += 1
             return
-        endpoint.blocks[digest] = key
-        self._holders[key] = self._holders.get(key, 0) | endpoint.bit
+        cache.blocks[digest] = key
+        self._holders[key] = self._holders.get(key, 0) | cache.bit
         self.num_held += 1
 
-    def _remove(self, endpoint: _Endpoint, event: BlockRemoved) -> None:
-        if event.group not in (None, endpoint.group):
+    def _remove(self, cache: _Cache, event: BlockRemoved) -> None:
+        if event.group not in (None, cache.group):
             return
         for digest in event.digests:
-            key = endpoint.pop(digest)
+            key = cache.pop(digest)
             if key is not None:
-                self._release(endpoint.bit, key)
-                self._guesses.remove((key,), endpoint.bit)
+                self._release(cache.bit, key)
+                self._guesses.remove((key,), cache.bit)
 
     def _release(self, bit: int, key: int) -> None:
         self.num_held -= 1
@@ -219,19 +229,19 @@ class PreciseIndex:
         else:
             self._holders.pop(key, None)
 
-    def _clear(self, endpoint: _Endpoint, now: float, *, is_complete: bool) -> _Endpoint:
+    def _clear(self, cache: _Cache, now: float, *, is_complete: bool) -> _Cache:
         """The cache is empty; the engine cuts blocks as before."""
-        self.reset(endpoint.url, now, is_complete=is_complete)
-        successor = self._endpoints[endpoint.url]
-        successor.block_size = endpoint.block_size
-        successor.group, successor.is_window = endpoint.group, endpoint.is_window
+        self.reset(cache.url, now, is_complete=is_complete, rank=cache.rank)
+        successor = self._endpoints[cache.url][cache.rank]
+        successor.block_size = cache.block_size
+        successor.group, successor.is_window = cache.group, cache.is_window
         self._find_live()
         return successor
 
-    def _end_doubt(self, endpoint: _Endpoint) -> None:
-        if endpoint.doubted:
-            self._voids.append(_Void(endpoint.bit, [endpoint.doubted], lives_on=endpoint))
-            endpoint.doubted = {}
+    def _end_doubt(self, cache: _Cache) -> None:
+        if cache.doubted:
+            self._voids.append(_Void(cache.bit, [cache.doubted], lives_on=cache))
+            cache.doubted = {}
 
     def _free(self, num_blocks: int, now: float) -> None:
         while self._voids and num_blocks > 0:
@@ -261,16 +271,16 @@ class PreciseIndex:
 
     def _find_live(self) -> None:
         live: dict[int, int] = {}
-        for endpoint in self._endpoints.values():
-            block_size = self._block_size_of(endpoint)
-            live[block_size] = live.get(block_size, 0) | endpoint.bit
+        for cache in self._by_bit.values():
+            block_size = self._block_size_of(cache)
+            live[block_size] = live.get(block_size, 0) | cache.bit
         self._live = live
 
-    def _block_size_of(self, endpoint: _Endpoint) -> int:
+    def _block_size_of(self, cache: _Cache) -> int:
         """That of the others where its own events have not told yet."""
-        if endpoint.block_size is not None:
-            return endpoint.block_size
-        known = Counter(other.block_size for other in self._endpoints.values() if other.block_size is not None)
+        if cache.block_size is not None:
+            return cache.block_size
+        known = Counter(other.block_size for other in self._by_bit.values() if other.block_size is not None)
         return known.most_common(1)[0][0] if known else DEFAULT_BLOCK_SIZE
 
 

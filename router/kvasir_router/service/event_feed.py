@@ -1,24 +1,27 @@
-"""What a service's engines publish: a subscriber for each endpoint, events to the index, reports to the load."""
+"""What a service's engines publish, one `EngineFeed` an endpoint: events to the index, reports to the load."""
 
 import asyncio
 import time
 from collections.abc import Callable, Set
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kvasir_router.config import KvEventPorts
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.event_statistics import EventStatistics
-from kvasir_router.prefix_index.kv_events import EventBatch
 from kvasir_router.prefix_index.precise import PreciseIndex
-from kvasir_router.prefix_index.subscriber import DEFAULT_TIMING, Context, EventAddress, Subscriber, Timing
-from kvasir_router.service.load_frame import MalformedReportError, decode_load
-from kvasir_router.service.load_report import LoadReport
+from kvasir_router.prefix_index.subscriber import (
+    DEFAULT_TIMING,
+    Context,
+    EventAddress,
+    EventListener,
+    Subscriber,
+    Timing,
+)
+from kvasir_router.service.engine_feed import EngineFeed, OnReport, max_lag_seconds
 
 _EXPIRE_SECONDS = 1.0
-
-OnReport = Callable[[str, LoadReport], None]
-"""Told with the endpoint's url."""
 
 
 class EventFeed:
@@ -41,23 +44,23 @@ class EventFeed:
         self._clock = clock
         self._wall_clock = wall_clock
         self._timing = timing
-        self._subscribers: dict[Address, Subscriber] = {}
+        self._engines: dict[Address, EngineFeed] = {}
         self._of_gone = EventStatistics()
         self._loop = asyncio.get_running_loop()
         self._expire_timer: asyncio.TimerHandle | None = None
 
     def follow(self, addresses: Set[Address]) -> None:
-        for address in self._subscribers.keys() - addresses:
+        for address in self._engines.keys() - addresses:
             self._stop(address)
-        for address in addresses - self._subscribers.keys():
+        for address in addresses - self._engines.keys():
             self._start(address)
-        if self._expire_timer is None and self._subscribers:
+        if self._expire_timer is None and self._engines:
             self._expire_timer = self._loop.call_later(_EXPIRE_SECONDS, self._expire)
 
     def resync(self, url: str) -> None:
         """What was learned of the endpoint is void: learn it anew, if it is still followed."""
-        if (subscriber := self._subscriber_of(url)) is not None:
-            subscriber.resync()
+        if (engine := self._engine_of(url)) is not None:
+            engine.resync()
 
     def close(self) -> None:
         if self._expire_timer is not None:
@@ -67,7 +70,7 @@ class EventFeed:
     def statistics(self) -> EventStatistics:
         """Of all endpoints since the start."""
         total = EventStatistics()
-        for each in (self._of_gone, *(subscriber.statistics for subscriber in self._subscribers.values())):
+        for each in (self._of_gone, *(engine.statistics() for engine in self._engines.values())):
             total.add(each)
         return total
 
@@ -87,69 +90,40 @@ class EventFeed:
     @property
     def max_lag_seconds(self) -> float:
         """Of the endpoint that is furthest behind."""
-        lags = (subscriber.statistics.lag_seconds for subscriber in self._subscribers.values())
-        return max((lag for lag in lags if lag is not None), default=0.0)
+        return max_lag_seconds([engine.statistics() for engine in self._engines.values()]) or 0.0
 
     def describe(self, url: str) -> dict[str, Any] | None:
         """For /endpoints, as plain JSON; None where the endpoint is not followed."""
-        if (subscriber := self._subscriber_of(url)) is None:
+        if (engine := self._engine_of(url)) is None:
             return None
+        statistics = engine.statistics()
         return {
-            **asdict(subscriber.statistics),
-            "num_events": dict(subscriber.statistics.num_events),  # asdict would count what is counted
+            **asdict(statistics),
+            "num_events": dict(statistics.num_events),  # asdict would count what is counted
+            "num_ranks": engine.num_ranks,
             "is_complete": self._index.is_complete(url),
             "num_blocks": self._index.num_blocks(url),
         }
 
     def _start(self, address: Address) -> None:
-        subscriber = self._subscribers[address] = Subscriber(
-            self._context,
-            EventAddress.beside(address.url, self._ports.events, self._ports.replay),
-            _Listener(address.url, self._index, self._on_report, self._clock),
-            self._wall_clock,
-            self._timing,
-        )
-        subscriber.start()
+        subscribe = partial(self._subscriber, address.url)
+        engine = EngineFeed(address.url, subscribe, self._index, self._on_report, self._clock)
+        self._engines[address] = engine
+        engine.follow(1)
+
+    def _subscriber(self, url: str, rank: int, listener: EventListener) -> Subscriber:
+        address = EventAddress.beside(url, self._ports.events + rank, self._ports.replay + rank)
+        return Subscriber(self._context, address, listener, self._wall_clock, self._timing)
 
     def _stop(self, address: Address) -> None:
-        subscriber = self._subscribers.pop(address)
-        subscriber.close()
-        self._of_gone.add(subscriber.statistics)
-        self._index.forget(address.url)
+        engine = self._engines.pop(address)
+        engine.follow(0)
+        self._of_gone.add(engine.statistics())
 
-    def _subscriber_of(self, url: str) -> Subscriber | None:
-        return next((each for address, each in self._subscribers.items() if address.url == url), None)
+    def _engine_of(self, url: str) -> EngineFeed | None:
+        return next((engine for address, engine in self._engines.items() if address.url == url), None)
 
     def _expire(self) -> None:
         self._index.expire(self._clock())
-        has_work = self._subscribers or self._index.num_held  # what is held of nobody any more is being freed
+        has_work = self._engines or self._index.num_held  # what is held of nobody any more is being freed
         self._expire_timer = self._loop.call_later(_EXPIRE_SECONDS, self._expire) if has_work else None
-
-
-class _Listener:
-    """One endpoint's part of the index and of the loads."""
-
-    def __init__(self, url: str, index: PreciseIndex, on_report: OnReport, clock: Callable[[], float]) -> None:
-        self._url = url
-        self._index = index
-        self._on_report = on_report
-        self._clock = clock
-
-    def reset(self, *, is_complete: bool) -> None:
-        self._index.reset(self._url, self._clock(), is_complete=is_complete)
-
-    def lost(self) -> None:
-        self._index.doubt(self._url, self._clock())
-
-    def apply(self, batch: EventBatch) -> None:
-        now = self._clock()
-        for event in batch.events:
-            self._index.apply(self._url, event, now)
-
-    def report(self, payload: bytes) -> str | None:
-        try:
-            report = decode_load(payload)
-        except MalformedReportError:
-            return None
-        self._on_report(self._url, report)
-        return report.instance

@@ -1,10 +1,13 @@
 """Decodes an engine's load report from what it publishes: one msgpack array, a version before the report's fields."""
 
+from typing import Annotated
+
 import msgspec
 
 from kvasir_router.service.load_report import LoadReport
 
 _VERSION = 1
+_MAX_DATA_PARALLEL = 256  # each rank takes a port and a socket
 
 
 class MalformedReportError(Exception):
@@ -25,6 +28,7 @@ class _Frame(msgspec.Struct, array_like=True, gc=False):
     prefill_tokens_per_second: float | None
     arrived: tuple[str, ...]
     instance: str
+    data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=_MAX_DATA_PARALLEL)] = 1
 
 
 _decoder = msgspec.msgpack.Decoder(_Frame)
@@ -49,4 +53,5 @@ def decode_load(payload: bytes) -> LoadReport:
         prefill_tokens_per_second=frame.prefill_tokens_per_second,
         arrived=frame.arrived,
         instance=frame.instance,
+        data_parallel_size=frame.data_parallel_size,
     )

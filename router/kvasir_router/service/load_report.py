@@ -1,6 +1,7 @@
 """What an engine says of its load, published over ZMQ. The fields' order is that of the message."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +16,21 @@ class LoadReport:
     prefill_tokens_per_second: float | None  # None until it has prefilled anything
     arrived: tuple[str, ...]  # x-request-ids received since the last report
     instance: str  # of the engine's process: another one has an empty cache
+    data_parallel_size: int = 1  # ranks of the engine, each of which publishes for itself
+
+
+def of_all_ranks(report: LoadReport, others: Collection[LoadReport]) -> LoadReport:
+    """One rank's report, with the load of the engine's other ranks added."""
+    ranks = (report, *others)
+    rates = [rank.prefill_tokens_per_second for rank in ranks if rank.prefill_tokens_per_second is not None]
+    return replace(
+        report,
+        num_running=sum(rank.num_running for rank in ranks),
+        num_waiting=sum(rank.num_waiting for rank in ranks),
+        waiting_uncached_tokens=sum(rank.waiting_uncached_tokens for rank in ranks),
+        running_uncached_tokens=sum(rank.running_uncached_tokens for rank in ranks),
+        kv_used_tokens=sum(rank.kv_used_tokens for rank in ranks),
+        kv_capacity_tokens=sum(rank.kv_capacity_tokens for rank in ranks),
+        steps_per_second=sum(rank.steps_per_second for rank in ranks),
+        prefill_tokens_per_second=sum(rates) if rates else None,
+    )

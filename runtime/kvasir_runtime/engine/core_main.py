@@ -122,7 +122,8 @@ def draft_depth(speculative: SpeculativeConfig | None, max_num_seqs: int) -> Dep
 
 def router_feed(config: RuntimeConfig, rank: RankDescription, publisher: EventPublisher, instance: str) -> RouterFeed:
     events = config.cache.kv_events_config
-    reporter = LoadReporter(events.load_hz, instance) if events is not None and events.load_hz else None
+    num_cores = config.parallel.data_parallel_size
+    reporter = LoadReporter(events.load_hz, instance, num_cores) if events is not None and events.load_hz else None
     return RouterFeed(KvEventLog(config.cache.block_size, rank.layout.groups), publisher, reporter)
 
 

@@ -29,14 +29,17 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """`x-request-id` of the requests that came since the last report."""
     instance: str
     """Of the engine core; another one has cached nothing of this one's."""
+    data_parallel_size: int = 1
+    """Engine cores there are: each reports for itself, rank r on the ports that are r higher."""
 
 
 class LoadReporter:
     """Decides what is due. Times are seconds of one monotonic clock."""
 
-    def __init__(self, load_hz: float, instance: str) -> None:
+    def __init__(self, load_hz: float, instance: str, data_parallel_size: int = 1) -> None:
         self._interval = 1 / load_hz
         self._instance = instance
+        self._data_parallel_size = data_parallel_size
         self._arrived: list[str] = []
         self._last: LoadReport | None = None
         self._last_time = float("-inf")
@@ -82,4 +85,5 @@ class LoadReporter:
             prefill_tokens_per_second=stats.prefill_tokens_per_second,
             arrived=self._arrived,
             instance=self._instance,
+            data_parallel_size=self._data_parallel_size,
         )

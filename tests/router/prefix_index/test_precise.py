@@ -280,7 +280,7 @@ def test_a_doubted_block_that_is_named_again_while_the_others_are_freed_stays() 
     index = index_of("a")
     index.apply("a", stored(PROMPT), 0)
     index.doubt("a", 0)
-    index._end_doubt(index._endpoints["a"])
+    index._end_doubt(index._endpoints["a"][0])
     index.apply("a", stored(PROMPT[:4]), 0)
     index.expire(1)
     assert (index.match(chains_of(PROMPT), 1), index.num_held) == ({"a": 4}, 1)
@@ -307,3 +307,55 @@ def test_seventy_endpoints_are_told_apart() -> None:
     for number, url in enumerate(urls):
         index.apply(url, stored(PROMPT[: number % 8 * 4 + 4]), 0)
     assert index.match(chains_of(PROMPT), 0) == {url: number % 8 * 4 + 4 for number, url in enumerate(urls)}
+
+
+@pytest.fixture
+def two_ranks() -> PreciseIndex:
+    """Of one endpoint: rank 0 holds two blocks of the prompt, rank 1 five."""
+    index = index_of("a")
+    index.reset("a", 0, is_complete=True, rank=1)
+    index.apply("a", stored(PROMPT[:8]), 0)
+    index.apply("a", stored(PROMPT[:20]), 0, rank=1)
+    return index
+
+
+def test_a_match_is_what_the_best_rank_holds(two_ranks: PreciseIndex) -> None:
+    assert two_ranks.match(chains_of(PROMPT), 0) == {"a": 20}
+    two_ranks.apply("a", BlockRemoved(names(PROMPT[:20]), None), 0, rank=1)
+    assert two_ranks.match(chains_of(PROMPT), 0) == {"a": 8}
+
+
+def test_blocks_of_two_ranks_are_not_put_together() -> None:
+    index = index_of("a")
+    index.reset("a", 0, is_complete=True, rank=1)
+    index.apply("a", stored(PROMPT[:8]), 0)
+    index.apply("a", stored(PROMPT), 0, rank=1)
+    index.apply("a", BlockRemoved(names(PROMPT[:4]), None), 0, rank=1)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 8}, "the rest of it is where the beginning is not"
+
+
+def test_an_endpoint_is_known_when_all_its_ranks_are(two_ranks: PreciseIndex) -> None:
+    assert (two_ranks.is_complete("a"), two_ranks.num_blocks("a")) == (True, 7)
+    two_ranks.doubt("a", 0, rank=1)
+    assert (two_ranks.is_complete("a"), two_ranks.match(chains_of(PROMPT), 0)) == (False, {"a": 20})
+    two_ranks.reset("a", 0, is_complete=False, rank=1)
+    assert (two_ranks.is_complete("a"), two_ranks.match(chains_of(PROMPT), 0)) == (False, {"a": 8})
+    two_ranks.reset("a", 0, is_complete=True, rank=1)
+    assert two_ranks.is_complete("a")
+
+
+def test_a_rank_that_is_gone_takes_its_blocks_along(two_ranks: PreciseIndex) -> None:
+    two_ranks.forget("a", rank=1)
+    assert two_ranks.match(chains_of(PROMPT), 0) == {"a": 8}
+    two_ranks.forget("a")
+    assert (two_ranks.match(chains_of(PROMPT), 0), two_ranks.is_complete("a")) == ({}, False)
+
+
+def test_a_prompt_is_expected_in_whichever_rank_and_withdrawn_from_all(two_ranks: PreciseIndex) -> None:
+    two_ranks.insert("a", chains_of(PROMPT), 0)
+    assert two_ranks.match(chains_of(PROMPT), 0) == {"a": 32}
+    two_ranks.reset("a", 0, is_complete=True)  # another is the first now
+    two_ranks.insert("a", chains_of(PROMPT), 0)
+    assert two_ranks.match(chains_of(PROMPT), 0) == {"a": 32}
+    two_ranks.withdraw("a", chains_of(PROMPT))
+    assert two_ranks.match(chains_of(PROMPT), 0) == {"a": 20}

@@ -12,7 +12,7 @@ FIELDS = [3, 2, 300, 40, 5000, 60_000, 7.5, 812.5, ["one", "two"], "0123456789ab
 
 def test_a_report_is_a_version_and_its_fields_in_order() -> None:
     report = decode_load(msgspec.msgpack.encode([1, *FIELDS]))
-    assert astuple(report) == (3, 2, 300, 40, 5000, 60_000, 7.5, 812.5, ("one", "two"), "0123456789abcdef")
+    assert astuple(report) == (3, 2, 300, 40, 5000, 60_000, 7.5, 812.5, ("one", "two"), "0123456789abcdef", 1)
 
 
 def test_an_engine_that_has_prefilled_nothing_has_no_rate() -> None:
@@ -21,8 +21,19 @@ def test_an_engine_that_has_prefilled_nothing_has_no_rate() -> None:
     assert decode_load(msgspec.msgpack.encode([1, *fields])).prefill_tokens_per_second is None
 
 
+@pytest.mark.parametrize("size", [1, 256])
+def test_an_engine_says_how_many_data_parallel_ranks_it_has(size: int) -> None:
+    assert decode_load(msgspec.msgpack.encode([1, *FIELDS, size])).data_parallel_size == size
+
+
+@pytest.mark.parametrize("size", [0, 257])
+def test_no_engine_has_so_many_ranks(size: int) -> None:
+    with pytest.raises(MalformedReportError, match="no load report"):
+        decode_load(msgspec.msgpack.encode([1, *FIELDS, size]))
+
+
 def test_fields_that_came_later_are_ignored() -> None:
-    assert decode_load(msgspec.msgpack.encode([1, *FIELDS, "later"])) == decode_load(
+    assert decode_load(msgspec.msgpack.encode([1, *FIELDS, 1, "later"])) == decode_load(
         msgspec.msgpack.encode([1, *FIELDS])
     )
 

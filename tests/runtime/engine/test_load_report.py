@@ -1,10 +1,15 @@
 """When a load report is due, and what it says."""
 
+from unittest.mock import Mock
+
 import msgspec
 import pytest
 
+from kvasir_runtime.config import CacheConfig, KvEventsConfig, ModelConfig, ParallelConfig, RuntimeConfig
+from kvasir_runtime.engine.core_main import router_feed
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
 from kvasir_runtime.engine.messages import SchedulerStats
+from kvasir_runtime.kv_cache.spec import KvGroup
 
 HZ = 20
 INTERVAL = 1 / HZ
@@ -38,6 +43,20 @@ def test_a_report_holds_the_scheduler_s_figures_the_arrivals_and_the_instance():
         "kv_used_tokens": 5, "kv_capacity_tokens": 6, "steps_per_second": 7.5, "prefill_tokens_per_second": 8.5,
     }  # fmt: skip
     assert reporter.due(stats(**figures), 0.0) == LoadReport(**figures, arrived=["a", "b"], instance="cafe")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_report_says_how_many_cores_report_for_themselves(size):
+    config = RuntimeConfig(
+        model=ModelConfig(model="m"),
+        cache=CacheConfig(kv_events_config=KvEventsConfig(enable_kv_cache_events=True, load_hz=HZ)),
+        parallel=ParallelConfig(data_parallel_size=size),
+    )
+    rank, publisher = Mock(), Mock()
+    rank.layout.groups = (KvGroup((0,), None),)
+    router_feed(config, rank, publisher, "cafe").publish(IDLE)
+    [report] = publisher.publish_load.call_args.args
+    assert report.data_parallel_size == size
 
 
 @pytest.mark.parametrize(
