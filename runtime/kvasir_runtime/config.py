@@ -182,6 +182,9 @@ class ExecutionConfig:
 class ParallelConfig:
     tensor_parallel_size: int = option("ranks that share every layer", default=1)
     pipeline_parallel_size: int = option("stages that share out the layers", default=1)
+    pipeline_layer_partition: tuple[int, ...] | None = option(
+        "layers of each stage, as 3,5; default: as equal as may be, the last stage with fewest", default=None
+    )
     data_parallel_size: int = option("engines of equal weights behind this endpoint", default=1)
     enable_expert_parallel: bool = option("share out whole experts instead of cutting each", default=False)
     nnodes: int = option("nodes that hold this engine's ranks, in equal runs", default=1)
@@ -292,6 +295,12 @@ def _check_parallel(parallel: ParallelConfig) -> None:
         raise ConfigurationError(
             f"--nnodes is {nodes}, but --tensor-parallel-size {tensor} times --pipeline-parallel-size {pipeline} ranks "
             "do not divide into so many equal runs; choose sizes whose product it divides"
+        )
+    partition = parallel.pipeline_layer_partition
+    if partition is not None and (len(partition) != pipeline or min(partition) < 1):
+        raise ConfigurationError(
+            f"--pipeline-layer-partition is {','.join(map(str, partition))}, but --pipeline-parallel-size is "
+            f"{pipeline}: write as many numbers, each at least 1"
         )
     if nodes > 1 and parallel.data_parallel_size > 1:
         raise ConfigurationError(

@@ -84,6 +84,8 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     elif get_origin(value_type) is Literal:
         options["choices"] = get_args(value_type)
         options["type"] = type(get_args(value_type)[0])
+    elif value_type == tuple[int, ...]:
+        options.update(type=_integers, metavar="N,N,...")
     elif get_origin(value_type) is tuple:
         options.update(nargs="+", metavar="NAME")
     elif dataclasses.is_dataclass(value_type):
@@ -91,6 +93,13 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     else:
         options.update(type=value_type, metavar=value_type.__name__.upper())
     group.add_argument("--" + field.name.replace("_", "-"), **options)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; write them with commas, as 3,5") from None
 
 
 def _from_json(text: str, kind: Any) -> Any:

@@ -159,3 +159,12 @@ def test_experts_are_shared_out_among_tensor_ranks_only():
     for flags in ((), ("--data-parallel-size", "2"), ("--pipeline-parallel-size", "2")):
         with pytest.raises(ConfigurationError, match=r"--enable-expert-parallel.*--tensor-parallel-size is 1"):
             check("--enable-expert-parallel", *flags)
+
+
+def test_a_partition_has_as_many_stages_as_the_pipeline():
+    check("--pipeline-parallel-size", "2", "--pipeline-layer-partition", "3,5")
+    for stages, partition in (("2", "8"), ("2", "3,4,1"), ("1", "3,5"), ("2", "8,0"), ("2", "9,-1")):
+        with pytest.raises(
+            ConfigurationError, match=rf"partition is {partition}, but --pipeline-parallel-size is {stages}"
+        ):
+            check("--pipeline-parallel-size", stages, "--pipeline-layer-partition", partition)

@@ -24,7 +24,9 @@ def test_flags_are_typed_as_their_fields():
     config = parse(
         "folder", "--served-model-name", "a", "b", "--no-enable-prefix-caching", "--block-size", "32",
         "--gpu-memory-utilization", "0.5", "--max-model-len", "128", "--async-scheduling",
+        "--pipeline-layer-partition", "3,5",
     )  # fmt: skip
+    assert config.parallel.pipeline_layer_partition == (3, 5)
     assert config.model.served_model_name == ("a", "b")
     assert (config.cache.enable_prefix_caching, config.cache.block_size) == (False, 32)
     assert config.cache.gpu_memory_utilization == 0.5
@@ -39,6 +41,11 @@ def test_flags_are_typed_as_their_fields():
         (["folder", "--frobnicate"], "unknown argument --frobnicate; see --help"),
         (["folder", "--block-size", "17"], "invalid choice: 17 (choose from"),
         (["folder", "--port", "http"], "invalid int value: 'http'"),
+        (
+            ["folder", "--pipeline-layer-partition", "3;5"],
+            "'3;5' is no list of numbers; write them with commas, as 3,5",
+        ),
+        (["folder", "--pipeline-layer-partition", ""], "'' is no list of numbers"),
         ([], "the following arguments are required: MODEL"),
         (["folder", *SPECULATIVE, "{"], "'{' is no such JSON object: Input data was truncated"),
         (["folder", *SPECULATIVE, "[]"], "Expected `object`, got `array`"),

@@ -6,6 +6,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
+from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, stage_layout
 from kvasir_runtime.parallel.stage import Stage
 from kvasir_runtime.parallel.stage_link import StageLink
@@ -19,6 +20,8 @@ class StageFacts:
     """Of its layers, on the last stage the proposer's behind them."""
     captured_layers: tuple[int, ...]
     """That its proposer looks into; only the last stage has one."""
+    partition: tuple[int, ...] | None
+    """As the stage's node was told: all must have been told the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,15 @@ class Pipeline:
 def join_pipeline(
     stage: Stage, link: StageLink, kv_specs: Sequence[KvSpec], captured_layers: tuple[int, ...]
 ) -> Pipeline:
-    """Waits until all stages are loaded."""
-    own = msgspec.msgpack.encode(StageFacts(tuple(kv_specs), captured_layers))
-    facts = (msgspec.msgpack.decode(word, type=StageFacts) for word in link.exchange(own))
-    return Pipeline(stage, link, tuple(facts))
+    """Waits until all stages are loaded. Raises ConfigurationError where they do not make up the model."""
+    own = msgspec.msgpack.encode(StageFacts(tuple(kv_specs), captured_layers, stage.partition))
+    facts = tuple(msgspec.msgpack.decode(word, type=StageFacts) for word in link.exchange(own))
+    if len({each.partition for each in facts}) > 1:
+        told = "; ".join(
+            f"stage {index}: {'none' if each.partition is None else ','.join(map(str, each.partition))}"
+            for index, each in enumerate(facts)
+        )
+        raise ConfigurationError(
+            f"--pipeline-layer-partition differs between the nodes ({told}); give all nodes the same flags"
+        )
+    return Pipeline(stage, link, facts)

@@ -73,7 +73,7 @@ def load_worker(
     timer = StartupTimer()
     groups = alone() if groups is None else groups
     place, num_sharers = groups.place, groups.place.topology.local_world_size
-    stage = Stage(place.pipeline_rank, place.pipeline_size)
+    stage = Stage(place.pipeline_rank, place.pipeline_size, place.topology.layer_partition)
     device = select_device(model.device, place)
     num_threads = execution.num_threads or max(1, usable_cores() // num_sharers)
     torch.set_num_threads(num_threads)

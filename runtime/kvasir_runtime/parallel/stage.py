@@ -11,6 +11,8 @@ class Stage:
 
     index: int = 0
     num_stages: int = 1
+    partition: tuple[int, ...] | None = None
+    """Layers of each stage; None: as equal as may be."""
 
     @property
     def is_first(self) -> bool:
@@ -23,6 +25,8 @@ class Stage:
     def layers(self, num_layers: int) -> range:
         """Its own. What does not divide goes to the stages before the last one, which has the head besides. Raises
         ConfigurationError."""
+        if self.partition is not None:
+            return self._partitioned(self.partition, num_layers)
         if num_layers < self.num_stages:
             raise ConfigurationError(
                 f"--pipeline-parallel-size is {self.num_stages}, but the model has {num_layers} layers, and each stage "
@@ -33,6 +37,15 @@ class Stage:
         start = self.index * each + max(0, min(self.index - first_larger, rest))
         is_larger = first_larger <= self.index < first_larger + rest
         return range(start, start + each + is_larger)
+
+    def _partitioned(self, partition: tuple[int, ...], num_layers: int) -> range:
+        if sum(partition) != num_layers:
+            raise ConfigurationError(
+                f"--pipeline-layer-partition is {','.join(map(str, partition))}, which is {sum(partition)} layers, but "
+                f"the model has {num_layers}: write numbers that add up to {num_layers}"
+            )
+        start = sum(partition[: self.index])
+        return range(start, start + partition[self.index])
 
 
 WHOLE = Stage()

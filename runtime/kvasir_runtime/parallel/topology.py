@@ -13,6 +13,8 @@ class Topology:
 
     tensor_size: int = 1
     pipeline_size: int = 1
+    layer_partition: tuple[int, ...] | None = None
+    """Layers of each pipeline stage; None: as equal as may be."""
     num_nodes: int = 1
     """Divides the number of ranks."""
     expert_parallel: bool = False

@@ -31,6 +31,7 @@ def topology_of(parallel: ParallelConfig, data_rank: int) -> Topology:
     return Topology(
         tensor_size=parallel.tensor_parallel_size,
         pipeline_size=parallel.pipeline_parallel_size,
+        layer_partition=parallel.pipeline_layer_partition,
         num_nodes=parallel.nnodes,
         expert_parallel=parallel.enable_expert_parallel,
         data_size=parallel.data_parallel_size,

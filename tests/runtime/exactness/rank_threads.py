@@ -85,10 +85,13 @@ def start_ranks(
     num_stages: int = 1,
     *,
     expert_parallel: bool = False,
+    layer_partition: tuple[int, ...] | None = None,
     **execution: Any,
 ) -> RankThreads:
     """`size` ranks a stage."""
-    topology = Topology(tensor_size=size, pipeline_size=num_stages, expert_parallel=expert_parallel)
+    topology = Topology(
+        tensor_size=size, pipeline_size=num_stages, layer_partition=layer_partition, expert_parallel=expert_parallel
+    )
     groups = meet_all(topology, folder, backend)
 
     def load(own: RankGroups) -> Worker:

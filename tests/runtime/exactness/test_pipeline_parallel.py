@@ -47,8 +47,17 @@ class Stages:
 def start_stages(tmp_path: Path) -> Iterator[Any]:
     started: list[RankThreads] = []
 
-    def start(model: Path, num_stages: int = 2, tensor_size: int = 1, config: Any = None) -> Stages:
-        started.append(start_ranks(model, tmp_path, tensor_size, num_stages=num_stages, speculative_config=config))
+    def start(
+        model: Path,
+        num_stages: int = 2,
+        tensor_size: int = 1,
+        config: Any = None,
+        partition: tuple[int, ...] | None = None,
+    ) -> Stages:
+        ranks = start_ranks(
+            model, tmp_path, tensor_size, num_stages=num_stages, layer_partition=partition, speculative_config=config
+        )
+        started.append(ranks)
         return Stages(started[-1], num_stages, draft_depth(config, MAX_NUM_SEQS))
 
     yield start
@@ -112,6 +121,22 @@ def test_stages_give_what_one_rank_gives_with_every_feature(
             assert generated.stats.num_accepted_tokens > 0.5 * generated.stats.num_draft_tokens
         if method in ("medusa", "eagle", "eagle3"):
             assert generated.stats.num_draft_tokens > generated.stats.num_accepted_tokens
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Gemma2"])
+def test_stages_of_as_many_layers_as_is_written_change_no_token(
+    architecture: str, reference: Any, start_stages: Any
+) -> None:
+    expected = reference(f"{architecture}ForCausalLM")
+    stages = start_stages(expected.folder, partition=(1, 2))
+    first, last = (worker.description.layout for worker in stages.ranks.workers)
+    assert 2 * first.page_bytes == last.page_bytes
+    engine = stages.engine(EVERYTHING)
+    names = [str(index) for index in range(len(expected.prompts))]
+    for name, prompt in zip(names, expected.prompts, strict=True):
+        engine.add(name, prompt)
+    generated = engine.finish(*names)
+    assert [generated.token_ids(name) for name in names] == expected.outputs
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
