@@ -184,7 +184,9 @@ def keep_memory(num_bytes: int, orders: Connection) -> None:
 
 def kernel_seconds(num_bytes: int, num_rounds: int) -> float:
     """The median of rounds: process_vm_readv of all bytes at once into memory that is there already. Raises OSError."""
-    libc, target = ctypes.CDLL(None, use_errno=True), torch.ones(num_bytes, dtype=torch.uint8)
+    read, target = ctypes.CDLL(None, use_errno=True).process_vm_readv, torch.ones(num_bytes, dtype=torch.uint8)
+    vectors = (ctypes.POINTER(IoVec), ctypes.c_ulong)
+    read.argtypes, read.restype = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong), ctypes.c_ssize_t
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=keep_memory, args=(num_bytes, theirs))
     process.start()
@@ -192,7 +194,7 @@ def kernel_seconds(num_bytes: int, num_rounds: int) -> float:
     rounds = []
     for _ in range(num_rounds):
         began = time.monotonic()
-        if libc.process_vm_readv(process.pid, ctypes.byref(into), 1, ctypes.byref(source), 1, 0) != num_bytes:
+        if read(process.pid, ctypes.byref(into), 1, ctypes.byref(source), 1, 0) != num_bytes:
             raise OSError(ctypes.get_errno(), f"process_vm_readv: {os.strerror(ctypes.get_errno())}")
         rounds.append(time.monotonic() - began)
     ours.send(None)
