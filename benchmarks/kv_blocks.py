@@ -188,7 +188,8 @@ def kernel_seconds(num_bytes: int, num_rounds: int) -> float:
     vectors = (ctypes.POINTER(IoVec), ctypes.c_ulong)
     read.argtypes, read.restype = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong), ctypes.c_ssize_t
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=keep_memory, args=(num_bytes, theirs))
+    # A daemon: where reading is forbidden, nobody tells it to end.
+    process = multiprocessing.get_context("spawn").Process(target=keep_memory, args=(num_bytes, theirs), daemon=True)
     process.start()
     into, source = IoVec(target.data_ptr(), num_bytes), IoVec(ours.recv(), num_bytes)
     rounds = []

@@ -16,7 +16,7 @@ class OperatorMetrics:
     """Made once near main; the parts get the methods that they call."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=True)  # by name, those of the collectors below as well
         self._passes = Counter(
             "kvasir_operator_reconcile", "Reconcile passes by result.", ["result"], registry=self.registry
         )

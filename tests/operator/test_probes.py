@@ -5,6 +5,7 @@ import socket
 
 import aiohttp
 import pytest
+from tests.operator.cluster_objects import service
 
 from kvasir_operator.errors import KubeForbiddenError, KvasirOperatorError
 from kvasir_operator.metrics import OperatorMetrics
@@ -45,15 +46,26 @@ def test_metrics_are_served_in_the_prometheus_format() -> None:
     assert "kvasir_operator_leader 1.0" in text
 
 
-def test_series_that_are_asked_for_by_name_are_served_alone() -> None:
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [
+        ("kvasir_operator_leader", "kvasir_operator_leader 1.0"),
+        (
+            "kvasir_operator_service_phase",
+            'kvasir_operator_service_phase{inference_service="llama",phase="Ready",service_namespace="models"} 1.0',
+        ),
+    ],
+)
+def test_series_that_are_asked_for_by_name_are_served_alone(name: str, sample: str) -> None:
     async def body() -> str:
         metrics = OperatorMetrics()
         metrics.set_leader(True)
+        metrics.services.watch("ADDED", service(status={"phase": "Ready"}))
         async with serving_probes("127.0.0.1", 0, metrics.registry, lambda: None, lambda: None) as address:
-            return (await get(address, "/metrics?name[]=kvasir_operator_leader"))[1]
+            return (await get(address, f"/metrics?name[]={name}"))[1]
 
     samples = [line for line in asyncio.run(body()).splitlines() if not line.startswith("#")]
-    assert samples == ["kvasir_operator_leader 1.0"]
+    assert samples == [sample]
 
 
 def test_a_port_in_use_is_named() -> None:

@@ -183,14 +183,15 @@ class Autoscaler:
         self._record(key, situations, {role: verdict for role, (verdict, _) in decided.items()})
 
     def _hold(self, key: ServiceKey, obj: KubeObject, roles: Sequence[EngineRole], error: Exception) -> None:
-        """Until the next turn: between turns too, or it would be logged each second."""
+        """Until the next turn: between turns too, or it would be logged each second. `roles` is empty where it was they
+        that could not be told: what was decided for roles before is held then.
+        """
         self._asleep.pop(key, None)
-        wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
+        before = self._ledger.scaling_of(key)
+        wanted = {role.name: role.replicas for role in roles} | replicas_by_role(before, obj)
+        names = [role.name for role in roles] or list(before.replicas)
         message = f"the operator failed to decide, by a {type(error).__name__}: its log says where"
-        verdicts = {
-            role.name: Verdict(wanted.get(role.name, role.replicas), None, message, held=HoldReason.DECISION_FAILED)
-            for role in roles
-        }
+        verdicts = {name: Verdict(wanted[name], None, message, held=HoldReason.DECISION_FAILED) for name in names}
         self._memories[key] = {role: Memory() for role in verdicts} | self._memories.get(key, {})
         self._metrics.count_scaling_error(error)
         self._metrics.show_scaling(key, verdicts, {})

@@ -152,6 +152,19 @@ async def test_what_failed_is_decided_again_at_the_next_turn() -> None:
         assert given.woken == [KEY, KEY]
 
 
+async def test_a_fault_before_a_services_roles_are_known_holds_what_was_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kube = FaultyKube()
+    put_service(kube, KEY.name, 1)
+    async with scaling(kube, of_fleet({"engine-0": FULL}, held=0, at=NOW)) as given:
+        await given.scaler.turn()
+        monkeypatch.delattr(loop, "engine_roles")
+        await given.scaler.turn()
+        verdict = given.ledger.scaling_of(KEY).verdicts["serve"]
+        assert (verdict.replicas, verdict.held) == (2, HoldReason.DECISION_FAILED)
+
+
 async def test_a_service_that_is_deleted_while_it_is_held_leaves_nothing_behind() -> None:
     kube = FaultyKube(KEY.name)
     put_service(kube, KEY.name, 1)
