@@ -325,6 +325,19 @@ def test_a_match_is_what_the_best_rank_holds(two_ranks: PreciseIndex) -> None:
     assert two_ranks.match(chains_of(PROMPT), 0) == {"a": 8}
 
 
+def test_a_match_is_what_the_best_rank_holds_in_blocks_of_any_size() -> None:
+    """Until its events tell, a rank is taken to cut prompts as most engines do."""
+    index = index_of("a", "b", "c")
+    index.reset("a", 0, is_complete=True, rank=1)
+    for url in ("b", "c"):
+        index.apply(url, stored([1] * 16, by=url, size=8), 0)
+    index.apply("a", stored(PROMPT[:8]), 0, rank=1)
+    chains = chains_of(PROMPT, SIZE, 8)
+    assert index.match(chains, 0) == {"a": 8}
+    index.insert("a", chains, 0)
+    assert index.match(chains, 0) == {"a": 32}
+
+
 def test_blocks_of_two_ranks_are_not_put_together() -> None:
     index = index_of("a")
     index.reset("a", 0, is_complete=True, rank=1)
