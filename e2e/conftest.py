@@ -28,6 +28,7 @@ from tests.controlplane.programs import program_directory
 HERE = Path(__file__).parent
 RIG = HERE / "cluster"
 STARTS_ITS_OWN_CLUSTER = (RIG, HERE / "ipv6_only")
+NEEDS_NO_CLUSTER = (HERE / "traffic", HERE / "dashboards")
 RIG_KUBECONFIG = Path(os.environ.get("KVASIR_E2E_HOME", "/var/lib/kvasir-e2e")) / "kubeconfig"
 REGISTRY = os.environ.get("KVASIR_E2E_REGISTRY", "kvasir.dev")
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
@@ -43,6 +44,7 @@ StartLoad = Callable[..., AbstractContextManager[Load]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--e2e-table", type=Path, help="write the table of scenarios to this file")
+    parser.addoption("--dashboard-frames", type=Path, help="write what the dashboards' panels show to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,8 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build before the first test, in sight: a cold build takes minutes, which no test's time limit should count."""
-    if session.config.option.collectonly or all(item.path.parent == HERE / "traffic" for item in session.items):
-        return  # the tests of the clients need nothing built
+    if session.config.option.collectonly or all(item.path.parent in NEEDS_NO_CLUSTER for item in session.items):
+        return  # what the tests of dashboards need their fixture builds
     verdicts = session.config.stash[VERDICTS]
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():

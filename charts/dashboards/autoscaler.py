@@ -2,7 +2,7 @@
 
 from charts.dashboards.board import Board, Section
 from charts.dashboards.panels import COUNT, SECONDS, SHARE, TOKENS, TOKENS_PER_SECOND, Limits, Query, graph, number
-from charts.dashboards.promql import ABOUT_ROLE, ROLE_PODS, SERVICE_PODS, aggregate, ratio
+from charts.dashboards.promql import ABOUT_ROLE, ROLE_PODS, SERVICE_PODS, aggregate, ratio, some
 from charts.dashboards.variables import SCALED
 
 _PREFIX = "kvasir_operator_autoscaling"
@@ -74,7 +74,7 @@ _DECISIONS = Section(
             "Decisions in each window. TimeToFirstToken and InterTokenLatency often: the target is too high for the "
             "SLO, lower targetKVCacheUsage.",
             Query(
-                f"sum by ({_ABOUT}, reason) (increase({ABOUT_ROLE.of(f'{_PREFIX}_decisions_total')}[5m]))",
+                some(f"sum by ({_ABOUT}, reason) (increase({ABOUT_ROLE.of(f'{_PREFIX}_decisions_total')}[5m]))"),
                 f"{_ABOUT_LEGEND}: {{{{reason}}}}",
             ), is_stacked=True, when_empty="none so far",
         ),

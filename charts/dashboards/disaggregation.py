@@ -14,7 +14,7 @@ from charts.dashboards.panels import (
     graph,
     number,
 )
-from charts.dashboards.promql import ROLE_PODS, SERVICE_PODS, aggregate
+from charts.dashboards.promql import ROLE_PODS, SERVICE_PODS, aggregate, some
 from charts.dashboards.variables import ENGINES
 
 _REMOTE, _LOCAL = "kvasir_router_remote_prefills_total", "kvasir_router_local_prefills_total"
@@ -82,7 +82,7 @@ _WHERE = Section(
         graph(
             "Prefills elsewhere that failed", PER_SECOND,
             "By reason; the decode engine goes on alone. Lasting: the log of the prefill engines.",
-            Query(SERVICE_PODS.rate("kvasir_router_remote_prefill_errors_total", "reason"), "{{reason}}"),
+            Query(some(SERVICE_PODS.rate("kvasir_router_remote_prefill_errors_total", "reason")), "{{reason}}"),
             is_stacked=True, when_empty="none so far",
         ),
     ],

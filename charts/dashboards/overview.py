@@ -2,7 +2,7 @@
 
 from charts.dashboards.board import Board, Section
 from charts.dashboards.panels import COUNT, PER_SECOND, SECONDS, SHARE, TOKENS_PER_SECOND, Limits, Query, graph, number
-from charts.dashboards.promql import ABOUT_SERVICE, SERVICE_PODS, aggregate, ratio, share
+from charts.dashboards.promql import ABOUT_SERVICE, SERVICE_PODS, aggregate, named, ratio, share
 from charts.dashboards.variables import SERVICES
 
 _REQUESTS = "kvasir_router_requests_total"
@@ -81,8 +81,8 @@ _USERS = Section(
         ),
         graph(
             "Answers by model", PER_SECOND,
-            "Which model the load is for. Names that nobody serves are counted together, without a name.",
-            Query(SERVICE_PODS.rate(_REQUESTS, "model"), "{{model}}"), is_stacked=True,
+            "Which model the load is for. Names that nobody serves are counted together.",
+            Query(named(SERVICE_PODS.rate(_REQUESTS, "model"), "model", "not served"), "{{model}}"), is_stacked=True,
         ),
         graph(
             "Whole answers", SECONDS,

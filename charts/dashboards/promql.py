@@ -47,6 +47,16 @@ def ratio(part: str, whole: str) -> str:
     return f"{part} / {whole}"
 
 
+def some(vector: str) -> str:
+    """Without what is 0: kinds of failures that have not come up."""
+    return f"{vector} > 0"
+
+
+def named(vector: str, label: str, otherwise: str) -> str:
+    """Series without the label get this value of it: a legend would leave them without a name."""
+    return f'label_replace({vector}, "{label}", "{otherwise}", "{label}", "")'
+
+
 def share(part: str, whole: str) -> str:
     """Of two sums without labels: 0 where there is nothing of `part` yet, and `whole` is there."""
     return f"({part} or {whole} * 0) / {whole}"

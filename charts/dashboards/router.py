@@ -13,7 +13,7 @@ from charts.dashboards.panels import (
     graph,
     number,
 )
-from charts.dashboards.promql import ROUTERS, share
+from charts.dashboards.promql import ROUTERS, named, share, some
 from charts.dashboards.variables import ROUTERS as CHOICES
 
 _REQUESTS = "kvasir_router_requests_total"
@@ -70,8 +70,8 @@ _TRAFFIC = Section(
             Query(ROUTERS.rate(_REQUESTS, "code"), "{{code}}"), is_stacked=True,
         ),
         graph(
-            "Answers by model", PER_SECOND, "Names that nobody serves are counted together, without a name.",
-            Query(ROUTERS.rate(_REQUESTS, "model"), "{{model}}"), is_stacked=True,
+            "Answers by model", PER_SECOND, "Names that nobody serves are counted together.",
+            Query(named(ROUTERS.rate(_REQUESTS, "model"), "model", "not served"), "{{model}}"), is_stacked=True,
         ),
         graph(
             "Time of answers", SECONDS, "From arrival to the last byte, the queue included.",
@@ -106,12 +106,18 @@ _QUEUE = Section(
         graph(
             "Held requests by tenant", COUNT,
             "Who waits. One tenant alone floods the service: give it limits (router.tenantLimits). All: add replicas.",
-            Query(ROUTERS.sum("kvasir_router_queued_requests", "service, tenant"), "{{service}} {{tenant}}"),
+            Query(
+                named(ROUTERS.sum("kvasir_router_queued_requests", "service, tenant"), "tenant", "no tenant"),
+                "{{service}} {{tenant}}",
+            ),
             is_stacked=True,
         ),
         graph(
             "Held prompt tokens by tenant", TOKENS, "The same in prompt tokens, by which the autoscaler reckons.",
-            Query(ROUTERS.sum("kvasir_router_queued_tokens", "service, tenant"), "{{service}} {{tenant}}"),
+            Query(
+                named(ROUTERS.sum("kvasir_router_queued_tokens", "service, tenant"), "tenant", "no tenant"),
+                "{{service}} {{tenant}}",
+            ),
             is_stacked=True,
         ),
         graph(
@@ -176,14 +182,14 @@ _FAILURES = Section(
             "Failed attempts", PER_SECOND,
             "Attempts at engines that failed, by reason. Clients see none of them as long as another engine can go "
             "on.",
-            Query(ROUTERS.rate("kvasir_router_upstream_errors_total", "reason"), "{{reason}}"), is_stacked=True,
+            Query(some(ROUTERS.rate("kvasir_router_upstream_errors_total", "reason")), "{{reason}}"), is_stacked=True,
             when_empty="none so far",
         ),
         graph(
             "Failed attempts by revision", PER_SECOND,
             "Only the new revision fails: the rollout is at fault, roll back. All do: look at nodes and network.",
             Query(
-                ROUTERS.rate("kvasir_router_revision_upstream_errors_total", "revision, reason"),
+                some(ROUTERS.rate("kvasir_router_revision_upstream_errors_total", "revision, reason")),
                 "{{revision}} {{reason}}",
             ), is_stacked=True, when_empty="none so far",
         ),
@@ -191,7 +197,7 @@ _FAILURES = Section(
             "Attempts elsewhere", PER_SECOND,
             "Repeated on another engine, by reason; and not repeated, because too many were already: then clients get "
             "errors.",
-            Query(ROUTERS.rate("kvasir_router_retries_total", "reason"), "{{reason}}"),
+            Query(some(ROUTERS.rate("kvasir_router_retries_total", "reason")), "{{reason}}"),
             Query(ROUTERS.rate("kvasir_router_retries_refused_total"), "refused"), when_empty="none so far",
         ),
         graph(

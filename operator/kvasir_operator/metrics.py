@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from kvasir_operator.autoscaling.reasons import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.status.restarts import RestartCounter
@@ -20,6 +21,8 @@ class OperatorMetrics:
         self._passes = Counter(
             "kvasir_operator_reconcile", "Reconcile passes by result.", ["result"], registry=self.registry
         )
+        for result in ("success", "error"):
+            self._passes.labels(result)
         self._errors = Counter(
             "kvasir_operator_reconcile_errors", "Failed passes by error.", ["error"], registry=self.registry
         )
@@ -81,9 +84,14 @@ class OperatorMetrics:
     def show_scaling(
         self, service: ServiceKey, verdicts: Mapping[str, Verdict], changed: Mapping[str, Verdict]
     ) -> None:
-        """What was decided last, by role; `changed` are those of it that made a difference."""
+        """What was decided last, by role; `changed` are those of it that made a difference.
+
+        Reasons that have not come up are there with 0: Prometheus sees no increase in a series that begins with 1.
+        """
         for role, verdict in verdicts.items():
             labels = (*service, role)
+            for reason in ScalingReason:
+                self._scaling_decisions.labels(*labels, reason)
             self._wanted_replicas.labels(*labels).set(verdict.replicas)
             self._held_scaling.labels(*labels).set(verdict.is_faulty)
             if verdict.needed is not None:

@@ -15,6 +15,8 @@ from kvasir_router.service.series import ServiceCollector
 from kvasir_router.service.service import Service
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_FAILURES = ("connect", "lost", "broken", "unresponsive", "timeout", "late")
+"""Reasons of failed attempts, besides the status of an answer."""
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 
@@ -61,7 +63,7 @@ class Metrics:
         self.time_to_first_byte = cache(self._first_byte.labels)
         self._request_count = cache(self._requests.labels)
         self._pick_count = cache(self._picks.labels)
-        self.revision_requests = cache(self._revision_requests.labels)
+        self.revision_requests = cache(self._requests_of_revision)
         self.revision_errors = cache(self._revision_errors.labels)
         self.retries = cache(self._retries.labels)
         self.upstream_errors = cache(self._upstream_errors.labels)
@@ -70,8 +72,17 @@ class Metrics:
         self._local_prefill_count = cache(self._local_prefills.labels)
         for why in LocalPrefill:
             self._local_prefill_count(why.value)
+        # At zero before the first: Prometheus sees no increase in a series that begins with 1.
         for reason in ("broken", "unresponsive"):
-            self.streams_resumed(reason)  # at zero before the first
+            self.streams_resumed(reason)
+        for reason in _FAILURES:
+            for count in (self.upstream_errors, self.retries, self._remote_prefill_error_count):
+                count(reason)
+
+    def _requests_of_revision(self, revision: str, code: str) -> Counter:
+        for reason in _FAILURES:
+            self.revision_errors(revision, reason)
+        return self._revision_requests.labels(revision, code)
 
     def count_dispatch(
         self, request: InferenceRequest, placement: Placement, policy: str, own_seconds: float | None

@@ -17,6 +17,7 @@ from promql_parser import (
     MatrixSelector,
     NumberLiteral,
     ParenExpr,
+    StringLiteral,
     VectorMatchCardinality,
     VectorSelector,
 )
@@ -36,7 +37,7 @@ def labels_of(expression: str, series: Series) -> Labels:
 
 
 def _labels(expr: Expr, series: Series) -> Labels | None:
-    """None: a number, which goes with everything."""
+    """None: a number, which goes with everything, or a text."""
     match expr:
         case VectorSelector():
             return _of_selector(expr, series)
@@ -44,7 +45,7 @@ def _labels(expr: Expr, series: Series) -> Labels | None:
             return _of_selector(expr.vector_selector, series)
         case ParenExpr():
             return _labels(expr.expr, series)
-        case NumberLiteral():
+        case NumberLiteral() | StringLiteral():
             return None
         case Call():
             return _of_call(expr, series)
@@ -69,6 +70,10 @@ def _of_call(call: Call, series: Series) -> Labels:
     if call.func.name == "histogram_quantile":
         _require({"le"}, labels, "histogram_quantile")
         return labels - {"le"}
+    if call.func.name == "label_replace":
+        _, target, _, source, _ = call.args
+        _require({source.val}, labels, "label_replace")
+        return labels | {target.val}
     return labels
 
 

@@ -1,4 +1,4 @@
-"""Debian's Prometheus as a process over data that it is given, and what it answers."""
+"""Debian's Prometheus as a process, over data that it is given or scrapes itself, and what it answers."""
 
 import json
 import socket
@@ -50,6 +50,18 @@ class Prometheus:
         asked = {"query": expression, "start": str(over.start), "end": str(over.end), "step": str(over.step)}
         return _graphed(self._get("query_range", asked))
 
+    def labels(self, name: str, *matchers: str) -> list[str]:
+        """The values that a label has, in series that match."""
+        values: list[str] = self._get(f"label/{name}/values", [("match[]", each) for each in matchers])
+        return values
+
+    def target_health(self) -> dict[str, list[bool]]:
+        """Of the targets of each scrape configuration, by its name."""
+        found: dict[str, list[bool]] = {}
+        for target in self._get("targets", {"state": "active"})["activeTargets"]:
+            found.setdefault(target["scrapePool"], []).append(target["health"] == "up")
+        return found
+
     def is_ready(self) -> bool:
         try:
             urllib.request.urlopen(f"{self.url}/-/ready", timeout=5).close()
@@ -57,7 +69,7 @@ class Prometheus:
             return False
         return True
 
-    def _get(self, path: str, parameters: Mapping[str, str]) -> Any:
+    def _get(self, path: str, parameters: Mapping[str, str] | Sequence[tuple[str, str]]) -> Any:
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
@@ -70,12 +82,12 @@ def _graphed(data: Any) -> list[Graphed]:
 
 
 @contextmanager
-def running_prometheus(folder: Path) -> Iterator[Prometheus]:
-    """Over the data in `folder`; it scrapes nothing."""
+def running_prometheus(folder: Path, scrape_configs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Prometheus]:
+    """Over the data in `folder`, and what `scrape_configs` add to it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     config = folder / "prometheus.json"  # JSON is YAML
-    config.write_text(json.dumps({"scrape_configs": []}))
+    config.write_text(json.dumps({"scrape_configs": list(scrape_configs)}))
     command = [
         str(prometheus_program()), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={address}", _YEARS,

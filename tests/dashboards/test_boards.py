@@ -103,6 +103,7 @@ def test_a_variable_means_the_same_in_every_dashboard() -> None:
         "histogram_quantile(0.9, sum(rate(kvasir_time_to_first_token_seconds_bucket[1m])))",
         "rate(kvasir_router_picks_total[1m]) * on (exported_endpoints) kvasir_router_in_flight",
         'kvasir_operator_leader{inference_service="a"}',
+        'label_replace(kvasir_operator_leader, "pod", "none", "pods", "")',
     ],
 )
 def test_what_is_not_there_is_found(expression: str, series: dict[str, Labels]) -> None:

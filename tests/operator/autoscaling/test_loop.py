@@ -14,7 +14,7 @@ from kvasir_operator.autoscaling.held import Held
 from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling
 from kvasir_operator.autoscaling.loop import Autoscaler, Clock
 from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess
-from kvasir_operator.autoscaling.reasons import HoldReason
+from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
 from kvasir_operator.errors import KubeForbiddenError
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, Kind, KubeObject, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
@@ -126,6 +126,12 @@ def test_a_turn_that_changes_nothing_wakes_nobody() -> None:
     idle = FULL | {"kvasir_kv_cache_used_tokens": 500.0}
     turn = Turn(kube_with(1), of_fleet({"engine-0": idle}, held=0, at=NOW))
     assert (turn.woken, turn.scaling.entries, turn.scaling.replicas) == ([], (), {"serve": 1})
+
+
+def test_changes_that_have_not_been_made_count_as_none() -> None:
+    """Prometheus sees no increase in a series that begins with 1."""
+    turn = Turn(kube_with(1), of_fleet({"engine-0": FULL | {"kvasir_kv_cache_used_tokens": 500.0}}, held=0, at=NOW))
+    assert [turn.metric("decisions_total", reason=reason) for reason in ScalingReason] == [0.0] * len(ScalingReason)
 
 
 def test_a_role_that_is_no_longer_scaled_leaves_no_series() -> None:

@@ -78,6 +78,10 @@ def test_a_failed_pass_is_tried_again_and_counted() -> None:
     assert sample(metrics, "reconcile_duration_seconds_count") == 2.0
 
 
+def test_before_the_first_failure_there_is_a_count_of_none() -> None:
+    assert sample(worked(Outcome()), "reconcile_total", result="error") == 0.0
+
+
 def test_a_pass_may_ask_for_another() -> None:
     assert sample(worked(Outcome(retry_seconds=0.001), Outcome()), "reconcile_total", result="success") == 2.0
 
