@@ -70,8 +70,8 @@ _PASS = Section(
         ),
         graph(
             "Errors", PER_SECOND,
-            "Failed passes by error. KubeForbiddenError: a quota, a policy or a missing right. KubeUnavailableError: "
-            "the API server. charts/kvasir/RUNBOOKS.md, KvasirReconcileFailing, has more.",
+            "Failed passes by error. ChildrenRefusedError, KubeForbiddenError: a quota, a policy or a missing right. "
+            "KubeUnavailableError: the API server. charts/kvasir/RUNBOOKS.md, KvasirReconcileFailing, has more.",
             Query(OPERATORS.rate(_ERRORS, "error"), "{{error}}"), is_stacked=True, when_empty="none so far",
         ),
         graph(
