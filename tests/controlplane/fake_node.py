@@ -75,6 +75,30 @@ def report_ready(api: Api, pod: dict[str, Any], ago: timedelta = timedelta()) ->
     return api.request("patch", f"{path_of(pod)}/status", {"status": status}, MERGE_PATCH)
 
 
+def move(api: Api, pod: dict[str, Any], address: str) -> None:
+    """Give the pod another address, at which something answers."""
+    status = {"podIP": address, "podIPs": [{"ip": address}]}
+    api.request("patch", f"{path_of(pod)}/status", {"status": status}, MERGE_PATCH)
+
+
+def report_loading(api: Api, pod: dict[str, Any], address: str) -> dict[str, Any]:
+    """Report that the first init container runs at `address`, and that all others wait."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    waiting = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    loader = container_status(pod["spec"]["initContainers"][0], ready=False) | {
+        "state": {"running": {"startedAt": now}}
+    }
+    status = {
+        "phase": "Pending",
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "initContainerStatuses": [loader],
+        "containerStatuses": [container_status(each, ready=False) | waiting for each in pod["spec"]["containers"]],
+        "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": now}],
+    }
+    return api.request("patch", f"{path_of(pod)}/status", {"status": status}, MERGE_PATCH)
+
+
 def report_waiting(api: Api, pod: dict[str, Any], reason: str, message: str) -> dict[str, Any]:
     """Report that every container waits, for instance with reason ImagePullBackOff."""
     waiting = {"state": {"waiting": {"reason": reason, "message": message}}}

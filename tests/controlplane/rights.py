@@ -1,8 +1,9 @@
-"""Accounts with the rights that the chart gives an operator, and with others."""
+"""Accounts with the rights that the chart gives an operator, and with others; and which rights were used."""
 
+import json
 from pathlib import Path
 
-from tests.charts.chart_rules import operator_rules
+from tests.charts.chart_rules import Permission, operator_rules
 
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.settings import OperatorSettings
@@ -12,6 +13,7 @@ from .credentials import write_kubeconfig
 
 RBAC = "rbac.authorization.k8s.io"
 ACCOUNT = "kvasir-operator"
+CREATED = 201
 
 
 def account(namespace: str, name: str = ACCOUNT) -> str:
@@ -52,3 +54,27 @@ def grant(control_plane: ControlPlane, namespace: str, user: str, rules: list[Ku
             "subjects": [{"kind": "User", "apiGroup": RBAC, "name": user}],
         }
     )
+
+
+def requests_of(control_plane: ControlPlane, user: str, namespace: str | None = None) -> list[KubeObject]:
+    """The API server's answers to a user about objects, by its audit log; `namespace` None: of all."""
+    events = [json.loads(line) for line in (control_plane.directory / "audit.log").read_text().splitlines()]
+    own = [event for event in events if event["user"]["username"] == user and "resource" in event.get("objectRef", {})]
+    return [event for event in own if namespace in (None, event["objectRef"].get("namespace"))]
+
+
+def used(control_plane: ControlPlane, user: str, namespace: str | None = None) -> set[Permission]:
+    """What a user's requests needed. A server-side apply that made the object needed the right to create it too."""
+    needed = set()
+    for event in requests_of(control_plane, user, namespace):
+        about = event["objectRef"]
+        resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
+        needed.add((about.get("apiGroup", ""), resource, event["verb"]))
+        if event["verb"] == "patch" and event["responseStatus"]["code"] == CREATED:
+            needed.add((about.get("apiGroup", ""), resource, "create"))
+    return needed
+
+
+def refused(control_plane: ControlPlane, user: str) -> list[str]:
+    """What a user asked for and was denied."""
+    return [each["requestURI"] for each in requests_of(control_plane, user) if each["responseStatus"]["code"] == 403]
