@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from kvasir_router.admission.drain_rate import DrainRate
 from kvasir_router.admission.queue import HeldDemand, RequestQueue
@@ -37,15 +38,15 @@ class QueueLimits:
     max_wait_seconds: float
 
 
-class Admission:
-    """`seconds_to_room`: until some endpoint can take a request for the model (None: for any), by time alone.
+SecondsToRoom = Callable[[str | None, Callable[[], float]], float]
 
-    0.0: now; inf: not before something happens.
+
+class Admission:
+    """`seconds_to_room`: until some endpoint can take a request for the model (None: for any) that has this response
+    ratio, by time alone. 0.0: now; inf: not before something happens.
     """
 
-    def __init__(
-        self, seconds_to_room: Callable[[str | None], float], limits: QueueLimits, tenant_limits: TenantLimits
-    ) -> None:
+    def __init__(self, seconds_to_room: SecondsToRoom, limits: QueueLimits, tenant_limits: TenantLimits) -> None:
         self._seconds_to_room = seconds_to_room
         self._limits = limits
         self._tenant_limits = tenant_limits
@@ -90,17 +91,17 @@ class Admission:
         """To be called when an endpoint becomes usable or has room again: the request whose turn it is starts."""
         if not self._wakings:
             return  # perhaps no loop runs yet
-        seconds: dict[str | None, float] = {}
+        seconds: list[float] = []
 
-        def can_start(model: str | None) -> bool:
-            seconds[model] = self._seconds_to_room(model)
-            return not seconds[model]
+        def can_start(model: str | None, response_ratio: Callable[[], float]) -> bool:
+            seconds.append(self._seconds_to_room(model, response_ratio))
+            return not seconds[-1]
 
         request = self._queue.wake_next(can_start, self._tenant_limits.may_start, _now())
         # It starts in the next turn of the loop, and then wakes another; so it does where it was just cancelled.
         if request is not None and not self._wakings[request].done():
             self._wakings[request].set_result(True)
-        self._wake_in(min(filter(None, seconds.values()), default=math.inf))
+        self._wake_in(min(filter(None, seconds), default=math.inf))
 
     def _wake_in(self, seconds: float) -> None:
         """Whatever happens earlier wakes as well."""
@@ -112,11 +113,11 @@ class Admission:
 
     def _can_start_at_once(self, request: QueuedRequest) -> bool:
         num_before = self._queue.num_begun if request.has_begun else len(self._queue)
-        return not num_before and self._has_place(request)
+        return not num_before and self._has_place(request, float)
 
-    def _has_place(self, request: QueuedRequest) -> bool:
+    def _has_place(self, request: QueuedRequest, response_ratio: Callable[[], float]) -> bool:
         may_start = request.has_begun or self._tenant_limits.may_start(request.tenant)
-        return may_start and not self._seconds_to_room(request.model)
+        return may_start and not self._seconds_to_room(request.model, response_ratio)
 
     def _refuse_if_late(self, request: QueuedRequest, waited_seconds: float) -> None:
         """Only a client that has set a deadline would rather know now."""
@@ -167,7 +168,7 @@ class Admission:
         while True:
             if not await self._wakings[request]:
                 raise self._queue_full()
-            if self._has_place(request):
+            if self._has_place(request, partial(request.response_ratio, _now())):
                 break
             # The place went away between the wake and now; perhaps there is one for another.
             self._wakings[request] = asyncio.get_running_loop().create_future()

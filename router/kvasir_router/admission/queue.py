@@ -10,8 +10,9 @@ newcomer slips past one that is just about to start. Pure bookkeeping: no clock,
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 
 from kvasir_router.admission.fairness import DeficitRoundRobin
 from kvasir_router.admission.queued_request import QueuedRequest
@@ -24,6 +25,10 @@ class HeldDemand:
 
     num_requests: int
     num_tokens: int
+
+
+CanStart = Callable[[str | None, Callable[[], float]], bool]
+"""Whether an endpoint can take a request for the model, given the response ratio of the one that would start."""
 
 
 class RequestQueue:
@@ -81,13 +86,10 @@ class RequestQueue:
         self.remove(makes_way)
         return makes_way
 
-    def wake_next(
-        self, can_start: Callable[[str | None], bool], may_start: Callable[[str], bool], now: float
-    ) -> QueuedRequest | None:
+    def wake_next(self, can_start: CanStart, may_start: Callable[[str], bool], now: float) -> QueuedRequest | None:
         """The request whose turn it is, woken from now on. None: nobody can start, or one is woken already.
 
-        `can_start`: whether an endpoint can take a request for the model; asked once a model. `may_start`: whether its
-        limits allow the tenant another request.
+        `can_start` is asked once a model. `may_start`: whether its limits allow the tenant another request.
         """
         if self._woken is not None:
             return None
@@ -122,16 +124,20 @@ class RequestQueue:
         if request.tenant not in self._tenants and not self._is_woken(request.tenant):
             self._turns.leave(request.tenant)
 
-    def _next_begun(self, can_start: Callable[[str | None], bool], now: float) -> QueuedRequest | None:
-        return self._begun.first({model for model in self._begun.models if can_start(model)}, now)
+    def _next_begun(self, can_start: CanStart, now: float) -> QueuedRequest | None:
+        return self._begun.first({model for model in self._begun.models if can_start(model, float)}, now)
 
-    def _next_in_turn(
-        self, can_start: Callable[[str | None], bool], may_start: Callable[[str], bool], now: float
+    def _next_in_turn(self, can_start: CanStart, may_start: Callable[[str], bool], now: float) -> QueuedRequest | None:
+        def response_ratio(model: str | None) -> float:
+            first = self._first_in_turn({model}, may_start, now)
+            return 0.0 if first is None else first.response_ratio(now)
+
+        models = {model for model in self._num_of_model if can_start(model, partial(response_ratio, model))}
+        return self._first_in_turn(models, may_start, now) if models else None
+
+    def _first_in_turn(
+        self, models: Set[str | None], may_start: Callable[[str], bool], now: float
     ) -> QueuedRequest | None:
-        models = {model for model in self._num_of_model if can_start(model)}
-        if not models:
-            return None
-
         def can_go(name: str) -> bool:
             tenant = self._tenants.get(name)
             return tenant is not None and tenant.waits_for(models) and may_start(name)

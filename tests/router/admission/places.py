@@ -48,7 +48,7 @@ class Places:
         self.started: list[Asked] = []
         self.tenant_limits = TenantLimits(None, tenant_max_in_flight, lambda: self.admission.wake())
         self.admission = Admission(
-            lambda model: 0.0 if self.free[model] > 0 else inf,
+            lambda model, _: 0.0 if self.free[model] > 0 else inf,
             QueueLimits(max_requests, max_wait_seconds),
             self.tenant_limits,
         )

@@ -1,6 +1,6 @@
 """Waiting, waking, time limits and refusals, in virtual time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from benchmarks.routing.virtual_time import VirtualTimeLoop
@@ -308,8 +308,22 @@ class Foreseen:
         self.room_at = room_at
         self.admission = Admission(self.seconds_to_room, QueueLimits(10, 60.0), TenantLimits(None, None, lambda: None))
 
-    def seconds_to_room(self, model: str | None) -> float:
+    def seconds_to_room(self, model: str | None, response_ratio: Callable[[], float]) -> float:
         return max(self.room_at - self.loop.time(), 0.0)
+
+
+def test_a_request_starts_by_the_ratio_that_it_has_by_then(loop: VirtualTimeLoop) -> None:
+    """At once it has none; room is for what has waited 2 s for each 1,000 tokens."""
+    ratios: list[float] = []
+
+    def seconds_to_room(model: str | None, response_ratio: Callable[[], float]) -> float:
+        ratios.append(response_ratio())
+        return 0.0 if ratios[-1] >= 0.002 else 1.0
+
+    admission = Admission(seconds_to_room, QueueLimits(10, 60.0), TenantLimits(None, None, lambda: None))
+    request = QueuedRequest("m", "t", 1000, estimate=lambda: 1000.0)
+    assert loop.run_until_complete(admission.admit(request)) == pytest.approx(2.0)
+    assert ratios[0] == 0.0
 
 
 def test_a_request_starts_when_time_alone_has_made_room(loop: VirtualTimeLoop) -> None:

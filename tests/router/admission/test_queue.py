@@ -1,6 +1,6 @@
 """Which request is woken, which makes way: the queue without event loop."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -24,7 +24,7 @@ def queue_of(*requests: QueuedRequest, max_requests: int = 100) -> RequestQueue:
 def wake(
     queue: RequestQueue, models: Collection[str | None] = ("m",), at_limit: Collection[str] = ()
 ) -> QueuedRequest | None:
-    return queue.wake_next(lambda model: model in models, lambda tenant: tenant not in at_limit, now=0.0)
+    return queue.wake_next(lambda model, _: model in models, lambda tenant: tenant not in at_limit, now=0.0)
 
 
 def start_all(queue: RequestQueue) -> list[QueuedRequest]:
@@ -67,6 +67,24 @@ def test_what_no_endpoint_takes_is_passed_over() -> None:
 def test_a_tenant_at_its_limit_is_passed_over() -> None:
     behind = request("b")
     assert wake(queue_of(request("a"), behind), at_limit={"a"}) is behind
+
+
+def test_room_is_asked_for_by_the_response_ratio_of_whose_turn_it_is() -> None:
+    """Not by that of a tenant at its limit, which has waited longer."""
+    queue = queue_of()
+    for tenant, arrived in (("a", 0.0), ("b", 2.0), ("b", 1.0)):
+        one = request(tenant)
+        one.arrived, one.work = arrived, 1000.0
+        queue.push(one)
+    ratios: list[float] = []
+
+    def can_start(model: str | None, response_ratio: Callable[[], float]) -> bool:
+        return bool(ratios.append(response_ratio()))
+
+    queue.wake_next(can_start, lambda tenant: tenant != "a", now=3.0)
+    assert ratios == [pytest.approx(2.0 / 1000)]
+    queue.wake_next(can_start, lambda _: False, now=3.0)
+    assert ratios[1:] == [0.0]
 
 
 def test_nobody_is_woken_where_nothing_can_start() -> None:
@@ -182,5 +200,5 @@ def test_waking_asks_about_each_model_once_however_many_wait() -> None:
     for number in range(num_requests):
         queue.push(request(f"t{number % 100}", model=f"m{number % num_models}"))
     asked: list[str | None] = []
-    queue.wake_next(lambda model: bool(asked.append(model)), lambda _: True, now=0.0)
+    queue.wake_next(lambda model, _: bool(asked.append(model)), lambda _: True, now=0.0)
     assert len(asked) == num_models

@@ -9,6 +9,7 @@ from kvasir_router.placement.pairing import Pairing
 from kvasir_router.service import late_binding
 from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.load import EndpointLoad, InFlight
+from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill, work
 from kvasir_router.service.registry import EndpointState, Registry
 
@@ -26,8 +27,13 @@ class Engines:
                 endpoint.load.prefill.observe(work(num_tokens), work(num_tokens) / 1000, self.now)
         self.binding = LateBinding(self.registry, 0.25, lambda: self.now)
 
-    def room(self) -> float:
-        return self.binding.seconds_to_room("m")
+    def room(self, response_ratio: float = 0.0) -> float:
+        return self.binding.seconds_to_room("m", lambda: response_ratio)
+
+    def report(self, num_tokens: int, *arrived: str) -> None:
+        """By the engines, of what each has ahead."""
+        for endpoint in self.registry:
+            endpoint.load.report(LoadReport(1, 0, 0, num_tokens, 0, 10**6, 0.0, None, arrived, "i"), self.now)
 
     def send(self, url: str, num_tokens: int) -> InFlight:
         endpoint = self.registry.get(url)
@@ -73,7 +79,7 @@ def test_an_engine_that_is_full_takes_none_however_little_it_has_ahead() -> None
 
 
 def test_engines_of_other_models_do_not_count() -> None:
-    assert Engines().binding.seconds_to_room("unknown") == inf
+    assert Engines().binding.seconds_to_room("unknown", float) == inf
 
 
 def test_nothing_is_held_back_by_a_rate_that_nobody_has_measured() -> None:
@@ -91,6 +97,41 @@ def test_it_tells_when_time_alone_will_have_made_room() -> None:
     assert seconds == pytest.approx(work(1000) / 1000 - 0.25, rel=0.03)
     engines.now += seconds
     assert engines.room() == pytest.approx(0.0)
+
+
+A_TOKENS_TIME = 0.001  # of the engines above: the response ratio of what has waited as long as its prefill takes
+
+
+@pytest.mark.parametrize(("ratio", "bounds"), [(0.0, 1.0), (1.0, 2.0), (3.0, 3.0), (15.0, 5.0), (1e9, 5.0)])
+def test_where_others_are_ahead_the_bound_grows_with_each_doubling_of_the_slowdown(ratio: float, bounds: float) -> None:
+    engines = Engines()
+    engines.report(2000)
+    seconds_ahead = engines.room() + 0.25
+    assert engines.room(ratio * A_TOKENS_TIME) == pytest.approx(seconds_ahead - 0.25 * bounds, rel=0.03)
+
+
+def test_where_nothing_ahead_is_others_the_bound_stays_however_long_a_request_has_waited() -> None:
+    engines = Engines()
+    for url in "ab":
+        engines.send(url, 2000)
+    engines.report(2000, "id")
+    assert engines.room(1e9) == engines.room() > 0
+
+
+def test_it_grows_by_the_part_that_is_others() -> None:
+    engines = Engines()
+    for url in "ab":
+        engines.send(url, 1000)
+    engines.report(2000, "id")
+    assert engines.room() - engines.room(A_TOKENS_TIME) == pytest.approx(0.25 / 2, rel=0.03)
+
+
+def test_nothing_asks_for_the_ratio_where_there_is_room() -> None:
+    Engines().binding.seconds_to_room("m", never_asked)
+
+
+def never_asked() -> float:
+    raise AssertionError
 
 
 def test_what_has_not_begun_is_worked_off_by_no_time_that_is_known() -> None:
@@ -114,7 +155,7 @@ class SplitEngines:
         self.binding = LateBinding(self.registry, 0.25, lambda: 0.0, Pairing(min_tokens))
 
     def room(self) -> float:
-        return self.binding.seconds_to_room("m")
+        return self.binding.seconds_to_room("m", float)
 
     def busy(self, *urls: str) -> "SplitEngines":
         for url in urls:
@@ -191,5 +232,5 @@ def test_partners_are_asked_once_each_however_many_engines_decode(monkeypatch: p
     asked = []
     seconds = late_binding._seconds_to_room
     monkeypatch.setattr(late_binding, "_seconds_to_room", lambda *of: asked.append(of) or max(seconds(*of), 1.0))
-    assert LateBinding(registry, 0.25, lambda: 0.0, Pairing(100)).seconds_to_room("m") == 1.0
+    assert LateBinding(registry, 0.25, lambda: 0.0, Pairing(100)).seconds_to_room("m", float) == 1.0
     assert len(asked) == 20
