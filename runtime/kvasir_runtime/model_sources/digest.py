@@ -49,9 +49,9 @@ class _Watched(io.FileIO):
         super().__init__(path, "rb")
         self._on_read = on_read
 
-    def readinto(self, buffer: Any) -> int | None:
-        num_bytes = super().readinto(buffer)
-        self._on_read(num_bytes or 0)
+    def readinto(self, buffer: Any) -> int:
+        num_bytes = super().readinto(buffer) or 0
+        self._on_read(num_bytes)
         return num_bytes
 
 
