@@ -35,4 +35,6 @@ async def load_configuration(kubeconfig: str | None) -> aio_client.Configuration
 def proxy_of(server: str) -> str | None:
     """What the environment says of the way to the API server."""
     address = urlsplit(server)
-    return None if proxy_bypass(address.netloc) else getproxies().get(address.scheme)
+    # NO_PROXY may name a host with its port, and an IPv6 address without its brackets.
+    is_excluded = proxy_bypass(address.netloc) or proxy_bypass(address.hostname or "")
+    return None if is_excluded else getproxies().get(address.scheme)
