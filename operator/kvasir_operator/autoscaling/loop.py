@@ -189,7 +189,7 @@ class Autoscaler:
         self._asleep.pop(key, None)
         before = self._ledger.scaling_of(key)
         wanted = {role.name: role.replicas for role in roles} | replicas_by_role(before, obj)
-        names = [role.name for role in roles] or list(before.replicas)
+        names: list[str] = [role.name for role in roles] or list(before.replicas)
         message = f"the operator failed to decide, by a {type(error).__name__}: its log says where"
         verdicts = {name: Verdict(wanted[name], None, message, held=HoldReason.DECISION_FAILED) for name in names}
         self._memories[key] = {role: Memory() for role in verdicts} | self._memories.get(key, {})
