@@ -22,7 +22,7 @@ class SimulatedEngine:
         self._num_free = num_slots
         self._random = random.Random(1)
         self.admission = Admission(
-            lambda _: 0.0 if self._num_free > 0 else inf,
+            lambda *_: 0.0 if self._num_free > 0 else inf,
             QueueLimits(1000, 600.0),
             TenantLimits(None, None, lambda: None),
         )

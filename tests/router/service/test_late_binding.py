@@ -127,7 +127,9 @@ def test_it_grows_by_the_part_that_is_others() -> None:
 
 
 def test_nothing_asks_for_the_ratio_where_there_is_room() -> None:
-    Engines().binding.seconds_to_room("m", never_asked)
+    engines = Engines()
+    engines.report(100)
+    assert engines.binding.seconds_to_room("m", never_asked) == 0.0
 
 
 def never_asked() -> float:
