@@ -241,6 +241,28 @@ def test_no_pod_names_the_ids_that_a_platform_may_choose(offline_helm: Helm) -> 
         assert not {"runAsUser", "runAsGroup"} & spec["containers"][0]["securityContext"].keys()
 
 
+@pytest.mark.parametrize(
+    ("given", "node_selector"),
+    [
+        ((), {"kubernetes.io/arch": "amd64"}),
+        (("--set", "images.architectures={arm64}"), {"kubernetes.io/arch": "arm64"}),
+        (("--set", "images.architectures={amd64,arm64}"), None),
+        (("--set", "operator.nodeSelector.pool=a"), {"pool": "a", "kubernetes.io/arch": "amd64"}),
+        (("--set", "images.architectures={amd64,arm64}", "--set", "operator.nodeSelector.pool=a"), {"pool": "a"}),
+        (("--set", r"operator.nodeSelector.kubernetes\.io/arch=s390x"), {"kubernetes.io/arch": "s390x"}),
+    ],
+    ids=["one by default", "another one", "several", "a label besides", "a label and several", "the user's own"],
+)
+def test_pods_keep_to_nodes_that_the_image_runs_on(
+    offline_helm: Helm, given: tuple[str, ...], node_selector: dict[str, str] | None
+) -> None:
+    objects = offline_helm.template(*given)
+    [deployment] = of_kind(objects, "Deployment")
+    [test_pod] = of_kind(objects, "Pod")
+    for spec in (deployment["spec"]["template"]["spec"], test_pod["spec"]):
+        assert spec.get("nodeSelector") == node_selector
+
+
 def test_pods_are_spread_by_their_own_labels(offline_helm: Helm) -> None:
     [deployment] = of_kind(offline_helm.template(), "Deployment")
     selector = deployment["spec"]["selector"]

@@ -58,6 +58,14 @@ def test_the_operator_has_every_flag_of_the_deployment() -> None:
     assert flags - {"pod_defaults"} <= set(OperatorSettings.__dataclass_fields__)
 
 
+def test_every_pod_of_the_chart_keeps_to_nodes_that_its_image_runs_on() -> None:
+    templates = {path.relative_to(TEMPLATES): path.read_text() for path in TEMPLATES.rglob("*.yaml")}
+    pods = {str(path): text for path, text in templates.items() if "containers:" in text}
+    assert set(pods) == {"deployment.yaml", "gateway/deployment.yaml", "helm-test.yaml"}
+    for path, text in pods.items():
+        assert '{{- with include "kvasir.nodeSelector" (list $ ' in text, path
+
+
 def test_leases_have_the_names_that_the_operator_asks_for() -> None:
     [named] = [rule["resourceNames"] for rule in rules_of("kvasir.leaseRules") if "resourceNames" in rule]
     assert named == [OWN_LEASE, CLUSTER_LEASE]

@@ -108,6 +108,16 @@ app.kubernetes.io/component: gateway
 {{- end }}
 {{- end }}
 
+{{/* Node labels that a pod of ours needs: an image of one architecture runs nowhere else. Call with (list $ LABELS). */}}
+{{- define "kvasir.nodeSelector" -}}
+{{- $root := index . 0 }}{{ $labels := deepCopy (index . 1) }}
+{{- $architectures := $root.Values.images.architectures }}
+{{- if eq (len $architectures) 1 }}
+{{- $labels = mustMerge $labels (dict "kubernetes.io/arch" (first $architectures)) }}
+{{- end }}
+{{- with $labels }}{{ toYaml . }}{{ end }}
+{{- end }}
+
 {{/* Of the pod of `helm test`. */}}
 {{- define "kvasir.testLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
