@@ -9,7 +9,6 @@ from e2e.helm.helm import CHART, Helm, HelmError
 from e2e.helm.installed import running_installed
 from e2e.helm.test_files import of_kind, operator_container, pod_defaults
 from e2e.helm.test_rights import account, granted, requests_of
-from tests.charts.chart_rules import permissions, rules_of
 from tests.controlplane.control_plane import ControlPlane
 from tests.controlplane.processes import wait_until
 from tests.controlplane.reconciling import conditions, get_service, manifest
@@ -185,7 +184,12 @@ def test_it_may_see_services_and_their_engines_and_nothing_else(
     helm: Helm, cluster: ControlPlane, namespace: str, other_namespace: str
 ) -> None:
     helm.install(namespace, *ENABLED)
-    assert granted(cluster, account(namespace, NAME), other_namespace) == permissions(rules_of("kvasir.gatewayRules"))
+    assert granted(cluster, account(namespace, NAME), other_namespace) == {
+        ("serving.kvasir.dev", "inferenceservices", "list"),
+        ("serving.kvasir.dev", "inferenceservices", "watch"),
+        ("discovery.k8s.io", "endpointslices", "list"),
+        ("discovery.k8s.io", "endpointslices", "watch"),
+    }
 
 
 @pytest.mark.parametrize("is_namespaced", [False, True], ids=["cluster-wide", "namespaced"])

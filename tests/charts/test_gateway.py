@@ -3,7 +3,7 @@
 import re
 
 import yaml
-from tests.charts.chart_rules import TEMPLATES, permissions, rules_of
+from tests.charts.chart_rules import TEMPLATES, rules_of
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.defaults import GatewayDefaults
@@ -17,9 +17,10 @@ VALUES = yaml.safe_load((TEMPLATES.parent / "values.yaml").read_text())["gateway
 
 
 def test_it_may_read_services_and_their_engines_addresses_and_nothing_else() -> None:
-    rules = permissions(rules_of("kvasir.gatewayRules"))
-    resources = {(labels.GROUP, labels.PLURAL), ("discovery.k8s.io", "endpointslices")}
-    assert rules == {(group, plural, verb) for group, plural in resources for verb in ("get", "list", "watch")}
+    assert rules_of("kvasir.gatewayRules") == [
+        {"apiGroups": ["serving.kvasir.dev"], "resources": ["inferenceservices"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+    ]
 
 
 def test_the_operator_is_told_of_it_in_its_own_words() -> None:

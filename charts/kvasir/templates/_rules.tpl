@@ -67,10 +67,10 @@
 {{- define "kvasir.gatewayRules" -}}
 - apiGroups: [serving.kvasir.dev]
   resources: [inferenceservices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 
 {{/* What an operator of single namespaces may do in the gateway's: see whether it is ready, and ask its pods what they hold for

@@ -8,6 +8,7 @@ import pytest
 from kvasir_operator.api.model import EngineSpec, InferenceService, RouterSpec, ScalingPolicy, ScalingRules
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.api.quantity import Quantity
+from kvasir_operator.api.rules import RESERVED_ARGS
 from kvasir_operator.errors import InvalidManifestError
 
 MakeManifest = Callable[..., dict[str, Any]]
@@ -192,10 +193,16 @@ RESERVED = [
     "--enable-prefix-caching",
     "--no-enable-prefix-caching",
     "--speculative-config",
+    "--kv-events-config",
     "--tensor-parallel-size",
     "--pipeline-parallel-size",
     "--data-parallel-size",
     "--enable-expert-parallel",
+    "--nnodes",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--kv-transfer-config",
 ]
 
 
@@ -206,6 +213,10 @@ def test_refuses_each_flag_that_a_field_sets_alone_and_with_its_value(make_manif
             parse_service(make_manifest(engine={"args": ["--max-logprobs", "5", arg]}))
 
 
+def test_the_list_of_refused_flags_is_whole() -> None:
+    assert set(RESERVED) == set(RESERVED_ARGS)
+
+
 CLAIMS = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
 
 # Each is at the edge of a bound or rule, on its good side: one further and it would be refused.
@@ -213,6 +224,7 @@ HOLDS: list[dict[str, Any]] = [
     {"model": {"source": "file:///a", "name": "x" * 128}},
     {"engine": {"args": ["x" * 1024] * 64}},
     {"engine": {"args": ["--ports", "--hostname=x", "--max-num", "port"]}},
+    {"parallelism": {"pipeline": 2}, "engine": {"args": ["--pipeline-layer-partition", "42,38"]}},
     {"engine": {"maxNumSeqs": 8, "maxNumBatchedTokens": 8}},
     {"disaggregation": SPLIT | {"prefill": {"engine": {"maxNumBatchedTokens": 256}}}},
     {"autoscaling": {"minReplicas": 2, "maxReplicas": 2}},
