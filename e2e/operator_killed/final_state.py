@@ -12,7 +12,7 @@ from kvasir_operator.api.labels import ROLE_SERVE, SERVICE_LABEL, workload_name
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.desired.objects import desired_service
-from kvasir_operator.desired.roles import EngineRole, roles
+from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.settings import OperatorSettings
 
@@ -53,7 +53,7 @@ def _workload(service: LiveService, wanted: InferenceService, revision: str) -> 
     if revision not in workloads:
         yield f"the status names revision {revision!r}, and there are {sorted(workloads)}"
         return
-    [engine] = [role for role in roles(wanted, OperatorSettings().defaults) if isinstance(role, EngineRole)]
+    [engine] = engine_roles(wanted, OperatorSettings().defaults)
     expected = _asked_for(engine_pod_template(wanted, engine, OperatorSettings()))
     found = _asked_for(workloads[revision]["spec"]["template"])
     if found != expected:

@@ -69,11 +69,6 @@ class RouterRole:
 Role = EngineRole | RouterRole
 
 
-def roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[Role, ...]:
-    """Engines first, then the router. Raises UnknownProfileError for a profile that the installation lacks."""
-    return (*engine_roles(service, defaults), *router_roles(service, defaults))
-
-
 def engine_roles(
     service: InferenceService, defaults: InstallationDefaults, scaled: Mapping[str, int] = NOT_SCALED
 ) -> tuple[EngineRole, ...]:

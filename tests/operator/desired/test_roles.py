@@ -8,7 +8,7 @@ import pytest
 from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
 from kvasir_operator.api.model import InferenceService, PodSpec, ResourcesSpec
 from kvasir_operator.api.quantity import Quantity
-from kvasir_operator.desired.roles import EngineRole, engine_roles, roles, router_role
+from kvasir_operator.desired.roles import EngineRole, engine_roles, router_role, router_roles
 from kvasir_operator.errors import UnknownProfileError
 
 MakeService = Callable[..., InferenceService]
@@ -36,7 +36,9 @@ SPLIT = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
 def test_each_role_wants_its_own_number_of_pods(
     make_service: MakeService, spec: dict[str, Any], replicas: dict[str, int]
 ) -> None:
-    assert {role.name: role.replicas for role in roles(make_service(**spec), NO_DEFAULTS)} == replicas
+    service = make_service(**spec)
+    roles = (*engine_roles(service, NO_DEFAULTS), *router_roles(service, NO_DEFAULTS))
+    assert {role.name: role.replicas for role in roles} == replicas
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,20 @@ from collections.abc import Callable
 
 from kvasir_operator.api.defaults import InstallationDefaults
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.roles import roles
+from kvasir_operator.desired.roles import Role, engine_roles, router_roles
 from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budget
 
 MakeService = Callable[..., InferenceService]
 
 
+def roles_of(service: InferenceService) -> list[Role]:
+    defaults = InstallationDefaults()
+    return [*engine_roles(service, defaults), *router_roles(service, defaults)]
+
+
 def budgets(service: InferenceService) -> dict[str, bool]:
     """Whether there is one, by role."""
-    found = {role.name: pod_disruption_budget(service, role) for role in roles(service, InstallationDefaults())}
+    found = {role.name: pod_disruption_budget(service, role) for role in roles_of(service)}
     return {name: budget is not None for name, budget in found.items()}
 
 
@@ -24,7 +29,7 @@ def test_a_role_of_two_pods_has_a_budget_and_one_of_one_has_none(make_service: M
 
 def test_roles_of_a_split_service_have_budgets_of_their_own(make_service: MakeService) -> None:
     service = make_service(disaggregation={"prefill": {"replicas": 2}, "decode": {"replicas": 3}})
-    made = [pod_disruption_budget(service, role) for role in roles(service, InstallationDefaults())]
+    made = [pod_disruption_budget(service, role) for role in roles_of(service)]
     found = {budget["metadata"]["name"]: budget["spec"] for budget in made if budget is not None}
 
     assert set(found) == {"llama-prefill", "llama-decode", "llama-router"}
