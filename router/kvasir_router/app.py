@@ -149,7 +149,7 @@ class Handler:
                 self._parts.tenant_limits.refund(job.queued.tenant, job.queued.num_tokens)
                 raise
             job.count_wait(waited_seconds)
-            placement = job.service.place(job.request, job.tried, is_moved=job.is_moved)
+            placement = job.service.place(job.request, job.tried, moved_from=job.moved_from)
             if placement is not None:
                 return placement
 

@@ -37,6 +37,7 @@ class Job:
     refused_prefill: set[str] = field(default_factory=set)  # endpoints that would not prefill it for another
     revision: str | None = None  # of the endpoint tried last; None: it got to none
     lost_reason: str = ""  # why the stream had to go elsewhere
+    _begun_by: str | None = None  # revision of the endpoint that has got the stream this far
     _refused_by: set[str] = field(default_factory=set)  # since the stream last got further
     _num_failures: int = 0
     _num_bytes_kept: int = 0  # of the journal at the last failure
@@ -46,9 +47,10 @@ class Job:
         return self._num_failures < self.max_failures
 
     @property
-    def is_moved(self) -> bool:
-        """It is a stream whose KV comes from the engine that has let go of it."""
-        return self.exchange.journal is not None and self.exchange.journal.is_moved
+    def moved_from(self) -> str | None:
+        """Revision of the engine that has let go of the stream and keeps its KV; None: no engine does."""
+        journal = self.exchange.journal
+        return self._begun_by if journal is not None and journal.is_moved else None
 
     def count_wait(self, seconds: float) -> None:
         self.queue_wait_seconds += seconds
@@ -71,6 +73,7 @@ class Job:
     def count_failure(self, url: str, error: UpstreamError) -> bool:
         """Whether another attempt may follow."""
         if self._has_got_further():
+            self._begun_by = self.revision
             self._num_failures, self.waited_seconds = 0, 0.0
             self.tried, self._refused_by = {url}, set()
         if isinstance(error, (UpstreamBrokenError, UpstreamUnresponsiveError)):

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -328,6 +329,23 @@ async def test_a_stream_that_is_moved_is_not_prefilled_again(split: Split, clien
     assert (first.received, second.received) == ([True], [None])
     assert second.journals == [b"[0]\n[1]\n[2]\n" + MOVE]
     assert load.prefill.num_observations == 0, "it tells nothing of how fast prompts are computed there"
+    await until(lambda: is_free(router))
+
+
+async def test_a_moved_stream_that_gets_to_another_revision_is_counted_as_computed_there(
+    split: Split, client: Any, until: Any
+) -> None:
+    router = await split.start(num_decodes=2)
+    first, second = sorted(split.decodes, key=lambda engine: engine.url)
+    new = service_of(router).registry.get(second.url)
+    new.address = replace(new.address, revision="2")
+    first.moves_after_tokens = 3
+    second.gate.clear()
+    asked = asyncio.create_task(ask(client, router))
+    await second.wait_for_requests(1)
+    assert new.load.prefill_tokens > 0
+    second.gate.set()
+    assert await asked == (200, whole(second))
     await until(lambda: is_free(router))
 
 

@@ -96,17 +96,21 @@ class Service:
         return self.pairing is not None and self.registry.is_disaggregated
 
     def place(
-        self, request: InferenceRequest, avoid: Set[str] = frozenset(), *, is_moved: bool = False
+        self, request: InferenceRequest, avoid: Set[str] = frozenset(), *, moved_from: str | None = None
     ) -> Placement | None:
-        """None when no endpoint can take the request now. `avoid`: urls of endpoints where it has failed. `is_moved`:
-        its KV comes from the engine that has let go of it, so nobody is to prefill it.
+        """None when no endpoint can take the request now. `avoid`: urls of endpoints where it has failed. `moved_from`:
+        revision of the engine that has let go of it; others of that revision get its KV from there, the rest compute it.
         """
         now = self._clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
-        prefills = self.registry.prefilling(request.model) if self.is_paired and not is_moved else None
-        placement = self.picker.pick(request, self.registry.serving(request.model), cached, now, avoid, prefills)
-        if placement is None or not is_moved:
-            return placement
+        serving = self.registry.serving(request.model)
+        if moved_from is None:
+            prefills = self.registry.prefilling(request.model) if self.is_paired else None
+            return self.picker.pick(request, serving, cached, now, avoid, prefills)
+        receivers = [one for one in serving if one.revision == moved_from and one.url not in avoid]
+        placement = self.picker.pick(request, receivers, cached, now, avoid)
+        if placement is None:
+            return self.picker.pick(request, serving, cached, now, avoid)
         return replace(placement, leg=decode_leg_on(placement.leg.endpoint, request, cached))
 
     def least_work(self, request: InferenceRequest) -> float:

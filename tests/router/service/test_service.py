@@ -11,7 +11,7 @@ from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.dialects.tokenize import Tokenize
 from kvasir_router.endpoints.address import Address, Role
-from kvasir_router.placement.placement import LocalPrefill
+from kvasir_router.placement.placement import LocalPrefill, Placement, leg_on
 from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
@@ -148,3 +148,44 @@ async def test_a_prefill_engine_where_it_has_failed_is_no_partner(service: Servi
     placement = service.place(a_request(prefix=await key_of(service), can_transfer_kv=True), avoid={B.url})
     assert placement is not None
     assert (placement.prefill, placement.local_prefill) == (None, LocalPrefill.NO_PREFILL_ENDPOINT)
+
+
+OLD, SAME, NEW = (Address(f"http://{name}", revision=name[0]) for name in ("1old", "1same", "2new"))
+
+
+@pytest.mark.parametrize(
+    ("why", "num_in_flight", "avoid", "url", "received"),
+    [
+        ("those of its revision get its KV", 1, {OLD.url}, SAME.url, 100),
+        ("its revision has no room", 2, {OLD.url}, NEW.url, 0),
+        ("the others of its revision refuse it", 1, {OLD.url, SAME.url}, NEW.url, 0),
+    ],
+)
+async def test_a_moved_stream_goes_where_its_kv_can_go(
+    service: Service, why: str, num_in_flight: int, avoid: set[str], url: str, received: int
+) -> None:
+    """The new revision is idle, so that it would cost least."""
+    service.registry.set_addresses({OLD, SAME, NEW}, EndpointState.READY)
+    request = await asked(service)
+    same = service.registry.get(SAME.url)
+    assert same is not None
+    for _ in range(num_in_flight):
+        service.dispatch(request, Placement(leg_on(same, request, {})))
+    service.withdraw(request, SAME.url)
+    same.load.max_in_flight = 2
+    placement = service.place(request, avoid, moved_from="1")
+    assert placement is not None
+    leg = placement.leg
+    assert (leg.endpoint.url, leg.received_tokens, leg.uncached_tokens) == (url, received, 100 - received), why
+
+
+async def test_a_moved_stream_is_never_prefilled_by_another_engine(service: Service) -> None:
+    """Its journal says where its KV is, whatever else its engine is told."""
+    service.registry.set_addresses(
+        {replace(A, role=Role.DECODE, revision="2"), replace(B, role=Role.PREFILL, revision="2")}, EndpointState.READY
+    )
+    assert service.pairing is not None
+    service.pairing.remote_min_tokens = 0
+    placement = service.place(a_request(prefix=await key_of(service), can_transfer_kv=True), moved_from="1")
+    assert placement is not None
+    assert (placement.prefill, placement.leg.uncached_tokens) == (None, 100)

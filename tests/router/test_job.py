@@ -1,0 +1,32 @@
+"""What a request on its way remembers of the engines that it was at."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.router.parts import a_request, an_endpoint
+
+from kvasir_router.errors import UpstreamBrokenError, UpstreamRefusedError
+from kvasir_router.job import Job
+from kvasir_router.placement.placement import Placement, leg_on
+from kvasir_router.relay.journal import Journal
+
+
+def test_whose_kv_a_moved_stream_has_is_remembered_while_others_refuse_it() -> None:
+    journal = Journal()
+    job = Job(cast(Any, SimpleNamespace(journal=journal, has_started=True, can_go_elsewhere=True)), *cast(Any, [None] * 3), b"", 0.0, 1)
+    tried(job, "a", "1")
+    journal.keep(b'[0,[5],null,0]\n[0,[],null,0,{"remote_host":"a"}]\n')
+    job.count_failure("a", UpstreamBrokenError("", "broken"))
+    assert job.moved_from == "1"
+    tried(job, "b", "2")
+    job.count_failure("b", UpstreamRefusedError("", "refused"))
+    assert (job.revision, job.moved_from) == ("2", "1")
+    tried(job, "c", "3")
+    journal.keep(b"[0,[6],null,0]\n")
+    job.count_failure("c", UpstreamBrokenError("", "broken"))
+    assert job.moved_from is None
+
+
+def tried(job: Job, url: str, revision: str) -> None:
+    endpoint = an_endpoint(url, revision=revision)
+    job.count_attempt(Placement(leg_on(endpoint, a_request(), {})))
