@@ -92,6 +92,11 @@ class Engine:
         return self._steps_per_second
 
     @property
+    def chunk_seconds(self) -> float:
+        """Of a prefill, what decodes take of it included."""
+        return self._chunk_seconds / self._prefill_speed
+
+    @property
     def prefill_tokens_per_second(self) -> float | None:
         return self._recent_tokens / self._recent_seconds if self._recent_seconds else None
 

@@ -18,7 +18,6 @@ from benchmarks.routing.virtual_time import VirtualTimeLoop
 from kvasir_router.service.load_report import LoadReport
 
 _REPORT_INTERVAL_SECONDS = 0.05  # 20 Hz
-_LONGEST_SILENCE_SECONDS = 1.0  # while a prompt is prefilled
 
 MakeRules = Callable[[World, int], list[Rule]]
 """(world, number of routers) -> the rule of each router."""
@@ -123,7 +122,7 @@ class _Simulation:
         report = report_of(engine, arrived, now)
         self._at(now + self._late_seconds, lambda heard: self._hear(engine.number, report, heard))
         if engine.prefilling is not None:
-            self._report_by(engine, now + _LONGEST_SILENCE_SECONDS)
+            self._report_by(engine, now + max(engine.chunk_seconds, _REPORT_INTERVAL_SECONDS))
 
     def _hear(self, engine: int, report: LoadReport, now: float) -> None:
         for rule in self._rules:

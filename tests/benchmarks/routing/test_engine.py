@@ -73,6 +73,7 @@ def test_decodes_take_their_part_of_a_prefills_steps() -> None:
     engine.submit(job(1, range(10), num_output_tokens=100), 0.0)
     run(engine, until=0.16)
     engine.submit(job(2, range(20, 30)), 0.16)
+    assert engine.chunk_seconds == pytest.approx(0.2)
     assert run(engine, until=1.0) == [(2, pytest.approx(0.16 + 0.16 * 2))]  # each chunk's step reads 210 tokens of KV
 
 
