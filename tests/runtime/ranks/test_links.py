@@ -46,9 +46,10 @@ RESULT = StepResult(
 )
 
 
-@pytest.fixture(params=["ipc", "tcp", "tcp with a secret"])
+@pytest.fixture(params=["ipc", "tcp", "tcp with a secret", "tcp of IPv6"])
 def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[CoreLinks, list[RankLinks]]]:
-    chosen = ipc_addresses(tmp_path, 2) if request.param == "ipc" else network_addresses("127.0.0.1", 2)
+    host = "::1" if "IPv6" in request.param else "127.0.0.1"
+    chosen = ipc_addresses(tmp_path, 2) if request.param == "ipc" else network_addresses(host, 2)
     keys = KEYS if "secret" in request.param else None
     core = CoreLinks(chosen, keys)
     ranks = [RankLinks(core.bound, rank, keys) for rank in range(2)]

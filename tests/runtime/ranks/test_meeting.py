@@ -1,9 +1,15 @@
 """Where node 0 listens, and what it says of an address that is not its own."""
 
+import socket
+
 import pytest
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.ranks.meeting import hosted_links
+from kvasir_runtime.parallel.groups import open_meeting
+from kvasir_runtime.parallel.meeting_point import MeetingPoint
+from kvasir_runtime.ranks.links import RankLinks
+from kvasir_runtime.ranks.meeting import hosted_links, told_addresses
+from kvasir_runtime.ranks.messages import RankProgress
 
 
 def test_an_address_of_another_node_is_refused_by_the_flags_name() -> None:
@@ -12,3 +18,22 @@ def test_an_address_of_another_node_is_refused_by_the_flags_name() -> None:
         hosted_links("192.0.2.1", 0, 1, None),
     ):
         pass
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_node_learns_at_the_address_of_node_0_where_the_core_listens(host: str) -> None:
+    point = MeetingPoint(host=host, port=free_port(host))
+    with hosted_links(host, point.port, 1, None) as core:
+        told = told_addresses(open_meeting(point, 1))
+        assert told == core.bound
+        assert point.own_address == host
+        rank = RankLinks(told, 0, None)
+        rank.send(RankProgress(0, 7, {}))
+        assert core.receive(20) == [RankProgress(0, 7, {})]
+        rank.close()
+
+
+def free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as probe:
+        return int(probe.getsockname()[1])

@@ -57,17 +57,22 @@ def make_side(request: pytest.FixtureRequest) -> Iterator[Callable[..., Side]]:
     with ExitStack() as stack:
 
         def make(
-            name: str, *, checksums: bool = True, lease_seconds: float = 30.0, keys: CurveKeys | None = None
+            name: str,
+            *,
+            checksums: bool = True,
+            lease_seconds: float = 30.0,
+            keys: CurveKeys | None = None,
+            host: str = "127.0.0.1",
         ) -> Side:
             buffer = torch.randint(0, 256, (NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
             if request.param == "nixl":
                 connector: InProcessConnector | NixlConnector = NixlConnector(f"{name}-{time.monotonic_ns()}", buffer)
             else:
                 connector = InProcessConnector(memory, name, buffer)
-            channel, woken = SideChannel("127.0.0.1", 0, keys), threading.Event()
+            channel, woken = SideChannel(host, 0, keys), threading.Event()
             stack.callback(channel.close)
             agent = TransferAgent(
-                connector, channel, IDENTITY, Place(engine_id=name, host="127.0.0.1", port=channel.port),
+                connector, channel, IDENTITY, Place(engine_id=name, host=host, port=channel.port),
                 page_bytes=PAGE_BYTES, lease_seconds=lease_seconds, timeout_seconds=20, checksums=checksums,
                 wake_core=woken.set,
             )  # fmt: skip
@@ -78,12 +83,12 @@ def make_side(request: pytest.FixtureRequest) -> Iterator[Callable[..., Side]]:
         yield make
 
 
-def pull(prefill: Side, decode: Side, key: str = "k") -> PullEnded:
+def pull(prefill: Side, decode: Side, key: str = "k", host: str = "127.0.0.1") -> PullEnded:
     """Blocks 3, 4, 5, 9 of one side to 2, 3, 4, 7 of the other, told in two pieces."""
     theirs, ours = (3, 4, 5, 9), (2, 3, 4, 7)
     blocks = [OfferedBlock(block_hash, (block,)) for block_hash, block in zip(HASHES, theirs, strict=True)]
     decode.agent.post(
-        BeginPull(request_id="d", host="127.0.0.1", port=prefill.channel.port, key=key, hashes=HASHES, first=0),
+        BeginPull(request_id="d", host=host, port=prefill.channel.port, key=key, hashes=HASHES, first=0),
         Land("d", {index: (block,) for index, block in enumerate(ours)}),
     )
     prefill.agent.post(BeginOffer(key, "p"), OfferBlocks(key, blocks[:1], False), OfferBlocks(key, blocks[1:], True))
@@ -103,6 +108,12 @@ def test_pages_arrive_as_they_were(make_side: Callable[..., Side], checksums: bo
     assert prefill.next_events() == [OfferEnded("p", "pulled")]
     stats = decode.agent.stats(0)
     assert (stats.num_blocks_received, stats.page_bytes, sum(stats.seconds_counts)) == (4, PAGE_BYTES, 1)
+
+
+def test_pages_arrive_over_ipv6(make_side: Callable[..., Side]) -> None:
+    prefill, decode = make_side("p", host="::1"), make_side("d", host="::1")
+    assert pull(prefill, decode, host="::1") == PullEnded("d", 4, None)
+    assert torch.equal(decode.buffer[7], prefill.buffer[9])
 
 
 def test_a_second_pull_needs_no_second_handshake(make_side: Callable[..., Side]) -> None:
