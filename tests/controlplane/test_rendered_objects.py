@@ -1,18 +1,23 @@
 """What the builders render, before a real API server: it is stored as it was sent, and its pods pass admission."""
 
+from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import Any
 
 import pytest
-from kubernetes.dynamic.exceptions import ForbiddenError
+from kubernetes.dynamic.exceptions import ForbiddenError, TooManyRequestsError
 
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.drift import find_drift
-from kvasir_operator.desired.objects import desired_objects
+from kvasir_operator.desired.objects import CurrentRevision, desired_objects, desired_service
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET, POD_MONITOR, STATEFUL_SET, Kind
 from kvasir_operator.settings import OperatorSettings
 
-from .control_plane import ControlPlane
+from .control_plane import CRDS, ControlPlane
+from .processes import wait_until
+from .reconciling import path_of
+from .test_optional_kinds import POD_MONITOR_CRD
 
 SETTINGS = OperatorSettings(image_pull_secret=("mirror",))
 # Every field of a pod, and what else of a manifest goes into an object as it is.
@@ -59,12 +64,22 @@ EVERYTHING: dict[str, Any] = {
 DOWNLOADED = {"source": "hf://org/name", "secretRef": {"name": "hf-token"}, "cache": {"sizeLimit": "20480Mi"}}
 GROUPS: dict[str, Any] = {"parallelism": {"tensor": 2, "pipeline": 2}, "replicas": 2}
 SPLIT: dict[str, Any] = {"disaggregation": {"prefill": {"parallelism": {"pipeline": 2}}, "decode": {"replicas": 2}}}
+EVERY_SHARED_KIND = {
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "PodMonitor",
+    "RoleBinding",
+    "Secret",
+    "Service",
+    "ServiceAccount",
+    "Deployment",
+}
 IDS = ("runAsUser", "runAsGroup", "fsGroup")
 COMBINATIONS = list(chain.from_iterable(combinations(IDS, number) for number in range(len(IDS) + 1)))
 
 
-def service(namespace: str, **spec: Any) -> InferenceService:
-    metadata = {"name": "llama", "namespace": namespace}
+def service(namespace: str, name: str = "llama", **spec: Any) -> InferenceService:
+    metadata = {"name": name, "namespace": namespace}
     kind = {"apiVersion": "serving.kvasir.dev/v1alpha1", "kind": "InferenceService"}
     return parse_service({**kind, "metadata": metadata, "spec": {"model": {"source": "pvc://models"}, **spec}})
 
@@ -100,6 +115,42 @@ def create_pods(control_plane: ControlPlane, wanted: InferenceService) -> int:
 def test_an_object_is_stored_as_it_was_sent(control_plane: ControlPlane, namespace: str, spec: dict[str, Any]) -> None:
     for wanted in desired_objects(service(namespace, **spec), SETTINGS):
         assert find_drift(wanted, control_plane.apply(wanted)) == [], wanted["kind"]
+
+
+@pytest.fixture
+def pod_monitors(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
+    """The kind is served for the test's time."""
+    path, crd = path_of(POD_MONITOR, namespace), f"{CRDS}/{POD_MONITOR_CRD['metadata']['name']}"  # type: ignore[index]
+    control_plane.install_crd(POD_MONITOR_CRD)
+    wait_until(lambda: is_served(control_plane, path), 30, "PodMonitors to be served")
+    yield
+    control_plane.request("delete", crd)
+    wait_until(lambda: not control_plane.exists(crd), 30, "the CRD to go")
+
+
+def is_served(control_plane: ControlPlane, path: str) -> bool:
+    """Not yet while the API server asks to be left alone, as it does at first."""
+    try:
+        return control_plane.exists(path)
+    except TooManyRequestsError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("spec", "group_kind"),
+    [({"replicas": 2}, STATEFUL_SET), (SPLIT, STATEFUL_SET), (GROUPS, LEADER_WORKER_SET)],
+    ids=["one role", "two roles and a group", "groups as LeaderWorkerSets"],
+)
+@pytest.mark.usefixtures("pod_monitors")
+def test_every_child_of_a_service_with_the_longest_name_is_stored_as_it_was_sent(
+    control_plane: ControlPlane, namespace: str, spec: dict[str, Any], group_kind: Kind
+) -> None:
+    longest = service(namespace, "a" * 63, **spec)
+    wanted = desired_service(longest, SETTINGS, with_pod_monitors=True, group_kind=group_kind)
+    children = wanted.objects(CurrentRevision(wanted.revision, 1, wanted.replicas))
+    for child in children:
+        assert find_drift(child, control_plane.apply(child)) == [], child["kind"]
+    assert {child["kind"] for child in children} >= EVERY_SHARED_KIND
 
 
 @pytest.mark.parametrize("named", COMBINATIONS, ids=lambda names: "+".join(names) or "none")
