@@ -159,6 +159,8 @@ def test_a_service_goes_to_zero_stays_listed_and_answers_the_next_request(
     own_service.patch({"autoscaling": {"minReplicas": 0}})
     emptied = wait_replicas(own_service, 0, IDLE_WITHIN_SECONDS)
     assert own_service.condition("Ready")["reason"] == "Idle"
+    name, namespace = f"inferenceservice/{own_service.name}", f"--namespace={own_service.namespace}"
+    own_service.cluster.kubectl("wait", "--for=condition=Ready", name, namespace)
     with own_service.port_forward() as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         assert own_service.model in {model.id for model in client.models.list()}
     with start_load(own_service, answers(200), num_clients=2) as load:

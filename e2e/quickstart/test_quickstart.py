@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from e2e.conftest import install_operator
-from e2e.helm.helm import Helm
+from e2e.helm.helm import RELEASE, Helm
 from e2e.live_cluster import SYSTEM, KubeObject, LiveCluster, LiveService, holds, is_pod_ready, role_of
 from e2e.traffic.answers import chat_answer
 from e2e.verdicts import Verdicts
@@ -44,6 +44,7 @@ def test_helm_installs_the_operator(live_cluster: LiveCluster, live_helm: Helm, 
     verdicts.add("quickstart: helm install", until_operator_ready=time.time() - started)
     [release] = [each for each in live_helm.releases() if each["namespace"] == SYSTEM]
     assert release["status"] == "deployed"
+    live_helm.run("test", RELEASE, "--namespace", SYSTEM, "--timeout=100s")
 
 
 def test_the_example_answers_as_hugging_face_does(service: LiveService, expected: str, verdicts: Verdicts) -> None:
@@ -56,6 +57,7 @@ def test_the_example_answers_as_hugging_face_does(service: LiveService, expected
         applied_at = time.time()
         cluster.kubectl("apply", f"--namespace={namespace}", f"--filename={EXAMPLE}")
         moments = milestones(deployments, pods, services)
+        cluster.kubectl("wait", "--for=condition=Ready", f"--namespace={namespace}", "inferenceservice/quickstart")
         with service.port_forward() as url:
             text, moments["first_token"] = chat(url)
     since_apply = {name: moment - applied_at for name, moment in moments.items()}
