@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
+from kvasir_operator.api import labels
 from kvasir_operator.api.conditions import ConditionType, Reason
 from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.manifests import load_services
@@ -61,6 +62,15 @@ def test_the_service_behind_the_gateway_holds_and_the_gateway_is_one_of_the_page
     assert service.is_behind_gateway
     assert gateway["enabled"]
     assert f"create secret generic {gateway['apiKeysSecret']} " in INSTALL
+
+
+def test_the_health_check_for_argo_cd_reads_what_a_service_has() -> None:
+    [block] = [block for block in MANIFESTS if "resource.customizations.health" in block]
+    [(key, lua)] = yaml.safe_load(block)["data"].items()
+    assert key == f"resource.customizations.health.{labels.GROUP}_{labels.KIND}"
+    assert set(re.findall(r"\bconditions\.(\w+)", lua)) == {ConditionType.READY, ConditionType.DEGRADED}
+    assert set(re.findall(r'reason == "(\w+)"', lua)) == {Reason.SUSPENDED}
+    assert set(re.findall(r'status = "(\w+)"', lua)) == {"Progressing", "Suspended", "Degraded"}
 
 
 def test_requests_have_a_key_of_the_page() -> None:
