@@ -129,7 +129,8 @@ class EngineSpec:
     """How the engine computes."""
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where the model is computed; auto is cuda where an accelerator of NVIDIA's is asked for."""
+    """Where the model is computed; auto is cuda where an accelerator of NVIDIA's is asked for. Where a claim gives the
+    GPU (resources.claims), write cuda: with auto an engine that cannot use it computes on the CPU in silence."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and activations; auto is what the checkpoint declares."""
     quantization: Literal["auto", "none", "fp8", "int8", "int4"] = "auto"
@@ -220,7 +221,8 @@ class ResourcesSpec:
     extra: Annotated[Mapping[str, Quantity], Items(16)] = field(default_factory=dict)
     """Further resources: rdma/ib, vpc.amazonaws.com/efa, hugepages-2Mi, ephemeral-storage, ..."""
     claims: Annotated[tuple[ResourceClaim, ...], Items(16, unique_by="name")] = ()
-    """Claims of dynamic resource allocation, passed through."""
+    """Claims of dynamic resource allocation, passed through. For one that gives a GPU write accelerator none and
+    engine.device cuda: what a claim gives is not known here."""
 
 
 @dataclass(frozen=True)

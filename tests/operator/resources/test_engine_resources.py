@@ -102,6 +102,14 @@ def test_claims_of_dynamic_resource_allocation_are_passed_through(engine_templat
     assert "resourceClaims" not in engine_template()["spec"]
 
 
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_what_a_claim_gives_is_not_guessed(engine_template: RenderPod, device: str) -> None:
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    pod = engine_template(engine={"device": device}, resources={"accelerator": "none", "claims": claims})["spec"]
+
+    assert dict(pairwise(pod["containers"][0]["command"]))["--device"] == device
+
+
 def test_an_engine_on_cpus_holds_no_accelerator_that_a_profile_names(engine_template: RenderPod) -> None:
     profile = PodDefaults(resources=ResourcesSpec(accelerator="nvidia.com/gpu"))
     settings = OperatorSettings(defaults=InstallationDefaults(engine=profile, profiles={"gpu": profile}))
