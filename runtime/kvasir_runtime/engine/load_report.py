@@ -11,6 +11,8 @@ from kvasir_runtime.engine.messages import SchedulerStats
 VERSION = 1
 BUSY_SECONDS = 1.0
 """An engine that works reports so often, whether anything a router reads has changed or not."""
+REPEAT_SECONDS = 10.0
+"""The same of an idle one of several cores: how many there are is heard only in reports."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -40,6 +42,7 @@ class LoadReporter:
         self._interval = 1 / load_hz
         self._instance = instance
         self._data_parallel_size = data_parallel_size
+        self._repeat_seconds = REPEAT_SECONDS if data_parallel_size > 1 else float("inf")
         self._arrived: list[str] = []
         self._last: LoadReport | None = None
         self._last_time = float("-inf")
@@ -55,7 +58,8 @@ class LoadReporter:
             return None
         report = self._report(stats)
         is_busy = stats.num_running + stats.num_waiting > 0
-        if not self._says_more(report) and not (is_busy and now - self._last_time >= BUSY_SECONDS):
+        most_silent_seconds = BUSY_SECONDS if is_busy else self._repeat_seconds
+        if not self._says_more(report) and now - self._last_time < most_silent_seconds:
             return None
         self._arrived = []
         self._last, self._last_time = report, now
@@ -63,7 +67,8 @@ class LoadReporter:
 
     def wait_seconds(self, now: float) -> float | None:
         """Until `due` should be asked again even if nothing happens; None: not before something does."""
-        return max(0.0, self._last_time + self._interval - now) if self._is_held_back else None
+        seconds = self._interval if self._is_held_back else self._repeat_seconds
+        return None if seconds == float("inf") else max(0.0, self._last_time + seconds - now)
 
     def _says_more(self, report: LoadReport) -> bool:
         """Rates alone are no news: they change with every step."""

@@ -7,7 +7,7 @@ import pytest
 
 from kvasir_runtime.config import CacheConfig, KvEventsConfig, ModelConfig, ParallelConfig, RuntimeConfig
 from kvasir_runtime.engine.core_main import router_feed
-from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
+from kvasir_runtime.engine.load_report import REPEAT_SECONDS, LoadReport, LoadReporter
 from kvasir_runtime.engine.messages import SchedulerStats
 from kvasir_runtime.kv_cache.spec import KvGroup
 
@@ -73,6 +73,19 @@ def test_what_changes_is_told(reporter, change):
 def test_an_idle_engine_tells_nothing_however_long(reporter):
     assert reporter.due(IDLE, 3600.0) is None
     assert reporter.wait_seconds(3600.0) is None
+
+
+def test_an_idle_core_of_several_tells_the_same_again_for_routers_that_have_come_since():
+    reporter = LoadReporter(HZ, "cafe", 2)
+    first = reporter.due(IDLE, 1.0)
+    assert reporter.due(IDLE, 2.0) is None
+    assert reporter.wait_seconds(2.0) == REPEAT_SECONDS - 1
+    assert reporter.due(IDLE, 0.9 + REPEAT_SECONDS) is None
+    assert reporter.due(IDLE, 1.0 + REPEAT_SECONDS) == first
+    assert reporter.due(stats(num_running=1), 2.0 + REPEAT_SECONDS) is not None
+    reporter.arrive("a")
+    assert reporter.due(IDLE, 2.0 + REPEAT_SECONDS) is None
+    assert reporter.wait_seconds(2.0 + REPEAT_SECONDS) == pytest.approx(INTERVAL)
 
 
 def test_rates_alone_are_no_news(reporter):
