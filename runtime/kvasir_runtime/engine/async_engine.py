@@ -242,7 +242,7 @@ class AsyncEngine:
     def _hand_over(self, core: CoreClient, message: RequestsMove) -> None:
         moving = {request_id: one.generation for request_id, one in core.requests.items() if one.generation.can_move}
         for request_id, generation in moving.items():
-            key = request_id if generation.has_one_sequence else None
+            key = request_id if generation.has_one_sequence and generation.can_keep else None
             self._num_handed_over += key is not None
             self._abort([request_id], is_kept=key is not None)
             generation.fail(RequestMovedError(message.host, message.port, key))

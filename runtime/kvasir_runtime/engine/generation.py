@@ -65,6 +65,8 @@ class Generation:
         self._error: KvasirRuntimeError | None = None
         self.can_move = False
         """Whether another engine can go on with it: whoever keeps its journal gets, and can keep, what was read."""
+        self.can_keep = False
+        """Whether that engine will be told where the blocks are: else nobody asks for those that are kept."""
 
     @property
     def is_moving(self) -> bool:

@@ -76,6 +76,7 @@ class Exchange:
                         continue  # whoever goes on draws these again
                     if block := b"".join(events):
                         generation.can_move = self.writer.can_continue
+                        generation.can_keep = self.writer.can_keep
                         yield block
             except RequestMovedError as move:
                 if move.key is not None:

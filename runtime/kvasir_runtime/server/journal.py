@@ -26,6 +26,8 @@ JOURNAL_HEADER = "x-kvasir-journal-at"
 """How many bytes of the body are the client's; the journal follows them."""
 MAX_JOURNAL_BYTES = 4 * 2**20
 """The router keeps no longer one, so a stream with a longer one stays where it is."""
+ROOM_TO_MOVE_BYTES = 2**16
+"""Of that for the line that says where the blocks are, and for what is still to be written when the stream leaves."""
 COMMENT = b": kvasir "
 END_OF_BLOCK = b"\n"
 
@@ -187,6 +189,11 @@ class EventWriter:
         """Whether another engine could go on from all that was written."""
         return False
 
+    @property
+    def can_keep(self) -> bool:
+        """Whether it could also be told where the blocks are."""
+        return False
+
     def begin(self, event: bytes = b"") -> bytes:
         """The stream's beginning, with its first event where that belongs to no sequence."""
         return event
@@ -219,6 +226,10 @@ class JournalWriter(EventWriter):
     @property
     def can_continue(self) -> bool:
         return self._num_bytes <= MAX_JOURNAL_BYTES
+
+    @property
+    def can_keep(self) -> bool:
+        return self._num_bytes + ROOM_TO_MOVE_BYTES <= MAX_JOURNAL_BYTES
 
     def begin(self, event: bytes = b"") -> bytes:
         return self._block(self._beginning, event)

@@ -117,6 +117,20 @@ async def test_a_stream_moves_as_long_as_its_journal_is_kept(
 
 
 @pytest.mark.parametrize("spare", [0, -1])
+async def test_blocks_are_kept_only_where_there_is_room_to_say_so(
+    spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "ROOM_TO_MOVE_BYTES", len(ENTRY))
+    keeps(monkeypatch, BEGINNING, ENTRY, ENTRY, spare=spare)
+    events = exchange.events()
+    assert not engine.generation.can_keep
+    engine.draw()
+    await anext(events)
+    assert (engine.generation.can_move, engine.generation.can_keep) == (True, spare == 0)
+    await events.aclose()
+
+
+@pytest.mark.parametrize("spare", [0, -1])
 async def test_tokens_that_nobody_has_read_yet_are_drawn_again_where_the_router_could_not_keep_them(
     spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from tests.runtime.server.conftest import Running, wait_ready
 
 from kvasir_runtime.config import CacheConfig, KvTransferConfig
 from kvasir_runtime.engine.messages import Abort
+from kvasir_runtime.server import journal
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -167,6 +168,14 @@ def test_a_stream_that_can_go_on_elsewhere_ends_with_where_its_blocks_are(server
 def test_a_stream_of_several_sequences_leaves_without_its_blocks(server: Running) -> None:
     left = moved_stream(server, STREAM | {"n": 2}, KEEP)
     assert "10.0.0.9" not in left
+    server.core.wait_until(lambda core: core.aborted == [Abort(core.received[0].request_id)])
+
+
+def test_a_stream_whose_journal_has_no_room_to_say_where_its_blocks_are_leaves_without_them(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "ROOM_TO_MOVE_BYTES", journal.MAX_JOURNAL_BYTES)
+    assert "10.0.0.9" not in moved_stream(server, STREAM, KEEP)
     server.core.wait_until(lambda core: core.aborted == [Abort(core.received[0].request_id)])
 
 
