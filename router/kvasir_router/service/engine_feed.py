@@ -6,11 +6,12 @@ no load is followed by its rank 0 alone. To the router the ranks are one endpoin
 
 from collections.abc import Callable, Sequence
 
+import zmq
+
 from kvasir_router.prefix_index.event_statistics import EventStatistics
 from kvasir_router.prefix_index.kv_events import EventBatch
 from kvasir_router.prefix_index.precise import PreciseIndex
 from kvasir_router.prefix_index.subscriber import EventListener, Subscriber
-from kvasir_router.service.load import REPORT_LIFETIME_SECONDS
 from kvasir_router.service.load_frame import MalformedReportError, decode_load
 from kvasir_router.service.load_report import LoadReport, of_all_ranks
 
@@ -44,10 +45,17 @@ class EngineFeed:
         while len(self._subscribers) > num_ranks:
             self._stop_last()
         for rank in range(len(self._subscribers), num_ranks):
-            self._subscribers.append(self._subscribe(rank, _RankListener(self, self._index, rank, self._clock)))
-            self._subscribers[rank].start()
+            subscriber = self._subscribe(rank, _RankListener(self, self._index, rank, self._clock))
+            try:
+                subscriber.start()
+            except zmq.ZMQError:
+                subscriber.close()
+                self._index.forget(self.url, rank)
+                raise  # the next report of rank 0 tries again
+            self._subscribers.append(subscriber)
 
     def resync(self) -> None:
+        self._reports.clear()
         for subscriber in self._subscribers:
             subscriber.resync()
 
@@ -62,10 +70,14 @@ class EngineFeed:
     def report(self, rank: int, report: LoadReport) -> None:
         now = self._clock()
         self._reports[rank] = (report, now)
+        others = [
+            last
+            for other, (last, at) in self._reports.items()
+            if other != rank and other < report.data_parallel_size and last.holds(now - at)
+        ]
+        self._on_report(self.url, of_all_ranks(report, others))
         if rank == 0:
             self.follow(report.data_parallel_size)
-        others = [last for other, (last, at) in self._reports.items() if other != rank and _holds(last, now - at)]
-        self._on_report(self.url, of_all_ranks(report, others))
 
     def _stop_last(self) -> None:
         subscriber = self._subscribers.pop()
@@ -78,11 +90,6 @@ class EngineFeed:
 
 def max_lag_seconds(statistics: Sequence[EventStatistics]) -> float | None:
     return max((each.lag_seconds for each in statistics if each.lag_seconds is not None), default=None)
-
-
-def _holds(report: LoadReport, age_seconds: float) -> bool:
-    """A rank that has work reports every second; one that has none is silent."""
-    return age_seconds <= REPORT_LIFETIME_SECONDS or not report.num_running
 
 
 class _RankListener:

@@ -59,6 +59,7 @@ class FollowingFactory:
         self._session = session
         self._clock = clock
         self._context: Context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # four a rank; 1023 are the default
         self._threads = Threads()
 
     def create(

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.prefill_rate import PrefillRate, work
 
-# An engine that has work reports every second, and metrics are scraped as often: after so long both are silent, and
-# their last word counts no more.
-REPORT_LIFETIME_SECONDS = 3.0
+# Metrics are scraped every second: after so long their last word counts no more.
 SCRAPE_LIFETIME_SECONDS = 10.0
+# Only whole blocks are handed over: the rest of the prompt, one token at least, is computed where it is decoded.
+_MOST_TOKENS_BEHIND_KV = 128
 
 
 @dataclass(slots=True, eq=False)
@@ -105,8 +105,11 @@ class EndpointLoad:
 
     @property
     def is_prefilling(self) -> bool:
-        """A prompt of this router's own."""
-        return bool(self._prefilling)
+        """A prompt of this router's own, or by the engine's word somebody's: not what arriving KV leaves to compute."""
+        if self._prefilling or self._report is None:
+            return bool(self._prefilling)
+        reported_tokens = self._report.waiting_uncached_tokens + self._report.running_uncached_tokens
+        return reported_tokens > len(self._receiving) * _MOST_TOKENS_BEHIND_KV
 
     @property
     def num_decoding(self) -> int:
@@ -192,7 +195,7 @@ class EndpointLoad:
 
     def expire(self, now: float) -> None:
         """To be called now and then: forgets what has not been said again for too long."""
-        if self._report is not None and now - self._reported_at > REPORT_LIFETIME_SECONDS and self._report.num_running:
+        if self._report is not None and not self._report.holds(now - self._reported_at):
             self.forget_report()
         if self._scraped_at is not None and now - self._scraped_at > SCRAPE_LIFETIME_SECONDS:
             self.kv_usage, self._foreign_work, self._scraped_at = None, 0.0, None

@@ -3,6 +3,9 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+REPORT_LIFETIME_SECONDS = 3.0
+"""An engine that has work reports every second: after so long it is silent, and its last word counts no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
@@ -17,6 +20,10 @@ class LoadReport:
     arrived: tuple[str, ...]  # x-request-ids received since the last report
     instance: str  # of the engine's process: another one has an empty cache
     data_parallel_size: int = 1  # ranks of the engine, each of which publishes for itself
+
+    def holds(self, age_seconds: float) -> bool:
+        """What has no work may be silent."""
+        return age_seconds <= REPORT_LIFETIME_SECONDS or not (self.num_running or self.num_waiting)
 
 
 def of_all_ranks(report: LoadReport, others: Collection[LoadReport]) -> LoadReport:

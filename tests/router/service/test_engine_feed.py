@@ -1,16 +1,17 @@
 """Data-parallel ranks of one engine as one endpoint: which are followed, and what their loads come to."""
 
+import errno
 from typing import Any, cast
 
 import msgspec
 import pytest
+import zmq
 
 from kvasir_router.prefix_index.event_statistics import EventStatistics
 from kvasir_router.prefix_index.precise import PreciseIndex
 from kvasir_router.prefix_index.subscriber import EventListener, Subscriber
 from kvasir_router.service.engine_feed import EngineFeed
-from kvasir_router.service.load import REPORT_LIFETIME_SECONDS
-from kvasir_router.service.load_report import LoadReport
+from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
 
 URL = "http://a"
 
@@ -19,14 +20,20 @@ class FakeSubscriber:
     def __init__(self, listener: EventListener) -> None:
         self.listener = listener
         self.is_open = False
+        self.error: zmq.ZMQError | None = None
         self.statistics = EventStatistics(num_gaps=1)
 
     def start(self) -> None:
         self.is_open = True
-        self.listener.reset(is_complete=True)
+        self.listener.reset(is_complete=self.error is None)
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         self.is_open = False
+
+    def resync(self) -> None:
+        pass
 
 
 class Engine:
@@ -36,6 +43,7 @@ class Engine:
         self.now = 0.0
         self.made: list[tuple[int, FakeSubscriber]] = []
         self.heard: list[LoadReport] = []
+        self.error: zmq.ZMQError | None = None
         self.index = PreciseIndex(100)
         self.feed = EngineFeed(
             URL, self._subscribe, self.index, lambda _, report: self.heard.append(report), lambda: self.now
@@ -44,6 +52,7 @@ class Engine:
 
     def _subscribe(self, rank: int, listener: EventListener) -> Subscriber:
         self.made.append((rank, FakeSubscriber(listener)))
+        self.made[-1][1].error = self.error
         return cast(Subscriber, self.made[-1][1])
 
     @property
@@ -99,13 +108,38 @@ def test_the_load_is_that_of_all_ranks(engine: Engine) -> None:
     assert engine.say(0, 2) == LoadReport(2, 3, 5, 4, 50, 200, 1.5, 7.0, (), "i0", 2)
 
 
-def test_a_rank_that_works_and_has_fallen_silent_counts_no_more(engine: Engine) -> None:
+@pytest.mark.parametrize("work", [{"num_running": 2}, {"num_waiting": 2}])
+def test_a_rank_that_works_and_has_fallen_silent_counts_no_more(engine: Engine, work: dict[str, int]) -> None:
     engine.say(0, 2)
-    engine.say(1, 2, num_running=2, kv_used_tokens=50)
+    engine.say(1, 2, **work, kv_used_tokens=50)
     engine.now = REPORT_LIFETIME_SECONDS
-    assert engine.say(0, 2).num_running == 2
+    assert engine.say(0, 2).kv_used_tokens == 50
     engine.now += 0.01
-    assert (engine.say(0, 2).num_running, engine.heard[-1].kv_capacity_tokens) == (0, 100)
+    assert (engine.say(0, 2).kv_used_tokens, engine.heard[-1].kv_capacity_tokens) == (0, 100)
+
+
+def test_the_load_of_ranks_that_are_gone_is_not_added(engine: Engine) -> None:
+    engine.say(0, 2)
+    engine.say(1, 2, kv_used_tokens=50)
+    assert engine.say(0, 1).kv_used_tokens == 0
+
+
+def test_what_ranks_said_is_forgotten_when_all_is_learned_anew(engine: Engine) -> None:
+    engine.say(0, 2)
+    engine.say(1, 2, kv_used_tokens=50)
+    engine.feed.resync()
+    assert engine.say(0, 2).kv_used_tokens == 0
+
+
+def test_a_rank_for_which_there_is_no_socket_is_tried_again_and_the_load_is_told_anyway(engine: Engine) -> None:
+    engine.error = zmq.ZMQError(errno.EMFILE)
+    with pytest.raises(zmq.ZMQError):
+        engine.say(0, 2, kv_used_tokens=7)
+    assert (engine.open_ranks, engine.feed.num_ranks, engine.heard[-1].kv_used_tokens) == ([0], 1, 7)
+    assert engine.index.is_complete(URL), "nothing is left of the other"
+    engine.error = None
+    engine.say(0, 2)
+    assert engine.open_ranks == [0, 1]
 
 
 def test_an_idle_rank_is_silent_and_counts(engine: Engine) -> None:

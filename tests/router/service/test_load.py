@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir_router.service.load import REPORT_LIFETIME_SECONDS, SCRAPE_LIFETIME_SECONDS, EndpointLoad, InFlight
-from kvasir_router.service.load_report import LoadReport
+from kvasir_router.service.load import SCRAPE_LIFETIME_SECONDS, EndpointLoad, InFlight
+from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill, work
 
 IDLE = LoadReport(
@@ -92,14 +92,38 @@ def test_named_requests_are_not_taken_off_twice() -> None:
     assert one.prefill_tokens == 340
 
 
-def test_a_silent_engines_last_word_counts_no_more_while_it_said_that_it_works() -> None:
+@pytest.mark.parametrize("work", [{"num_running": 1, "num_waiting": 0}, {"num_running": 0, "num_waiting": 1}])
+def test_a_silent_engines_last_word_counts_no_more_while_it_said_that_it_works(work: dict[str, int]) -> None:
     one = load()
     sent(one, "x", 100)
-    one.report(replace(BUSY, arrived=("x",)), now=0.0)
+    one.report(replace(BUSY, arrived=("x",), **work), now=0.0)
     one.expire(REPORT_LIFETIME_SECONDS)
     assert one.prefill_tokens == 340
     one.expire(REPORT_LIFETIME_SECONDS + 0.1)
     assert (one.prefill_tokens, one.kv_usage) == (100, None)
+
+
+@pytest.mark.parametrize(
+    ("why", "tokens", "num_receiving", "is_prefilling"),
+    [
+        ("nothing is computed", {}, 0, False),
+        ("another router's prompt waits", {"waiting_uncached_tokens": 1}, 0, True),
+        ("another router's prompt is computed", {"running_uncached_tokens": 1}, 0, True),
+        ("what the KV of two leaves", {"waiting_uncached_tokens": 128, "running_uncached_tokens": 128}, 2, False),
+        ("more than that", {"waiting_uncached_tokens": 128, "running_uncached_tokens": 129}, 2, True),
+    ],
+)  # fmt: skip
+def test_others_prompts_are_known_by_the_engines_word(
+    why: str, tokens: dict[str, int], num_receiving: int, is_prefilling: bool
+) -> None:
+    one = load()
+    for number in range(num_receiving):
+        one.begin(InFlight(str(number), 0, 0, 0, received_tokens=1000), 0.0)
+    assert not one.is_prefilling
+    one.report(replace(IDLE, num_running=1, **tokens), now=0.0)
+    assert one.is_prefilling is is_prefilling, why
+    one.expire(REPORT_LIFETIME_SECONDS + 0.1)
+    assert not one.is_prefilling
 
 
 def test_an_idle_engine_may_be_silent() -> None:
