@@ -62,8 +62,15 @@ class PairCosts:
         return Pair(decode, None, self._local.seconds[decode.url] + self._decode.seconds[decode.url])
 
     def remote(self, decode: Endpoint, prefill: Endpoint) -> Pair:
-        seconds = max(self._arrival_seconds(decode, prefill), self._queue_seconds[decode.url])
-        return Pair(decode, prefill, seconds + self._decode.seconds[decode.url])
+        return Pair(decode, prefill, self._remote_seconds(decode, prefill) + self._decode.seconds[decode.url])
+
+    def is_no_later(self, pair: Pair) -> bool:
+        """Than if the decode engine prefilled what it lacks of the prompt, if anything, itself: of ties too."""
+        decode, prefill = pair.decode, pair.prefill
+        if prefill is None:
+            return True
+        limit = self._local.seconds[decode.url] * (1 + TIE_TOLERANCE)
+        return self._lacking[decode.url] > 0 and self._remote_seconds(decode, prefill) <= limit
 
     def terms(self, pair: Pair) -> dict[str, float]:
         """For people; their sum is the pair's seconds."""
@@ -78,6 +85,9 @@ class PairCosts:
             "decode_queue": max(self._queue_seconds[pair.decode.url] - arrival, 0.0),
         }
         return prefill | behind | terms
+
+    def _remote_seconds(self, decode: Endpoint, prefill: Endpoint) -> float:
+        return max(self._arrival_seconds(decode, prefill), self._queue_seconds[decode.url])
 
     def _arrival_seconds(self, decode: Endpoint, prefill: Endpoint) -> float:
         """Until the KV is there."""

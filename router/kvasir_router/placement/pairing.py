@@ -53,7 +53,10 @@ class PairedPolicy:
     ) -> Placement:
         decodes, prefills = self._choice(request, endpoints, cached, now)
         costs = PairCosts(request, decodes, prefills, cached, now, self.transfers)
-        pair = _cheapest(list(self._pairs(costs, decodes)))
+        pairs = self._pairs(costs, decodes)
+        if self.remote_min_tokens is None:
+            pairs = filter(costs.is_no_later, pairs)
+        pair = _cheapest(list(pairs))
         seconds = pair.seconds if isinstance(self.policy, CostPolicy) else None
         if pair.prefill is not None:
             prefill = leg_on(pair.prefill, request, cached)

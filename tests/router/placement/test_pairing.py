@@ -74,6 +74,23 @@ def test_a_prompt_goes_where_its_first_token_comes_sooner(
     assert placement.local_prefill is (None if is_remote else LocalPrefill.CHEAPER)
 
 
+@pytest.mark.parametrize(
+    ("why", "num_cached", "prefill", "is_remote"),
+    [
+        ("nothing is to be computed", 1000, {}, False),
+        ("next to nothing is, and the other would be done later", 990, {"prefill_tokens": 100}, False),
+        ("the other is done sooner", 900, {"prefill_rate": 10_000.0}, True),
+    ],
+)
+def test_how_busy_an_engine_is_with_streams_says_nothing_of_who_is_to_prefill(
+    why: str, num_cached: int, prefill: dict[str, Any], is_remote: bool
+) -> None:
+    """Beside 50 s of them all that either would take is a tie."""
+    decode, cached = a_decode(resident_tokens=10**6), {"d": num_cached, "p": num_cached}
+    placement = placed(paired(a_prefill(**prefill)), decode, cached=cached)
+    assert urls(placement) == ("d", "p" if is_remote else None), why
+
+
 def test_legs_tell_what_each_engine_has_and_does() -> None:
     placement = placed(paired(a_prefill(), min_tokens=0), a_decode(), cached={"d": 300, "p": 600})
     assert placement.prefill is not None
