@@ -72,6 +72,7 @@ class PreciseIndex:
         self._endpoints: dict[str, dict[int, _Cache]] = {}  # by rank
         self._by_bit: dict[int, _Cache] = {}
         self._live: dict[int, int] = {}  # block size -> bits
+        self._usual_block_size = DEFAULT_BLOCK_SIZE
         self._voids: deque[_Void] = deque()
         self._resting: deque[tuple[float, int]] = deque()  # when no guess can have the bit any more, bit
         self._num_bits = 0
@@ -270,6 +271,8 @@ class PreciseIndex:
         return 1 << self._num_bits - 1
 
     def _find_live(self) -> None:
+        known = Counter(cache.block_size for cache in self._by_bit.values() if cache.block_size is not None)
+        self._usual_block_size = known.most_common(1)[0][0] if known else DEFAULT_BLOCK_SIZE
         live: dict[int, int] = {}
         for cache in self._by_bit.values():
             block_size = self._block_size_of(cache)
@@ -278,10 +281,7 @@ class PreciseIndex:
 
     def _block_size_of(self, cache: _Cache) -> int:
         """That of the others where its own events have not told yet."""
-        if cache.block_size is not None:
-            return cache.block_size
-        known = Counter(other.block_size for other in self._by_bit.values() if other.block_size is not None)
-        return known.most_common(1)[0][0] if known else DEFAULT_BLOCK_SIZE
+        return self._usual_block_size if cache.block_size is None else cache.block_size
 
 
 def _bits(mask: int) -> Iterator[int]:

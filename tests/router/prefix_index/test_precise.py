@@ -1,6 +1,8 @@
 """Events to holders: what is matched after blocks were stored, removed, cleared, lost or guessed."""
 
 from array import array
+from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 
@@ -190,6 +192,18 @@ def test_guesses_for_an_endpoint_without_events_are_nobodys() -> None:
     index = index_of()
     index.insert("a", chains_of(PROMPT, 16), 0)
     assert index.match(chains_of(PROMPT, 16), 0) == {}
+
+
+def test_the_usual_block_size_is_found_once_whatever_the_number_of_new_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = index_of(*map(str, range(20)))
+    count = Mock(side_effect=Counter)
+    monkeypatch.setattr(precise, "Counter", count)
+    index.reset("new", 0, is_complete=True)
+    assert count.call_count == 1
+    index.insert("new", chains_of(PROMPT, precise.DEFAULT_BLOCK_SIZE), 0)
+    assert count.call_count == 1
 
 
 def test_a_new_engine_is_guessed_in_the_blocks_of_the_others() -> None:
