@@ -12,7 +12,7 @@ from kvasir_operator.api.labels import ROLE_SERVE, SERVICE_LABEL, workload_name
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.desired.objects import desired_service
-from kvasir_operator.desired.roles import engine_roles, router_roles
+from kvasir_operator.desired.roles import Role, engine_roles, router_roles
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.settings import OperatorSettings
 
@@ -73,7 +73,8 @@ def _asked_for(template: KubeObject) -> dict[str, object]:
 def _pods(service: LiveService, wanted: InferenceService, revision: str) -> Iterator[str]:
     """Every pod counts, also one that is on its way out."""
     defaults = OperatorSettings().defaults
-    for role in (*engine_roles(wanted, defaults), *router_roles(wanted, defaults)):
+    roles: list[Role] = [*engine_roles(wanted, defaults), *router_roles(wanted, defaults)]
+    for role in roles:
         pods = service.pods(role.name)
         if (len(pods), sum(map(is_pod_ready, pods))) != (role.replicas, role.replicas):
             yield f"{role.name} has {len(pods)} pods, {sum(map(is_pod_ready, pods))} of them ready, not {role.replicas}"

@@ -8,7 +8,7 @@ import pytest
 from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
 from kvasir_operator.api.model import InferenceService, PodSpec, ResourcesSpec
 from kvasir_operator.api.quantity import Quantity
-from kvasir_operator.desired.roles import EngineRole, engine_roles, router_role, router_roles
+from kvasir_operator.desired.roles import EngineRole, Role, engine_roles, router_role, router_roles
 from kvasir_operator.errors import UnknownProfileError
 
 MakeService = Callable[..., InferenceService]
@@ -37,7 +37,7 @@ def test_each_role_wants_its_own_number_of_pods(
     make_service: MakeService, spec: dict[str, Any], replicas: dict[str, int]
 ) -> None:
     service = make_service(**spec)
-    roles = (*engine_roles(service, NO_DEFAULTS), *router_roles(service, NO_DEFAULTS))
+    roles: list[Role] = [*engine_roles(service, NO_DEFAULTS), *router_roles(service, NO_DEFAULTS)]
     assert {role.name: role.replicas for role in roles} == replicas
 
 

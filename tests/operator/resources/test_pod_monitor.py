@@ -8,7 +8,7 @@ import pytest
 from kvasir_operator.api.defaults import InstallationDefaults, PodMonitorDefaults
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.quantity import Duration
-from kvasir_operator.desired.roles import engine_roles, router_roles
+from kvasir_operator.desired.roles import Role, engine_roles, router_roles
 from kvasir_operator.kube.kinds import POD_MONITOR, kind_of
 from kvasir_operator.resources.pod_monitor import pod_monitor
 from kvasir_operator.settings import OperatorSettings
@@ -21,7 +21,7 @@ PLAIN = PodMonitorDefaults()
 def monitors(service: InferenceService, defaults: PodMonitorDefaults = PLAIN) -> dict[str, Any]:
     """By role."""
     settings = OperatorSettings(defaults=InstallationDefaults(pod_monitors=defaults))
-    roles = (*engine_roles(service, settings.defaults), *router_roles(service, settings.defaults))
+    roles: list[Role] = [*engine_roles(service, settings.defaults), *router_roles(service, settings.defaults)]
     return {role.name: pod_monitor(service, role, settings) for role in roles}
 
 
