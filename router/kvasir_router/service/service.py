@@ -99,7 +99,7 @@ class Service:
         self, request: InferenceRequest, avoid: Set[str] = frozenset(), *, moved_from: str | None = None
     ) -> Placement | None:
         """None when no endpoint can take the request now. `avoid`: urls of endpoints where it has failed. `moved_from`:
-        revision of the engine that has let go of it; others of that revision get its KV from there, the rest compute it.
+        revision of the engine that has let go of it; others of that revision get its KV from there, the rest compute.
         """
         now = self._clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
