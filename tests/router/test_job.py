@@ -14,7 +14,8 @@ from kvasir_router.relay.journal import Journal
 def test_whose_kv_a_moved_stream_has_is_remembered_while_others_refuse_it() -> None:
     journal = Journal()
     exchange = SimpleNamespace(journal=journal, has_started=True, can_go_elsewhere=True)
-    job = Job(cast(Any, exchange), *cast(Any, [None] * 3), b"", 0.0, 1)
+    unused = cast(Any, None)
+    job = Job(cast(Any, exchange), unused, unused, unused, b"", 0.0, 1)
     tried(job, "a", "1")
     journal.keep(b'[0,[5],null,0]\n[0,[],null,0,{"remote_host":"a"}]\n')
     job.count_failure("a", UpstreamBrokenError("", "broken"))
