@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,11 +64,13 @@ def router(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> I
 def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: list[Server], router: Router) -> None:
     wait_for(lambda: answers(router.url))
     cores = [engine.engine_core() for engine in engines]
-    seen, events, old = a_stream_caught_under_way(engines, cores, router)
+    try:
+        seen, events, old = a_stream_caught_under_way(engines, cores, router)
+        old.process.terminate()
+        wait_for(lambda: router.has_asked_to_hand_over(old))
+    finally:
+        signal_all(cores, signal.SIGCONT)
     (new,) = [engine for engine in engines if engine is not old]
-    old.process.terminate()
-    wait_for(lambda: router.has_asked_to_hand_over(old))
-    signal_all(cores, signal.SIGCONT)
     for tokens in events:
         seen += tokens
     whole = httpx.post(f"{new.url}/v1/completions", json=BODY, timeout=120).json()
@@ -87,14 +90,15 @@ def a_stream_caught_under_way(
         seen = next(events)
         signal_all(cores, signal.SIGSTOP)
         for engine in engines:
-            if num_in_flight(engine):
+            if num_in_flight(engine) and is_drawing(engine):
                 return seen, events, engine
         signal_all(cores, signal.SIGCONT)  # it had ended already
 
 
 def signal_all(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def token_events(url: str) -> Iterator[list[int]]:
@@ -118,6 +122,22 @@ def answers(url: str) -> bool:
 
 def num_in_flight(engine: Server) -> int:
     return int(httpx.get(f"{engine.url}/drain").json()["in_flight_requests"])
+
+
+def is_drawing(engine: Server) -> bool:
+    """Its core, which stands still: by its last word, once the API process has read all that came before. What it has
+    drawn may be on its way to the client long after the last token.
+    """
+    known: list[float] = []
+    while known != (known := core_figures(engine)):
+        time.sleep(0.1)
+    return known[0] > 0
+
+
+def core_figures(engine: Server) -> list[float]:
+    families = text_string_to_metric_families(httpx.get(f"{engine.url}/metrics").text)
+    values = {sample.name: sample.value for family in families for sample in family.samples}
+    return [values["kvasir_num_requests_running"], values["kvasir_generation_tokens_total"]]
 
 
 def total(server: Server, name: str, **labels: str) -> float:
