@@ -84,13 +84,14 @@ def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: lis
 def a_stream_caught_under_way(
     engines: list[Server], cores: list[int], router: Router
 ) -> tuple[list[int], Iterator[list[int]], Server]:
-    """Its first tokens, its other events, and its engine. The cores stand still, so it cannot end."""
+    """Its first tokens, its other events, and its engine, whose core stands still, so it cannot end."""
     while True:
         events = token_events(router.url)
         seen = next(events)
         signal_all(cores, signal.SIGSTOP)
-        for engine in engines:
+        for engine, core in zip(engines, cores, strict=True):
             if num_in_flight(engine) and is_drawing(engine):
+                signal_all([other for other in cores if other != core], signal.SIGCONT)
                 return seen, events, engine
         signal_all(cores, signal.SIGCONT)  # it had ended already
 
