@@ -1,14 +1,16 @@
-"""Each of kvasir's rows beside the cheapest row of another rule that keeps the SLO as often or more often.
+"""Each of kvasir's rows beside the cheapest other rule that keeps the SLO as often or more often.
 
     python -m benchmarks.autoscaling.compare FILE...
 
-Reads the tables of `python -m benchmarks.autoscaling`; of equal rows those of the last file count.
+Reads the tables of `python -m benchmarks.autoscaling`; of equal rows those of the last file count. Between neighbouring
+thresholds of a rule, replica-hours are taken to go linearly with attainment.
 """
 
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 OURS = "kvasir"
@@ -27,7 +29,7 @@ class Row:
     replica_hours: float
 
     def __str__(self) -> str:
-        return f"{self.threshold:g}: {self.attainment:.1f} %, {self.replica_hours:.2f}"
+        return f"{self.threshold:.3g}: {self.attainment:.1f} %, {self.replica_hours:.2f}"
 
 
 def rows_of(text: str) -> Iterable[Row]:
@@ -41,8 +43,23 @@ def rows_of(text: str) -> Iterable[Row]:
 
 def cheapest_other(ours: Row, rows: Iterable[Row]) -> Row | None:
     """None where no other keeps the SLO as often."""
-    others = [row for row in rows if row.trace == ours.trace and row.rule != OURS and row.attainment >= ours.attainment]
-    return min(others, key=lambda row: row.replica_hours, default=None)
+    others = [row for row in rows if row.trace == ours.trace and row.rule != OURS]
+    others.sort(key=lambda row: (row.rule, row.threshold))
+    as_often = [row for row in others if row.attainment >= ours.attainment]
+    between = [
+        _between(low, high, ours.attainment)
+        for pair in pairwise(others)
+        for low, high in [sorted(pair, key=lambda row: row.attainment)]
+        if low.rule == high.rule and low.attainment < ours.attainment < high.attainment
+    ]
+    return min(as_often + between, key=lambda row: row.replica_hours, default=None)
+
+
+def _between(low: Row, high: Row, attainment: float) -> Row:
+    share = (attainment - low.attainment) / (high.attainment - low.attainment)
+    threshold = low.threshold + share * (high.threshold - low.threshold)
+    replica_hours = low.replica_hours + share * (high.replica_hours - low.replica_hours)
+    return Row(low.trace, low.rule, threshold, attainment, replica_hours)
 
 
 def compared(rows: Sequence[Row]) -> Iterable[str]:

@@ -12,7 +12,7 @@ from kvasir_operator.kube.kinds import ServiceKey
 QUERIES = RoleQueries(ServiceKey("models", 'a"b'), "serve")
 ALL = [
     *QUERIES.by_pod().values(),
-    *QUERIES.of_role().values(),
+    *QUERIES.of_role(["engine-0", "engine.1"]).values(),
     *QUERIES.held(is_behind_gateway=False).values(),
     *QUERIES.held(is_behind_gateway=True).values(),
     *QUERIES.former_days(120),
@@ -35,6 +35,20 @@ def test_a_query_holds_and_asks_for_what_is_there(query: str, known: set[str]) -
 def test_a_gateways_queue_is_found_by_the_services_name() -> None:
     assert 'service="models/a\\"b"' in QUERIES.held(is_behind_gateway=True)["num_held"]
     assert 'role="router"' in QUERIES.held(is_behind_gateway=False)["num_held"]
+
+
+def test_latencies_are_those_of_the_pods_that_there_are() -> None:
+    of_role = QUERIES.of_role(["engine-1", "engine.0"])
+    latencies = [text for name, text in of_role.items() if name.endswith("_p90")]
+    assert [text.count('pod=~"engine-1|engine\\\\.0"') for text in latencies] == [2, 2]
+
+
+def test_what_is_over_the_long_window_says_so() -> None:
+    for text in QUERIES.of_role(["engine-0"]).values():
+        short, long = text.split(" or on() ")
+        assert "[1m]" in short
+        assert "[2m]" not in short
+        assert long == f'label_replace({short.replace("[1m]", "[2m]")}, "window", "2m", "", "")'
 
 
 def test_former_days_are_asked_for_at_the_time_that_comes() -> None:

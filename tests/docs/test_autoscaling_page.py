@@ -24,7 +24,7 @@ QUERIES = RoleQueries(ServiceKey("models", "llama"), "serve")
     ("block", "queries"),
     [
         (BY_POD, QUERIES.by_pod().values()),
-        (OF_ROLE, QUERIES.of_role().values()),
+        (OF_ROLE, QUERIES.of_role(["llama-serve-0", "llama-serve-1"]).values()),
         (HELD, QUERIES.held(is_behind_gateway=False).values()),
         (FORMER_DAYS, QUERIES.former_days(120)),
     ],

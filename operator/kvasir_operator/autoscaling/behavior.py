@@ -32,12 +32,13 @@ class Change:
     delta: int
 
 
-def rounded(needed: float, former: int) -> int:
+def rounded(needed: float, former: int, growth_tolerance: float = TOLERANCE) -> int:
     """Whole replicas for `needed`; `former` while they differ by no more than the tolerance.
 
-    `former`: as recommended last, which policies may not have let the role reach yet.
+    `former`: as recommended last, which policies may not have let the role reach yet. `growth_tolerance`: for more than
+    that.
     """
-    if former and abs(needed / former - 1) <= TOLERANCE + 1e-9:
+    if former and -TOLERANCE - 1e-9 <= needed / former - 1 <= growth_tolerance + 1e-9:
         return former
     return math.ceil(needed - 1e-9)
 

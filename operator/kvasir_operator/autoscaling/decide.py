@@ -7,7 +7,15 @@ from dataclasses import replace
 from math import ceil
 
 from kvasir_operator.api.quantity import Duration
-from kvasir_operator.autoscaling.behavior import MOST_SECONDS, Change, Recommendation, limited, rounded, stabilized
+from kvasir_operator.autoscaling.behavior import (
+    MOST_SECONDS,
+    TOLERANCE,
+    Change,
+    Recommendation,
+    limited,
+    rounded,
+    stabilized,
+)
 from kvasir_operator.autoscaling.capacity import capacity_of, is_saturated, with_throughput
 from kvasir_operator.autoscaling.demand import BUSIEST_KV_USAGE, Demand, Need, demand_of
 from kvasir_operator.autoscaling.drain import is_passing, queued_tokens
@@ -17,7 +25,7 @@ from kvasir_operator.autoscaling.latency import Latency, Trial, attainable, judg
 from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
 from kvasir_operator.autoscaling.recurrence import noted
 from kvasir_operator.autoscaling.sample import RoleSample
-from kvasir_operator.autoscaling.situation import COLD_SECONDS, Memory, RoleSituation, Verdict
+from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
 
 _LATENCIES = (ScalingReason.TIME_TO_FIRST_TOKEN, ScalingReason.INTER_TOKEN_LATENCY)
 
@@ -74,13 +82,14 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
         ), memory
     latencies, now = _latencies(situation, sample, memory), situation.now
     memory = replace(memory, queued_at=now if queued_tokens(sample, _ttft_seconds(situation)) else memory.queued_at)
-    can_judge = situation.is_settled and not _is_passing(situation, sample, memory)
-    if can_judge:
-        trial = judged(memory.trial, latencies, now)
-        memory = replace(memory, trial=standing_trial(trial, attainable(trial, latencies), now))
+    passing = ScalingReason.TIME_TO_FIRST_TOKEN if _is_passing(situation, sample, memory) else None
+    telling = [each for each in latencies if each.reason is not passing] if situation.is_settled else []
+    if situation.is_settled and (memory.trial is None or memory.trial.reason is not passing):
+        trial = judged(memory.trial, telling, now)
+        memory = replace(memory, trial=standing_trial(trial, attainable(trial, telling), now))
     guarded = attainable(memory.trial, latencies)
     demand = _demand(situation, sample, memory)
-    need, memory = _need(situation, demand, memory, guarded if can_judge else [])
+    need, memory = _need(situation, demand, memory, [each for each in guarded if each in telling])
     wanted, memory = _paced(situation, need, memory)
     wanted = _least_that_hold(situation, sample, guarded, wanted)
     verdict = _verdict(situation, wanted, need, demand.need.replicas)
@@ -133,7 +142,10 @@ def _need(situation: RoleSituation, demand: Demand, memory: Memory, judged: list
 def _paced(situation: RoleSituation, need: Need, memory: Memory) -> tuple[int, Memory]:
     spec, now, current = situation.spec, situation.now, situation.current
     former = memory.recommendations or (Recommendation(now, current),)
-    wanted = min(max(rounded(need.replicas, former[-1].replicas), spec.min_replicas, 1), spec.max_replicas)
+    # What keeps prompts within the SLO leaves nothing to spare: a tenth more makes them wait beyond it.
+    is_exact = need.reason is ScalingReason.PREFILL_DEMAND and _ttft_seconds(situation) is not None
+    whole = rounded(need.replicas, former[-1].replicas, 0.0 if is_exact else TOLERANCE)
+    wanted = min(max(whole, spec.min_replicas, 1), spec.max_replicas)
     kept = [each for each in former if each.at > now - MOST_SECONDS]
     recommendations = (*kept, Recommendation(now, wanted))
     stable = stabilized(recommendations, current, spec.behavior, now)
@@ -202,7 +214,7 @@ def _with_sample(memory: Memory, situation: RoleSituation, sample: RoleSample) -
         return replace(memory, capacity=capacity, saturated_since=None)
     now, since = situation.now, memory.saturated_since
     since = (now if since is None else since) if is_saturated(sample, capacity) else None
-    was_saturated = since is not None and now - since >= COLD_SECONDS
+    was_saturated = since is not None and now - since >= sample.window_seconds
     return replace(memory, capacity=with_throughput(capacity, sample, was_saturated), saturated_since=since)
 
 

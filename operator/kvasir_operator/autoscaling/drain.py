@@ -5,9 +5,6 @@ from collections.abc import Sequence
 
 from kvasir_operator.autoscaling.sample import RoleSample
 
-WINDOW_SECONDS = 60.0
-"""Of latencies: for so long after a queue has gone, and as they are long, those that were in it are among them."""
-
 
 def uncached_tokens(sample: RoleSample) -> float:
     return sample.held_tokens + sum(replica.uncached_tokens for replica in sample.replicas)
@@ -27,12 +24,15 @@ def drain_seconds(sample: RoleSample) -> float:
 def is_passing(
     sample: RoleSample, ttft_seconds: float | None, queued_at: float | None, now: float, startup_seconds: float
 ) -> bool:
-    """Whether times to the first token are those of a queue that ends by itself. `queued_at`: when one was seen."""
+    """Whether times to the first token are those of a queue that ends by itself. `queued_at`: when one was seen.
+
+    For a window after a queue has gone, and as long as they are, those that were in it are among them.
+    """
     if ttft_seconds is None:
         return False
     if queued_tokens(sample, ttft_seconds):
         return drain_seconds(sample) <= startup_seconds
-    seen_seconds = WINDOW_SECONDS + (sample.time_to_first_token_p90 or 0.0)
+    seen_seconds = sample.window_seconds + (sample.time_to_first_token_p90 or 0.0)
     return queued_at is not None and now - queued_at < seen_seconds
 
 

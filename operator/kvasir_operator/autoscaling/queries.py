@@ -4,7 +4,7 @@ Labels `inference_service` and `role` are those that PodMonitors give; a gateway
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kvasir_operator.desired.roles import EngineRoleName
@@ -12,6 +12,7 @@ from kvasir_operator.kube.kinds import ServiceKey
 
 WINDOW, LONG_WINDOW = "1m", "2m"
 """Of rates and latencies: short, so that a burst is seen while it lasts; long where scrapes are far apart."""
+WINDOW_SECONDS, LONG_WINDOW_SECONDS = 60.0, 120.0
 _DAYS = (1, 2, 3, 7)
 
 
@@ -37,8 +38,12 @@ class RoleQueries:
             "scraped_at": f"min by (pod) (timestamp(kvasir_kv_cache_capacity_tokens{own}))",
         }
 
-    def of_role(self) -> dict[str, str]:
-        """Prompts count as computed, and looked up in the cache, once they begin; what waits is a gauge's growth."""
+    def of_role(self, pods: Collection[str]) -> dict[str, str]:
+        """Prompts count as computed, and looked up in the cache, once they begin; what waits is a gauge's growth.
+
+        Latencies are those of `pods` alone: a pod that was slow and is gone calls for nothing. Rates are not: what
+        arrived at it arrives still. A value over the long window has the label `window`.
+        """
         rates = {
             "requests_per_second": "kvasir_requests_finished_total",
             "first_tokens_per_second": "kvasir_time_to_first_token_seconds_count",
@@ -51,7 +56,7 @@ class RoleQueries:
         return {
             **{name: _over_windows(self._rate(metric)) for name, metric in rates.items()},
             "computed_tokens_per_second": _over_windows(self._computed),
-            **{name: _over_windows(self._p90(metric)) for name, metric in latencies.items()},
+            **{name: _over_windows(self._p90(metric, pods)) for name, metric in latencies.items()},
         }
 
     def held(self, is_behind_gateway: bool) -> dict[str, str]:
@@ -79,6 +84,11 @@ class RoleQueries:
     def _selector(self) -> str:
         return _selector(self._labels | {"role": self.role})
 
+    def _selector_of(self, pods: Collection[str]) -> str:
+        """A pod's name has no character but the dot that a pattern means otherwise."""
+        pattern = "|".join(sorted(pods)).replace(".", r"\.")
+        return _selector(self._labels | {"role": self.role}, pod=pattern)
+
     def _rate(self, name: str) -> Callable[[str], str]:
         return lambda window: f"sum(rate({name}{self._selector}[{window}]))"
 
@@ -87,14 +97,15 @@ class RoleQueries:
         queries, hits = self._rate("kvasir_prefix_cache_queries_total"), self._rate("kvasir_prefix_cache_hits_total")
         return f"{queries(window)} - {hits(window)}"
 
-    def _p90(self, name: str) -> Callable[[str], str]:
-        buckets = f"{name}_bucket{self._selector}"
+    def _p90(self, name: str, pods: Collection[str]) -> Callable[[str], str]:
+        buckets = f"{name}_bucket{self._selector_of(pods)}"
         return lambda window: f"histogram_quantile(0.9, sum by (le) (rate({buckets}[{window}])))"
 
 
 def _over_windows(query: Callable[[str], str]) -> str:
     """Over the short window; over the long one where that holds fewer than two scrapes."""
-    return f"{query(WINDOW)} or {query(LONG_WINDOW)}"
+    long = f'label_replace({query(LONG_WINDOW)}, "window", "{LONG_WINDOW}", "", "")'
+    return f"{query(WINDOW)} or on() {long}"
 
 
 def _growth(series: str) -> str:
@@ -102,6 +113,8 @@ def _growth(series: str) -> str:
     return f"deriv(sum by (pod) ({series})[{WINDOW}:5s])"
 
 
-def _selector(labels: dict[str, str]) -> str:
+def _selector(labels: dict[str, str], **patterns: str) -> str:
     """A JSON string is a PromQL string."""
-    return "{" + ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items()) + "}"
+    equal = [f"{name}={json.dumps(value)}" for name, value in labels.items()]
+    like = [f"{name}=~{json.dumps(value)}" for name, value in patterns.items()]
+    return "{" + ",".join(equal + like) + "}"

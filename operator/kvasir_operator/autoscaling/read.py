@@ -6,7 +6,7 @@ A pod is there once it says how much it holds; what it does not say yet, before 
 from collections.abc import Collection, Mapping, Sequence
 
 from kvasir_operator.autoscaling.prometheus import Prometheus, Value
-from kvasir_operator.autoscaling.queries import RoleQueries
+from kvasir_operator.autoscaling.queries import LONG_WINDOW_SECONDS, WINDOW_SECONDS, RoleQueries
 from kvasir_operator.autoscaling.sample import ReplicaLoad, RoleSample
 from kvasir_operator.errors import PrometheusError
 
@@ -18,13 +18,15 @@ async def read_sample(
 ) -> RoleSample:
     """`engines`, and `routers` where the service has its own: the pods that count. Raises PrometheusError."""
     by_pod = await prometheus.query_all(queries.by_pod())
-    of_role = await prometheus.query_all(queries.of_role())
+    of_role = await prometheus.query_all(queries.of_role(engines))
     held = await prometheus.query_all(queries.held(is_behind_gateway=routers is None))
+    is_over_long_window = any("window" in value.labels for values in of_role.values() for value in values)
     return sample_of(
         {name: _of_pods(values, engines) for name, values in by_pod.items()},
         {name: values[0].number for name, values in of_role.items() if values},
         {name: _of_pods(values, routers) for name, values in held.items()},
         queries,
+        LONG_WINDOW_SECONDS if is_over_long_window else WINDOW_SECONDS,
     )
 
 
@@ -36,9 +38,16 @@ async def read_former_days(prometheus: Prometheus, queries: RoleQueries, ahead_s
 
 
 def sample_of(
-    by_pod: Mapping[str, Numbers], of_role: Numbers, held: Mapping[str, Numbers], queries: RoleQueries
+    by_pod: Mapping[str, Numbers],
+    of_role: Numbers,
+    held: Mapping[str, Numbers],
+    queries: RoleQueries,
+    window_seconds: float = WINDOW_SECONDS,
 ) -> RoleSample:
-    """Raises PrometheusError where neither engine nor router has a series: then nothing is known, not even idleness."""
+    """`window_seconds`: of the longest window in `of_role`.
+
+    Raises PrometheusError where neither engine nor router has a series: then nothing is known, not even idleness.
+    """
     scraped = [*by_pod["scraped_at"].values(), *held["scraped_at"].values()]
     if not held["scraped_at"]:
         raise PrometheusError(
@@ -64,6 +73,7 @@ def sample_of(
         mean_output_tokens=of_role.get("output_tokens_per_second", 0.0) / finished if finished else 0.0,
         time_to_first_token_p90=of_role.get("time_to_first_token_p90"),
         inter_token_latency_p90=of_role.get("inter_token_latency_p90"),
+        window_seconds=window_seconds,
     )
 
 

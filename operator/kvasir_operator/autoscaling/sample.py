@@ -55,6 +55,8 @@ class RoleSample:
     """Of one request."""
     time_to_first_token_p90: float | None = None
     inter_token_latency_p90: float | None = None
+    window_seconds: float = 60.0
+    """Of the longest of the windows that rates and latencies are over."""
 
     @property
     def num_in_flight(self) -> float:

@@ -44,8 +44,9 @@ class RoleSituation:
 
     @property
     def is_settled(self) -> bool:
-        """All wanted replicas serve, and for long enough that latencies are theirs."""
-        return len(self.ready) == self.current == len(self.warm)
+        """All wanted replicas serve, and for long enough that latencies are theirs and not those of a start."""
+        least_seconds = max(COLD_SECONDS, self.sample.window_seconds if self.sample else 0.0)
+        return len(self.ready) == self.current and all(each >= least_seconds for each in self.ready.values())
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A server that answers as Prometheus does, with what it is told; `asked` are the questions."""
 
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -17,10 +18,11 @@ def vector(*values: tuple[Mapping[str, str], float | str]) -> dict[str, Any]:
 
 
 class FakePrometheus:
-    """`answer`: a question's body and HTTP status."""
+    """`answer`: a question's body and HTTP status. `tls` None: plain HTTP."""
 
-    def __init__(self, answer: Callable[[str], tuple[Any, int]]) -> None:
+    def __init__(self, answer: Callable[[str], tuple[Any, int]], tls: ssl.SSLContext | None = None) -> None:
         self.answer = answer
+        self._tls = tls
         self.asked: list[str] = []
         self.headers: list[Mapping[str, str]] = []
         app = web.Application()
@@ -28,7 +30,7 @@ class FakePrometheus:
         self._server = TestServer(app)
 
     async def __aenter__(self) -> Self:
-        await self._server.start_server()
+        await self._server.start_server(ssl=self._tls)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:

@@ -25,6 +25,11 @@ def test_a_tenth_more_or_less_changes_nothing(needed, current, expected):
     assert rounded(needed, current) == expected
 
 
+@pytest.mark.parametrize(("needed", "expected"), [(10.0, 10), (10.01, 11), (9.0, 10), (8.9, 9)])
+def test_where_nothing_is_to_spare_a_little_more_is_one_more(needed: float, expected: int) -> None:
+    assert rounded(needed, 10, growth_tolerance=0.0) == expected
+
+
 def past(*pairs):
     return [Recommendation(at, replicas) for at, replicas in pairs]
 

@@ -72,6 +72,13 @@ def test_a_saturation_counts_once_it_has_lasted_for_as_long_as_its_rates_and_all
         assert throughput(memory) == expected
 
 
+def test_over_a_longer_window_a_saturation_must_last_longer() -> None:
+    seen = replace(with_backlog(FULL, FULL, computed=160), window_seconds=120.0)
+    for ago, expected in ((119, None), (120, 80)):
+        _, memory = decide(situation(0, 0, sample=seen), replace(KNOWN, saturated_since=NOW - ago))
+        assert throughput(memory) == expected
+
+
 def test_a_cold_replica_ends_a_saturation() -> None:
     long = replace(KNOWN, saturated_since=NOW - 1000)
     cold = situation(0, 0, ready={"pod-0": 1000.0, "pod-1": 1.0}, sample=with_backlog(FULL, FULL, computed=160))

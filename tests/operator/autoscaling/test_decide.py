@@ -109,6 +109,13 @@ def test_latencies_do_not_count_while_replicas_start_or_are_cold():
     assert replicas_of(replace(given, ready={"pod-0": 1000.0, "pod-1": COLD_SECONDS})) == 3
 
 
+@pytest.mark.parametrize(("ready_seconds", "expected"), [(119, 2), (120, 3)])
+def test_nor_do_they_while_their_window_reaches_back_to_a_start(ready_seconds: float, expected: int) -> None:
+    seen = sample(10, 10, inter_token_latency_p90=1.5, window_seconds=120.0)
+    ready = {"pod-0": 1000.0, "pod-1": ready_seconds}
+    assert replicas_of(situation(10, 10, spec=spec(slo=slo(itl="1s")), sample=seen, ready=ready)) == expected
+
+
 def test_an_slo_that_cannot_be_met_neither_grows_nor_keeps_from_shrinking():
     seen = sample(10, 10, 10, 10, inter_token_latency_p90=1.5)
     given = situation(10, 10, 10, 10, spec=replace(SHRINKING, slo=slo(itl="1s")), sample=seen)
@@ -339,6 +346,26 @@ def test_times_to_the_first_token_of_a_queue_that_ends_by_itself_call_for_nothin
     assert memory.queued_at == NOW
 
 
+DRAINING = (load("pod-0", 10, uncached_tokens=50), load("pod-1", 10))
+
+
+@pytest.mark.parametrize("queued_at", [None, NOW - 60], ids=["while it drains", "just after"])
+def test_times_between_tokens_count_beside_a_queue_that_ends_by_itself(queued_at: float | None) -> None:
+    replicas = sample(10, 10).replicas if queued_at else DRAINING
+    seen = sample(replicas=replicas, computed_tokens_per_second=120.0, inter_token_latency_p90=1.5, **TTFT_OVER)
+    given = situation(10, 10, spec=spec(slo=slo("1s", "1s")), sample=seen)
+    verdict, memory = decide(given, replace(KNOWN, queued_at=queued_at))
+    assert (verdict.replicas, verdict.reason) == (3, ScalingReason.INTER_TOKEN_LATENCY)
+    assert memory.trial == Trial(ScalingReason.INTER_TOKEN_LATENCY, 1.5, NOW)
+
+
+def test_a_trial_for_times_to_the_first_token_waits_for_a_queue_that_ends_by_itself() -> None:
+    seen = sample(replicas=DRAINING, computed_tokens_per_second=120.0, **TTFT_OVER)
+    trial = Trial(ScalingReason.TIME_TO_FIRST_TOKEN, 1.5, NOW)
+    _, memory = decide(situation(10, 10, spec=spec(slo=slo("1s")), sample=seen), replace(KNOWN, trial=trial))
+    assert memory.trial == trial
+
+
 def test_nor_do_they_just_after_it_has_ended() -> None:
     given = situation(10, 10, spec=spec(slo=slo("1s")), sample=sample(10, 10, **TTFT_OVER))
     assert replicas_of(given, replace(KNOWN, queued_at=NOW - 61)) == 2
@@ -364,3 +391,11 @@ def test_tolerance_is_around_what_was_recommended_where_policies_have_not_let_it
     memory = replace(KNOWN, recommendations=(Recommendation(NOW - 15, 5),), changes=(Change(NOW - 15, 2),))
     assert decide(situation(1050, 1050, current=4), memory)[1].recommendations[-1].replicas == 5
     assert decide(situation(1050, 1050, current=4), KNOWN)[1].recommendations[-1].replicas == 4
+
+
+@pytest.mark.parametrize(("ttft", "expected"), [("1s", 3), (None, 2)])
+def test_what_keeps_prompts_within_the_slo_leaves_no_tenth_to_spare(ttft: str | None, expected: int) -> None:
+    seen = sample(10, 10, uncached_tokens_per_second=168, mean_uncached_tokens=10)
+    verdict, _ = decide(situation(10, 10, sample=seen, spec=spec(slo=slo(ttft))), KNOWN)
+    assert verdict.needed == pytest.approx(2.11, abs=0.02)
+    assert verdict.replicas == expected

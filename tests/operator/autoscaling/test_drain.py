@@ -1,18 +1,15 @@
 """How long what waits will wait."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from tests.operator.autoscaling.situations import NOW, load, sample
 
-from kvasir_operator.autoscaling.drain import (
-    WINDOW_SECONDS,
-    drain_seconds,
-    is_passing,
-    queue_ahead,
-    queued_tokens,
-)
+from kvasir_operator.autoscaling.drain import drain_seconds, is_passing, queue_ahead, queued_tokens
 from kvasir_operator.autoscaling.sample import RoleSample
+
+WINDOW_SECONDS = 60.0
 
 
 def queue(waiting: float, arriving: float = 100, computed: float = 150, ttft_p90: float | None = None) -> RoleSample:
@@ -55,6 +52,11 @@ def test_a_queue_that_has_gone_is_seen_for_a_window_and_its_longest_wait(
     ago: float, ttft_p90: float | None, expected: bool
 ) -> None:
     assert is_passing(queue(0, ttft_p90=ttft_p90), 1, NOW - ago, NOW, 120) is expected
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(119, True), (120, False)])
+def test_over_a_longer_window_a_queue_that_has_gone_is_seen_for_longer(ago: float, expected: bool) -> None:
+    assert is_passing(replace(queue(0), window_seconds=120.0), 1, NOW - ago, NOW, 120) is expected
 
 
 def test_where_no_slo_asks_for_it_and_where_nothing_waited_nothing_passes() -> None:

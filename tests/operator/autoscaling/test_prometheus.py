@@ -1,6 +1,9 @@
 """What the client makes of Prometheus's answers and silences."""
 
 import asyncio
+import ssl
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ from kvasir_operator.errors import PrometheusError
 from .fake_prometheus import FakePrometheus, vector
 
 
-def answered(body: Any, status: int = 200, **access: Any) -> tuple[list[Value], FakePrometheus]:
+def answered(
+    body: Any, status: int = 200, tls: ssl.SSLContext | None = None, **access: Any
+) -> tuple[list[Value], FakePrometheus]:
     async def ask() -> tuple[list[Value], FakePrometheus]:
-        async with FakePrometheus(lambda _: (body, status)) as server:
+        async with FakePrometheus(lambda _: (body, status), tls) as server:
             prometheus = Prometheus(PrometheusAccess(server.url, **access), timeout_seconds=5)
             try:
                 return await prometheus.query("up"), server
@@ -109,3 +114,40 @@ def test_certificates_that_cannot_be_read_end_the_start(tmp_path: Path) -> None:
 
     with pytest.raises(PrometheusError, match=r"ca\.crt holds no certificates"):
         asyncio.run(make())
+
+
+@dataclass(frozen=True)
+class _Tls:
+    """A server's side, and the authority that signed its certificate."""
+
+    server: ssl.SSLContext
+    ca_file: Path
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> _Tls:
+    """Of an authority of its own, for 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("tls")
+    begin = "openssl req -x509 -newkey rsa:2048 -nodes -days 1"
+    for options in (
+        "-subj /CN=authority -addext keyUsage=critical,keyCertSign -keyout ca.key -out ca.crt",
+        "-subj /CN=server -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=CA:FALSE"
+        " -CA ca.crt -CAkey ca.key -keyout tls.key -out tls.crt",
+    ):
+        subprocess.run(f"{begin} {options}".split(), check=True, capture_output=True, cwd=folder)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    return _Tls(server, folder / "ca.crt")
+
+
+def test_over_https_the_authority_of_the_settings_is_trusted(tls: _Tls) -> None:
+    assert answered(vector(({}, 1)), tls=tls.server, ca_file=tls.ca_file)[0] == [Value({}, 1.0)]
+
+
+def test_over_https_nobody_else_is_trusted(tls: _Tls) -> None:
+    with pytest.raises(PrometheusError, match="CERTIFICATE_VERIFY_FAILED"):
+        answered(vector(), tls=tls.server)
+
+
+def test_over_https_without_verification_anybody_is_trusted(tls: _Tls) -> None:
+    assert answered(vector(({}, 1)), tls=tls.server, is_verified=False)[0] == [Value({}, 1.0)]

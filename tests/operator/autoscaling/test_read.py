@@ -1,11 +1,14 @@
 """One sample out of Prometheus's answers."""
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from kvasir_operator.autoscaling.prometheus import Value
 from kvasir_operator.autoscaling.queries import RoleQueries
-from kvasir_operator.autoscaling.read import sample_of
+from kvasir_operator.autoscaling.read import read_sample, sample_of
 from kvasir_operator.errors import PrometheusError
 from kvasir_operator.kube.kinds import ServiceKey
 
@@ -73,3 +76,27 @@ def test_what_arrives_is_what_began_and_what_has_come_to_wait_since() -> None:
     worked_off = read(by_pod={**BY_POD, "uncached_tokens_growth": {"a": -60.0}})
     assert worked_off.uncached_tokens_per_second == 100 - 60 + 5
     assert read(by_pod={**BY_POD, "uncached_tokens_growth": {"a": -600.0}}).uncached_tokens_per_second == 0
+
+
+class _Answers:
+    """A Prometheus that has one router, and rates over `window`; None: over the short one."""
+
+    def __init__(self, window: str | None) -> None:
+        self._labels = {} if window is None else {"window": window}
+        self.asked: list[str] = []
+
+    async def query_all(self, queries: Mapping[str, str]) -> dict[str, list[Value]]:
+        self.asked += queries.values()
+        if "scraped_at" in queries:
+            return {name: [Value({"pod": "r"}, 1.0)] for name in queries}
+        return {name: [Value(self._labels, 1.0)] for name in queries}
+
+
+@pytest.mark.parametrize(("window", "seconds"), [(None, 60.0), ("2m", 120.0)])
+def test_a_sample_says_over_what_window_it_is_and_asks_for_latencies_of_its_pods(
+    window: str | None, seconds: float
+) -> None:
+    answers: Any = _Answers(window)
+    sample = asyncio.run(read_sample(answers, SERVE, ["r"], ["a", "b"]))
+    assert sample.window_seconds == seconds
+    assert [text for text in SERVE.of_role(["a", "b"]).values() if text not in answers.asked] == []
