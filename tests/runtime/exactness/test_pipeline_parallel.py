@@ -129,8 +129,7 @@ def test_stages_of_as_many_layers_as_is_written_change_no_token(
 ) -> None:
     expected = reference(f"{architecture}ForCausalLM")
     stages = start_stages(expected.folder, partition=(1, 2))
-    first, last = (worker.description.layout for worker in stages.ranks.workers)
-    assert 2 * first.page_bytes == last.page_bytes
+    assert [len(worker.description.layout.places) for worker in stages.ranks.workers] == [1, 2]
     engine = stages.engine(EVERYTHING)
     names = [str(index) for index in range(len(expected.prompts))]
     for name, prompt in zip(names, expected.prompts, strict=True):
