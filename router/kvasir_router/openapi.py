@@ -12,8 +12,10 @@ _REFUSALS: Mapping[int, str] = {
     400: "The body is not a JSON object, or a header is wrong.",
     401: "An API key is needed.",
     404: "The model is not served here.",
+    405: "The path does not take that method.",
     408: "The request came too slowly.",
     413: "The body is too large.",
+    415: "The body's content encoding is not known here.",
     429: "The queue is full, or a limit of the tenant is reached.",
     431: "The head is too large.",
     500: "The router failed.",
@@ -87,7 +89,7 @@ def _listing(summary: str, schema: str, parameters: Iterable[Mapping[str, Any]])
     return {
         "summary": summary,
         "parameters": [*parameters],
-        "responses": {"200": _json("What is served.", schema), **_refusals(400, 401, 404, 408, 431)},
+        "responses": {"200": _json("What is served.", schema), **_refusals(400, 401, 404, 405, 408, 431)},
     }
 
 

@@ -90,3 +90,37 @@ def test_a_journal_beyond_its_bound_is_given_up(monkeypatch: pytest.MonkeyPatch)
     journal.keep(b"\n")
     journal.keep(b"[3]\n")
     assert (journal.is_too_long, journal.lines) == (True, b"")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_block_is_held_up_to_its_bound_and_beyond_is_passed_on(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
+    comment, event = b": kvasir [1]\n", b"data: " + b"x" * 21
+    journal = Journal()
+    assert fed(journal, b": kvasir [0]\ndata: a\n\n" + comment, event) == b"data: a\n\n"
+    assert (journal.is_too_long, journal.lines) == (False, b"[0]\n")
+    assert fed(journal, b"y") == event + b"y"
+    assert (journal.is_too_long, journal.lines) == (True, b"")
+    rest = b"z" * 50 + b"\n\n: kvasir [2]\ndata: b\n\n: kvasir"
+    pieces = [rest[at : at + size] for at in range(0, len(rest), size)]
+    assert fed(journal, *pieces) == b"z" * 50 + b"\n\ndata: b\n\n"
+    assert journal.lines == b""
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("size", [40 - len(b": kvasir "), 100])
+def test_of_a_comment_beyond_the_bound_nothing_is_passed_on(
+    end: bytes, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
+    journal = Journal()
+    assert fed(journal, b": kvasir ", *[b"x"] * size, end or b"x") == b""
+    assert (journal.is_too_long, len(journal._beginning_of_block) <= 40) == (True, True)
+    assert fed(journal, b"" if end else b"\n", b"data: a\n\n", b"data: b\n\n") == b"data: a\n\ndata: b\n\n"
+
+
+def test_a_block_that_never_ends_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
+    journal = Journal()
+    assert fed(journal, b"data: ", *[b"x\n"] * 1000) == b"data: " + b"x\n" * 1000
+    assert not journal._beginning_of_block

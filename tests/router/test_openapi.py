@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 
 from kvasir_router import openapi
 from kvasir_router.config import RouterConfig
+from kvasir_router.errors import RequestError
 from kvasir_router.routes import DIALECTS
 from kvasir_router.server import running
 
@@ -78,6 +79,17 @@ def router_url() -> Iterator[str]:
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_one_that_the_document_promises(case: schemathesis.Case, router_url: str) -> None:
     case.call_and_validate(base_url=router_url, checks=CHECKS, timeout=10)
+
+
+def test_the_document_names_every_refusal_and_each_path_that_of_other_methods() -> None:
+    kinds = [RequestError]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    statuses = {str(kind.status) for kind in kinds}
+    for path, methods in DOCUMENT["paths"].items():
+        (operation,) = methods.values()
+        assert "405" in operation["responses"]
+        assert path not in DIALECTS or statuses <= operation["responses"].keys()
 
 
 def test_the_document_is_served_and_names_every_forwarded_path(router_url: str) -> None:

@@ -1,6 +1,8 @@
 """/debug/routing in a real browser, before a router that answers requests meanwhile."""
 
+import asyncio
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -104,6 +106,51 @@ async def test_a_replicas_state_is_shown_as_it_changes(page: Page, start_router:
     await expect(state).to_have_text("ready")
     engines[0].is_ready = False
     await expect(state).to_have_text("not ready")
+
+
+async def test_a_replicas_load_and_cache_share_are_shown_in_their_columns(
+    page: Page, start_router: Any, engines: Any
+) -> None:
+    shown = {
+        "In flight": "3 of 16", "Prefill tokens ahead": "1,234", "Resident tokens": "5,678",
+        "Prefill tokens/s": "900", "KV in use": "25 %", "Cache share": "75 %",
+    }  # fmt: skip
+    replica = {
+        "url": "http://one", "state": "ready", "role": "both", "revision": "", "num_in_flight": 3, "max_in_flight": 16,
+        "prefill_tokens": 1234, "resident_tokens": 5678, "prefill_tokens_per_second": 900.4, "kv_usage": 0.25,
+        "cache_share": 0.75,
+    }  # fmt: skip
+
+    async def answer(route: Route) -> None:
+        service = {"name": "a", "policy": "RoundRobin", "num_waiting": 0, "replicas": [replica], "decisions": []}
+        await route.fulfill(json={"time": 0, "names": ["a"], "services": [service]})
+
+    await page.route("**/routing.json*", answer)
+    await opened(page, await start_router(*engines))
+    titles = await page.locator(".replicas thead th").all_inner_texts()
+    cells = page.locator(".replicas tbody tr").locator("th, td")
+    for title, text in shown.items():
+        await expect(cells.nth(titles.index(title))).to_have_text(text)
+    for title, share in {"KV in use": 0.25, "Cache share": 0.75}.items():
+        meter = page.get_by_role("meter", name=f"{title} of http://one")
+        await expect(meter).to_have_js_property("value", share)
+
+
+async def test_a_request_counts_in_flight_and_in_the_cache_where_it_was_sent(
+    page: Page, start_router: Any, engine: Any, client: Any
+) -> None:
+    engine.gate.clear()
+    router = await start_router(engine)
+    await opened(page, router)
+    asked = asyncio.create_task(ask(client, router, "held"))
+    titles = await page.locator(".replicas thead th").all_inner_texts()
+    cells = page.locator(".replicas tbody tr").locator("th, td")
+    in_flight = cells.nth(titles.index("In flight"))
+    await expect(in_flight).to_have_text(re.compile("^1 of "))
+    await expect(cells.nth(titles.index("Cache share"))).to_have_text("100 %")
+    engine.gate.set()
+    await asked
+    await expect(in_flight).to_have_text(re.compile("^0 of "))
 
 
 async def test_a_paused_page_stands_still(page: Page, start_router: Any, engines: Any, client: Any) -> None:

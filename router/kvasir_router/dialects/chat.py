@@ -10,6 +10,7 @@ import msgspec
 from xxhash import xxh3_64_digest
 
 from kvasir_router.dialects import openai
+from kvasir_router.dialects.bounded_json import BoundedDecoder, is_too_much
 from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
 
 
@@ -37,7 +38,7 @@ _TEMPLATE_FIELDS = (
     "continue_final_message",
     "add_special_tokens",
 )
-_decoder = msgspec.json.Decoder(_Fields)
+_decoder = BoundedDecoder(_Fields)
 
 
 class Chat(openai.OpenAIErrors):
@@ -53,6 +54,12 @@ class Chat(openai.OpenAIErrors):
         assert isinstance(fields, _Fields)
         if fields.messages is ABSENT:
             return None
+        template_fields = tuple(
+            (name, value) for name in _TEMPLATE_FIELDS if (value := getattr(fields, name)) is not ABSENT
+        )
+        if fields.is_large and is_too_much(fields.messages, *(value for _, value in template_fields)):
+            raw = b"\n".join(bytes(part) for part in (fields.tools, fields.messages) if part is not ABSENT)
+            return openai.raw_prompt(raw, self.name, model, fields)
         return Prompt(
             conversation_bytes(fields.messages, fields.tools),
             is_token_ids=False,
@@ -60,9 +67,7 @@ class Chat(openai.OpenAIErrors):
             model=model,
             cache_salt=fields.cache_salt,
             messages=fields.messages,
-            template_fields=tuple(
-                (name, value) for name in _TEMPLATE_FIELDS if (value := getattr(fields, name)) is not ABSENT
-            ),
+            template_fields=template_fields,
         )
 
 

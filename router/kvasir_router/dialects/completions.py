@@ -3,6 +3,7 @@
 import msgspec
 
 from kvasir_router.dialects import openai
+from kvasir_router.dialects.bounded_json import BoundedDecoder
 from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
 
 
@@ -10,7 +11,7 @@ class _Fields(RoutingFields, gc=False):
     prompt: msgspec.Raw = ABSENT
 
 
-_decoder = msgspec.json.Decoder(_Fields)
+_decoder = BoundedDecoder(_Fields)
 
 
 class Completions(openai.OpenAIErrors):

@@ -5,7 +5,7 @@ a wrong type here is no error.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -45,6 +45,9 @@ class RoutingFields(msgspec.Struct, gc=False):
     echo: Any = False
     prompt_logprobs: Any = None
     kv_transfer_params: msgspec.Raw = ABSENT
+
+    is_large: ClassVar[bool] = False
+    """Of a body that is too much to decode: its parts may be, too."""
 
 
 class Dialect(Protocol):

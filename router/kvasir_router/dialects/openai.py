@@ -1,11 +1,12 @@
 """What OpenAI's APIs have in common: streams of events, errors, and how text and token ids are written in JSON."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from kvasir_router.dialects.bounded_json import is_too_much
 from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
 from kvasir_router.errors import RequestError
 
@@ -34,6 +35,9 @@ def text_prompt(raw: msgspec.Raw, api: str, model: str | None, fields: RoutingFi
     """
     if raw is ABSENT:
         return None
+    if fields.is_large and bytes(memoryview(raw)[:1]) != b'"' and is_too_much(raw):
+        text = bytes(raw)
+        return raw_prompt(text, api, model, fields, is_batch=b"[" in text[1:] or b'"' in text)
     prompt = msgspec.json.decode(raw)
     is_text = isinstance(prompt, str)
     is_token_ids = isinstance(prompt, list) and not all(isinstance(part, str) for part in prompt)
@@ -48,17 +52,29 @@ def text_prompt(raw: msgspec.Raw, api: str, model: str | None, fields: RoutingFi
     )
 
 
+def raw_prompt(raw: bytes, api: str, model: str | None, fields: RoutingFields, *, is_batch: bool = False) -> Prompt:
+    """Of JSON that is too much to decode: counted as if it were a text, which for token ids is not far off."""
+    return Prompt(
+        raw,
+        is_token_ids=False,
+        seed=seed(api, model, fields),
+        is_batch=is_batch,
+        model=model,
+        cache_salt=fields.cache_salt,
+    )
+
+
 def _text_bytes(prompt: Any) -> bytes:
     if isinstance(prompt, list):
         return "\0".join(prompt).encode()
     return prompt.encode() if isinstance(prompt, str) else b""
 
 
-def _token_bytes(prompt: Iterable[Any]) -> bytes:
-    flat: list[Any] = []
-    for part in prompt:
-        flat.extend(part) if isinstance(part, list) else flat.append(part)
+def _token_bytes(prompt: Sequence[Any]) -> bytes:
+    ids = array("I")
     try:
-        return array("I", flat).tobytes()
+        for part in prompt:
+            ids.extend(part) if isinstance(part, list) else ids.append(part)
+        return ids.tobytes()
     except (TypeError, OverflowError):
         return b""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from kvasir_router.dialects import openai
+from kvasir_router.dialects.bounded_json import BoundedDecoder, is_too_much
 from kvasir_router.dialects.chat import conversation_bytes
 from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
 
@@ -18,7 +19,7 @@ class _Fields(RoutingFields, gc=False):
     input: msgspec.Raw = ABSENT
 
 
-_decoder = msgspec.json.Decoder(_Fields)
+_decoder = BoundedDecoder(_Fields)
 
 
 class Passthrough(openai.OpenAIErrors):
@@ -36,6 +37,8 @@ class Passthrough(openai.OpenAIErrors):
 
     def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
         assert isinstance(fields, _Fields)
+        if fields.is_large and is_too_much(fields.messages):
+            return openai.raw_prompt(bytes(fields.messages), self.name, model, fields)
         if fields.messages is not ABSENT:
             return Prompt(
                 conversation_bytes(fields.messages), is_token_ids=False, seed=openai.seed(self.name, model, fields)

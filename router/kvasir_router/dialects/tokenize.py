@@ -1,11 +1,10 @@
 """/tokenize and /detokenize: an engine answers them without its device, so there is nothing to prefill."""
 
-import msgspec
-
 from kvasir_router.dialects import openai
+from kvasir_router.dialects.bounded_json import BoundedDecoder
 from kvasir_router.dialects.dialect import Prompt, RoutingFields
 
-_decoder = msgspec.json.Decoder(RoutingFields)
+_decoder = BoundedDecoder(RoutingFields)
 
 
 class Tokenize(openai.OpenAIErrors):

@@ -117,8 +117,13 @@ class MixedIndex:
 
 def _salt_key(raw: msgspec.Raw) -> bytes:
     """As an engine's events have it; one that is no text is the engine's to refuse."""
-    salt = None if raw is ABSENT else msgspec.json.decode(raw)
-    return extra_key((salt,)) if isinstance(salt, str) and salt else b""
+    if raw is ABSENT:
+        return b""
+    try:
+        salt = msgspec.json.decode(raw, type=str)
+    except msgspec.ValidationError:
+        return b""
+    return extra_key((salt,)) if salt else b""
 
 
 def _adapter(model: str | None, base_models: frozenset[str]) -> bytes:

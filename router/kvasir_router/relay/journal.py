@@ -11,6 +11,9 @@ JOURNAL_HEADER = "x-kvasir-journal-at"
 """How many bytes of the body are the client's; the journal follows them."""
 MAX_JOURNAL_BYTES = 4 * 2**20
 """Of one stream: at some 20 bytes a token 200,000 tokens. A longer one cannot be continued."""
+MAX_BLOCK_BYTES = 16 * 2**20
+"""Held of a block that has not ended: the log probabilities of a long prompt are one event. A stream with a longer one
+cannot be continued; that block is passed on as it comes."""
 
 _COMMENT = b": kvasir "
 _END_OF_BLOCK = b"\n\n"
@@ -20,7 +23,8 @@ _END_OF_MOVE = b"}]\n"
 class Journal:
     def __init__(self) -> None:
         self._lines = bytearray()
-        self._beginning_of_block: list[bytes] = []  # in pieces, since a large one may come in thousands
+        self._beginning_of_block = bytearray()  # a large one may come in thousands of pieces
+        self._last_of_passed = b""  # last byte of a block that is passed on as it comes; none: there is no such block
         self.is_too_long = False
 
     @property
@@ -44,14 +48,15 @@ class Journal:
 
     def split(self, chunk: bytes) -> tuple[bytes, bytes]:
         """The events that are whole now, without comments, and the comments' lines, to be kept once those are sent."""
-        if pieces := self._beginning_of_block:
-            ends_here = _END_OF_BLOCK in pieces[-1][-1:] + chunk
-            pieces.append(chunk)
+        if self._last_of_passed:
+            return self._pass_on(chunk)
+        if self._beginning_of_block:
+            ends_here = _END_OF_BLOCK in self._beginning_of_block[-1:] + chunk
             if not ends_here:
-                return b"", b""
-            chunk = b"".join(pieces)
+                return self._hold(chunk), b""
+            chunk = b"".join((self._beginning_of_block, chunk))
         *blocks, rest = chunk.split(_END_OF_BLOCK)
-        self._beginning_of_block = [rest] if rest else []
+        self._beginning_of_block.clear()
         events, lines = [], []
         for block in blocks:
             if block.startswith(_COMMENT):
@@ -59,19 +64,49 @@ class Journal:
                 lines.append(line[len(_COMMENT) :])
             if block:
                 events.append(block)
-        return _joined(events, _END_OF_BLOCK), _joined(lines, b"\n")
+        too_long = self._hold(rest) if rest else b""
+        return _joined(events, _END_OF_BLOCK) + too_long, _joined(lines, b"\n")
 
     def keep(self, lines: bytes) -> None:
         """Accounts for events that the client has."""
         if len(self._lines) + len(lines) > MAX_JOURNAL_BYTES:
-            self.is_too_long = True
-            self._lines.clear()
+            self._give_up()
         if not self.is_too_long:
             self._lines += lines
 
     def drop_unfinished_block(self) -> None:
         """Before another engine goes on: it writes that block again."""
         self._beginning_of_block.clear()
+
+    def _hold(self, piece: bytes) -> bytes:
+        """Of an unfinished block. Returns what is passed on once it is too long: all so far but its comment."""
+        self._beginning_of_block += piece
+        if len(self._beginning_of_block) <= MAX_BLOCK_BYTES:
+            return b""
+        self._give_up()
+        event = bytes(self._beginning_of_block)
+        self._beginning_of_block.clear()
+        if event.startswith(_COMMENT):
+            _, newline, event = event.partition(b"\n")
+            if not event:
+                self._beginning_of_block += _COMMENT + newline
+        self._last_of_passed = event[-1:]
+        return event
+
+    def _pass_on(self, chunk: bytes) -> tuple[bytes, bytes]:
+        """Up to the block's end as it comes, then as ever."""
+        end = (self._last_of_passed + chunk).find(_END_OF_BLOCK)
+        if end < 0:
+            self._last_of_passed = chunk[-1:]
+            return chunk, b""
+        self._last_of_passed = b""
+        size = end + len(_END_OF_BLOCK) - 1  # of the block's rest in this chunk
+        events, lines = self.split(chunk[size:])
+        return chunk[:size] + events, lines
+
+    def _give_up(self) -> None:
+        self.is_too_long = True
+        self._lines.clear()
 
 
 def _joined(parts: list[bytes], end: bytes) -> bytes:

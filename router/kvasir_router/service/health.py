@@ -222,7 +222,7 @@ class Prober:
             with contextlib.suppress(*_NO_ANSWER):
                 await self._learn_models(watch.url)
                 watch.has_listed, watch.num_since_listed = True, 0
-        if watch.was_scraped and self._is_idle:
+        if (watch.was_scraped and self._is_idle) or self._has_fresh_report(watch.url):
             return
         with contextlib.suppress(*_NO_ANSWER):
             await self._learn_kv(watch.url)
@@ -237,6 +237,11 @@ class Prober:
         endpoint = self._registry.get(url)
         if endpoint is not None:
             endpoint.load.scraped(metrics.usage, metrics.capacity_tokens, metrics.num_waiting, time.perf_counter())
+
+    def _has_fresh_report(self, url: str) -> bool:
+        """The engine has told its load itself, just now."""
+        endpoint = self._registry.get(url)
+        return endpoint is not None and endpoint.load.has_fresh_report(time.perf_counter())
 
     def _set_state(self, url: str, state: EndpointState) -> None:
         """What an unreachable endpoint had cached is not counted on any more: it may come back as another process."""

@@ -8,7 +8,7 @@ known how far the first prompt has got.
 
 from dataclasses import dataclass, field
 
-from kvasir_router.service.load_report import LoadReport
+from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
 from kvasir_router.service.prefill_rate import PrefillRate, work
 
 # Metrics are scraped every second: after so long their last word counts no more.
@@ -174,8 +174,13 @@ class EndpointLoad:
             del self._unreported[request]
         self.kv_capacity_tokens = report.kv_capacity_tokens or None
         self.kv_usage = report.kv_used_tokens / report.kv_capacity_tokens if report.kv_capacity_tokens else None
+        self._foreign_work, self._scraped_at = 0.0, None
         self._head_started_at = now
         self._foresee()
+
+    def has_fresh_report(self, now: float) -> bool:
+        """The engine has told its load just now. One without work may be silent for longer."""
+        return self._report is not None and now - self._reported_at <= REPORT_LIFETIME_SECONDS
 
     def forget_report(self) -> None:
         """The engine is silent, or another process now."""

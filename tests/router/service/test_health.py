@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from kvasir_router.service import health
 from kvasir_router.service.health import Prober
 from kvasir_router.service.ledger import Ledger
 from kvasir_router.service.load import EndpointLoad
+from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.registry import EndpointState, Registry
@@ -183,3 +185,19 @@ async def test_an_engine_that_was_away_lists_its_models_when_it_is_back(until: U
         prober.count_request()
         await until(lambda: len(engine.states) == 5)
     assert engine.num_listings == 2
+
+
+@pytest.mark.parametrize(("age_seconds", "num_scrapes"), [(-1e6, 0), (REPORT_LIFETIME_SECONDS + 1, 3)])
+async def test_an_engine_is_not_scraped_while_it_tells_its_load_itself(
+    until: Until, age_seconds: float, num_scrapes: int
+) -> None:
+    engine = ScriptedEngine(*[READY] * 3)
+    endpoint = engine.registry.get(ENGINE.url)
+    assert endpoint is not None
+    report = LoadReport(1, 0, 0, 0, 100, 1000, 0.0, None, (), "one")
+    endpoint.load.report(report, time.perf_counter() - age_seconds)
+    async with engine.probed() as prober:
+        prober.count_request()
+        await until(lambda: len(engine.states) == 4)
+    assert (engine.num_scrapes, engine.num_listings) == (num_scrapes, 1)
+    assert endpoint.load.kv_usage == (0.5 if num_scrapes else 0.1)

@@ -158,6 +158,23 @@ def test_a_failing_scrape_ages() -> None:
     assert (one.kv_usage, one.queue_seconds(0.0)) == (None, pytest.approx(seconds(100)))
 
 
+@pytest.mark.parametrize("report", [IDLE, BUSY])
+def test_a_report_is_fresh_for_its_lifetime(report: LoadReport) -> None:
+    one = load()
+    assert not one.has_fresh_report(0.0)
+    one.report(report, now=1.0)
+    assert one.has_fresh_report(1.0 + REPORT_LIFETIME_SECONDS)
+    assert not one.has_fresh_report(1.01 + REPORT_LIFETIME_SECONDS)
+
+
+def test_what_an_engine_reports_does_not_age_with_an_earlier_scrape() -> None:
+    one = load()
+    one.scraped(0.9, 1000, 4, now=0.0)
+    one.report(IDLE, now=1.0)
+    one.expire(now=SCRAPE_LIFETIME_SECONDS + 0.1)
+    assert one.kv_usage == 0.0
+
+
 def test_the_first_prompt_proceeds_with_time_and_the_others_wait_for_it() -> None:
     one = load()
     for request_id in ("x", "y"):

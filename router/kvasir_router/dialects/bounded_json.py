@@ -1,0 +1,54 @@
+"""A bound on what is decoded of a body: small values cost far more as objects than the bytes that they come in.
+
+What is beyond it travels on undecoded, and routing makes do with its raw bytes. A dict takes some 200 bytes, so the
+bound is about 50 MiB of objects, for an instant.
+"""
+
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from kvasir_router.dialects.dialect import RoutingFields
+
+Fields = TypeVar("Fields", bound=RoutingFields)
+
+MAX_ELEMENTS = 2**18
+"""Values in one piece of JSON, of however many bytes: as many token ids, or the JSON of a million tokens of text."""
+_STARTS_OF_ELEMENTS = b",[{"
+_ESCAPED = rb"\u00"  # a character that may be one of those in the JSON that a string holds: a tool call's arguments
+_FEWEST_BYTES = 2  # of an element
+
+
+def is_too_much(*pieces: msgspec.Raw | bytes) -> bool:
+    """All of them together may have more than MAX_ELEMENTS."""
+    if sum(map(len, pieces)) <= _FEWEST_BYTES * MAX_ELEMENTS:
+        return False
+    return sum(_num_elements(bytes(piece)) for piece in pieces) > MAX_ELEMENTS
+
+
+def _num_elements(piece: bytes) -> int:
+    """At most: strings are not told apart, so a comma in one counts too."""
+    return len(piece) - len(piece.translate(None, _STARTS_OF_ELEMENTS)) + piece.count(_ESCAPED) + 1
+
+
+class BoundedDecoder(Generic[Fields]):
+    """Of a body into some of its fields; beyond the bound, lists and objects are left raw whatever a field's type."""
+
+    def __init__(self, fields: type[Fields]) -> None:
+        self._large = msgspec.defstruct(f"Large{fields.__name__}", (), bases=(fields,), namespace={"is_large": True})
+        self._decoder = msgspec.json.Decoder(fields)
+        raw = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in fields.__struct_fields__]
+        self._raw_decoder = msgspec.json.Decoder(msgspec.defstruct(f"Raw{fields.__name__}", raw))
+        self._are_raw = {field.name for field in msgspec.structs.fields(fields) if field.type is msgspec.Raw}
+
+    def decode(self, body: bytes) -> Fields:
+        """Raises msgspec.DecodeError, UnicodeError or RecursionError."""
+        if not is_too_much(body):
+            return self._decoder.decode(body)
+        given = msgspec.structs.asdict(self._raw_decoder.decode(body))
+        values = {name: self._value(name, raw) for name, raw in given.items() if raw is not msgspec.UNSET}
+        return cast(Fields, self._large(**values))
+
+    def _value(self, name: str, raw: msgspec.Raw) -> object:
+        is_left = name in self._are_raw or bytes(memoryview(raw)[:1]) in (b"[", b"{")
+        return raw if is_left else msgspec.json.decode(raw)
