@@ -134,6 +134,7 @@ class MemoryChannel:
     waiting: list[ToCore] = field(default_factory=list)
     outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
     """Of each sequence: `request` for a request's first, `request.1`, ... for the others."""
+    sent: list[FromCore] = field(default_factory=list)
     stats: SchedulerStats | None = None
     wake: threading.Event = field(default_factory=threading.Event)
     """Set by what happens beside the channel."""
@@ -149,6 +150,7 @@ class MemoryChannel:
 
     def send(self, api_index: int, message: FromCore) -> None:
         assert isinstance(message, StepOutputs)
+        self.sent.append(message)
         self.stats = message.stats
         for output in message.outputs:
             self._keep(output)
@@ -163,6 +165,7 @@ class MemoryChannel:
 
     def broadcast(self, message: FromCore) -> None:
         assert isinstance(message, StepOutputs)
+        self.sent.append(message)
         self.stats = message.stats
 
 
@@ -189,6 +192,8 @@ class Engine:
     core: EngineCore
     channel: MemoryChannel
     num_added: int = 0
+    most_steps_ahead: int = 0
+    """Steps that were under way at once, besides the one being planned."""
 
     def add(
         self,
@@ -227,6 +232,7 @@ class Engine:
             if is_done():
                 return
             self.core.step()
+            self.most_steps_ahead = max(self.most_steps_ahead, len(self.core._running_steps))
         raise AssertionError("the engine did not finish in 5,000 steps")
 
     def finish(self, *request_ids: str) -> Generated:
