@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.runtime.exactness.conftest import BLOCK_SIZE, PLAIN, engine_over
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
+from kvasir_runtime.execution.executor import Executor
+from kvasir_runtime.execution.worker import load_worker
+from kvasir_runtime.speculative.depth import FixedDepth
+from kvasir_runtime.speculative.select import proposer_of
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 TARGET, DRAFT = MODELS / "kvasir-python-7m", MODELS / "kvasir-python-700k"
@@ -92,6 +99,35 @@ def test_draft_often_proposes_what_the_target_writes() -> None:
             for folder in (TARGET, DRAFT)
         )
     assert (target == draft).float().mean().item() > 0.6
+
+
+@pytest.mark.parametrize(("method", "least"), [("draft_model", 2.2), ("medusa", 1.3), ("eagle", 1.6), ("eagle3", 1.8)])
+def test_drafts_in_the_engine_bring_more_than_a_token_a_step(method: str, least: float) -> None:
+    folder = DRAFT if method == "draft_model" else TARGET.with_name(f"{TARGET.name}-{method}")
+    speculation = SpeculativeConfig(method=method, model=str(folder), num_speculative_tokens=4)  # type: ignore[arg-type]
+    execution = ExecutionConfig(num_threads=1, speculative_config=speculation)
+    worker = load_worker(
+        ModelConfig(model=str(TARGET), max_model_len=256, device="cpu"),
+        CacheConfig(block_size=BLOCK_SIZE),
+        execution,
+        SchedulerConfig(max_num_seqs=8),
+        proposer_of(execution),
+    )
+    ids = AutoTokenizer.from_pretrained(TARGET)(UNSEEN_CODE).input_ids
+    executor = Executor(worker.runner, worker.prepare_thread)
+    try:
+        engine = engine_over(executor, worker.description, PLAIN, FixedDepth(4))
+        names = [str(length) for length in range(16, len(ids), 16)]
+        for name in names:
+            engine.add(name, ids[: int(name)])
+        generated = engine.finish(*names)
+    finally:
+        executor.close()
+    assert all(generated.outputs[name][-1].finish_reason == "length" for name in names)
+    stats = generated.stats
+    acceptance_length = 1 + stats.num_accepted_tokens / stats.num_drafts
+    print(f"{method}: {acceptance_length:.2f} tokens a step, {stats.num_accepted_per_position} of {stats.num_drafts}")
+    assert acceptance_length > least
 
 
 def test_target_answers_a_chat_with_python_and_ends_its_turn() -> None:
