@@ -21,11 +21,6 @@ from kvasir_runtime.kernels.paged_attention_triton import (
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
 
 
-def workspace_bytes(heads: HeadShape, bounds: DecodeBounds, device: torch.device) -> int:
-    """What `TritonAttention` takes for the splits of decodes, for layers with such heads."""
-    return 4 * sum(workspace_floats(heads, bounds.max_num_tokens, _num_sms(device)))
-
-
 class TritonAttention:
     """One object serves all layers and steps. It owns the workspace of split decodes, so steps run one at a time."""
 

@@ -1,0 +1,147 @@
+"""What the largest steps take is found by running them, and is still free when they run over a full KV cache."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
+from kvasir_runtime.execution.memory_profile import measure_memory
+from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, prefill_step, run
+from kvasir_runtime.execution.worker import load_worker
+from kvasir_runtime.scheduling.step import StepPlan
+
+TOTAL, FREE, ROWS_BYTES = 1_000_000, 700_000, 5_000
+LIMITS = SequenceLimits(max_num_seqs=4, max_model_len=16, max_num_batched_tokens=40)
+
+
+@dataclass
+class FakeGpu:
+    """A device of TOTAL bytes, whose allocator is asked through torch.cuda."""
+
+    allocated: int = 200_000
+    peak: int = 0
+
+    def take_for_a_moment(self, num_bytes: int) -> None:
+        self.peak = max(self.peak, self.allocated + num_bytes)
+
+    def reset_peak(self) -> None:
+        self.peak = self.allocated
+
+
+@dataclass
+class FakeRunner:
+    """Takes so many bytes while a step of prompts runs, and so many for one of decodes."""
+
+    gpu: FakeGpu
+    prefill_bytes: int
+    decode_bytes: int
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def forward(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        self.gpu.take_for_a_moment(self.decode_bytes if plan.num_decodes else self.prefill_bytes)
+
+    def sample(self, mask: object) -> "FakeRunner":
+        return self
+
+    def result(self) -> None:
+        """There is nothing to wait for."""
+
+    def use_idle_time(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = FakeGpu()
+    for name, replacement in {
+        "mem_get_info": lambda device: (FREE, TOTAL),
+        "memory_allocated": lambda: fake.allocated,
+        "max_memory_allocated": lambda: fake.peak,
+        "reset_peak_memory_stats": fake.reset_peak,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    return fake
+
+
+def profile(gpu: FakeGpu, runner: FakeRunner, max_drafts: int = 0) -> DeviceMemory:
+    def make_runner(num_blocks: int) -> FakeRunner:
+        assert num_blocks == 1
+        gpu.allocated += ROWS_BYTES
+        return runner
+
+    return measure_memory(torch.device("cuda"), make_runner, LIMITS, max_drafts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("prefill_bytes", "decode_bytes"), [(90_000, 30_000), (30_000, 90_000), (0, 0)])
+def test_the_larger_step_the_rows_and_once_more_the_decode_for_graphs_count_as_used(
+    gpu: FakeGpu, prefill_bytes: int, decode_bytes: int
+) -> None:
+    memory = profile(gpu, FakeRunner(gpu, prefill_bytes, decode_bytes))
+    used = TOTAL - FREE + ROWS_BYTES + max(prefill_bytes, decode_bytes) + decode_bytes
+    assert memory == DeviceMemory("cuda", TOTAL, used, graph_bytes=decode_bytes)
+
+
+@pytest.mark.parametrize("max_drafts", [0, 3])
+def test_the_steps_that_run_are_the_largest_there_can_be(gpu: FakeGpu, max_drafts: int) -> None:
+    runner = FakeRunner(gpu, 1, 1)
+    profile(gpu, runner, max_drafts)
+    prefill, decode = runner.plans
+    assert prefill.num_new_tokens.tolist() == [16, 16, 8]
+    assert decode.num_new_tokens.tolist() == [1 + max_drafts] * LIMITS.max_num_seqs
+    assert decode.num_decodes == LIMITS.max_num_seqs
+    assert (decode.starts + decode.num_new_tokens).tolist() == [LIMITS.max_model_len] * LIMITS.max_num_seqs
+    for plan in (prefill, decode):
+        assert plan.samples.all()
+        assert plan.num_proposals == max_drafts
+        assert all(new.sampling == DEMANDING for new in plan.added)
+
+
+def test_on_a_cpu_nothing_runs_and_the_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvasir_runtime.execution.memory_profile.memory_limit_bytes", lambda: 900)
+    monkeypatch.setattr("kvasir_runtime.execution.memory_profile.resident_bytes", lambda: 70)
+
+    def make_runner(num_blocks: int) -> FakeRunner:
+        raise AssertionError("no step is needed")
+
+    memory = measure_memory(torch.device("cpu"), make_runner, LIMITS, 0, num_sharers=3)
+    assert memory == DeviceMemory("cpu", 300, 70)
+
+
+@pytest.mark.gpu
+def test_the_largest_steps_and_captures_keep_within_the_share_of_a_gpu(folder: Path) -> None:
+    """The prefill's temporaries are some GB: more than the context, which torch does not count, could hide."""
+    widen_mlp(folder, 8192)
+    limits = SequenceLimits(max_num_seqs=256, max_model_len=64, max_num_batched_tokens=16_384)
+    share = 0.25
+    worker = load_worker(
+        ModelConfig(model=str(folder), device="cuda"),
+        CacheConfig(gpu_memory_utilization=share),
+        ExecutionConfig(num_threads=1),
+        SchedulerConfig(max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens),
+    )
+    torch.cuda.reset_peak_memory_stats()
+    run(worker.runner, prefill_step([limits.max_model_len] * limits.max_num_seqs, DEMANDING, 0))
+    run(worker.runner, decode_step(limits.max_num_seqs, 0, limits.max_model_len, DEMANDING))
+    while worker.runner.use_idle_time():
+        pass
+    _, total = torch.cuda.mem_get_info()
+    assert torch.cuda.max_memory_allocated() <= share * total
+
+
+def widen_mlp(folder: Path, size: int) -> None:
+    """Make the checkpoint's MLP so wide that a step's temporaries are large and its weights are not."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if ".mlp." in name]:
+        shape = tuple(size if length == 48 else length for length in tensors[name].shape)
+        tensors[name] = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": size}))
