@@ -1,4 +1,7 @@
-"""The one way of data between host and device: everything that a step uploads or downloads passes here."""
+"""The way of data between host and device: what a step's plan uploads and its result downloads passes here.
+
+Not the tiles of a prefill (`attention/triton.py`) and what proposers copy: docs/decisions/0016 says why.
+"""
 
 from collections.abc import Sequence
 from typing import Any
