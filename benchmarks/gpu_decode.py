@@ -22,7 +22,6 @@ from torch import Tensor
 
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
 from kvasir_runtime.execution.graphs import ComputeStep, DecodeGraphs
 from kvasir_runtime.execution.kv_buffer import allocate_kv_buffer, layer_caches
@@ -37,6 +36,7 @@ from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
 BYTES_PER_SECOND = 4.2e12

@@ -39,7 +39,6 @@ from kvasir_runtime.config import (
     RuntimeConfig,
     SchedulerConfig,
 )
-from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.parallel.collectives import Collectives
 from kvasir_runtime.parallel.counts import CollectiveTotals
@@ -50,6 +49,7 @@ from kvasir_runtime.parallel.topology import RankPlace, Topology
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses
 from kvasir_runtime.ranks.messages import Forward, Sample, StepDone
 from kvasir_runtime.ranks.start import running_ranks_of
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan, StepResult
 
 RESULTS = Path(__file__).parent / "results"

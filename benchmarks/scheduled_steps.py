@@ -12,8 +12,9 @@ from kvasir_runtime.config import (
     SchedulerConfig,
 )
 from kvasir_runtime.engine.core import StepExecutor
-from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceStart
 from kvasir_runtime.execution.description import RankDescription
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import StepPlan

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceStart
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult

@@ -15,11 +15,12 @@ from kvasir_operator.api import labels
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_router.metrics import Metrics
 from kvasir_router.service.kv_event_series import KvEventCollector
-from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
+from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.ranks.node import NodeCollector
 from kvasir_runtime.ranks.status import NodeStatus
+from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.transfer.metrics import TransferStats
 
 PAGE = Path(__file__).parent / "reference" / "metrics.md"

@@ -14,8 +14,10 @@ from pathlib import Path
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvasir_runtime.engine.messages import EngineReady, FinishReason, SchedulerStats
+from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.parallel.counts import CollectiveTotals
+from kvasir_runtime.requests.outputs import FinishReason
+from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.shared_rows import SharedRows
 from kvasir_runtime.transfer.commands import FAILURE_REASONS, OFFER_ENDS
 from kvasir_runtime.transfer.metrics import SECONDS_BOUNDS, TransferStats

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
+from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
+from kvasir_runtime.requests.stats import SchedulerStats
 
 
 def engine_registry(folder: Path) -> CollectorRegistry:

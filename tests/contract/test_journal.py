@@ -9,7 +9,7 @@ from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.server import journal as runtime
 from kvasir_runtime.transfer.params import KvTransferParams
 

@@ -24,9 +24,10 @@ from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Leg, LocalPrefill, Placement
 from kvasir_router.service.kv_event_series import KvEventCollector
 from kvasir_router.service.service import Service
-from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
+from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals
+from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.transfer.metrics import TransferStats
 
 Labels = frozenset[str]

@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvasir_runtime.engine.messages import SchedulerStats
 from kvasir_runtime.metrics import (
     E2E,
     FINISH_REASONS,
@@ -21,6 +20,7 @@ from kvasir_runtime.metrics import (
     request_rows,
 )
 from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals
+from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.transfer.metrics import TransferStats
 
 STATS = SchedulerStats(

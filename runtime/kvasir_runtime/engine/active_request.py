@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvasir_runtime.engine.detokenizer import Detokenizer, NewText
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
-from kvasir_runtime.engine.messages import SequenceOutput, TokenLogprobs
+from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
 
 
 @dataclass(slots=True)

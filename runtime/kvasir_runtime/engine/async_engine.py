@@ -25,19 +25,11 @@ from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
-    AddRequest,
-    BeamSearch,
     EngineFailed,
     EngineReady,
-    FinishReason,
     FromCore,
     MoveRequests,
-    PlainTokens,
     RequestsMove,
-    SamplingParams,
-    SchedulerStats,
-    SequenceOutput,
-    SequenceStart,
     StepOutputs,
 )
 from kvasir_runtime.engine.tokenizer import Tokenizer
@@ -50,6 +42,10 @@ from kvasir_runtime.errors import (
     ServerUnavailableError,
 )
 from kvasir_runtime.metrics import RequestMetrics
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.outputs import FinishReason, PlainTokens, SequenceOutput
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
+from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.transfer.params import KvTransferParams
 
 logger = logging.getLogger(__name__)

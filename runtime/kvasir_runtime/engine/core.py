@@ -13,20 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvasir_runtime.engine.kv_transfers import KvTransfers
-from kvasir_runtime.engine.messages import (
-    Abort,
-    AbortRequests,
-    AddRequest,
-    FromCore,
-    MoveRequests,
-    SchedulerStats,
-    SequenceOutput,
-    StepOutputs,
-    ToCore,
-)
+from kvasir_runtime.engine.messages import Abort, AbortRequests, FromCore, MoveRequests, StepOutputs, ToCore
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.engine.step_rates import StepRates
 from kvasir_runtime.execution.executor import PendingResult
+from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
 from kvasir_runtime.scheduling.update import Outcome

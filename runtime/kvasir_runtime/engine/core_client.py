@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from kvasir_runtime.engine.active_request import ActiveRequest
 from kvasir_runtime.engine.channel import EngineChannel
-from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
+from kvasir_runtime.engine.messages import EngineReady
+from kvasir_runtime.requests.stats import SchedulerStats
 
 
 @dataclass(slots=True)

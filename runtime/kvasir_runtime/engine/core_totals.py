@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from kvasir_runtime.engine.messages import EngineReady, SchedulerStats
+from kvasir_runtime.engine.messages import EngineReady
+from kvasir_runtime.requests.stats import SchedulerStats
 
 
 def total_ready(cores: Sequence[EngineReady]) -> EngineReady:

@@ -7,8 +7,8 @@ from types import TracebackType
 
 import msgspec
 
-from kvasir_runtime.engine.messages import FinishReason, TokenLogprobs
 from kvasir_runtime.errors import KvasirRuntimeError, RequestMovedError
+from kvasir_runtime.requests.outputs import FinishReason, TokenLogprobs
 from kvasir_runtime.transfer.params import KvTransferParams
 
 

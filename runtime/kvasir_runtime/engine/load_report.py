@@ -6,7 +6,7 @@ the last one: exactly those the router no longer adds.
 
 import msgspec
 
-from kvasir_runtime.engine.messages import SchedulerStats
+from kvasir_runtime.requests.stats import SchedulerStats
 
 VERSION = 1
 BUSY_SECONDS = 1.0

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from kvasir_runtime.engine.event_publisher import EventPublisher
 from kvasir_runtime.engine.load_report import LoadReporter
-from kvasir_runtime.engine.messages import AddRequest, SchedulerStats
 from kvasir_runtime.kv_cache.events import KvEventLog
+from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.stats import SchedulerStats
 
 
 class RouterFeed:

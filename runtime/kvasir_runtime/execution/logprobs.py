@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.engine.messages import TokenLogprobs
+from kvasir_runtime.requests.outputs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

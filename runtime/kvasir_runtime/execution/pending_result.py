@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.engine.messages import TokenLogprobs
 from kvasir_runtime.execution.logprobs import LogprobTensors, entries
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampled_positions import SampledPositions
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.verify_drafts import VerifiedTokens
+from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.scheduling.step import Candidates, StepResult
 
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.requests.sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-5
 """Below it sampling is greedy: dividing by less leaves the range of float32."""

@@ -5,8 +5,8 @@ They use the first rows and whatever pages their block tables name; sequences th
 
 import numpy as np
 
-from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.execution.executor import StepRunner
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.step import Candidates
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvasir_runtime.engine.messages import SequenceOutput
+from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, Continuation, num_candidates
 from kvasir_runtime.scheduling.request import Request, Sequence
 from kvasir_runtime.scheduling.step import Candidates

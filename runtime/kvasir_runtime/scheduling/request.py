@@ -9,8 +9,10 @@ from enum import Enum
 
 import msgspec
 
-from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, TokenLogprobs
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 
 Rank = tuple[float, ...]
 

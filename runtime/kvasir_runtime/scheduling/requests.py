@@ -2,9 +2,11 @@
 
 import itertools
 
-from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceOutput
 from kvasir_runtime.kv_cache.landed_blocks import LandedBlocks
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.beams import BeamGroup, new_state
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.policies import WaitingQueue

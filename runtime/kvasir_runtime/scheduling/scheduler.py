@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir_runtime.engine.messages import AddRequest, FinishReason, SchedulerStats, SequenceOutput
 from kvasir_runtime.kv_cache.block_pool import Block
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.outputs import FinishReason, SequenceOutput
+from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.beam_step import BeamStep
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.measured_queue import MeasuredQueue

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir_runtime.engine.messages import SamplingParams, TokenLogprobs
+from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.requests.sampling_params import SamplingParams
 
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]

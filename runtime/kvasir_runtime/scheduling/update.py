@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir_runtime.engine.messages import PlainTokens, SequenceOutput
+from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput
 from kvasir_runtime.scheduling.running_rows import RunningRows
 
 Int64Array = NDArray[np.int64]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.engine.messages import TokenLogprobs
+from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.exchange import ChunkUsage, Exchange
 from kvasir_runtime.server.journal import Journal, body_limit, event_writer, split_body

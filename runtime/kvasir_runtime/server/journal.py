@@ -14,8 +14,8 @@ import msgspec
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.engine.messages import FinishReason
 from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.requests.outputs import FinishReason
 from kvasir_runtime.server.errors import OtherModelError
 from kvasir_runtime.server.sampling import UINT64_MASK, check_token_ids
 from kvasir_runtime.transfer.params import KvTransferParams

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvasir_runtime.engine.messages import TokenLogprobs
 from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.server.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 
 LEAST_LOGPROB = -9999.0

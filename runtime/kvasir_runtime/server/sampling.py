@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvasir_runtime.engine.detokenizer import TextOptions
-from kvasir_runtime.engine.messages import BeamSearch, SamplingParams
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError, ModelLoadError
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.server.protocol import GenerationFields
 
 UINT64_MASK = 2**64 - 1

@@ -14,22 +14,14 @@ from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest, chi
 from kvasir_runtime.engine.channel import CoreChannel, EngineChannel
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.engine.messages import (
-    Abort,
-    AbortRequests,
-    AddRequest,
-    EngineReady,
-    PlainTokens,
-    SamplingParams,
-    SchedulerStats,
-    SequenceOutput,
-    StepOutputs,
-    ToCore,
-    TokenLogprobs,
-)
+from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineReady, StepOutputs, ToCore
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import EngineDeadError, RequestFailedError, ServerUnavailableError
 from kvasir_runtime.metrics import RequestMetrics, request_rows
+from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
+from kvasir_runtime.requests.sampling_params import SamplingParams
+from kvasir_runtime.requests.stats import SchedulerStats
 
 READY = EngineReady(
     max_model_len=64,

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from kvasir_runtime.engine.channel import CoreChannel, EngineChannel, api_address
-from kvasir_runtime.engine.messages import Abort, AbortRequests, AddRequest, EngineFailed, SamplingParams, SequenceStart
+from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineFailed
 from kvasir_runtime.errors import ConfigurationError, EngineDeadError
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.sampling_params import SamplingParams
 
 
 def make_request(request_id: str) -> AddRequest:

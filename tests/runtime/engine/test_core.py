@@ -12,21 +12,15 @@ import pytest
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
-from kvasir_runtime.engine.messages import (
-    Abort,
-    AbortRequests,
-    AddRequest,
-    BeamSearch,
-    SamplingParams,
-    SequenceOutput,
-    SequenceStart,
-    StepOutputs,
-)
+from kvasir_runtime.engine.messages import Abort, AbortRequests, StepOutputs
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockStored, KvEvent, KvEventLog
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep

@@ -15,7 +15,7 @@ from kvasir_runtime.engine.dispatch import (
     PrefixAffinity,
     prefix_chunks,
 )
-from kvasir_runtime.engine.messages import SchedulerStats
+from kvasir_runtime.requests.stats import SchedulerStats
 
 IDLE = SchedulerStats(
     num_running=0, num_waiting=0, num_blocks_used=0, num_blocks=9, num_steps=0, num_preemptions=0, num_prefix_queries=0,

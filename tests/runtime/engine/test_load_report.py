@@ -8,8 +8,8 @@ import pytest
 from kvasir_runtime.config import CacheConfig, KvEventsConfig, ModelConfig, ParallelConfig, RuntimeConfig
 from kvasir_runtime.engine.core_main import router_feed
 from kvasir_runtime.engine.load_report import REPEAT_SECONDS, LoadReport, LoadReporter
-from kvasir_runtime.engine.messages import SchedulerStats
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.stats import SchedulerStats
 
 HZ = 20
 INTERVAL = 1 / HZ

@@ -15,23 +15,14 @@ from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, Sch
 from kvasir_runtime.engine.core import EngineCore, StepExecutor
 from kvasir_runtime.engine.core_main import draft_depth
 from kvasir_runtime.engine.kv_transfers import KvTransfers
-from kvasir_runtime.engine.messages import (
-    Abort,
-    AbortRequests,
-    AddRequest,
-    BeamSearch,
-    FromCore,
-    SamplingParams,
-    SchedulerStats,
-    SequenceOutput,
-    SequenceStart,
-    StepOutputs,
-    ToCore,
-    TokenLogprobs,
-)
+from kvasir_runtime.engine.messages import Abort, AbortRequests, FromCore, StepOutputs, ToCore
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import Worker, load_worker
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
+from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.speculative.depth import FixedDepth

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.requests.sampling_params import BeamSearch
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},

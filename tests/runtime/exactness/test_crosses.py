@@ -13,7 +13,7 @@ from tests.runtime.exactness.conftest import NUM_NEW_TOKENS, SMALLEST_MARGIN, Fe
 from tests.runtime.exactness.speculators import METHODS, speculative_config
 from transformers import AutoModelForCausalLM
 
-from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.requests.sampling_params import BeamSearch
 
 SWITCHES = ("prefix_cache", "chunked", "few_blocks")
 AHEAD = ("one_step_ahead", "three_steps_ahead")

@@ -13,7 +13,7 @@ from tests.runtime.exactness.speculators import METHODS, speculative_config
 from torch import Tensor
 
 from kvasir_runtime.engine.core_main import draft_depth
-from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.step import StepPlan
 
 CROSSES = (

@@ -10,8 +10,8 @@ from tests.runtime.exactness.rank_threads import RankThreads, start_ranks
 from tests.runtime.exactness.speculators import METHODS, speculative_config
 
 from kvasir_runtime.engine.core_main import draft_depth
-from kvasir_runtime.engine.messages import BeamSearch
 from kvasir_runtime.parallel.counts import OPERATIONS
+from kvasir_runtime.requests.sampling_params import BeamSearch
 
 ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3", "Olmo2"]
 CROSSES = (Features(prefix_cache=True, few_blocks=True), Features(chunked=True, one_step_ahead=True))

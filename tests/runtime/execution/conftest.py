@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.transfers import Download, Transfers
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
 
 CONFIG: dict[str, Any] = {

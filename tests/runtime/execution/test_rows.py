@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork, ReturnedTokens
 
 GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)

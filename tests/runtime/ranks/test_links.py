@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvasir_runtime.engine.messages import SamplingParams, TokenLogprobs
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.ranks import links as links_module
 from kvasir_runtime.ranks.executor import RankExecutor
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses, network_addresses
 from kvasir_runtime.ranks.messages import Forward, RankProgress, Sample, StepDone, WorkInIdleTime
+from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Candidates, Fork, NewSequence, StepPlan, StepResult
 from kvasir_runtime.service_secret import SECRET_VARIABLE, CurveKeys, curve_keys
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import settings
 from tests.runtime.scheduling.fake_rank import FakeRank
 
-from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, SequenceOutput, SequenceStart
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.policies import PolicyName, waiting_queue
 from kvasir_runtime.scheduling.scheduler import Scheduler

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvasir_runtime.engine.messages import SamplingParams, TokenLogprobs
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Candidates, NewSequence, StepPlan, StepResult
 
 VOCAB_SIZE = 997

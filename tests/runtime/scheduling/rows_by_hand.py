@@ -1,7 +1,7 @@
 """Rows of running sequences that were made by hand, without a scheduler."""
 
-from kvasir_runtime.engine.messages import BeamSearch, SamplingParams
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.request import Request, Sequence
 from kvasir_runtime.scheduling.running_rows import RunningRows
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.beam_search import Beam, BeamSearchState, num_candidates
 from kvasir_runtime.scheduling.step import Candidates
 

@@ -3,8 +3,8 @@
 import pytest
 from tests.runtime.scheduling.fake_rank import candidates_after, continuation
 
-from kvasir_runtime.engine.messages import BeamSearch
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, Hypothesis, num_candidates
 
 PROMPT = [3, 1, 4, 1, 5, 9]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.policies import FairQueue, OrderedQueue, waiting_queue
 from kvasir_runtime.scheduling.request import Request, Sequence
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceStart, TokenLogprobs
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.request import Request, request_from, sequences_of
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.runtime.scheduling.rows_by_hand import PROMPT, make_rows, occupy
 
-from kvasir_runtime.engine.messages import SamplingParams
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.running_rows import NO_TOKEN, RunningRows
 
 

@@ -4,9 +4,9 @@ import random
 import pytest
 from tests.runtime.scheduling.fake_rank import continuation
 
-from kvasir_runtime.engine.messages import BeamSearch
 from kvasir_runtime.kv_cache.block_hash import hash_block
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.sampling_params import BeamSearch
 
 FULL = (KvGroup((0,), None),)
 WINDOWS = (KvGroup((0,), None), KvGroup((1,), 6), KvGroup((2,), 6))

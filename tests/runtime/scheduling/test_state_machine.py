@@ -18,10 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.runtime.scheduling.earlier_stage import FakeEarlierStage
 from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, continuation
 
-from kvasir_runtime.engine.messages import AddRequest, BeamSearch, SamplingParams, SequenceOutput, SequenceStart
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, num_candidates
 from kvasir_runtime.scheduling.policies import waiting_queue
 from kvasir_runtime.scheduling.scheduler import Scheduler, SchedulerLimits

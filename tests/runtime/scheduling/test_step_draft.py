@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork, NewSequence
 from kvasir_runtime.scheduling.step_draft import RowChanges, StepDraft
 

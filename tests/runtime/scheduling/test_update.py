@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from tests.runtime.scheduling.rows_by_hand import PROMPT, make_rows, occupy
 
-from kvasir_runtime.engine.messages import BeamSearch, PlainTokens
+from kvasir_runtime.requests.outputs import PlainTokens
+from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.running_rows import RunningRows
 from kvasir_runtime.scheduling.update import DrawnTokens, KeptTokens, keep_tokens, plain_tokens
 

@@ -10,8 +10,8 @@ import pytest
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
-from kvasir_runtime.engine.messages import SamplingParams
 from kvasir_runtime.errors import RequestMovedError
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.server import journal
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.exchange import Exchange

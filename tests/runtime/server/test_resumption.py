@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.engine.messages import AddRequest
+from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.server.journal import COMMENT, MAX_JOURNAL_BYTES, Beginning, Entry, Move, read_journal
 from kvasir_runtime.transfer.params import KvTransferParams
 

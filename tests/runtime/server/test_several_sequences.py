@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvasir_runtime.engine.messages import BeamSearch
+from kvasir_runtime.requests.sampling_params import BeamSearch
 
 PROMPT = "the quick brown fox"
 BEAM = {"use_beam_search": True, "max_tokens": 3}

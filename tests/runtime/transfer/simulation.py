@@ -14,10 +14,12 @@ from tests.runtime.scheduling.fake_rank import GARBAGE, FakeRank
 from tests.runtime.transfer.simulated_ranks import AskedRanks, TensorRanks
 
 from kvasir_runtime.engine.kv_transfers import KvTransfers
-from kvasir_runtime.engine.messages import AddRequest, SamplingParams, SequenceOutput, SequenceStart
 from kvasir_runtime.errors import KvTransferError
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.policies import waiting_queue
 from kvasir_runtime.scheduling.scheduler import Scheduler

@@ -1,0 +1,45 @@
+"""A request as the engine core takes it.
+
+It arrives fully resolved: token ids instead of text, real numbers instead of defaults, so the core never needs a
+tokenizer or a request schema.
+"""
+
+import msgspec
+
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
+from kvasir_runtime.transfer.params import KvTransferParams
+
+
+class SequenceStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of a request's sequences, where it begins here."""
+
+    index: int
+    """Among the request's sequences; outputs carry it."""
+    seed: int
+    """Of its draws; takes the place of the request's."""
+    output_token_ids: list[int] = []
+    """Generated already, by another engine; the sequence goes on after them as if it had been preempted."""
+
+
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    request_id: str
+    """Unique among all requests in flight of all API processes."""
+    api_index: int
+    """Which API process the outputs go to."""
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    sequences: list[SequenceStart]
+    """At least one. They share the prompt's KV blocks and differ in their seeds; `sampling.seed` is not read."""
+    arrival_time: float
+    """Seconds since the epoch."""
+    priority: int = 0
+    """Lower is served earlier under the policy `priority`."""
+    tenant: str = ""
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+    http_request_id: str | None = None
+    """The `x-request-id` that brought it; told once, by the first of the requests that one HTTP request becomes."""
+    beam: BeamSearch | None = None
+    """None: every sequence draws its tokens."""
+    kv_transfer_params: KvTransferParams | None = None
+    """Where the prompt's blocks come from, or whom they are kept for; None: neither."""

@@ -1,0 +1,38 @@
+"""How a request's sequences are continued: drawn token by token, or searched."""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one sequence is continued. All values are validated by the API process."""
+
+    max_tokens: int
+    seed: int
+    """Seed of the counter-based generator (64 bit, unsigned); the API process draws one when the client gave none."""
+    min_tokens: int = 0
+    """No stop token is sampled before this many output tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    """How many most likely alternatives to report with each output token; 0: only the token's own; None: nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Every token id that ends the sequence (end-of-sequence ids are in here unless the client ignores them)."""
+
+
+class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Beam search as Hugging Face defines it: the request's sequences are its best hypotheses, best first."""
+
+    width: int
+    length_penalty: float = 1.0
+    """Exponent of the length by which a hypothesis' summed log-probability is divided."""
+    early_stopping: bool = False
+    """End as soon as `width` hypotheses are complete."""
