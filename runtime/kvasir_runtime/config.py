@@ -114,6 +114,11 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = option(
         "number of KV-cache blocks on any device, instead of a share", default=None
     )
+    kv_cache_dtype: Literal["auto", "int8_per_token_head", "fp8_per_token_head"] = option(
+        "type of the KV cache: the model's (auto), or int8 or fp8 (e4m3) with a float32 scale for each token and head, "
+        "which only --attention-backend reference reads; layers that only draft keep the model's",
+        default="auto",
+    )
     enable_prefix_caching: bool = option("reuse the KV blocks of equal prompt prefixes", default=True)
     kv_events_config: KvEventsConfig | None = option(
         'JSON: {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", '

@@ -47,6 +47,9 @@ class LayerCache:
     key: Tensor
     value: Tensor
     group: int
+    key_scale: Tensor | None = None  # float32 [num_blocks, block_size, num_kv_heads]
+    """Factor of each head's numbers; None: not quantised."""
+    value_scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

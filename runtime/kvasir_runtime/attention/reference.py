@@ -1,6 +1,7 @@
 """Paged attention in plain torch, one request after the other: the twin that the fast backends are tested against.
 
 It computes in float32, or in float64 where the inputs are, and reads the cache through the block table like the others.
+It alone reads a quantised cache.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ class ReferenceStep:
         weights = (None, None, 0.0) if norms is None else (norms.query_weight, norms.key_weight, norms.eps)
         slots = self.inputs.groups[cache.group].slots
         return rotate_and_write_reference(
-            query, key, value, cache.key, cache.value, cos, sin, self.inputs.positions, slots, *weights
-        )
+            query, key, value, cache.key, cache.value, cos, sin, self.inputs.positions, slots, *weights,
+            cache.key_scale, cache.value_scale,
+        )  # fmt: skip
 
     def attend(
         self, query: Tensor, cache: LayerCache, *, scale: float, window: int | None, softcap: float | None
@@ -34,7 +36,7 @@ class ReferenceStep:
         return paged_attention_reference(
             query, cache.key, cache.value, inputs.query_starts, inputs.seq_lens,
             inputs.groups[cache.group].block_table, inputs.rows, scale, window, softcap,
-            torch.zeros(query.shape, dtype=query.dtype, device=query.device),
+            torch.zeros(query.shape, dtype=query.dtype, device=query.device), cache.key_scale, cache.value_scale,
         )  # fmt: skip
 
 

@@ -11,13 +11,21 @@ _OF_DEVICE = {"cpu": ("cpu", "reference"), "cuda": ("triton", "reference")}
 """Backends that run on a device, the automatic choice first."""
 
 
-def select_backend(name: str, device: torch.device, bounds: DecodeBounds) -> AttentionBackend:
-    """The backend `name`; `auto`: the fastest for the device. Raises ConfigurationError when it cannot run there."""
+def select_backend(
+    name: str, device: torch.device, bounds: DecodeBounds, kv_cache_dtype: str = "auto"
+) -> AttentionBackend:
+    """The backend `name`; `auto`: the fastest for the device. Raises ConfigurationError when it cannot run there, or
+    cannot read such a KV cache."""
     possible = _OF_DEVICE[device.type]
     chosen = possible[0] if name == "auto" else name
     if chosen not in possible:
         raise ConfigurationError(
             f"attention backend {name!r} does not run on {device.type}; expected auto or one of {', '.join(possible)}"
+        )
+    if kv_cache_dtype != "auto" and chosen != "reference":
+        raise ConfigurationError(
+            f"attention backend {chosen!r} cannot read --kv-cache-dtype {kv_cache_dtype}: leave it out, or add "
+            "--attention-backend reference, which is slow"
         )
     if chosen == "reference":
         return ReferenceAttention()

@@ -90,21 +90,21 @@ def copy_blocks(buffer: Tensor, copies: NDArray[np.int32]) -> None:
 
 
 def layer_caches(layout: KvLayout, specs: Sequence[KvSpec], buffer: Tensor) -> list[LayerCache]:
-    """Each layer's views into the buffer, [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """Each layer's views into the buffer."""
     return [
         _layer_cache(layout.block_size, spec, place, buffer) for spec, place in zip(specs, layout.places, strict=True)
     ]
 
 
 def _layer_cache(block_size: int, spec: KvSpec, place: LayerPlace, buffer: Tensor) -> LayerCache:
-    """Keys of a block, then its values; a latent layer has one vector for both."""
-    typed = buffer.view(getattr(torch, spec.dtype))
-    shape = (-1, block_size, spec.num_kv_heads, spec.head_dim)
-    size = block_size * spec.num_kv_heads * spec.head_dim
-    start = place.offset_bytes // spec.itemsize
-    starts = [start + size * index for index in range(spec.num_tensors)]
-    tensors = [typed[:, first : first + size].view(shape) for first in starts]
-    return LayerCache(tensors[0], tensors[-1], place.group)
+    """Scales first, so that they lie on their own multiples, whatever the heads' size; a latent layer has one vector
+    for keys and values."""
+    sizes = [block_size * spec.num_kv_heads * head_bytes for head_bytes in spec.head_parts]
+    parts = buffer[:, place.offset_bytes : place.offset_bytes + sum(sizes)].split(sizes, dim=1)
+    heads, dtype = (block_size, spec.num_kv_heads), getattr(torch, spec.dtype)
+    tensors = [part.view(dtype).unflatten(1, (*heads, spec.head_dim)) for part in parts[-spec.num_tensors :]]
+    scales = [part.view(torch.float32).unflatten(1, heads) for part in parts[: -spec.num_tensors]] or [None]
+    return LayerCache(tensors[0], tensors[-1], place.group, scales[0], scales[-1])
 
 
 def _check(cache: CacheConfig) -> None:

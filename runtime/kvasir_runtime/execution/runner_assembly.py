@@ -47,6 +47,8 @@ class RunnerAssembly:
     placement: Placement
     backend: AttentionBackend
     step_ops: StepOps
+    kv_specs: list[KvSpec]
+    """Of this rank's layers of the target, then the proposer's."""
     block_size: int
     limits: SequenceLimits
     max_drafts: int
@@ -157,13 +159,3 @@ class RunnerAssembly:
         """What travels to the stage that begins with this layer."""
         placement, num_planes = self.placement, pipeline.num_planes(layer)
         return LineFormat(num_planes, self.decoder.options.hidden_size, placement.dtype, placement.device)
-
-    @property
-    def kv_specs(self) -> list[KvSpec]:
-        """Of this rank's layers of the target, then the proposer's."""
-        return own_specs(self.decoder, self.proposer, self.placement)
-
-
-def own_specs(decoder: Decoder, proposer: Proposer | None, placement: Placement) -> list[KvSpec]:
-    """Of the rank's layers of the target, then the proposer's."""
-    return [*decoder.kv_specs(placement.dtype), *(() if proposer is None else proposer.kv_specs)]

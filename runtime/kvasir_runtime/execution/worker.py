@@ -20,7 +20,7 @@ from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
 from kvasir_runtime.execution.limits import resolve_max_model_len, resolve_max_num_batched_tokens
 from kvasir_runtime.execution.memory_profile import measure_memory
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
-from kvasir_runtime.execution.runner_assembly import RunnerAssembly, own_specs
+from kvasir_runtime.execution.runner_assembly import RunnerAssembly
 from kvasir_runtime.execution.startup_timer import StartupTimer
 from kvasir_runtime.execution.synthetic_steps import DEMANDING, GREEDY, decode_step, prefill_step, run
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
@@ -93,7 +93,9 @@ def load_worker(
         tensor=groups.tensor,
         expert_parallel=place.topology.expert_parallel,
     )
-    backend = select_backend(execution.attention_backend, device, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts))
+    backend = select_backend(
+        execution.attention_backend, device, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts), cache.kv_cache_dtype
+    )
     with timer.measure("load_weights"):
         with Checkpoint(Path(model.model)) as checkpoint:
             drafts_embed = stage.is_last and _drafts_embed(execution)
@@ -103,17 +105,20 @@ def load_worker(
             whole = replace(placement, tensor=SingleRank())  # a proposer is small: each rank has all of it
             proposer = make_proposer(decoder, whole, backend, max_model_len)
     with timer.measure("allocate_kv"):
+        kv_specs = [spec.as_cached(cache.kv_cache_dtype) for spec in decoder.kv_specs(placement.dtype)]
+        kv_specs += () if proposer is None else proposer.kv_specs
         assembly = RunnerAssembly(
             decoder=decoder,
             proposer=proposer,
             placement=placement,
             backend=backend,
             step_ops=_step_ops_of(device),
+            kv_specs=kv_specs,
             block_size=cache.block_size,
             limits=SequenceLimits(scheduler.max_num_seqs, max_model_len, budget),
             max_drafts=max_drafts,
             least=groups.least_of_stage,
-            pipeline=_pipeline(stage, groups, own_specs(decoder, proposer, placement), proposer),
+            pipeline=_pipeline(stage, groups, kv_specs, proposer),
         )
         memory = measure_memory(device, assembly.runner, assembly.limits, max_drafts, num_sharers)
         num_blocks = groups.least(num_kv_blocks(cache, assembly.layout, memory, assembly.limits))
@@ -122,7 +127,7 @@ def load_worker(
         _warm_up(runner, assembly.limits, max_drafts)
     description = RankDescription(
         layout=assembly.layout,
-        kv_specs=tuple(assembly.kv_specs),
+        kv_specs=tuple(kv_specs),
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         max_num_batched_tokens=budget,

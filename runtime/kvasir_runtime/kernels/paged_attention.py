@@ -27,8 +27,11 @@ def paged_attention_reference(
     window: int | None,
     softcap: float | None,
     out: torch.Tensor,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Fill out [T, Hq, D] for query [T, Hq, D] and caches [num_blocks, block_size, Hk, D]; float32 inside.
+    """Fill out [T, Hq, D] for query [T, Hq, D] and caches [num_blocks, block_size, Hk, D], of which quantised ones have
+    scales [num_blocks, block_size, Hk]; float32 inside.
 
     Request i reads row `rows[i]` of block_table. Neither table entries nor keys that no query of it sees are read.
     """
@@ -39,18 +42,19 @@ def paged_attention_reference(
         if query_len == 0:
             continue
         first = 0 if window is None else max(0, seq_len - query_len - window + 1)
-        keys = _read(key_cache, block_table[row], first, seq_len)
-        values = _read(value_cache, block_table[row], first, seq_len)
+        keys = _read(key_cache, key_scale, block_table[row], first, seq_len)
+        values = _read(value_cache, value_scale, block_table[row], first, seq_len)
         out[tokens] = _attend(query[tokens], keys, values, scale, window, softcap).to(out.dtype)
     return out
 
 
-def _read(cache: torch.Tensor, blocks: torch.Tensor, first: int, end: int) -> torch.Tensor:
+def _read(cache: torch.Tensor, scale: torch.Tensor | None, blocks: torch.Tensor, first: int, end: int) -> torch.Tensor:
     """The cache's entries [end - first, Hk, D] of the positions from `first` on."""
     block_size = cache.shape[1]
     seen = blocks[first // block_size : -(-end // block_size)].long()
     begin = first % block_size
-    return cache[seen].flatten(0, 1)[begin : begin + end - first]
+    entries = cache[seen] if scale is None else cache[seen].float() * scale[seen][..., None]
+    return entries.flatten(0, 1)[begin : begin + end - first]
 
 
 def _attend(

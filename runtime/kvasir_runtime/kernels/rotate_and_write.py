@@ -26,16 +26,18 @@ def rotate_and_write_reference(
     query_weight: torch.Tensor | None,
     key_weight: torch.Tensor | None,
     eps: float,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write key and value [T, Hk, D] to their slots and return the turned query [T, Hq, D].
 
     With weights [D] each head is normalised first, and the query is a new tensor; else it is changed in place, as the
-    key always may be. Tables, positions and slots are those of `rotary_reference` and `write_kv_reference`.
+    key always may be. Tables, positions, slots and scales are those of `rotary_reference` and `write_kv_reference`.
     """
     if query_weight is not None and key_weight is not None:
         query, key = rms_norm_reference(query, query_weight, eps), rms_norm_reference(key, key_weight, eps)
     rotary_reference(query, key, cos, sin, positions)
-    write_kv_reference(key, value, key_cache, value_cache, slots)
+    write_kv_reference(key, value, key_cache, value_cache, slots, key_scale, value_scale)
     return query
 
 

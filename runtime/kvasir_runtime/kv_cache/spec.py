@@ -6,12 +6,14 @@ kind of KV (latent, quantised) is a `KvSpec` and nothing else.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 MAX_PADDING = 0.1
 """Share of a group's bytes that may lie idle, before groups of fewer layers are preferred."""
 ALIGNMENT_BYTES = 64
+QUANTISED_TYPES = {"int8_per_token_head": "int8", "fp8_per_token_head": "float8_e4m3fn"}
+"""Element types of quantised caches, of one byte each, by their names in `--kv-cache-dtype`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class KvSpec:
     window: int | None = None
     """Keys that a token sees, itself included; None: all before it."""
     scale_bytes: int = 0
-    """Of a quantised cache: bytes of scales for one token's keys (and as many for its values)."""
+    """Of a quantised layer: of the float32 factor of one token's and head's key, and of its value; 0: not quantised."""
     num_copies: int = 1
     """Tensor ranks that keep these same heads."""
 
@@ -37,8 +39,21 @@ class KvSpec:
         return 1 if self.kind == "latent" else 2
 
     @property
+    def head_parts(self) -> tuple[int, ...]:
+        """Bytes of one token and head in each tensor of a layer's place in a page, each of which is
+        [block_size, num_kv_heads, ...]: the scales of keys and of values, then keys and values."""
+        scales = (self.scale_bytes,) * self.num_tensors if self.scale_bytes else ()
+        return scales + (self.head_dim * self.itemsize,) * self.num_tensors
+
+    @property
     def token_bytes(self) -> int:
-        return self.num_tensors * (self.num_kv_heads * self.head_dim * self.itemsize + self.scale_bytes)
+        return self.num_kv_heads * sum(self.head_parts)
+
+    def as_cached(self, kv_cache_dtype: str) -> "KvSpec":
+        """The layer's KV in a cache of this type; `auto`: as it is."""
+        if kv_cache_dtype == "auto":
+            return self
+        return replace(self, dtype=QUANTISED_TYPES[kv_cache_dtype], itemsize=1, scale_bytes=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Which bytes of a peer's page go where in ours, when the two engines split the heads among different numbers of ranks.
 
 A page holds, layer by layer, the keys of a block's tokens and then their values, each [block_size, num_kv_heads,
-head_dim] with the heads of one rank. With equally many ranks a page is one run of bytes; with others each token's heads
-lie apart on one of the sides. Pure arithmetic.
+head_dim] with the heads of one rank, behind the scales of both where they are quantised. With equally many ranks a page
+is one run of bytes; with others each token's heads lie apart on one of the sides. Pure arithmetic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -150,15 +150,16 @@ def _layer_segments(
     common = range(max(ours.start, theirs.start), min(ours.stop, theirs.stop))
     if places[1].rank not in sources(places[0], places[1].size, spec.num_kv_heads):
         return
-    head_bytes = spec.head_dim * spec.itemsize
-    for tensor in range(spec.num_tensors):
+    our_start, their_start = offsets
+    for head_bytes in spec.head_parts:
         for token in range(block_size):
-            line = tensor * block_size + token
             yield Segment(
-                offsets[0] + (line * len(ours) + common.start - ours.start) * head_bytes,
-                offsets[1] + (line * len(theirs) + common.start - theirs.start) * head_bytes,
+                our_start + (token * len(ours) + common.start - ours.start) * head_bytes,
+                their_start + (token * len(theirs) + common.start - theirs.start) * head_bytes,
                 len(common) * head_bytes,
             )
+        our_start += block_size * len(ours) * head_bytes
+        their_start += block_size * len(theirs) * head_bytes
 
 
 def _joined(parts: Iterator[Segment]) -> list[Segment]:

@@ -269,11 +269,12 @@ def start_engine() -> Iterator[EngineFactory]:
         features: Features = PLAIN,
         depth: FixedDepth | None = None,
         make_transfers: TransfersFactory | None = None,
+        kv_cache_dtype: Any = "auto",
         **execution: Any,
     ) -> Engine:
         worker = load_worker(
             ModelConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, device="cpu"),
-            CacheConfig(block_size=BLOCK_SIZE),
+            CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_cache_dtype),
             ExecutionConfig(num_threads=1, **execution),
             SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
             proposer_of(ExecutionConfig(**execution)),

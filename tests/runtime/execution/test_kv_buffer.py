@@ -22,6 +22,7 @@ MIB = 1024**2
 CPU = DeviceMemory("cpu", 64 * GIB, 1 * GIB)
 CUDA = DeviceMemory("cuda", 80 * GIB, 20 * GIB)
 FULL = KvLayout(16, MIB, (KvGroup((0,), None),), ())
+QUANTISED = [("int8_per_token_head", torch.int8), ("fp8_per_token_head", torch.float8_e4m3fn)]
 MIXED = KvLayout(16, MIB, (KvGroup((0,), None), KvGroup((1,), 32), KvGroup((2,), 32)), ())
 
 
@@ -122,10 +123,40 @@ def test_layers_lie_behind_each_other_within_a_page() -> None:
         assert key.data_ptr() - buffer[1 + cache.group].data_ptr() == place.offset_bytes
         assert value.data_ptr() - key.data_ptr() == own.token_bytes * 8 // 2
         assert key.is_contiguous()
+        assert cache.key_scale is cache.value_scale is None
     for number, cache in enumerate(caches, 1):
         assert cache.key[1 + cache.group].eq(number).all()
         assert cache.value[1 + cache.group].eq(-number).all()
     assert not buffer[[0, *range(1 + len(layout.groups), 5)]].any()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [spec(), spec(num_kv_heads=3, head_dim=5), spec(kind="latent", num_kv_heads=1)],
+    ids=["full", "odd", "latent"],
+)
+@pytest.mark.parametrize(("kv_cache_dtype", "dtype"), QUANTISED)
+def test_a_quantised_layer_is_its_scales_and_then_its_codes(
+    layer: KvSpec, kv_cache_dtype: str, dtype: torch.dtype
+) -> None:
+    specs = [spec(), layer.as_cached(kv_cache_dtype), spec()]
+    layout = make_layout(specs, block_size=8)
+    buffer = allocate_kv_buffer(layout, 3, torch.device("cpu")).zero_()
+    cache = layer_caches(layout, specs, buffer)[1]
+    assert cache.key_scale is not None
+    assert cache.value_scale is not None
+    assert cache.key.dtype == cache.value.dtype == dtype
+    assert cache.key_scale.dtype == cache.value_scale.dtype == torch.float32
+    assert cache.key_scale.shape == cache.value_scale.shape == cache.key.shape[:3] == (3, 8, layer.num_kv_heads)
+    parts = [cache.key_scale, cache.value_scale, cache.key, cache.value]
+    if layer.kind == "latent":
+        assert cache.key_scale.data_ptr() == cache.value_scale.data_ptr()
+        parts = parts[::2]
+    starts = [part[1].data_ptr() - buffer[1].data_ptr() for part in parts]
+    ends = [start + part[1].nbytes for start, part in zip(starts, parts, strict=True)]
+    assert starts == [layout.places[1].offset_bytes, *ends[:-1]]
+    assert ends[-1] - starts[0] == specs[1].token_bytes * 8
+    assert all(part[1].is_contiguous() for part in parts)
 
 
 def test_a_latent_layer_has_one_vector_for_keys_and_values() -> None:

@@ -57,6 +57,21 @@ def test_reports_what_was_loaded(folder: Path) -> None:
     assert set(rank.startup_seconds) == {"load_weights", "measure_linear", "allocate_kv", "warm_up"}
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["int8_per_token_head", "fp8_per_token_head"])
+def test_more_blocks_of_a_quantised_cache_fit(folder: Path, kv_cache_dtype: Any) -> None:
+    def loaded(**cache: Any) -> RankDescription:
+        return load_worker(
+            ModelConfig(model=str(folder), device="cpu"),
+            CacheConfig(kv_cache_memory_bytes=2**20, **cache),
+            ExecutionConfig(num_threads=1, attention_backend="reference"),
+            SchedulerConfig(max_num_seqs=4),
+        ).description
+
+    block_bytes = 2 * 16 * 2 * 16  # keys and values of 16 tokens, 2 heads of 16 numbers
+    assert loaded().num_blocks == 2**20 // (4 * block_bytes)
+    assert loaded(kv_cache_dtype=kv_cache_dtype).num_blocks == 2**20 // (block_bytes + block_bytes // 16 * 4)
+
+
 def test_a_proposers_layers_join_the_targets(folder: Path) -> None:
     proposer = EmptyProposer()
     made_with: list[Any] = []

@@ -35,6 +35,8 @@ LAYOUTS = {
     "windows and a draft layer of another size": [*GEMMA_3, spec(num_kv_heads=1, head_dim=24)],
     "three reaches": [spec(window=window) for window in (None, 64, 128, None, 64, 128, 64)],
     "larger window layers": [spec(window=64, num_kv_heads=8), spec(), spec(), spec(window=64, num_kv_heads=8)],
+    "quantised, and a draft layer in the model's type": [*[spec().as_cached("int8_per_token_head")] * 3, spec()],
+    "quantised windows": [some.as_cached("fp8_per_token_head") for some in GEMMA_3],
     "unaligned": [spec(num_kv_heads=1, head_dim=3, window=window) for window in (None, 32, None, 32)],
 }
 
@@ -50,13 +52,18 @@ def padding_of(specs: list[KvSpec], layout: KvLayout) -> float:
 
 def test_a_tokens_bytes_are_keys_values_and_the_scales_of_both():
     assert spec(num_kv_heads=2, head_dim=8, itemsize=2).token_bytes == 64
-    quantised = KvSpec(kind="full", num_kv_heads=2, head_dim=8, dtype="int8", itemsize=1, scale_bytes=4)
-    assert quantised.token_bytes == 2 * (16 + 4)
+    quantised = spec(num_kv_heads=2, head_dim=8, itemsize=2).as_cached("int8_per_token_head")
+    assert quantised.token_bytes == 2 * 2 * (8 + 4)
+
+
+def test_a_cache_of_the_models_type_changes_nothing():
+    assert spec(window=4).as_cached("auto") == spec(window=4)
 
 
 def test_a_latent_layer_keeps_one_tensor():
     latent = KvSpec(kind="latent", num_kv_heads=1, head_dim=576, dtype="bfloat16", itemsize=2)
     assert (latent.num_tensors, latent.token_bytes) == (1, 1152)
+    assert latent.as_cached("fp8_per_token_head").token_bytes == 576 + 4
     assert (spec().num_tensors, spec(window=4).num_tensors) == (2, 2)
 
 

@@ -23,13 +23,15 @@ BLOCK_SIZE = 8
 
 
 def specs(num_heads: int) -> list[KvSpec]:
-    shape = {"head_dim": 4, "dtype": "float32", "itemsize": 4}
-    return [KvSpec(kind="full", num_kv_heads=num_heads, **shape) for _ in range(3)]
+    """The middle one of three layers is quantised."""
+    plain = KvSpec(kind="full", num_kv_heads=num_heads, head_dim=4, dtype="float32", itemsize=4)
+    return [plain, plain.as_cached("int8_per_token_head"), plain]
 
 
 def parts_of(place: TensorPlace, num_heads: int) -> PageParts:
-    own = replace(specs(len(heads_of(place, num_heads)))[0], num_copies=max(1, place.size // num_heads))
-    return PageParts([own] * 3, BLOCK_SIZE, place)
+    num_copies = max(1, place.size // num_heads)
+    own = [replace(spec, num_copies=num_copies) for spec in specs(len(heads_of(place, num_heads)))]
+    return PageParts(own, BLOCK_SIZE, place)
 
 
 def checksum_of(pages: list[torch.Tensor], num_others: int, num_heads: int, side: Side) -> int:
@@ -46,16 +48,20 @@ def layout_of(num_ranks: int, num_heads: int = 4) -> KvLayout:
 
 
 def filled(place: TensorPlace, num_heads: int) -> torch.Tensor:
-    """One page of a rank in which every number tells its layer, tensor, token, head and dimension."""
+    """One page of a rank in which every number tells its layer, tensor, token, head and dimension; codes of
+    one byte do so as far as they can."""
     own = heads_of(place, num_heads)
     layout, layers = layout_of(place.size, num_heads), specs(len(own))
     page = torch.zeros((1, layout.page_bytes), dtype=torch.uint8)
     for layer, cache in enumerate(layer_caches(layout, layers, page)):
-        for number, tensor in enumerate((cache.key, cache.value)):
+        scales = () if cache.key_scale is None or cache.value_scale is None else (cache.key_scale, cache.value_scale)
+        for number, tensor in enumerate((cache.key, cache.value, *scales)):
             for head_index, head in enumerate(own):
                 token = torch.arange(BLOCK_SIZE).view(-1, 1)
                 values = 10000 * layer + 5000 * number + 100 * token + 10 * head + torch.arange(4)
-                tensor[0, :, head_index] = values.float()
+                if tensor.dtype == torch.int8:
+                    values %= 127
+                tensor[0, :, head_index] = values[:, 0] if tensor.dim() == 3 else values
     return page[0]
 
 

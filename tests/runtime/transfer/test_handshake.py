@@ -1,0 +1,31 @@
+"""Engines whose KV differs in type or scales refuse each other by name."""
+
+import pytest
+
+from kvasir_runtime.kv_cache.spec import KvSpec, make_layout
+from kvasir_runtime.transfer.handshake import identity, refusal
+from kvasir_runtime.transfer.messages import Identity
+
+PLAIN = KvSpec(kind="full", num_kv_heads=2, head_dim=8, dtype="bfloat16", itemsize=2)
+
+
+def identity_of(kv_cache_dtype: str) -> Identity:
+    specs = [PLAIN.as_cached(kv_cache_dtype)] * 2
+    return identity("m", "1", make_layout(specs, 16), specs, 1)
+
+
+def test_equal_caches_exchange() -> None:
+    assert refusal(identity_of("int8_per_token_head"), identity_of("int8_per_token_head")) is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "named"),
+    [
+        ("auto", ["KV dtype is 'bfloat16' there and 'int8' here", "heads of 8 scales 4; "]),
+        ("fp8_per_token_head", ["KV dtype is 'float8_e4m3fn' there and 'int8' here"]),
+    ],
+)
+def test_another_type_is_refused(theirs: str, named: list[str]) -> None:
+    reason = refusal(identity_of("int8_per_token_head"), identity_of(theirs))
+    assert reason is not None
+    assert all(name in reason for name in named)
