@@ -6,11 +6,15 @@ import yaml
 from e2e.conftest import Deploy, StartLoad
 from e2e.live_cluster import LiveCluster
 from e2e.traffic.answers import answers
+from e2e.traffic.traffic import Load, Outcome, Verdict
 from e2e.verdicts import Verdicts
 
 MANIFEST = Path(__file__).parent / "service.yaml"
 QUIET, FLOODING = "key-of-the-quiet-one", "key-of-the-flooding-one"
-NUM_QUIET_CLIENTS, NUM_STREAMS = 2, 150
+NUM_QUIET_CLIENTS = 2
+NUM_ROUNDS, NUM_STREAMS = 3, 200
+"""Streams alone and as many beside the flood, in turn, so that what else the machine does tells on both alike; the 99th
+percentile is the sixth worst of each."""
 LIMIT_SECONDS = 240.0
 NUM_FLOODING_CLIENTS = 12
 MOST_TIMES_SLOWER = 1.5
@@ -22,23 +26,29 @@ def test_a_tenant_that_floods_does_not_make_another_one_wait(
     write_keys(live_cluster, own_namespace)
     service = deploy(MANIFEST)
     service.wait_ready()
-    short, long = answers(10), answers(150)
-    with start_load(service, short, num_clients=NUM_QUIET_CLIENTS, name="quiet-alone", headers=bearer(QUIET)) as quiet:
-        quiet.wait_streams(NUM_STREAMS, LIMIT_SECONDS)
-        alone = quiet.stop()
-    flood = start_load(service, long, num_clients=NUM_FLOODING_CLIENTS, name="flooding", headers=bearer(FLOODING))
-    with (
-        flood,
-        start_load(service, short, num_clients=NUM_QUIET_CLIENTS, name="quiet-beside", headers=bearer(QUIET)) as quiet,
-    ):
-        quiet.wait_streams(NUM_STREAMS, LIMIT_SECONDS)
-        beside = quiet.stop()
-    without, within = alone.first_token_p99_seconds, beside.first_token_p99_seconds
+    short, long, flooding = answers(10), answers(150), bearer(FLOODING)
+    alone: list[Outcome] = []
+    beside: list[Outcome] = []
+    with start_load(service, short, num_clients=NUM_QUIET_CLIENTS, name="quiet", headers=bearer(QUIET)) as quiet:
+        for number in range(NUM_ROUNDS):
+            alone += window(quiet)
+            name = f"flooding-{number}"
+            with start_load(service, long, num_clients=NUM_FLOODING_CLIENTS, name=name, headers=flooding) as flood:
+                beside += window(quiet)
+                flood.stop()
+        of_all = quiet.stop()
+    without, within = (Verdict(tuple(each)).first_token_p99_seconds for each in (alone, beside))
     note = f"p99 of the time to the first token {1000 * within:.0f} ms, alone {1000 * without:.0f} ms"
-    verdicts.add("tenants: one beside another that floods", beside, note)
-    assert not alone.failures, alone
-    assert not beside.failures, beside
+    verdicts.add("tenants: one beside another that floods", of_all, note)
+    assert not of_all.failures, of_all
     assert within < MOST_TIMES_SLOWER * without, note
+
+
+def window(load: Load) -> list[Outcome]:
+    """The next streams to begin, and to end."""
+    begin = max(each.ended for each in load.outcomes())
+    load.wait_streams(NUM_QUIET_CLIENTS + NUM_STREAMS, LIMIT_SECONDS)
+    return [each for each in load.outcomes() if each.started >= begin]
 
 
 def write_keys(cluster: LiveCluster, namespace: str) -> None:

@@ -236,7 +236,7 @@ class Handler:
             prefill.decode_has_begun(now, is_from_start=status == 200)
         job.service.in_flight_limits.answered(ticket.url, is_error=_is_endpoints_fault(status))
         if status == 200:
-            job.blame_refusals()
+            job.note_answer()
         if status == 200 and not job.request.is_stream:
             ticket.whole_answer(now)
         elif status == 200:

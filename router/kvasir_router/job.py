@@ -34,9 +34,10 @@ class Job:
     queue_wait_seconds: float = 0.0  # altogether
     waited_seconds: float = 0.0  # since the stream last got further
     tried: set[str] = field(default_factory=set)  # endpoints that have failed
-    refused_prefill: set[str] = field(default_factory=set)  # endpoints that would not prefill it for another
     revision: str | None = None  # of the endpoint tried last; None: it got to none
     lost_reason: str = ""  # why the stream had to go elsewhere
+    _is_answered: bool = False  # an engine has begun to, and refuses nothing
+    _refused_prefill: set[str] = field(default_factory=set)  # endpoints that would not prefill it for another
     _begun_by: str | None = None  # revision of the endpoint that has got the stream this far
     _refused_by: set[str] = field(default_factory=set)  # since the stream last got further
     _num_failures: int = 0
@@ -64,11 +65,17 @@ class Job:
         """It was not the fault of the engine that was to answer, which may be asked again."""
         self.tried.discard(placement.leg.endpoint.url)
 
-    def blame_refusals(self) -> None:
+    def note_answer(self) -> None:
         """An engine answers the request, so nothing was wrong with it where others would not prefill it."""
-        for url in self.refused_prefill:
+        self._is_answered = True
+        for url in self._refused_prefill:
             self.service.in_flight_limits.answered(url, is_error=True)
-        self.refused_prefill.clear()
+        self._refused_prefill.clear()
+
+    def note_refused_prefill(self, url: str) -> None:
+        self._refused_prefill.add(url)
+        if self._is_answered:
+            self.note_answer()
 
     def count_failure(self, url: str, error: UpstreamError) -> bool:
         """Whether another attempt may follow."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
+from kvasir_router.dialects.bounded_json import is_too_much
 from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields
+from kvasir_router.dialects.members import body_of, members_of, with_member
 from kvasir_router.errors import MalformedRequestError
 from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
 
@@ -97,16 +99,14 @@ async def parse(
     )
 
 
-_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
 def engine_body(request: InferenceRequest, body: bytes) -> bytes:
     """The client's own bytes; where it has used an alias, with the model's name, and every other value's own bytes."""
     if not request.has_alias:
         return body
-    members = _members_decoder.decode(body)
-    members["model"] = msgspec.Raw(msgspec.json.encode(request.model))
-    return msgspec.json.encode(members)
+    name = msgspec.json.encode(request.model)
+    if is_too_much(body):
+        return b"".join(with_member(body, "model", name))
+    return body_of(members_of(body) | {"model": msgspec.Raw(name)})
 
 
 def _prompt(dialect: Dialect, fields: RoutingFields, model: str | None) -> Prompt | None:
@@ -117,9 +117,12 @@ def _prompt(dialect: Dialect, fields: RoutingFields, model: str | None) -> Promp
 
 
 def _can_transfer_kv(dialect: Dialect, fields: RoutingFields, prompt: Prompt) -> bool:
-    """One prompt and one answer, which tells nothing of the prompt that only whoever computes it knows."""
+    """One prompt and one answer, which tells nothing of the prompt that only whoever computes it knows; and a body that
+    may be taken apart to be written anew for the prefill engine.
+    """
     is_one = not prompt.is_batch and fields.n in (None, 1) and fields.best_of in (None, 1)
-    return dialect.has_kv_transfer and is_one and not fields.echo and fields.prompt_logprobs is None
+    tells_nothing = not fields.echo and fields.prompt_logprobs is None
+    return dialect.has_kv_transfer and is_one and tells_nothing and not fields.is_large
 
 
 def _session(raw_headers: Iterable[tuple[bytes, bytes]], fields: RoutingFields, prompt: Prompt | None) -> str | None:

@@ -219,6 +219,9 @@ class ServerConfig:
         "most sequences that run or wait; requests beyond are answered with 503", default=16384
     )
     max_connections: int = option("most connections of one API process; idle ones make way", default=4096)
+    max_connections_per_peer: int = option(
+        "the same of one IPv4 address or IPv6 /64; as many as all that a router sends here at once", default=2048
+    )
     max_body_bytes: int = option("largest request body; more is answered with 413", default=8 * 1024 * 1024)
     stall_seconds: float = option(
         "/health fails when work is pending and no step has finished for so long", default=60.0
@@ -259,6 +262,7 @@ def check_values(config: RuntimeConfig) -> None:
         ("--max-request-sequences", server.max_request_sequences),
         ("--max-sequences-in-flight", server.max_sequences_in_flight),
         ("--max-connections", server.max_connections),
+        ("--max-connections-per-peer", server.max_connections_per_peer),
         ("--max-body-bytes", server.max_body_bytes),
     ):
         _check_at_least(flag, value, 1)

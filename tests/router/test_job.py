@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from tests.router.parts import a_request, an_endpoint
 
 from kvasir_router.errors import UpstreamBrokenError, UpstreamRefusedError
@@ -27,6 +28,21 @@ def test_whose_kv_a_moved_stream_has_is_remembered_while_others_refuse_it() -> N
     journal.keep(b"[0,[6],null,0]\n")
     job.count_failure("c", UpstreamBrokenError("", "broken"))
     assert job.moved_from is None
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_who_refuses_to_prefill_what_another_answers_is_to_blame_once(is_late: bool) -> None:
+    blamed: list[tuple[str, bool]] = []
+    limits = SimpleNamespace(answered=lambda url, *, is_error: blamed.append((url, is_error)))
+    unused = cast(Any, None)
+    job = Job(unused, cast(Any, SimpleNamespace(in_flight_limits=limits)), unused, unused, b"", 0.0, 1)
+    if is_late:
+        job.note_answer()
+    job.note_refused_prefill("a")
+    assert blamed == ([("a", True)] if is_late else []), "whoever asked nonsense is refused everywhere"
+    job.note_answer()
+    job.note_answer()
+    assert blamed == [("a", True)]
 
 
 def tried(job: Job, url: str, revision: str) -> None:

@@ -176,6 +176,21 @@ async def test_a_prefill_engine_that_refuses_what_another_answers_is_left_alone(
 
 
 @pytest.mark.parametrize("protocol", ["kvasir", "vllm"])
+async def test_a_prefill_engine_that_refuses_all_that_others_answer_is_ejected(
+    protocol: str, split: Split, client: Any
+) -> None:
+    router = await split.start(kv_transfer_protocol=protocol)
+    [prefill] = split.prefills
+    prefill.status = 400
+    service = service_of(router)
+    for _ in range(6):
+        service.registry.get(prefill.url).suspect_until = 0.0  # as if the time were over
+        assert (await ask(client, router))[0] == 200
+    assert len(prefill.requests) == 5
+    assert service.in_flight_limits.circuit(prefill.url) == "open"
+
+
+@pytest.mark.parametrize("protocol", ["kvasir", "vllm"])
 async def test_no_client_makes_a_prefill_engine_a_suspect_by_what_it_asks(
     protocol: str, split: Split, client: Any
 ) -> None:

@@ -28,6 +28,7 @@ def check(*arguments: str) -> None:
         ("--max-request-sequences", "0", "1"),
         ("--max-sequences-in-flight", "0", "1"),
         ("--max-connections", "0", "1"),
+        ("--max-connections-per-peer", "0", "1"),
         ("--max-body-bytes", "0", "1"),
         ("--max-logprobs", "-1", "0"),
         ("--stall-seconds", "nan", "0"),

@@ -30,7 +30,7 @@ class LocalPrefill(StrEnum):
     CHEAPER = "cheaper"
     SHORT = "short"  # fewer uncached tokens than --remote-prefill-min-tokens
     NO_PREFILL_ENDPOINT = "no_prefill_endpoint"  # of its revision, ready, with room, and not just failed
-    UNSUPPORTED = "unsupported"  # several prompts or answers in one, or an API whose KV is not handed over
+    UNSUPPORTED = "unsupported"  # several prompts or answers, too many values, or an API whose KV is not handed over
 
 
 @dataclass(frozen=True, slots=True)

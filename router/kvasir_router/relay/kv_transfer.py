@@ -14,6 +14,7 @@ import msgspec
 
 from kvasir_router.config import KvTransferProtocolName
 from kvasir_router.dialects.dialect import ABSENT, RoutingFields
+from kvasir_router.dialects.members import body_of, members_of, with_member
 from kvasir_router.errors import KvTransferParamsError
 from kvasir_router.relay.origin import Origin
 
@@ -27,8 +28,6 @@ _ONE_TOKEN = {
     "n": msgspec.Raw(b"1"),
 }
 _LEFT_OUT = ("stream_options", "min_tokens", "best_of", FIELD)
-
-_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ HANDOVERS: Mapping[KvTransferProtocolName, NewHandover] = {"kvasir": concurrent_
 def params_of_answer(answer: bytes) -> bytes | None:
     """Where the prefill engine says its blocks are; None where it does not."""
     try:
-        params = _members_decoder.decode(answer).get(FIELD, _NULL)
+        params = members_of(answer).get(FIELD, _NULL)
     except (msgspec.DecodeError, UnicodeError):
         return None
     return None if bytes(params) == b"null" else bytes(params)
@@ -74,35 +73,34 @@ def params_of_answer(answer: bytes) -> bytes | None:
 
 def prefill_body(body: bytes, params: bytes) -> bytes:
     """The client's, cut down to one token; every other value keeps its own bytes."""
-    members = _members_decoder.decode(body)
+    members = members_of(body)
     for name in _LEFT_OUT:
         members.pop(name, None)
     if "max_completion_tokens" in members:
         members["max_completion_tokens"] = msgspec.Raw(b"1")
-    return msgspec.json.encode(members | _ONE_TOKEN | {FIELD: msgspec.Raw(params)})
+    return body_of(members | _ONE_TOKEN | {FIELD: msgspec.Raw(params)})
 
 
 def decode_body(body: bytes, params: bytes | None) -> tuple[bytes, ...]:
-    """The client's with the field, in pieces: a long body is not written anew. None: as it is."""
-    if params is None:
-        return (body,)
-    end = body.rindex(b"}")
-    is_empty = body[:end].rstrip().endswith(b"{")
-    separator = b"" if is_empty else b","
-    return body[:end], b'%b"%b":%b}' % (separator, FIELD.encode(), params)
+    """The client's with the field, in pieces. None: as it is."""
+    return (body,) if params is None else with_member(body, FIELD, params)
 
 
 def without_clients_params(fields: RoutingFields, body: bytes) -> bytes:
-    """Null says nothing, and is left out. Raises KvTransferParamsError (400) for anything else."""
+    """Null says nothing, and is left out; of a large body, which no other engine prefills, it stays. Raises
+    KvTransferParamsError (400) for anything else.
+    """
     if fields.kv_transfer_params is ABSENT:
         return body
     if bytes(fields.kv_transfer_params) != b"null":
         raise KvTransferParamsError(
             f"{FIELD} is this router's to write: it chooses who prefills; leave it out", param=FIELD
         )
-    members = _members_decoder.decode(body)
+    if fields.is_large:
+        return body
+    members = members_of(body)
     del members[FIELD]
-    return msgspec.json.encode(members)
+    return body_of(members)
 
 
 def _json(params: Mapping[str, Any]) -> bytes:

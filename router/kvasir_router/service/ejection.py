@@ -1,9 +1,9 @@
 """Outlier ejection: endpoints of one service that get no requests because of the errors that they answer with.
 
-Out goes who fails several times in a row, or clearly more often than the others, but never more than half of all: an
-error that all of them give is the requests' or the model's, and somebody must still answer. An endpoint whose last
-answer was an error is a suspect for a while and used where there is no other, so that one that fails fast does not look
-idle, and best. Pure bookkeeping: no clock, no network.
+Out goes who fails several times in a row, or clearly more often than the others, but never more than half of those
+that answer clients: an error that all of them give is the requests' or the model's, and somebody must still answer. An
+endpoint whose last answer was an error is a suspect for a while and used where there is no other, so that one that
+fails fast does not look idle, and best. Pure bookkeeping: no clock, no network.
 """
 
 from collections.abc import Set
@@ -28,20 +28,23 @@ class _Record:
 
 
 class Ejection:
-    """By url. Methods that may change what `max_in_flight` says tell whether they have."""
+    """By url. Methods that may change what `max_in_flight` says tell whether they have. `may_eject_all`: where none is
+    left, others do what these do.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_eject_all: bool = False) -> None:
+        self._may_eject_all = may_eject_all
         self._records: dict[str, _Record] = {}
 
     def follow(self, urls: Set[str]) -> None:
         """These endpoints are ready; what is known of others is forgotten, so that whoever comes back starts afresh.
 
-        Where so many have gone that more than half of the rest is out, the longest out come back.
+        Where so many have gone that of the rest more are out than may be, the longest out come back.
         """
         self._records = {url: self._records.get(url) or _Record() for url in urls}
         out = [record for record in self._records.values() if record.breaker.state is not CircuitState.CLOSED]
         out.sort(key=lambda record: record.breaker.tripped_at, reverse=True)
-        for record in out[len(self._records) // 2 :]:
+        for record in out[self._most_out :]:
             record.breaker.close()
 
     def succeeded(self, url: str, now: float) -> bool:
@@ -64,7 +67,7 @@ class Ejection:
         record.num_errors_in_a_row += 1
         if record.breaker.state is not CircuitState.CLOSED:
             return record.breaker.failed(now)
-        if not self._is_outlier(url, record, now) or not self._may_eject_another():
+        if not self._is_outlier(url, record, now) or self.num_ejected >= self._most_out:
             return False
         record.breaker.trip(now)
         return True
@@ -98,8 +101,9 @@ class Ejection:
     def num_ejected(self) -> int:
         return sum(record.breaker.state is not CircuitState.CLOSED for record in self._records.values())
 
-    def _may_eject_another(self) -> bool:
-        return 2 * (self.num_ejected + 1) <= len(self._records)
+    @property
+    def _most_out(self) -> int:
+        return len(self._records) if self._may_eject_all else len(self._records) // 2
 
     def _is_outlier(self, url: str, record: _Record, now: float) -> bool:
         return record.num_errors_in_a_row >= _ERRORS_IN_A_ROW or self._fails_more_than_others(url, record, now)

@@ -1,8 +1,9 @@
 """How many requests each endpoint of a service may have in flight now.
 
 As many as configured; fewer while it is new; one while it is tried again after errors, and none while it is ejected.
-Those that only prefill are compared with one another, and so are all others: what they have in flight differs, and each
-kind must have somebody left. Everything else asks the endpoint whether it has room, and knows nothing of reasons.
+Those that only prefill are compared with one another, and so are all others: what they have in flight differs. All that
+only prefill may be out, since those that decode can do it. Everything else asks the endpoint whether it has room, and
+knows nothing of reasons.
 """
 
 import logging
@@ -26,7 +27,9 @@ class InFlightLimits:
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._on_room = on_room
-        self._ejections = {takes_requests: Ejection() for takes_requests in (True, False)}
+        self._ejections = {
+            takes_requests: Ejection(may_eject_all=not takes_requests) for takes_requests in (True, False)
+        }
         self._ready_since: dict[str, float] = {}  # by url
 
     def answered(self, url: str, *, is_error: bool) -> None:

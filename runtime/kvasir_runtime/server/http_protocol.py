@@ -1,8 +1,8 @@
 """HTTP/1.1 towards the public: what a client may send and hold before it is answered is bounded.
 
 uvicorn's protocol on httptools bounds nothing: it takes a header of 150 MB and waits for ever for a head. Here a head
-has a size, a number of lines and a time, and a server a number of connections; of those that are full of idle ones the
-longest idle makes way, so that probes get through. The body's size and time are bounded where it is read (`body`).
+has a size, a number of lines and a time, and connections are counted (`connections`). The body's size and time are
+bounded where it is read (`body`).
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from kvasir_runtime.server.connections import Connections, peer_of
 from kvasir_runtime.server.request_parser import RequestParser
 from kvasir_runtime.server.responses import ErrorBody, ErrorResponse, to_json
 
@@ -25,50 +26,13 @@ class HeadTooLargeError(Exception):
     """Raised into the parser, which gives up."""
 
 
-class Connections:
-    """Those of one server, at most `max_connections`."""
-
-    def __init__(self, max_connections: int) -> None:
-        self._max_connections = max_connections
-        self._open: set[BoundedHttpProtocol] = set()
-        self._idle: dict[BoundedHttpProtocol, None] = {}
-        """Those without a request, the longest idle first."""
-
-    def opened(self, connection: "BoundedHttpProtocol") -> None:
-        self._open.add(connection)
-        if len(self._open) > self._max_connections:
-            self._make_way(connection)
-        else:
-            self.idle(connection)
-
-    def idle(self, connection: "BoundedHttpProtocol") -> None:
-        if connection in self._open:
-            self._idle[connection] = None
-
-    def busy(self, connection: "BoundedHttpProtocol") -> None:
-        self._idle.pop(connection, None)
-
-    def closed(self, connection: "BoundedHttpProtocol") -> None:
-        self._idle.pop(connection, None)
-        self._open.discard(connection)
-
-    def _make_way(self, newcomer: "BoundedHttpProtocol") -> None:
-        longest_idle = next(iter(self._idle), None)
-        if longest_idle is None:
-            newcomer.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "all of this server's connections are busy; try again")
-            self.closed(newcomer)
-        else:
-            longest_idle.transport.close()
-            self.closed(longest_idle)
-            self.idle(newcomer)
-
-
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
     def __init__(self, *, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self.parser = RequestParser(self)  # type: ignore[assignment]
+        self.peer = ""
         self._connections_of_server = connections
         self._has_understood = False
         self._num_held_bytes = 0
@@ -79,6 +43,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.peer = "" if self.client is None else peer_of(self.client[0])
         self._start_head_timer()
         self._connections_of_server.opened(self)
 
@@ -133,6 +98,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse_head()
         else:
             self.refuse(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def refuse_for_lack_of_room(self) -> None:
+        message = "this server has too many connections, and none is idle; try again"
+        self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, message)
 
     def refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer in OpenAI's shape, where no other answer is under way, and close."""

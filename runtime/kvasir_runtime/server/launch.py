@@ -33,7 +33,8 @@ from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.chat_template import load_chat_template
-from kvasir_runtime.server.http_protocol import BoundedHttpProtocol, Connections
+from kvasir_runtime.server.connections import ConnectionLimits, Connections
+from kvasir_runtime.server.http_protocol import BoundedHttpProtocol
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes
 from kvasir_runtime.server.prompts import PromptBuilder
@@ -144,7 +145,9 @@ class ApiServer:
         api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
         router_secret = service_secret(os.environ)
         app = create_app(serving, probes, self.admission, api_key=api_key, router_secret=router_secret)
-        connections = Connections(_max_connections(config.server.max_connections))
+        connections = Connections(
+            ConnectionLimits(_max_connections(config.server.max_connections), config.server.max_connections_per_peer)
+        )
         self._server = _HttpServer(_uvicorn_config(app, connections), self._heartbeats)
 
     def stop(self) -> None:

@@ -19,6 +19,7 @@ from kvasir_router.dialects.embeddings import Embeddings
 from kvasir_router.dialects.passthrough import Passthrough
 from kvasir_router.dialects.tokenize import Tokenize
 from kvasir_router.prefix_index.tokens import PromptTokenizer
+from kvasir_router.relay.kv_transfer import without_clients_params
 
 pytestmark = pytest.mark.anyio
 NUM_BYTES = 8 * 2**20
@@ -74,6 +75,35 @@ async def test_a_body_of_many_values_costs_a_few_times_its_bytes(dialect: Dialec
     finally:
         tracemalloc.stop()
     assert peak_bytes < 4 * len(body)
+
+
+async def parsed(body: bytes, index: Any) -> request.InferenceRequest:
+    envelope = request.Envelope("/path", "id", (), None, Chat())
+    return await request.parse(envelope, request.read_fields(Chat(), body), lambda name: name.upper(), index)
+
+
+async def test_a_body_of_many_members_is_given_the_models_own_name_for_a_few_times_its_bytes(index: Any) -> None:
+    members = b",".join(b'"%x":0' % number for number in range(NUM_BYTES // 10))
+    body = b'{"model":"m",%b} ' % members
+    asked = await parsed(body, index)
+    tracemalloc.start()
+    try:
+        written = request.engine_body(asked, body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * len(body)
+    assert written == body[:-2] + b',"model":"M"}'
+
+
+@pytest.mark.parametrize("num_ids", [MAX_ELEMENTS - 10, MAX_ELEMENTS])
+async def test_a_body_of_many_values_is_prefilled_where_it_is_decoded(num_ids: int, index: Any) -> None:
+    """For another engine all its members would be written anew; null, which says nothing, may stay then."""
+    body = b'{"messages":[{"content":[%b]}],"kv_transfer_params":null}' % b",".join([b"1"] * num_ids)
+    is_small = num_ids < MAX_ELEMENTS
+    assert (await parsed(body, index)).can_transfer_kv == is_small
+    written = without_clients_params(request.read_fields(Chat(), body), body)
+    assert (b"kv_transfer_params" not in written) == is_small
 
 
 @pytest.mark.parametrize("num_ids", [MAX_ELEMENTS - 1, MAX_ELEMENTS])

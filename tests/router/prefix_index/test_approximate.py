@@ -66,6 +66,16 @@ def test_every_holder_is_matched_for_itself_and_others_not_at_all() -> None:
     assert one.match(key(LONG), now=1) == {"a": 10, "b": 4}
 
 
+def test_many_holders_are_matched_each_to_its_own_depth() -> None:
+    one = index()
+    depths = {str(number): number % (len(LONG) + 1) for number in range(70)}
+    for url, num_blocks in depths.items():
+        insert(one, url, LONG[:num_blocks], now=0)
+    one.withdraw("69")
+    del depths["69"]
+    assert one.match(key(LONG), now=1) == {url: num_blocks for url, num_blocks in depths.items() if num_blocks}
+
+
 def test_matches_are_in_tokens() -> None:
     one = ApproximatePrefixIndex(100, 10.0, block_tokens=64, bytes_per_token=1.0)
     insert(one, "a", LONG[:3], now=0)

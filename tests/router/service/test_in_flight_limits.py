@@ -124,7 +124,7 @@ def test_a_busy_endpoint_is_passed_over_for_a_moment_and_never_ejected() -> None
     assert (endpoint.suspect_until, fleet.now_allowed) == (fleet.now + 1.0, [MAX_IN_FLIGHT] * 2)
 
 
-def test_each_kind_of_engine_keeps_somebody() -> None:
+def test_all_that_only_prefill_may_be_out_and_are_tried_one_request_at_a_time() -> None:
     """Of one that decodes and two that prefill, the first is never out, and never compared with the others."""
     fleet = Fleet(0)
     roles = {"0": Role.DECODE, "1": Role.PREFILL, "2": Role.PREFILL}
@@ -132,9 +132,11 @@ def test_each_kind_of_engine_keeps_somebody() -> None:
     fleet.limits.refresh()
     for url in roles:
         fleet.fail(url, 5)
-    assert fleet.now_allowed == [MAX_IN_FLIGHT, 0, MAX_IN_FLIGHT]
-    assert fleet.limits.num_ejected == 1
-    assert fleet.limits.circuit("1") is CircuitState.OPEN
+    assert fleet.now_allowed == [MAX_IN_FLIGHT, 0, 0]
+    assert fleet.limits.num_ejected == 2
+    assert fleet.after(5.0) == [MAX_IN_FLIGHT, 1, 1]
+    fleet.fail("1", 1)
+    assert fleet.now_allowed == [MAX_IN_FLIGHT, 0, 1]
 
 
 def test_a_new_engine_starts_slowly_by_its_own_kind() -> None:

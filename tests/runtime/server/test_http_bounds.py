@@ -150,8 +150,9 @@ def test_when_connections_are_full_the_longest_idle_makes_way(start_server) -> N
             connection.close()
 
 
-def test_when_all_connections_are_busy_the_next_is_sent_away(start_server) -> None:
-    with start_server(config=ServerConfig(max_connections=2)) as running:
+@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_peer"])
+def test_when_all_connections_are_busy_the_next_is_sent_away(limit: str, start_server) -> None:
+    with start_server(config=ServerConfig(**{limit: 2})) as running:
         running.http.close()
         busy = [connect(running) for _ in range(2)]
         for connection in busy:
