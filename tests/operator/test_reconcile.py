@@ -31,7 +31,7 @@ from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.restarts import RestartCounter
 
-from .cluster_objects import NOW, deployment, owner, pod, pod_event, service, waiting_container
+from .cluster_objects import NOW, deployment, member, owner, pod, pod_event, service, waiting_container
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
@@ -315,6 +315,25 @@ def test_what_only_this_pass_knows_is_reported_at_once() -> None:
     assert reconcile(kube, do_changes_wait=True) == Outcome()
     assert "created Service llama-router" in [event.get("message") for event in kube.objects.values()]
     assert kube.writes[-1][0] == "apply status"
+
+
+def test_a_group_that_is_restarted_while_former_ones_shrink_is_reported_by_the_pass_that_did_it() -> None:
+    """Once its pods are deleted no later pass can tell that they were."""
+    kube = kube_with(SPEC | {"replicas": 2, "parallelism": {"pipeline": 2}})
+    reconcile(kube)
+    for index, group in enumerate([obj for obj in kube.objects.values() if obj["kind"] == "StatefulSet"]):
+        for rank in (0, 1):
+            of_group = {"apiVersion": "v1", "kind": "Pod", **member(rank, group, ready=index == 0)}
+            kube.objects[("Pod", "models", of_group["metadata"]["name"])] = of_group
+    ended = {"name": "engine", "state": {"terminated": {"exitCode": 1, "finishedAt": NOW}}, "restartCount": 0}
+    [worker] = [obj for (_, _, name), obj in kube.objects.items() if name.endswith("-0-1")]
+    worker["status"]["containerStatuses"] = [ended]
+    kube.objects[(INFERENCE_SERVICE.kind, *KEY)]["spec"] |= {"engine": {"device": "cpu", "maxNumSeqs": 8}}
+    kube.writes.clear()
+    for _ in range(2):
+        reconcile(kube, do_changes_wait=True)
+    assert {("patch", "StatefulSet"), ("delete", "Pod")} <= {(verb, name.split()[0]) for verb, name in kube.writes}
+    assert "GroupRestarted" in [event.get("reason") for event in kube.objects.values()]
 
 
 def test_a_canary_that_is_taken_back_gets_requests_by_its_pods_from_then_on() -> None:
