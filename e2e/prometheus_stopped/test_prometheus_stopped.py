@@ -7,9 +7,9 @@ from pathlib import Path
 import openai
 import pytest
 from e2e.cluster.rig import faults
-from e2e.cluster.rig.prometheus_queries import Sample, query, rule_health
+from e2e.cluster.rig.prometheus_queries import Sample, being_scraped, query, rule_health
 from e2e.conftest import Deploy, StartLoad
-from e2e.live_cluster import SYSTEM, LiveCluster, LiveService, name_of, uid_of
+from e2e.live_cluster import SYSTEM, LiveCluster, LiveService, is_pod_ready, name_of, uid_of
 from e2e.traffic.answers import answers
 from e2e.verdicts import Verdicts
 from tests.controlplane.processes import wait_until
@@ -55,10 +55,10 @@ def by_pod(series: str, namespace: str) -> dict[str, Sample]:
 
 
 def wait_scraped(series: str, namespace: str, pods: set[str]) -> list[Sample]:
-    """Until a series is there of exactly these pods."""
+    """Until a series is scraped of exactly these pods: scenarios before may have installed and removed others."""
 
     def found() -> list[Sample] | None:
-        samples = by_pod(series, namespace)
+        samples = by_pod(being_scraped(series), namespace)
         return list(samples.values()) if samples.keys() == pods else None
 
     return wait_until(found, SCRAPED_WITHIN_SECONDS, f"{series} of {sorted(pods)}", every_seconds=0.5)
@@ -88,7 +88,8 @@ def test_prometheus_scrapes_and_loses_all_three_programs_and_serving_goes_on(
 ) -> None:
     service = deploy(MANIFEST)
     service.wait_ready()
-    operators = {name_of(pod) for pod in live_cluster.list("pods", SYSTEM, "app.kubernetes.io/component=operator")}
+    pods = live_cluster.list("pods", SYSTEM, "app.kubernetes.io/component=operator")
+    operators = {name_of(pod) for pod in pods if is_pod_ready(pod)}
     with start_load(service, answers(200), num_clients=4) as clients:
         for role, role_series in SERIES.items():
             for series in role_series:

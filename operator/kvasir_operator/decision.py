@@ -53,10 +53,13 @@ class Decision:
 
     @property
     def news(self) -> Plan:
-        """What is worth an event of its own; that a rollout makes its revision's workloads is not."""
+        """What is worth an event of its own; that a rollout makes its revision's children and takes former ones away
+        is not."""
         actions = self.plan.applies if self.is_rolling else ()
         made = [action for action in actions if action.cause is Cause.CREATED]
-        return self.plan.without([each.key for each in made if REVISION_LABEL in each.obj["metadata"]["labels"]])
+        own = [each.key for each in made if REVISION_LABEL in each.obj["metadata"]["labels"]]
+        former = [each.key for each in self.plan.deletes if each.revision not in (None, self.rollout.revision)]
+        return self.plan.without([*own, *former])
 
 
 def plot_course(wanted: DesiredService, observed: Observed, owner_uid: str, now: str) -> Course:

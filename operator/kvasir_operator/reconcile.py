@@ -6,7 +6,7 @@ after a crash, a child's event and the periodic resync are the same pass. Over a
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +19,7 @@ from kvasir_operator.apply.plan import Cause, Plan, controller_uid
 from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
 from kvasir_operator.decision import Decision, decide, plot_course
 from kvasir_operator.desired.objects import DesiredService, desired_service
+from kvasir_operator.desired.recent import RecentlyDesired
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
@@ -41,6 +42,7 @@ from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.observe.model_loader import look_at_downloads_seconds
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
+from kvasir_operator.observe.seen_secrets import SeenSecrets
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.router_service import service_url
 from kvasir_operator.rollout.observed import num_replicas, revision_number
@@ -48,8 +50,9 @@ from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.events import notable_changes, post_event
+from kvasir_operator.status.pace import StatusPace
 from kvasir_operator.status.problems import find_problems
-from kvasir_operator.status.report import report_status
+from kvasir_operator.status.report import is_news, report_status
 from kvasir_operator.status.restarts import RestartCounter
 from kvasir_operator.status.roles import RoleState, idle_role, role_of, role_state
 from kvasir_operator.status.situation import Situation
@@ -76,7 +79,8 @@ def utc_now() -> str:
 
 
 class Reconciler:
-    """Brings services to what their specs say. Remembers of each its restarts, and what others do to its children."""
+    """Brings services to what their specs say. Remembers of each its restarts, what others do to its children, and what
+    spares the next pass a look or a write."""
 
     def __init__(
         self,
@@ -90,19 +94,25 @@ class Reconciler:
         do_changes_wait: Callable[[], bool] = lambda: False,
         ledger: ScalingLedger | None = None,
         restarts: RestartCounter | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`do_changes_wait` says whether other services' specs wait to be applied; `ledger` holds what was decided of
-        replicas, None where nothing ever is; `restarts` shows how often replicas were restarted."""
+        replicas, None where nothing ever is; `restarts` shows how often replicas were restarted; `clock` gives
+        monotonic seconds."""
         self._client = client
         self._settings = settings
         self._features = features
         self._gateway = gateway
         self._now = now
+        self._clock = clock
         self._read_work = read_work
         self._read_downloads = read_downloads
         self._do_changes_wait = do_changes_wait
         self._ledger = ledger or ScalingLedger()
         self._restarts = restarts or RestartCounter()
+        self._recent = RecentlyDesired()
+        self._secrets = SeenSecrets(clock)
+        self._pace = StatusPace(clock)
         self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
@@ -112,18 +122,20 @@ class Reconciler:
             self._foreign_writes.pop(key, None)
             self._gateway.forget(key)
             self._restarts.forget(key)
+            self._secrets.forget(key)
+            self._pace.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
         try:
             wanted = self._desired(obj)
         except InvalidManifestError as error:
             return await self._report_invalid(key, obj, error)
-        observed = await self._observe(key, wanted.keys)
+        observed = await self._observe(obj, wanted.keys)
         gateway = await self._gateway.state_of(obj)
         now = self._now()
         course = plot_course(wanted, observed, obj["metadata"]["uid"], now)
         work = await read_shrinking(course.shrinks, self._read_work)
         decision = decide(wanted, observed, obj, course, gateway, now, work)
-        foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, time.monotonic))
+        foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, self._clock))
         settled = await foreign.settle(decision.plan, observed.children)
         decision = replace(decision, plan=settled.plan)
         await mark_least_work(self._client, course.shrinks, work)
@@ -144,37 +156,46 @@ class Reconciler:
             situation = replace(situation, scaling=self._ledger.scaling_of(key))
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         news = decision.news.without([refusal.key for refusal in applied.refusals])
-        is_reported = await self._report(key, obj, status, news)
-        looks = [_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds]
-        again_seconds = min((each for each in looks if each is not None), default=None)
-        return _outcome(decision.plan, applied, is_reported, again_seconds)
+        report_seconds = await self._report(key, obj, status, news)
+        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds, report_seconds)
+        return _outcome(decision.plan, applied, _soonest(looks))
 
     def _desired(self, obj: KubeObject) -> DesiredService:
         features = self._features()
         has_pod_monitors = features.serves(POD_MONITOR)
         scaled = replicas_by_role(self._ledger.scaling_of(_key_of(obj)), obj)
         group_kind = LEADER_WORKER_SET if features.serves(LEADER_WORKER_SET) else STATEFUL_SET
-        return desired_service(
-            parse_service(obj), self._settings, features.server_version, has_pod_monitors, scaled, group_kind
-        )
 
-    async def _observe(self, key: ServiceKey, wanted: Collection[ObjectKey]) -> Observed:
-        observed = await observe(self._client, key, wanted, self._features().listed_child_kinds)
+        def render() -> DesiredService:
+            service = parse_service(obj)
+            return desired_service(
+                service, self._settings, features.server_version, has_pod_monitors, scaled, group_kind
+            )
+
+        return self._recent.of(obj, (features.server_version, has_pod_monitors, scaled, group_kind), render)
+
+    async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
+        key, kinds = _key_of(obj), self._features().listed_child_kinds
+        observed = await observe(self._client, key, wanted, kinds, self._secrets.of(key))
+        self._secrets.remember(key, obj["metadata"]["uid"], observed.children)
         self._restarts.observe(key, observed)
         return replace(observed, downloads=await self._read_downloads(observed.pods))
 
     async def _report_invalid(self, key: ServiceKey, obj: KubeObject, error: InvalidManifestError) -> Outcome:
         """Children stay as they are: what runs keeps serving until the spec holds again."""
-        observed = await self._observe(key, [])
+        observed = await self._observe(obj, [])
         roles = _roles(observed, obj, {}, "", ())
         gateway = await self._gateway.state_of(obj)
         situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))], gateway=gateway)
         status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
-        is_reported = await self._report(key, obj, status, Plan())
-        return _outcome(Plan(), Applied(), is_reported, _look_seconds(observed, self._now()))
+        report_seconds = await self._report(key, obj, status, Plan())
+        return _outcome(Plan(), Applied(), _soonest((_look_seconds(observed, self._now()), report_seconds)))
 
-    async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> bool:
-        """Reports what is news: `done` is what of the plan the API server accepted. False: no status was stored."""
+    async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> float | None:
+        """Reports what is news: `done` is what of the plan the API server accepted.
+
+        Returns after how many seconds the rest is to be reported; None where nothing is left.
+        """
         previous = obj.get("status", {})
         for event in notable_changes(previous, status, done):
             logger.info("%s: %s: %s", key, event.reason, event.message)
@@ -182,7 +203,14 @@ class Reconciler:
                 await post_event(self._client, obj, event, self._now())
             except OBJECT_ERRORS as error:
                 logger.warning("%s: event %s not posted: %s", key, event.reason, error)
-        return await report_status(self._client, obj, status)
+        if not is_news(previous, status):
+            return None
+        if (wait_seconds := self._pace.wait_seconds(key, previous, status)) > 0.0:
+            return wait_seconds
+        if not await report_status(self._client, obj, status):
+            return STALE_RETRY_SECONDS
+        self._pace.stored(key)
+        return None
 
 
 def _key_of(obj: KubeObject) -> ServiceKey:
@@ -199,10 +227,10 @@ def _can_be_left_here(turn: Plan, decision: Decision, applied: Applied) -> bool:
     return is_plain and has_begun and all(action.cause is Cause.CHANGED for action in decision.news.applies)
 
 
-def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: float | None) -> Outcome:
+def _outcome(plan: Plan, applied: Applied, again_seconds: float | None) -> Outcome:
     if applied.refusals:
         raise ChildrenRefusedError("; ".join(f"{refusal.key}: {refusal.error}" for refusal in applied.refusals))
-    if applied.stale or not is_reported:
+    if applied.stale:
         return Outcome(retry_seconds=STALE_RETRY_SECONDS)
     if plan.terminating:
         return Outcome(retry_seconds=TERMINATING_RETRY_SECONDS)
@@ -240,10 +268,13 @@ def _roles(
     ]
 
 
+def _soonest(seconds: Iterable[float | None]) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)
+
+
 def _look_seconds(observed: Observed, now: str) -> float | None:
     """When what no watch shows is to be looked at again: why pods are not made, and how downloads go."""
-    looks = (look_again_seconds(observed.pods, now), look_at_downloads_seconds(observed.pods))
-    return min((each for each in looks if each is not None), default=None)
+    return _soonest((look_again_seconds(observed.pods, now), look_at_downloads_seconds(observed.pods)))
 
 
 def _situation(

@@ -20,7 +20,7 @@ from kvasir_operator.errors import (
     ObjectRefusedError,
 )
 from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
+from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, SECRET, Kind, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.download_progress import ReadDownloads, read_downloads
 from kvasir_operator.observe.gateway import GatewayObserver
@@ -31,7 +31,7 @@ from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.restarts import RestartCounter
 
-from .cluster_objects import NOW, deployment, owner, pod, pod_event, service, waiting_container
+from .cluster_objects import NOW, deployment, member, owner, pod, pod_event, service, waiting_container
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
@@ -53,6 +53,7 @@ def reconcile(
     read_downloads: ReadDownloads = read_downloads,
     name: str = KEY.name,
 ) -> Outcome:
+    """By a process that knows of no pass before."""
     gateway = GatewayObserver(kube, None, None, lambda key: None)
     reconciler = Reconciler(
         kube,
@@ -162,6 +163,20 @@ def test_a_status_that_was_not_stored_as_the_object_had_changed_is_derived_again
     assert stored_status(kube) == {}
     assert reconcile(kube) == Outcome()
     assert stored_status(kube)["observedGeneration"] == 3
+
+
+def test_details_of_a_status_that_was_just_stored_are_stored_once_a_second() -> None:
+    kube, now = kube_with(SPEC), [100.0]
+    gateway = GatewayObserver(kube, None, None, lambda key: None)
+    reconciler = Reconciler(kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0])
+    asyncio.run(reconciler.reconcile(KEY))
+    kube.objects[("Pod", "models", "p")] = {"apiVersion": "v1", "kind": "Pod", **pod("p", ready=False, leaving=True)}
+    kube.writes.clear()
+    now[0] += 0.25
+    assert (asyncio.run(reconciler.reconcile(KEY)), kube.writes) == (Outcome(retry_seconds=0.75), [])
+    now[0] += 0.75
+    assert asyncio.run(reconciler.reconcile(KEY)) == Outcome()
+    assert [verb for verb, _ in kube.writes] == ["apply status"]
 
 
 @pytest.mark.parametrize("labels", [{}, {ROLE_LABEL: "gateway"}], ids=["no role", "a role that we have not"])
@@ -300,6 +315,21 @@ def children_of(kube: MemoryKube, name: str) -> dict[tuple[str, str], int | None
     return {(kind, child): obj.get("spec", {}).get("replicas") for (kind, _, child), obj in own.items()}
 
 
+def test_what_a_rollout_makes_and_takes_away_for_its_revisions_is_no_event_of_its_own() -> None:
+    kube = changed_service()
+    for _ in range(3):
+        reconcile(kube)
+    assert [name for verb, name in kube.writes if verb == "delete"] == [f"Service {former_name(kube)}"]
+    rolled = [event for event in kube.objects.values() if event["kind"] == EVENT.kind]
+    assert [event["reason"] for event in rolled] == ["Created", "RevisionRolled"]
+
+
+def former_name(kube: MemoryKube) -> str:
+    """Of the Deployment that the rollout has left at zero."""
+    [name] = [name for (kind, _, name), obj in kube.objects.items() if obj.get("spec", {}).get("replicas") == 0]
+    return name
+
+
 def test_what_is_reported_late_is_what_would_have_been_reported_at_once() -> None:
     late, at_once = changed_service(), changed_service()
     for _ in range(3):
@@ -315,6 +345,25 @@ def test_what_only_this_pass_knows_is_reported_at_once() -> None:
     assert reconcile(kube, do_changes_wait=True) == Outcome()
     assert "created Service llama-router" in [event.get("message") for event in kube.objects.values()]
     assert kube.writes[-1][0] == "apply status"
+
+
+def test_a_group_that_is_restarted_while_former_ones_shrink_is_reported_by_the_pass_that_did_it() -> None:
+    """Once its pods are deleted no later pass can tell that they were."""
+    kube = kube_with(SPEC | {"replicas": 2, "parallelism": {"pipeline": 2}})
+    reconcile(kube)
+    for index, group in enumerate([obj for obj in kube.objects.values() if obj["kind"] == "StatefulSet"]):
+        for rank in (0, 1):
+            of_group = {"apiVersion": "v1", "kind": "Pod", **member(rank, group, ready=index == 0)}
+            kube.objects[("Pod", "models", of_group["metadata"]["name"])] = of_group
+    ended = {"name": "engine", "state": {"terminated": {"exitCode": 1, "finishedAt": NOW}}, "restartCount": 0}
+    [worker] = [obj for (_, _, name), obj in kube.objects.items() if name.endswith("-0-1")]
+    worker["status"]["containerStatuses"] = [ended]
+    kube.objects[(INFERENCE_SERVICE.kind, *KEY)]["spec"] |= {"engine": {"device": "cpu", "maxNumSeqs": 8}}
+    kube.writes.clear()
+    for _ in range(2):
+        reconcile(kube, do_changes_wait=True)
+    assert {("patch", "StatefulSet"), ("delete", "Pod")} <= {(verb, name.split()[0]) for verb, name in kube.writes}
+    assert "GroupRestarted" in [event.get("reason") for event in kube.objects.values()]
 
 
 def test_a_canary_that_is_taken_back_gets_requests_by_its_pods_from_then_on() -> None:
@@ -375,6 +424,30 @@ def test_secrets_are_never_listed() -> None:
     kube.objects = kube_with(SPEC).objects
     reconcile(kube)
     assert secret_of(kube)["stringData"]
+
+
+def test_a_secret_that_was_there_a_moment_ago_is_not_asked_for_again() -> None:
+    class Asked(MemoryKube):
+        async def get(self, kind: Kind, *args: Any) -> dict[str, Any] | None:
+            asked.append(kind)
+            return await super().get(kind, *args)
+
+    asked: list[Kind] = []
+    kube, now = Asked(), [100.0]
+    kube.objects = kube_with(SPEC).objects
+    gateway = GatewayObserver(kube, None, None, lambda key: None)
+    reconciler = Reconciler(kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0])
+    for seconds, num_asked in ((0.0, 1), (0.0, 1), (1.0, 0), (60.0, 1)):
+        now[0] += seconds
+        asked.clear()
+        asyncio.run(reconciler.reconcile(KEY))
+        assert asked.count(SECRET) == num_asked
+    del kube.objects[(INFERENCE_SERVICE.kind, *KEY)]
+    asyncio.run(reconciler.reconcile(KEY))
+    kube.objects |= kube_with(SPEC).objects
+    asked.clear()
+    asyncio.run(reconciler.reconcile(KEY))
+    assert asked.count(SECRET) == 1
 
 
 def creating_pod(name: str) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from e2e.cluster.rig.layout import PROMETHEUS_PORT, RELAY_ADDRESS
 
 URL = f"http://{RELAY_ADDRESS}:{PROMETHEUS_PORT}"
 URL_FOR_PODS = f"http://prometheus.monitoring:{PROMETHEUS_PORT}"
+RECENT = "10s"
+"""Some of the rig's scrape intervals."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,15 @@ def query(expression: str) -> list[Sample]:
     """The instant vector of an expression. Raises OSError while Prometheus is stopped."""
     result = _get("query", query=expression)["result"]
     return [Sample(each["metric"], float(each["value"][1])) for each in result]
+
+
+def being_scraped(series: str) -> str:
+    """The expression of those of a selector's series that were scraped of late.
+
+    With a PodMonitor its job goes, and whatever targets the job has then leave their series without a stale marker: a
+    query finds their last samples for five minutes more.
+    """
+    return f"last_over_time({series}[{RECENT}])"
 
 
 def active_targets() -> list[dict[str, Any]]:

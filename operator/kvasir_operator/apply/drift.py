@@ -60,7 +60,7 @@ def _list_as_stored(desired: list[Any], stored: list[Any], name: str) -> list[An
 
 
 def _compare(desired: Any, live: Any, path: tuple[str, ...]) -> Iterator[str]:
-    if _is_zero(desired) and _is_zero(live):
+    if desired == live or (_is_zero(desired) and _is_zero(live)):
         return
     if isinstance(desired, dict) and isinstance(live, dict):
         for key, value in desired.items():

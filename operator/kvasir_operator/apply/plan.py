@@ -61,10 +61,14 @@ class Apply:
 
 @dataclass(frozen=True)
 class Delete:
-    """Deletion of a child that is no longer wanted, only while its UID is `uid`."""
+    """Deletion of a child that is no longer wanted, only while its UID is `uid`.
+
+    revision: whose child it was; None of what all revisions share.
+    """
 
     key: ObjectKey
     uid: str
+    revision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,7 @@ def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
 
 def _prune(unwanted: Iterable[KubeObject], owner_uid: str) -> tuple[Delete, ...]:
     return tuple(
-        Delete(object_key(obj), obj["metadata"]["uid"])
+        Delete(object_key(obj), obj["metadata"]["uid"], obj["metadata"].get("labels", {}).get(REVISION_LABEL))
         for obj in unwanted
         if controller_uid(obj) == owner_uid and not is_terminating(obj)
     )

@@ -43,7 +43,7 @@ async def translated(call: Callable[[], Awaitable[Any]]) -> Any:
         return await call()
     except ApiException as error:
         raise api_error(error.status, error.reason, error.body or "") from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
         raise KubeUnavailableError(f"the API server did not answer: {described(error)}") from error
 
 

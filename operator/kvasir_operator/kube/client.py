@@ -1,4 +1,7 @@
-"""The seam to the Kubernetes API: the few calls that the operator makes, on kubernetes.aio's dynamic client.
+"""The seam to the Kubernetes API: the few calls that the operator makes, on kubernetes.aio.
+
+Lists and watches go through its dynamic client. What is of one object goes past it: it formats a traceback for every
+404, and walks through and copies each object on its way out.
 
 Objects go in and come out as plain dicts; library and transport errors leave as this package's own. Every write
 passes through `KubeClient._write`, where a test may break it, and every request through `_about`, where it is counted.
@@ -8,6 +11,7 @@ import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -35,7 +39,10 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 PAGE_SIZE = 200
 """Objects of a list that are in memory at once."""
 
-_MERGE_PATCH = "application/merge-patch+json"
+_JSON, _MERGE_PATCH, _APPLY_PATCH = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+_FORCED: dict[str, Any] = {"force": True}
+_OWN: dict[str, Any] = {"fieldManager": FIELD_MANAGER}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,13 @@ class ClientHooks:
     """The API server did not know an optional kind."""
 
 
+class _PlainApiClient(aio_client.ApiClient):
+    """Objects are plain dicts: none is walked through, and copied, in search of the library's own classes."""
+
+    def sanitize_for_serialization(self, obj: Any) -> Any:
+        return obj
+
+
 class KubeClient:
     """Reads and writes objects."""
 
@@ -57,7 +71,7 @@ class KubeClient:
         self._hooks = hooks or ClientHooks()
         own = copy.copy(configuration)
         own.trace_configs = [write_guard(self._hooks.before_write)]
-        self._api = aio_client.ApiClient(own)
+        self._api = _PlainApiClient(own)
         self._dynamic = DynamicClient(self._api)  # type: ignore[no-untyped-call]
         self._resources: dict[Kind, Any] = {}
 
@@ -65,13 +79,9 @@ class KubeClient:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
-        """None when there is no such object; raises ObjectNotFoundError never, other KubeApiErrors as they come.
-
-        Asked past the dynamic client, which formats a traceback for every 404: a new service's children are all looked
-        for by name first.
-        """
+        """None when there is no such object; raises ObjectNotFoundError never, other KubeApiErrors as they come."""
         try:
-            found: KubeObject = await self._about("get", kind, partial(self._get, kind, namespace, name))
+            found: KubeObject = await self._about("get", kind, partial(self._ask, "GET", kind, namespace, name))
         except ObjectNotFoundError:
             return None
         return found
@@ -153,23 +163,16 @@ class KubeClient:
 
     async def apply(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:
         """Server-side apply; takes over fields that others own. Returns the object as it is now stored."""
-        kind, metadata = kind_of(obj), obj["metadata"]
-        return await self._write(
-            "apply",
-            kind,
-            lambda: self._resource(kind).server_side_apply(
-                body=obj, namespace=metadata["namespace"], field_manager=field_manager, force_conflicts=True, **_RAW
-            ),
-        )
+        return await self._change("apply", "PATCH", obj, {"fieldManager": field_manager, **_FORCED}, _APPLY_PATCH)
 
     async def dry_run(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:
         """What `apply` would store, after defaults and admission; nothing is stored, so it counts as no write."""
         kind, metadata = kind_of(obj), obj["metadata"]
-        apply = partial(self._resource(kind).server_side_apply, body=obj, namespace=metadata["namespace"])
-        found = await self._send(
-            "dry_run", kind, apply, field_manager=field_manager, force_conflicts=True, dry_run="All"
+        query = {"fieldManager": field_manager, **_FORCED, "dryRun": "All"}
+        call = partial(
+            self._ask, "PATCH", kind, metadata["namespace"], metadata["name"], query, obj, content_type=_APPLY_PATCH
         )
-        return dict(found)
+        return dict(await self._about("dry_run", kind, call))
 
     async def apply_status(self, obj: KubeObject) -> KubeObject:
         """Server-side apply of the status subresource.
@@ -177,44 +180,20 @@ class KubeClient:
         Raises ObjectConflictError when the object is not as it was at `metadata.resourceVersion`. A UID alone is no
         precondition here: the API server does not look at it in an apply of a status.
         """
-        kind, metadata = kind_of(obj), obj["metadata"]
-        return await self._write(
-            "apply_status",
-            kind,
-            lambda: self._resource(kind).status.server_side_apply(
-                body=obj, namespace=metadata["namespace"], field_manager=FIELD_MANAGER, force_conflicts=True, **_RAW
-            ),
-        )
+        return await self._change("apply_status", "PATCH", obj, {**_OWN, **_FORCED}, _APPLY_PATCH, "status")
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: dict[str, Any]) -> KubeObject:
-        return await self._write(
-            "patch",
-            kind,
-            lambda: self._resource(kind).patch(
-                body=patch, name=name, namespace=namespace, content_type=_MERGE_PATCH, field_manager=FIELD_MANAGER,
-                **_RAW,
-            ),
-        )  # fmt: skip
+        call = partial(self._ask, "PATCH", kind, namespace, name, _OWN, patch, content_type=_MERGE_PATCH)
+        return await self._write("patch", kind, call)
 
     async def create(self, obj: KubeObject) -> KubeObject:
         """Raises ObjectConflictError when it exists."""
-        kind = kind_of(obj)
-        namespace = obj["metadata"]["namespace"]
-        return await self._write(
-            "create",
-            kind,
-            lambda: self._resource(kind).create(body=obj, namespace=namespace, field_manager=FIELD_MANAGER, **_RAW),
-        )
+        kind, namespace = kind_of(obj), obj["metadata"]["namespace"]
+        return await self._write("create", kind, partial(self._ask, "POST", kind, namespace, None, _OWN, obj))
 
     async def replace(self, obj: KubeObject) -> KubeObject:
         """Raises ObjectConflictError when it changed since `metadata.resourceVersion`."""
-        kind = kind_of(obj)
-        namespace = obj["metadata"]["namespace"]
-        return await self._write(
-            "replace",
-            kind,
-            lambda: self._resource(kind).replace(body=obj, namespace=namespace, field_manager=FIELD_MANAGER, **_RAW),
-        )
+        return await self._change("replace", "PUT", obj, _OWN)
 
     async def delete(
         self,
@@ -236,25 +215,55 @@ class KubeClient:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._write(
-                "delete", kind, lambda: self._resource(kind).delete(name=name, namespace=namespace, body=body, **_RAW)
-            )
+            await self._write("delete", kind, partial(self._ask, "DELETE", kind, namespace, name, body=body))
         except ObjectNotFoundError:
             return True
         except ObjectConflictError:
             return False
         return True
 
-    async def _get(self, kind: Kind, namespace: str, name: str) -> KubeObject:
+    async def _change(
+        self,
+        verb: str,
+        method: str,
+        obj: KubeObject,
+        query: Mapping[str, Any],
+        content_type: str = _JSON,
+        subresource: str | None = None,
+    ) -> KubeObject:
+        """A write of an object that names itself."""
+        kind, metadata = kind_of(obj), obj["metadata"]
+        call = partial(self._ask, method, kind, metadata["namespace"], metadata["name"], query, obj)
+        return await self._write(verb, kind, partial(call, content_type=content_type, subresource=subresource))
+
+    async def _ask(
+        self,
+        method: str,
+        kind: Kind,
+        namespace: str,
+        name: str | None,
+        query: Mapping[str, Any] = _NOTHING,
+        body: KubeObject | None = None,
+        *,
+        content_type: str = _JSON,
+        subresource: str | None = None,
+    ) -> KubeObject:
+        """One request about one object, or to a kind's collection where `name` is None. Raises KubeApiError."""
         path = self._resource(kind).path(name=name, namespace=namespace)
-        headers = {"Accept": "application/json"}
-        request = await self._api.param_serialize("GET", path, header_params=headers, auth_settings=["BearerToken"])
+        request = await self._api.param_serialize(
+            method,
+            path if subresource is None else f"{path}/{subresource}",
+            query_params=list(query.items()),
+            header_params={"Accept": _JSON, "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
         response = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_SECONDS)
-        body: bytes = await response.read()  # type: ignore[no-untyped-call]
-        if response.status != 200:
-            raise api_error(response.status, response.reason, body.decode(errors="replace"))
-        found: KubeObject = msgspec.json.decode(body)
-        return found
+        content: bytes = await response.read()  # type: ignore[no-untyped-call]
+        if not 200 <= response.status < 300:
+            raise api_error(response.status, response.reason, content.decode(errors="replace"))
+        answer: KubeObject = msgspec.json.decode(content)
+        return answer
 
     async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
         self._hooks.before_write()
@@ -284,7 +293,6 @@ class KubeClient:
                 name=kind.plural,
                 namespaced=True,
                 client=self._dynamic,
-                subresources={"status": {"kind": kind.kind, "name": f"{kind.plural}/status", "namespaced": True}},
             )
         return self._resources[kind]
 

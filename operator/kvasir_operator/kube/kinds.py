@@ -4,7 +4,6 @@ The table is fixed on purpose: an operator acts only on kinds that its Role name
 which of OPTIONAL_KINDS this one does, kube/features.py asks.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from kvasir_operator.api.labels import API_VERSION, KIND, PLURAL
@@ -12,9 +11,11 @@ from kvasir_operator.api.labels import API_VERSION, KIND, PLURAL
 KubeObject: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A namespaced kind: `api_version` is `GROUP/VERSION`, or `v1` for the core group."""
+class Kind(NamedTuple):
+    """A namespaced kind: `api_version` is `GROUP/VERSION`, or `v1` for the core group.
+
+    A tuple, since each pass compares and hashes hundreds of keys that hold one.
+    """
 
     api_version: str
     kind: str

@@ -18,6 +18,7 @@ from kvasir_operator.kube.kinds import POD, WORKLOAD_KINDS, Kind, KubeObject, Se
 _POD_FIELDS = ("nodeName", "readinessGates", "schedulingGates")
 _WORKLOAD_STATUS_FIELDS = ("observedGeneration", "replicas", "updatedReplicas")
 _WORKLOAD_CONDITIONS = ("ReplicaFailure",)
+_CONTROLLERS_ANNOTATIONS = ("deployment.kubernetes.io/revision",)
 
 
 class Name(NamedTuple):
@@ -148,12 +149,17 @@ def _version(obj: KubeObject) -> int:
 
 def _trimmed(kind: Kind, obj: KubeObject) -> KubeObject:
     """Without its version and what no pass asks of it: who set which field (a third of a child), most of a pod's spec,
-    and of a workload's status what its pods tell better."""
+    of a workload's status what its pods tell better, and all of the status of what has no pods (a budget counts them).
+    """
     metadata = _without(obj["metadata"], ("managedFields", "resourceVersion"))
+    if "annotations" in metadata:
+        metadata["annotations"] = _without(metadata["annotations"], _CONTROLLERS_ANNOTATIONS)
     stripped = {**obj, "metadata": metadata}
     if kind == POD:
         return {**stripped, "spec": _only(obj.get("spec", {}), _POD_FIELDS)}
-    if kind in WORKLOAD_KINDS and "status" in obj:
+    if kind not in WORKLOAD_KINDS:
+        return _without(stripped, ("status",))
+    if "status" in obj:
         conditions = [each for each in obj["status"].get("conditions", []) if each["type"] in _WORKLOAD_CONDITIONS]
         return {**stripped, "status": {**_only(obj["status"], _WORKLOAD_STATUS_FIELDS), "conditions": conditions}}
     return stripped

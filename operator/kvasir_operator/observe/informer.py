@@ -7,25 +7,31 @@ open is noticed.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeAlias
 
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import KubeApiError, WatchExpiredError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import Kind, ServiceKey
+from kvasir_operator.kube.kinds import WORKLOAD_KINDS, Kind, KubeObject, ServiceKey
 from kvasir_operator.observe.cache import InformerCache, Name
 
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 300.0
+COUNTS_WAIT_SECONDS = 1.0
+"""Of a workload whose controller has counted its pods, which have woken the service themselves, or are about to."""
 ANY_SERVICE: dict[str, str | None] = {SERVICE_LABEL: None}
 _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 30.0
+
+Wake: TypeAlias = Callable[[ServiceKey, float], None]
+"""With a service that there is news of, and the seconds that a pass over it may wait for more."""
 
 
 class Informer:
     """Of one kind, in one namespace or in all.
 
-    `wake` is called with every service that there is news of: at the start, all that have a child.
+    `wake` is called for every service that there is news of: at the start, all that have a child.
     """
 
     def __init__(
@@ -34,7 +40,7 @@ class Informer:
         kind: Kind,
         namespace: str | None,
         cache: InformerCache,
-        wake: Callable[[ServiceKey], None],
+        wake: Wake,
         list_turn: asyncio.Lock,
     ) -> None:
         """Informers that share `list_turn` list one after the other, so that few pages are in memory at once."""
@@ -83,10 +89,16 @@ class Informer:
             if event["type"] == "DELETED":
                 self._report(self._cache.remove(self._kind, obj))
             elif event["type"] != "BOOKMARK":
-                self._report(self._cache.put(self._kind, obj))
+                self._report(self._cache.put(self._kind, obj), self._wait_seconds(obj))
             self._cache.advance(self._kind, self._namespace, int(version))
         return version
 
-    def _report(self, keys: set[ServiceKey]) -> None:
+    def _report(self, keys: set[ServiceKey], wait_seconds: float = 0.0) -> None:
         for key in keys:
-            self._wake(key)
+            self._wake(key, wait_seconds)
+
+    def _wait_seconds(self, obj: KubeObject) -> float:
+        """What somebody else changed of a workload its controller has not observed yet."""
+        status, metadata = obj.get("status", {}), obj["metadata"]
+        is_count = self._kind in WORKLOAD_KINDS and status.get("observedGeneration") == metadata.get("generation")
+        return COUNTS_WAIT_SECONDS if is_count else 0.0

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.kinds import OPTIONAL_KINDS, POD, Kind, ServiceKey
+from kvasir_operator.kube.kinds import OPTIONAL_KINDS, POD, Kind
 from kvasir_operator.observe.cache import InformerCache
-from kvasir_operator.observe.informer import Informer
+from kvasir_operator.observe.informer import Informer, Wake
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class _Running:
 
 
 class Informers:
-    """`namespaces` None is the whole cluster. `wake` is called with every service that there is news of."""
+    """`namespaces` None is the whole cluster. `wake` is called for every service that there is news of."""
 
     def __init__(
         self,
         client: KubeClient,
         namespaces: Sequence[str] | None,
         cache: InformerCache,
-        wake: Callable[[ServiceKey], None],
+        wake: Wake,
         features: Callable[[], ClusterFeatures],
     ) -> None:
         self._client = client

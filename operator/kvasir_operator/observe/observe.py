@@ -48,15 +48,20 @@ class Observed:
 
 
 async def observe(
-    client: KubeClient, key: ServiceKey, wanted: Collection[ObjectKey], child_kinds: Iterable[Kind]
+    client: KubeClient,
+    key: ServiceKey,
+    wanted: Collection[ObjectKey],
+    child_kinds: Iterable[Kind],
+    seen: Iterable[KubeObject] = (),
 ) -> Observed:
-    """`child_kinds` are those that the cluster serves and children are listed of.
+    """`child_kinds` are those that the cluster serves and children are listed of; `seen` need not be asked for.
 
     Raises KubeApiError when anything cannot be read: half a picture would prune and report wrongly.
     """
     selector = {SERVICE_LABEL: key.name}
     lists = await asyncio.gather(*(client.list(kind, key.namespace, selector) for kind in (*child_kinds, POD)))
     children, pods = [child for listed in lists[:-1] for child in listed], lists[-1]
+    children += [each for each in seen if object_key(each) in wanted]
     unseen = set(wanted) - {object_key(child) for child in children}
     # A Secret, a child whose label was taken off, or somebody else's object that has the name that we want.
     by_name = await asyncio.gather(*(client.get(missing.kind, key.namespace, missing.name) for missing in unseen))

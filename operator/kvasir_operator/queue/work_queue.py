@@ -15,7 +15,7 @@ class WorkQueue:
     """Hands due keys to workers. Made for one event loop; `close` lets the workers end after their current pass."""
 
     def __init__(
-        self, clock: Callable[[], float], back_off: BackOff | None = None, spacing_seconds: float = 0.2
+        self, clock: Callable[[], float], back_off: BackOff | None = None, spacing_seconds: float = 0.5
     ) -> None:
         self._clock = clock
         self._schedule = KeySchedule(back_off or BackOff(), spacing_seconds)

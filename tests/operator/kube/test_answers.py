@@ -5,6 +5,7 @@ import json
 from typing import Any, NoReturn
 
 import aiohttp
+import msgspec
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -47,6 +48,14 @@ def test_what_the_request_proved_itself_with_is_in_no_error() -> None:
     with pytest.raises(KubeUnavailableError, match=r"did not answer: ClientResponseError: 400, .*odd") as raised:
         asyncio.run(translated(fail))
     assert "secret" not in str(raised.value)
+
+
+def test_an_answer_that_is_no_object_is_none() -> None:
+    async def odd() -> object:
+        return msgspec.json.decode(b"<html>")
+
+    with pytest.raises(KubeUnavailableError, match="did not answer"):
+        asyncio.run(translated(odd))
 
 
 def answered(status: int, message: str, **details: str) -> KubeApiError:

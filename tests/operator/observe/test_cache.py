@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.kube.kinds import DEPLOYMENT, POD, SERVICE, STATEFUL_SET, Kind, ServiceKey
+from kvasir_operator.kube.kinds import DEPLOYMENT, POD, POD_DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache, Name
 
 LLAMA, QWEN = ServiceKey("models", "llama"), ServiceKey("models", "qwen")
@@ -118,6 +118,25 @@ def test_a_version_alone_is_no_news_and_is_known() -> None:
     managed = {**obj, "metadata": {**obj["metadata"], "managedFields": [{"manager": "somebody"}]}}
     assert cache.put(SERVICE, managed) == set()
     assert cache.read(SERVICE, LLAMA) == [obj]  # what is written next is for this version
+
+
+def test_what_controllers_report_of_children_without_pods_is_no_news() -> None:
+    cache = InformerCache()
+    cache.put(POD_DISRUPTION_BUDGET, child(1, spec={"maxUnavailable": 1}, status={"expectedPods": 1}))
+    cache.finish_list(POD_DISRUPTION_BUDGET, None, {Name("models", "llama-engine")}, 1)
+    counted = child(2, spec={"maxUnavailable": 1}, status={"expectedPods": 2})
+    assert cache.put(POD_DISRUPTION_BUDGET, counted) == set()
+    assert cache.put(POD_DISRUPTION_BUDGET, child(3, spec={"maxUnavailable": 2})) == {LLAMA}
+
+
+def test_a_deployments_controller_numbers_it_which_is_no_news_and_other_annotations_are() -> None:
+    cache, numbered = listed(child(1)), child(2)
+    numbered["metadata"]["annotations"] = {"deployment.kubernetes.io/revision": "2"}
+    cache.put(SERVICE, numbered)
+    again, edited = child(3), child(4)
+    again["metadata"]["annotations"] = {"deployment.kubernetes.io/revision": "3"}
+    edited["metadata"]["annotations"] = {"deployment.kubernetes.io/revision": "3", "somebodys": "note"}
+    assert [cache.put(SERVICE, again), cache.put(SERVICE, edited)] == [set(), {LLAMA}]
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, STATEFUL_SET])

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tests.operator.cluster_objects import pod
+from tests.operator.cluster_objects import deployment, pod
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeUnavailableError, WatchExpiredError
 from kvasir_operator.kube.client import LabelSelector
-from kvasir_operator.kube.kinds import POD, Kind, ServiceKey
+from kvasir_operator.kube.kinds import DEPLOYMENT, POD, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache
-from kvasir_operator.observe.informer import Informer
+from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS, Informer
 
 LLAMA = ServiceKey("models", "llama")
 BOOKMARK = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "99"}}}
@@ -51,6 +51,25 @@ def event(kind: str, name: str, version: str) -> dict[str, Any]:
     return {"type": kind, "object": versioned(name, version)}
 
 
+def waits(kind: Kind, *objects: dict[str, Any]) -> list[float]:
+    """Of the service that a watch which shows these states wakes, in seconds."""
+
+    async def body() -> list[float]:
+        found: list[float] = []
+        kube = ScriptedKube([[{"type": "MODIFIED", "object": obj} for obj in objects]])
+
+        def wake(key: ServiceKey, wait_seconds: float) -> None:
+            assert key == LLAMA
+            found.append(wait_seconds)
+
+        running = asyncio.create_task(Informer(kube, kind, None, InformerCache(), wake, asyncio.Lock()).run())
+        await asyncio.wait_for(kube.silent.wait(), 10)
+        running.cancel()
+        return found
+
+    return asyncio.run(body())
+
+
 def watched(script: Script, num_pods: int = 0) -> tuple[list[ServiceKey], list[str], list[str]]:
     """Woken keys, the versions from which watches were opened, and the names of the pods that are then known."""
 
@@ -59,7 +78,8 @@ def watched(script: Script, num_pods: int = 0) -> tuple[list[ServiceKey], list[s
         kube, cache = ScriptedKube(script), InformerCache()
         for number in range(num_pods):
             kube.objects[("Pod", "models", str(number))] = versioned(str(number), "0")
-        running = asyncio.create_task(Informer(kube, POD, None, cache, woken.append, asyncio.Lock()).run())
+        informer = Informer(kube, POD, None, cache, lambda key, wait: woken.append(key), asyncio.Lock())
+        running = asyncio.create_task(informer.run())
         await asyncio.wait_for(kube.silent.wait(), 10)
         running.cancel()
         return woken, kube.versions, [each["metadata"]["name"] for each in cache.read(POD, LLAMA) or []]
@@ -89,3 +109,19 @@ def test_an_expired_watch_lists_again_and_wakes_services_whose_pods_went_away_me
 def test_a_broken_watch_lists_again_after_a_while() -> None:
     _, versions, _ = watched([KubeUnavailableError("gone")])
     assert versions == ["0", "0"]
+
+
+def counted(version: int, generation: int, observed: int, total: int = 0) -> dict[str, Any]:
+    found = deployment(total=total)
+    found["metadata"] |= {"resourceVersion": str(version), "generation": generation}
+    found["status"]["observedGeneration"] = observed
+    return found
+
+
+def test_what_a_workloads_controller_has_counted_may_wait_for_more_and_what_others_changed_may_not() -> None:
+    edited, seen = counted(5, generation=2, observed=1), counted(6, generation=2, observed=2)
+    assert waits(DEPLOYMENT, edited, seen, counted(7, 2, 2, total=1)) == [0.0, COUNTS_WAIT_SECONDS, COUNTS_WAIT_SECONDS]
+
+
+def test_news_of_a_pod_does_not_wait() -> None:
+    assert waits(POD, versioned("p", "5"), {**versioned("p", "6"), "status": {"phase": "Running"}}) == [0.0, 0.0]
