@@ -22,11 +22,13 @@ class ReferenceStep:
         self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, cos: Tensor, sin: Tensor,
         norms: HeadNorms | None,
     ) -> Tensor:  # fmt: skip
-        weights = (None, None, 0.0) if norms is None else (norms.query_weight, norms.key_weight, norms.eps)
+        query_weight, key_weight, eps = (
+            (None, None, 0.0) if norms is None else (norms.query_weight, norms.key_weight, norms.eps)
+        )
         slots = self.inputs.groups[cache.group].slots
         return rotate_and_write_reference(
-            query, key, value, cache.key, cache.value, cos, sin, self.inputs.positions, slots, *weights,
-            cache.key_scale, cache.value_scale,
+            query, key, value, cache.key, cache.value, cos, sin, self.inputs.positions, slots,
+            query_weight, key_weight, eps, cache.key_scale, cache.value_scale,
         )  # fmt: skip
 
     def attend(

@@ -100,10 +100,10 @@ def _layer_cache(block_size: int, spec: KvSpec, place: LayerPlace, buffer: Tenso
     """Scales first, so that they lie on their own multiples, whatever the heads' size; a latent layer has one vector
     for keys and values."""
     sizes = [block_size * spec.num_kv_heads * head_bytes for head_bytes in spec.head_parts]
-    parts = buffer[:, place.offset_bytes : place.offset_bytes + sum(sizes)].split(sizes, dim=1)
-    heads, dtype = (block_size, spec.num_kv_heads), getattr(torch, spec.dtype)
-    tensors = [part.view(dtype).unflatten(1, (*heads, spec.head_dim)) for part in parts[-spec.num_tensors :]]
-    scales = [part.view(torch.float32).unflatten(1, heads) for part in parts[: -spec.num_tensors]] or [None]
+    parts = torch.split(buffer[:, place.offset_bytes : place.offset_bytes + sum(sizes)], sizes, dim=1)
+    heads, dtype = (len(buffer), block_size, spec.num_kv_heads), getattr(torch, spec.dtype)
+    tensors = [part.view(dtype).view(*heads, spec.head_dim) for part in parts[-spec.num_tensors :]]
+    scales = [part.view(torch.float32).view(heads) for part in parts[: -spec.num_tensors]] or [None]
     return LayerCache(tensors[0], tensors[-1], place.group, scales[0], scales[-1])
 
 
