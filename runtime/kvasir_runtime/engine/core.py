@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.messages import Abort, AbortRequests, FromCore, MoveRequests, StepOutputs, ToCore
 from kvasir_runtime.engine.router_feed import RouterFeed
@@ -200,10 +202,12 @@ class EngineCore:
         if result.processor_seconds is not None:
             seconds = now.processor - before.processor + result.processor_seconds
         num_decode_tokens = int(plan.num_new_tokens[: plan.num_decodes].sum())
+        num_asked = num_decode_tokens - plan.num_decodes
         step = TimedStep(
             num_decodes=plan.num_decodes,
             num_prompt_tokens=plan.num_tokens - num_decode_tokens,
-            num_asked=num_decode_tokens - plan.num_decodes,
+            num_asked=num_asked,
+            num_accepted=int(np.maximum(result.num_accepted - 1, 0).sum()) if num_asked else 0,
             num_proposals=plan.num_proposals,
             seconds=seconds,
             clock_seconds=clock_seconds,

@@ -121,6 +121,8 @@ class TimedStep:
     num_prompt_tokens: int
     num_asked: int
     """Drafts to be verified, of all requests."""
+    num_accepted: int
+    """Of them, those that held."""
     num_proposals: int
     """A request, for the next step."""
     seconds: float

@@ -5,7 +5,8 @@ size cost with drafts and without (`step_cost`). The choice is a pure function o
 Drafts count as asked for by the plan, found or not: a proposer that finds few then has a low acceptance and a low cost.
 
 Where drafts do not pay nobody is asked for any, the proposer is not even shown the steps, and deciding is a look at a
-counter. They are tried again for a few steps now and then, the more rarely the more it costs.
+counter. They are tried again for a few steps now and then, the more rarely the more it costs, and left where they lose
+more than was believed.
 """
 
 from dataclasses import dataclass, field
@@ -48,8 +49,9 @@ class _Batches:
         size = (num_requests - 1).bit_length()
         if size not in self._known:
             nearest = sorted(self._known, key=lambda other: (abs(other - size), other))
-            ratios = (self._known[other].cost.ratio for other in nearest)
-            self._known[size] = _Batch(BatchCost(next((ratio for ratio in ratios if ratio is not None), None)))
+            costs = (self._known[other].cost for other in nearest)
+            measured = next((cost for cost in costs if cost.ratio is not None), None)
+            self._known[size] = _Batch(BatchCost() if measured is None else measured.of_another_size())
         return self._known[size]
 
 
@@ -84,7 +86,7 @@ class DepthPolicy:
     def observe_step(self, step: TimedStep) -> None:
         self._prompts.observe(step)
         if not step.num_prompt_tokens:
-            self._batches.of(step.num_decodes).cost.observe(step)
+            self._batches.of(step.num_decodes).cost.observe(step, self._prompts.seconds_a_step)
 
     def forget(self, row: int) -> None:
         """Another sequence takes the row."""
@@ -92,7 +94,8 @@ class DepthPolicy:
         self._num_forgotten += 1
 
     def _is_review_due(self, batch: _Batch) -> bool:
-        return batch.steps_since_review >= REVIEW_STEPS or batch.num_forgotten != self._num_forgotten
+        is_new = batch.num_forgotten != self._num_forgotten or batch.cost.has_probed
+        return is_new or batch.steps_since_review >= REVIEW_STEPS
 
     def _review(self, batch: _Batch, rows: IntArray) -> Depths:
         """What pays now; where nothing does, perhaps a probe."""
@@ -101,7 +104,7 @@ class DepthPolicy:
             self._acceptance.fade(rows, batch.steps_since_review)
         batch.steps_since_review, batch.num_forgotten = 0, self._num_forgotten
         depths = np.zeros(len(rows), np.int64)
-        if cost.draft_seconds is not None:
+        if cost.draft_seconds is not None and cost.may_draft(drafts_pay=batch.drafts_pay):
             fixed_seconds = cost.draft_seconds + self._prompts.seconds_a_step
             depths = best_depths(self._acceptance.chances[rows], cost.plain.mean, cost.draft_seconds, fixed_seconds)
         did_pay, batch.drafts_pay = batch.drafts_pay, bool(depths.any())

@@ -3,6 +3,9 @@
 A step without drafts does no drafting work at all, so the difference is the whole cost of drafting: verifying,
 guessing, and following the target. What prompts cost the proposer is counted apart (`PromptCost`), since steps with
 prompts differ too much from each other to be compared.
+
+Estimates only propose; an account decides. It charges every step that drafts, one that begins, ends or catches up too,
+with all that it took, and credits the tokens that it brought; steps without drafts pay debts back slowly.
 """
 
 from dataclasses import dataclass, field
@@ -15,10 +18,15 @@ MOST_PROBE_PLANS = 32
 """Steps after which a probe is given up, timed or not."""
 PLAIN_INTERVAL = 128
 """Steps of a batch size after which one without drafts is timed again, where drafts pay."""
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.005
 """Of the time without drafts, what trying them again may add to it in the long run."""
 FEWEST_STEPS_BETWEEN_PROBES = 256
-"""Doubled at each probe that fails, up to what PROBE_SHARE allows: the first may have met a busy machine."""
+MOST_STEPS_TO_SECOND_PROBE = 1024
+"""Whatever is owed, since the first probe may have met a busy machine; doubled at each that fails."""
+MOST_LOST = 8.0
+"""In plain steps: drafts that were to pay are left once they have lost so much."""
+MOST_SAVED = 32.0
+"""In plain steps, of what drafts have gained: what they may lose again before anything is owed."""
 SMOOTHING = 0.1
 FASTER, SLOWER = 0.25, 0.06
 """Weights of a step that took less, or more, than the running mean: what else the machine does only makes steps slower,
@@ -60,6 +68,12 @@ class BatchCost:
 
     believed_ratio: float | None = None
     """Of the cost of a draft to that of a plain step, until it is measured: another batch size's; None: unknown."""
+    owed: float = 0.0
+    """In plain steps: what drafting has cost beyond what it brought; less than 0: what it gained, up to MOST_SAVED."""
+    probe_cost: float = 0.0
+    """In plain steps: of the probe under way, or the last one."""
+    has_probed: bool = False
+    """Whether a probe has ended since drafts were chosen last."""
     plain: StepSeconds = field(default_factory=StepSeconds)
     drafted: StepSeconds = field(default_factory=StepSeconds)
     _probe_steps_left: int = 0
@@ -68,10 +82,10 @@ class BatchCost:
     """Steps that may be planned for it: those with prompts cannot be timed."""
     _mean_depth: float = 1.0
     _num_probes: int = 0
-    """Since drafts paid."""
+    """Since drafts have paid off."""
     _steps_since_probe: int = 0
-    _probe_seconds: float = 0.0
-    """What the probe under way, or the last one, took beyond as many plain steps."""
+    _most_owed: float = MOST_LOST
+    """Where drafts are left again."""
     _recent_plain: float = 0.0
 
     @property
@@ -88,14 +102,23 @@ class BatchCost:
         measured = self.draft_seconds if self.drafted.num_samples and self.plain.num_samples else None
         return None if measured is None else measured / self.plain.mean
 
+    def of_another_size(self) -> "BatchCost":
+        """What to believe of a batch size that has shown nothing yet: that a probe costs as much there."""
+        ratio = self.believed_ratio if self.ratio is None else self.ratio
+        return BatchCost(ratio, owed=self.probe_cost, probe_cost=self.probe_cost)
+
     @property
     def is_probe_due(self) -> bool:
         """Whether trying drafts again keeps within PROBE_SHARE."""
         if self.draft_seconds is None and not self._num_probes:
             return True
-        affordable = self._probe_seconds / (PROBE_SHARE * self.plain.mean)
-        least = FEWEST_STEPS_BETWEEN_PROBES
-        return self._steps_since_probe >= max(least, min(affordable, least << max(0, self._num_probes - 1)))
+        longest = MOST_STEPS_TO_SECOND_PROBE << max(0, self._num_probes - 1)
+        return self._steps_since_probe >= (FEWEST_STEPS_BETWEEN_PROBES if self.owed <= 0 else longest)
+
+    def may_draft(self, *, drafts_pay: bool) -> bool:
+        """Whether drafts that promise to pay are trusted to: until they have lost too much, then once that is paid back
+        or a probe has shown otherwise."""
+        return self.owed <= self._most_owed if drafts_pay else self.has_probed or self.owed <= 0
 
     @property
     def is_probing(self) -> bool:
@@ -113,30 +136,47 @@ class BatchCost:
         self._probe_steps_left, self._probe_plans_left = PROBE_STEPS, MOST_PROBE_PLANS
         self._num_probes += 1
         self._steps_since_probe = 0
-        self._probe_seconds = 0.0
+        self.probe_cost = 0.0
 
     def note_probe_planned(self) -> None:
         self._probe_plans_left -= 1
 
     def note_choice(self, *, drafts_paid: bool, drafts_pay: bool) -> None:
-        if drafts_pay:
+        self.has_probed = False
+        if drafts_pay and self.owed <= 0:
             self._num_probes = 0
-        elif drafts_paid:
+        if drafts_pay and not drafts_paid:
+            self._most_owed = max(self.owed, 0.0) + MOST_LOST
+        if drafts_paid and not drafts_pay:
             self._steps_since_probe = 0
 
-    def observe(self, step: TimedStep) -> None:
-        """A step of decodes alone. One that only begins or ends drafting is like no other, and a part of the probe."""
-        if self.is_probing:
-            self._probe_seconds += max(step.seconds - self.plain.mean, 0.0)
-        else:
-            self._steps_since_probe += 1
+    def observe(self, step: TimedStep, prompt_seconds: float = 0.0) -> None:
+        """A step of decodes alone; where it drafts it has to bring in `prompt_seconds` too."""
+        self._steps_since_probe += not self.is_probing
         self.plain.steps_since += 1
+        if step.num_asked or step.num_proposals:
+            self._charge(step, prompt_seconds)
+        else:
+            self._add_plain(step.seconds)
         if step.num_asked and step.num_proposals and not step.is_catching_up:
             self._time_drafted(step.num_asked / step.num_decodes, step.seconds)
-        elif not step.num_asked and not step.num_proposals:
-            self.plain.add(step.seconds)
-            recent = min(step.seconds, 4 * self.plain.mean)
-            self._recent_plain += RECENT * (recent - self._recent_plain) if self._recent_plain else recent
+
+    def _add_plain(self, seconds: float) -> None:
+        self.plain.add(seconds)
+        recent = min(seconds, 4 * self.plain.mean)
+        self._recent_plain += RECENT * (recent - self._recent_plain) if self._recent_plain else recent
+        if self.owed > 0:
+            self.owed = max(self.owed - PROBE_SHARE, 0.0)
+
+    def _charge(self, step: TimedStep, prompt_seconds: float) -> None:
+        if not self._recent_plain:
+            return
+        seconds = min(step.seconds, 2 * self.drafted.mean) if self.drafted.is_known else step.seconds
+        brought = 1 + step.num_accepted / step.num_decodes
+        cost = (seconds + prompt_seconds) / self._recent_plain - brought
+        self.owed = max(self.owed + cost, -MOST_SAVED)
+        if self.is_probing:
+            self.probe_cost = max(self.probe_cost + cost, 0.0)
 
     def _time_drafted(self, depth: float, seconds: float) -> None:
         """`depth` drafts a request on average. A probe is compared with the steps just before it, which whatever else
@@ -144,6 +184,7 @@ class BatchCost:
         if self.is_probing:
             seconds *= self.plain.mean / max(self.plain.mean, self._recent_plain)
             self._probe_steps_left -= 1
+            self.has_probed = not self._probe_steps_left
         weight = self.drafted.add(seconds)
         self._mean_depth += weight * (depth - self._mean_depth)
 

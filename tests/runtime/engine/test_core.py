@@ -24,6 +24,7 @@ from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
+from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
@@ -87,6 +88,21 @@ class CountingRunner:
 
     def use_idle_time(self) -> bool:
         return False
+
+
+class HoldingRunner(CountingRunner):
+    """Every draft that a plan asks to verify holds."""
+
+    def forward(self, plan: StepPlan) -> None:
+        super().forward(plan)
+        brought = plan.num_new_tokens.copy()
+        brought[plan.num_decodes :] = 1
+        self._num_brought = brought[plan.samples]
+
+    def sample(self, mask: None) -> DoneResult:
+        brought = self._num_brought
+        tokens = np.full((len(brought), int(brought.max(initial=1))), self.num_steps, dtype=np.int32)
+        return DoneResult(StepResult(tokens, brought, brought - 1))
 
 
 class MemoryPublisher:
@@ -171,10 +187,10 @@ class MemoryAgent:
         return TransferStats(num_leased_blocks=num_leased_blocks)
 
 
-def new_scheduler(event_log: KvEventLog | None = None) -> Scheduler:
+def new_scheduler(event_log: KvEventLog | None = None, depth: FixedDepth | None = None) -> Scheduler:
     return make_scheduler(
         LIMITS, policy="fcfs", num_blocks=16, block_size=4, groups=GROUPS, enable_prefix_caching=True,
-        event_log=event_log,
+        depth=depth, event_log=event_log,
     )  # fmt: skip
 
 
@@ -184,10 +200,10 @@ def make_core(channel: MemoryChannel) -> Iterator[Callable[..., EngineCore]]:
 
     def make(
         runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None,
-        agent: "MemoryAgent | None" = None,
+        agent: "MemoryAgent | None" = None, depth: FixedDepth | None = None,
     ) -> EngineCore:  # fmt: skip
         executors.append(Executor(runner))
-        scheduler = new_scheduler(None if feed is None else feed.event_log)
+        scheduler = new_scheduler(None if feed is None else feed.event_log, depth)
         transfers = None if agent is None else KvTransfers(scheduler, agent, PLACE, page_bytes=1, fails_requests=False)
         return EngineCore(
             executors[-1], channel, scheduler, steps_ahead=ahead, step_costs=step_costs, router_feed=feed,
@@ -365,6 +381,17 @@ def test_steps_are_timed_from_the_end_of_the_step_before(make_core, channel, clo
     prompts, *decodes = costs.observed
     assert (prompts.num_decodes, prompts.num_prompt_tokens) == (0, 6)
     assert [(step.num_decodes, step.num_prompt_tokens, step.seconds) for step in decodes] == [(2, 0, 1.0)] * 2
+
+
+def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(make_core, channel, clock):
+    costs = StepTimes()
+    core = make_core(HoldingRunner(), ahead=0, step_costs=costs, depth=FixedDepth(2))
+    channel.inbox.extend([add("a", max_tokens=20), add("b", max_tokens=20)])
+    for _ in range(3):
+        core.step()
+    assert [(step.num_asked, step.num_accepted, step.num_proposals) for step in costs.observed] == [
+        (0, 0, 2), (4, 4, 2), (4, 4, 2)
+    ]  # fmt: skip
 
 
 def test_on_a_cpu_the_work_of_the_threads_counts_and_not_the_clock(make_core, channel, clock):
