@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,7 @@ def test_what_keeps_a_model_away_is_named(
 ) -> None:
     live_cluster.apply(token_secret(secret), namespace=own_namespace)
     service = deploy(MANIFEST, model=model(repository))
-    message = service.wait_condition("Ready", lambda ready: ready.get("reason") == reason and ready["message"], 60)
-    assert words in message
+    assert words in service.wait_condition("Ready", partial(message_of, reason), 60)
     assert TOKEN not in json.dumps(service.status)
 
 
@@ -96,8 +96,7 @@ def test_a_wrong_token_is_named_and_the_right_one_mends_it(
 ) -> None:
     live_cluster.apply(token_secret({"HF_TOKEN": "hf_a_wrong_one"}), namespace=own_namespace)
     service = deploy(MANIFEST, model=model(PRIVATE))
-    denied = service.wait_condition("Ready", lambda ready: ready.get("reason") == "ModelAccessDenied" and ready, 60)
-    assert "is HF_TOKEN valid" in denied["message"]
+    assert "is HF_TOKEN valid" in service.wait_condition("Ready", partial(message_of, "ModelAccessDenied"), 60)
     assert "hf_a_wrong_one" not in json.dumps(service.status)
     live_cluster.apply(token_secret({"HF_TOKEN": TOKEN}), namespace=own_namespace)
     service.wait_ready(300)  # the kubelet's back-off, then the download
@@ -110,6 +109,11 @@ def model(repository: str) -> KubeObject:
 
 def token_secret(content: dict[str, str]) -> KubeObject:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "stringData": content}
+
+
+def message_of(reason: str, ready: KubeObject) -> str | None:
+    """None while the condition has another reason."""
+    return str(ready["message"]) if ready.get("reason") == reason else None
 
 
 def progress(ready: KubeObject) -> Progress | None:
