@@ -27,7 +27,7 @@ from tests.controlplane.programs import program_directory
 
 HERE = Path(__file__).parent
 RIG = HERE / "cluster"
-STARTS_ITS_OWN_CLUSTER = (RIG, HERE / "ipv6_only")
+STARTS_ITS_OWN_CLUSTER = (RIG, HERE / "ipv6_only", HERE / "leader_worker_set")
 NEEDS_NO_CLUSTER = (HERE / "traffic", HERE / "dashboards")
 RIG_KUBECONFIG = Path(os.environ.get("KVASIR_E2E_HOME", "/var/lib/kvasir-e2e")) / "kubeconfig"
 REGISTRY = os.environ.get("KVASIR_E2E_REGISTRY", "kvasir.dev")

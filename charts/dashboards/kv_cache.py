@@ -167,7 +167,7 @@ _EVENTS = Section(
         ),
         graph(
             "Load reports", EVENTS_PER_SECOND,
-            "Heard by each router pod, up to 20 a second and engine under load. None: ports 5557 and 5558 are closed "
+            "Heard by each router pod, up to 20 a second and engine under load. None: ports 5557 and 5657 are closed "
             "to routers.",
             Query(SERVICE_PODS.rate("kvasir_router_load_reports_total", "pod"), "{{pod}}"), when_empty="no KV events",
         ),

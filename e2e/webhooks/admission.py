@@ -102,12 +102,12 @@ def webhook_server(cluster: LiveCluster, image: str) -> Iterator[WebhookServer]:
         yield WebhookServer(cluster, namespace, base64.b64encode(certificate.encode()).decode())
 
 
-def self_signed(host: str) -> tuple[str, str]:
-    """A certificate for one host, which is its own authority, and its key; both in PEM."""
+def self_signed(host: str, kind: str = "DNS") -> tuple[str, str]:
+    """A certificate for one host, which is its own authority, and its key; both in PEM. `kind` of an address: IP."""
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
         command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        command += ["-days", "2", "-subj", f"/CN={host}", "-addext", f"subjectAltName=DNS:{host}"]
+        command += ["-days", "2", "-subj", f"/CN={host}", "-addext", f"subjectAltName={kind}:{host}"]
         subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
         return certificate.read_text(), key.read_text()
 

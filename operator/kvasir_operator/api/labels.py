@@ -51,7 +51,8 @@ LOADERS: Final = (MODEL_LOADER, DRAFT_MODEL_LOADER)
 MODEL_CACHE: Final = "model-cache"
 """Volume of engine pods that the loaders fill."""
 ENGINE_KV_EVENTS_PORT: Final = 5557
-ENGINE_KV_REPLAY_PORT: Final = 5558
+ENGINE_KV_REPLAY_PORT: Final = 5657
+"""Data-parallel rank r takes the ports of KV events and their replay that are r higher, so the two lie apart."""
 ENGINE_KV_TRANSFER_PORT: Final = 5600
 ENGINE_RENDEZVOUS_PORT: Final = 29500
 ROUTER_HTTP_PORT: Final = 8080

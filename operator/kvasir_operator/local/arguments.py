@@ -12,7 +12,12 @@ from kvasir_operator.local.pods import Listener
 from kvasir_operator.local.seats import Placement, Seat
 from kvasir_operator.local.volumes import on_this_machine
 from kvasir_operator.resources.engine_command import SPECULATIVE_FLAG
-from kvasir_operator.resources.kv_events import KV_EVENTS_FLAG, KV_EVENTS_PORTS_FLAG
+from kvasir_operator.resources.kv_events import (
+    EVENTS_PORT_NAME,
+    KV_EVENTS_FLAG,
+    KV_EVENTS_PORTS_FLAG,
+    REPLAY_PORT_NAME,
+)
 from kvasir_operator.resources.kv_transfer import KV_TRANSFER_FLAG
 from kvasir_operator.resources.parallel_ranks import MASTER_ADDRESS_FLAG, MASTER_PORT_FLAG
 from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG
@@ -41,11 +46,11 @@ class EngineAddresses:
 def engine_addresses(seats: Sequence[tuple[str, Seat]]) -> EngineAddresses:
     """`seats` with each one's role."""
     leading = [(role, seat.place) for role, seat in seats if seat.takes_requests]
-    events = {(place.listeners["kv-events"].port, place.listeners["kv-replay"].port) for _, place in leading}
+    events = {_first_event_ports(place) for _, place in leading}
     side = {place.listeners["kv-transfer"].port for role, place in leading if role == labels.ROLE_PREFILL}
     return EngineAddresses(
         [(role, place.listeners["http"].url) for role, place in leading],
-        [f"{port}:{replay}" for port, replay in events] if len(events) == 1 else [],
+        [f"{ports[0]}:{ports[1]}" for ports in events if ports is not None] if len(events) == 1 else [],
         next(iter(side)) if len(side) == 1 else 0,
     )
 
@@ -86,7 +91,7 @@ def local_arguments(
         elif argument == SPECULATIVE_FLAG:
             yield from (argument, _speculative_config(next(arguments), mounted))
         elif argument == KV_EVENTS_FLAG:
-            yield from (argument, _kv_events_config(next(arguments), place))
+            yield from _kv_events_flag(next(arguments), place)
         elif argument == KV_TRANSFER_FLAG:
             yield from (argument, _kv_transfer_config(next(arguments), place))
         else:
@@ -106,10 +111,23 @@ def _speculative_config(text: str, mounted: Mapping[str, Path | None]) -> str:
     )
 
 
-def _kv_events_config(text: str, place: Placement) -> str:
-    """The flag's JSON with the pod's own address in place of every address."""
-    events, replay = place.listeners["kv-events"], place.listeners["kv-replay"]
-    return json.dumps({**json.loads(text), "endpoint": _zmq_endpoint(events), "replay_endpoint": _zmq_endpoint(replay)})
+def _kv_events_flag(text: str, place: Placement) -> Iterator[str]:
+    """With the pod's own address in place of every address; nothing where its ranks have no ports in a row."""
+    if _first_event_ports(place) is None:
+        return
+    events, replay = place.listeners[EVENTS_PORT_NAME], place.listeners[REPLAY_PORT_NAME]
+    endpoints = {"endpoint": _zmq_endpoint(events), "replay_endpoint": _zmq_endpoint(replay)}
+    yield from (KV_EVENTS_FLAG, json.dumps({**json.loads(text), **endpoints}))
+
+
+def _first_event_ports(place: Placement) -> tuple[int, int] | None:
+    """Rank 0's, of events and replay; None where a rank behind it could not get the ports that follow."""
+    events, replay = (
+        [listener.port for port_name, listener in place.listeners.items() if port_name.startswith(name)]
+        for name in (EVENTS_PORT_NAME, REPLAY_PORT_NAME)
+    )
+    are_in_a_row = all(ports == [ports[0] + rank for rank in range(len(ports))] for ports in (events, replay))
+    return (events[0], replay[0]) if are_in_a_row else None
 
 
 def _kv_transfer_config(text: str, place: Placement) -> str:

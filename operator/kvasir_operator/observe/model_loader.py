@@ -116,7 +116,8 @@ def _described(progress: DownloadProgress) -> str:
 
 def _amount(progress: DownloadProgress) -> str:
     """In the units of disks and networks: powers of ten."""
-    return f"{progress.bytes_done / 1e9:.2f} of {progress.bytes_total / 1e9:.2f} GB"
+    name, unit_bytes = ("GB", 1e9) if progress.bytes_total >= 1e9 else ("MB", 1e6)
+    return f"{progress.bytes_done / unit_bytes:.2f} of {progress.bytes_total / unit_bytes:.2f} {name}"
 
 
 def _duration(seconds: float) -> str:

@@ -35,7 +35,7 @@ def engine_command(
         *parallel_flags(service, role),
         *_engine_flags(role.engine),
         *_speculative_flags(role.engine.speculative, draft_location),
-        *engine_kv_events_flags(service),
+        *engine_kv_events_flags(),
         *kv_transfer_flags(role),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *role.engine.args,

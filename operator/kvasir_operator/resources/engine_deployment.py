@@ -8,6 +8,7 @@ from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.engine_command import engine_command
 from kvasir_operator.resources.engine_resources import engine_resources, resource_claims, shared_memory
+from kvasir_operator.resources.kv_events import kv_events_ports
 from kvasir_operator.resources.kv_transfer import kv_transfer_env, kv_transfer_ports
 from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.resources.model_loader import model_loaders
@@ -75,8 +76,7 @@ def engine_pod_template(service: InferenceService, role: EngineRole, settings: O
                 "env": container_env(service, role, settings, [*rank_env(role), *kv_transfer_env(role)]),
                 "ports": [
                     {"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"},
-                    {"name": "kv-events", "containerPort": labels.ENGINE_KV_EVENTS_PORT, "protocol": "TCP"},
-                    {"name": "kv-replay", "containerPort": labels.ENGINE_KV_REPLAY_PORT, "protocol": "TCP"},
+                    *_event_ports(role),
                     *rank_ports(role),
                     *kv_transfer_ports(role),
                 ],
@@ -95,6 +95,11 @@ def engine_pod_template(service: InferenceService, role: EngineRole, settings: O
         **scheduling(service, role, settings),
     }
     return {"metadata": pod_metadata(service, role), "spec": spec}
+
+
+def _event_ports(role: EngineRole) -> list[dict[str, Any]]:
+    ports = kv_events_ports(role.parallelism.data)
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def _volumes_and_mounts(

@@ -13,6 +13,7 @@ from typing import Any, Final
 from kvasir_operator.api import labels
 from kvasir_operator.api.defaults import GatewayDefaults, NetworkPeer, NetworkPeers
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.resources.kv_events import kv_events_ports
 from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.settings import OperatorSettings
 
@@ -28,10 +29,11 @@ def network_policies(service: InferenceService, settings: OperatorSettings) -> l
     observers = _observers(settings.defaults.network_peers)
     # Behind the gateway a router of the service's own may still end its streams.
     routers = [{"podSelector": router}, *_gateways(service, settings.defaults.gateway)]
+    event_ports = kv_events_ports(service.spec.parallelism.data)  # engines of a split service have one rank each
     engine_rules = [
         {"from": [*routers, *observers], "ports": _ports(labels.ENGINE_HTTP_PORT)},
         # KV events hold the prompts' tokens.
-        {"from": routers, "ports": _ports(labels.ENGINE_KV_EVENTS_PORT, labels.ENGINE_KV_REPLAY_PORT)},
+        {"from": routers, "ports": _ports(*event_ports.values())},
         # Blocks of KV and collectives of a group travel on ports of their libraries' choice.
         {"from": [{"podSelector": engines}]},
     ]

@@ -26,7 +26,7 @@ def router_command(service: InferenceService) -> list[str]:
         *("--model", name),
         *(text for alias in aliases for text in ("--model-alias", alias)),
         *("--endpoints-service", f"{service.namespace}/{service.name}:{labels.ENGINE_HTTP_PORT}"),
-        *router_kv_events_flags(service),
+        *router_kv_events_flags(),
         *_disaggregation(service.spec.disaggregation),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),

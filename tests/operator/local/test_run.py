@@ -280,7 +280,7 @@ def test_services_behind_the_gateway_share_one_router_that_is_told_of_their_engi
     text = run.end()
 
     assert arguments[arguments.index("--gateway") + 1] == "*"
-    assert arguments[arguments.index("--kv-events") + 1] == "5557:5558"
+    assert arguments[arguments.index("--kv-events") + 1] == "5557:5657"
     assert sorted(each["metadata"]["name"] for each in slices) == ["one-serve-0", "two-serve-0", "two-serve-1"]
     assert environment["KVASIR_GATEWAY_SECRET"] not in text
     assert text.count("fake program starts") == 4

@@ -210,7 +210,7 @@ def test_each_engine_publishes_kv_events_on_its_own_address(translate: Translate
     configs = [json.loads(dict(pairwise(engine.command))["--kv-events-config"]) for engine in engines]
 
     assert [(config["endpoint"], config["replay_endpoint"]) for config in configs] == [
-        (f"tcp://{engine.listeners[0].address}:5557", f"tcp://{engine.listeners[0].address}:5558") for engine in engines
+        (f"tcp://{engine.listeners[0].address}:5557", f"tcp://{engine.listeners[0].address}:5657") for engine in engines
     ]
     assert all(config["enable_kv_cache_events"] for config in configs)
 
@@ -218,7 +218,7 @@ def test_each_engine_publishes_kv_events_on_its_own_address(translate: Translate
 def test_routers_follow_the_kv_events_of_engines_that_publish_on_one_pair_of_ports(translate: Translate) -> None:
     [router] = translate(replicas=2).routers
 
-    assert ("--kv-events", "5557:5558") in pairwise(router.command)
+    assert ("--kv-events", "5557:5657") in pairwise(router.command)
 
 
 def test_routers_follow_none_where_engines_had_to_take_different_ports(
@@ -229,6 +229,27 @@ def test_routers_follow_none_where_engines_had_to_take_different_ports(
     [router] = translate(replicas=2).routers
 
     assert "--kv-events" not in router.command
+
+
+def test_data_parallel_ranks_publish_on_the_ports_behind_one_another(translate: Translate) -> None:
+    service = translate(parallelism={"data": 2})
+    config = json.loads(dict(pairwise(service.engines[0].command))["--kv-events-config"])
+
+    assert [config[key].rpartition(":")[2] for key in ("endpoint", "replay_endpoint")] == ["5557", "5657"]
+    assert ("--kv-events", "5557:5657") in pairwise(service.routers[0].command)
+
+
+@pytest.mark.parametrize("taken", [5557, 5558, 5657, 5658])
+def test_data_parallel_ranks_that_get_no_ports_behind_one_another_publish_nothing(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    monkeypatch.setattr(
+        "kvasir_operator.local.seats.usable_port", lambda address, preferred: 40000 if preferred == taken else preferred
+    )
+    service = translate(parallelism={"data": 2})
+
+    assert "--kv-events-config" not in service.engines[0].command
+    assert "--kv-events" not in service.routers[0].command
 
 
 def test_a_group_is_a_process_a_pod_and_each_knows_its_rank_and_where_the_first_is(translate: Translate) -> None:

@@ -21,6 +21,8 @@ ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": LOG, "finis
 BEGUN = DownloadProgress("hf://org/name", "resolving", 0, 0, 0.0, None, 0.0)
 DOWNLOADING = DownloadProgress("hf://org/name", "downloading", 12_340_000_000, 140_500_000_000, 4.1e8, 312.4, 0.0)
 
+SMALL = DownloadProgress("hf://org/name", "downloading", 5_250_000, 999_990_000, 4e5, 20.0, 0.0)
+
 
 def loader(state: KubeObject, name: str = "model-loader", **fields: Any) -> KubeObject:
     return {"name": name, "state": state, "ready": False, "restartCount": 0, **fields}
@@ -46,6 +48,7 @@ RUNNING = loader({"running": {"startedAt": NOW}}, started=True)
         (None, "the model is being downloaded; its loader has not said yet how far it is"),
         (BEGUN, "downloading hf://org/name: asking the source what there is"),
         (DOWNLOADING, "downloading hf://org/name: 12.34 of 140.50 GB, 410.0 MB/s, 5 min 12 s left"),
+        (SMALL, "downloading hf://org/name: 5.25 of 999.99 MB, 0.4 MB/s, 20 s left"),
         (
             DownloadProgress("hf://a/b", "downloading", 10**9, 10**12, 1e6, 999_000.0, 14.9),
             "downloading hf://a/b: 1.00 of 1000.00 GB, 1.0 MB/s, 277 h 30 min left",

@@ -222,10 +222,20 @@ def test_engines_publish_kv_events_and_load_on_the_ports_that_their_container_na
     config = json.loads(flags(make_service())["--kv-events-config"])
     ports = {port["name"]: port["containerPort"] for port in container(make_service())["ports"]}
 
-    assert ports == {"http": 8000, "kv-events": 5557, "kv-replay": 5558}
+    assert ports == {"http": 8000, "kv-events": 5557, "kv-replay": 5657}
     assert config == {
         "enable_kv_cache_events": True,
         "endpoint": "tcp://*:5557",
-        "replay_endpoint": "tcp://*:5558",
+        "replay_endpoint": "tcp://*:5657",
         "load_hz": 20,
     }
+
+
+def test_each_data_parallel_rank_has_ports_of_its_own_behind_those_that_all_engines_are_told(
+    make_service: MakeService,
+) -> None:
+    service = make_service(parallelism={"data": 2})
+    ports = {port["name"]: port["containerPort"] for port in container(service)["ports"]}
+
+    assert flags(service)["--kv-events-config"] == flags(make_service())["--kv-events-config"]
+    assert ports == {"http": 8000, "kv-events": 5557, "kv-events-1": 5558, "kv-replay": 5657, "kv-replay-1": 5658}

@@ -179,11 +179,6 @@ def test_a_role_that_does_both_exchanges_none(make_service: MakeService) -> None
     assert 5600 not in [port["containerPort"] for port in container["ports"]]
 
 
-def test_engines_of_several_copies_publish_no_kv_events(make_service: MakeService) -> None:
-    assert "--kv-events-config" in container_of(render(make_service()))["command"]
-    assert "--kv-events-config" not in container_of(render(make_service(parallelism={"data": 2})))["command"]
-
-
 def test_its_pods_share_the_services_secret_by_which_ranks_let_one_another_in(staged: InferenceService) -> None:
     [variable] = [each for each in container_of(render(staged))["env"] if each["name"] == "KVASIR_ROUTER_SECRET"]
 

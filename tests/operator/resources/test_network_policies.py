@@ -80,7 +80,7 @@ def reaches(
     [
         (of_service("router"), 8000, True),
         (of_service("router"), 5557, True),
-        (of_service("router"), 5558, True),
+        (of_service("router"), 5657, True),
         (of_service("router"), 5600, False),
         (of_service("router", "other"), 8000, False),
         (Pod(of_service("router").labels, "elsewhere"), 8000, False),
@@ -90,7 +90,7 @@ def reaches(
         (PROMETHEUS, 8000, True),
         (PROMETHEUS, 5600, False),
         (PROMETHEUS, 5557, False),
-        (OPERATOR, 5558, False),
+        (OPERATOR, 5657, False),
         (Pod(), 5557, False),
         (of_service("router", "other"), 5557, False),
         (OPERATOR, 8000, True),
@@ -106,13 +106,26 @@ def test_engines_are_reached_by_their_router_their_peers_and_observers_only(
     assert reaches(make_service(), source, of_service(role), port) is expected
 
 
+@pytest.mark.parametrize(
+    ("port", "expected"),
+    [(5557, True), (5558, True), (5559, True), (5560, False), (5657, True), (5659, True), (5660, False)],
+)
+def test_routers_reach_the_kv_events_of_each_data_parallel_rank(
+    make_service: MakeService, port: int, expected: bool
+) -> None:
+    service = make_service(parallelism={"data": 3})
+
+    assert reaches(service, of_service("router"), of_service("serve"), port) is expected
+    assert not reaches(service, OPERATOR, of_service("serve"), port)
+
+
 @pytest.mark.parametrize("role", ["serve", "prefill", "decode"])
 @pytest.mark.parametrize(
     ("source", "port", "expected"),
     [
         (THE_GATEWAY, 8000, True),
         (THE_GATEWAY, 5557, True),
-        (THE_GATEWAY, 5558, True),
+        (THE_GATEWAY, 5657, True),
         (THE_GATEWAY, 29500, False),
         (Pod(THE_GATEWAY.labels, "elsewhere"), 8000, False),
         (of_service("router"), 8000, True),  # one that was there before ends its streams

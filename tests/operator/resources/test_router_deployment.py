@@ -37,7 +37,7 @@ def test_the_command_names_the_model_the_engines_and_the_queue(make_service: Mak
         *("kvasir-router", "serve", "--host", "::", "--port", "8080", "--admin-port", "9090"),
         *("--policy", "roundRobin", "--model", "big", "--model-alias", "b", "--model-alias", "c"),
         *("--endpoints-service", "models/llama:8000"),
-        *("--kv-events", "5557:5558"),
+        *("--kv-events", "5557:5657"),
         *("--max-queue-size", "7", "--max-queue-wait", "0.5", "--shutdown-timeout", "300"),
     ]
 
@@ -162,9 +162,9 @@ def test_the_router_of_a_split_service_knows_where_to_ask_for_kv(
     assert "--kv-transfer-port" not in router_command(make_service())
 
 
-def test_routers_follow_no_kv_events_of_engines_that_have_several_sources_of_them(make_service: MakeService) -> None:
-    split = {"prefill": {}, "decode": {"parallelism": {"data": 2}}}
+def test_routers_follow_all_engines_on_one_pair_of_ports(make_service: MakeService) -> None:
+    """Whatever their ranks: the gateway follows all services by one flag."""
+    specs: list[dict[str, Any]] = [{}, {"parallelism": {"data": 2}}, {"disaggregation": {"prefill": {}, "decode": {}}}]
 
-    assert "--kv-events" in router_command(make_service(parallelism={"tensor": 2}))
-    assert "--kv-events" not in router_command(make_service(parallelism={"data": 2}))
-    assert "--kv-events" not in router_command(make_service(disaggregation=split))
+    for spec in specs:
+        assert ("--kv-events", "5557:5657") in pairwise(router_command(make_service(**spec)))

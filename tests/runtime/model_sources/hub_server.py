@@ -6,6 +6,7 @@ Repositories are dicts of path to content; a file of `LARGE_BYTES` or more is in
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Faults:
     released: threading.Event = field(default_factory=threading.Event)
     reached: threading.Event = field(default_factory=threading.Event)
     """Set when an answer has fallen silent."""
+    bytes_per_second: float | None = None
+    """Of each answer's body; None: as fast as it goes."""
     knows_ranges: bool = True
     knows_sizes: bool = True
     status: int | None = None
@@ -69,15 +72,16 @@ class Hub:
 
 
 @contextmanager
-def running_hub() -> Iterator[Hub]:
+def running_hub(address: str = "127.0.0.1", port: int = 0) -> Iterator[Hub]:
+    """`port` 0: any that is free."""
     hub = Hub()
 
     class Handler(_Handler):
         of = hub
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((address, port), Handler)
     server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_port}"
+    hub.url = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -189,6 +193,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             for start in range(0, len(body), _PIECE_BYTES):
                 self.wfile.write(body[start : start + _PIECE_BYTES])
+                if faults.bytes_per_second is not None:
+                    time.sleep(_PIECE_BYTES / faults.bytes_per_second)
 
     def handle(self) -> None:
         try:

@@ -1,0 +1,40 @@
+"""The tests' own hub, which has the example model, as a program: open, for those with the token, and for nobody yet.
+
+python -m e2e.model_download.hub ADDRESS PORT BYTES_PER_SECOND
+
+Each request for a file is one JSON line on stdout, `{"path": ..., "offset": ...}`.
+"""
+
+import dataclasses
+import json
+import signal
+import sys
+from pathlib import Path
+
+from tests.runtime.model_sources.hub_server import Asked, Repository, running_hub
+
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "kvasir-python-7m"
+OPEN, PRIVATE, GATED = "kvasir/open", "kvasir/private", "kvasir/gated"
+READERS = {OPEN: "everyone", PRIVATE: "token", GATED: "nobody"}
+
+
+class Printed(list[Asked]):
+    def append(self, asked: Asked) -> None:
+        super().append(asked)
+        print(json.dumps(dataclasses.asdict(asked)), flush=True)
+
+
+def main() -> None:
+    address, port, rate = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    files = {path.name: path.read_bytes() for path in MODEL.iterdir()}
+    with running_hub(address, port) as hub:
+        hub.asked = Printed()
+        hub.faults.bytes_per_second = rate
+        for name, readers in READERS.items():
+            hub.repositories[name] = Repository(files, readers)
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})  # threads take it over from here
+    main()
