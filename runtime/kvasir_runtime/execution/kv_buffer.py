@@ -103,7 +103,9 @@ def _layer_cache(block_size: int, spec: KvSpec, place: LayerPlace, buffer: Tenso
     parts = torch.split(buffer[:, place.offset_bytes : place.offset_bytes + sum(sizes)], sizes, dim=1)
     heads, dtype = (len(buffer), block_size, spec.num_kv_heads), getattr(torch, spec.dtype)
     tensors = [part.view(dtype).view(*heads, spec.head_dim) for part in parts[-spec.num_tensors :]]
-    scales = [part.view(torch.float32).view(heads) for part in parts[: -spec.num_tensors]] or [None]
+    scales: list[torch.Tensor | None] = [
+        part.view(torch.float32).view(heads) for part in parts[: -spec.num_tensors]
+    ] or [None]
     return LayerCache(tensors[0], tensors[-1], place.group, scales[0], scales[-1])
 
 
