@@ -11,14 +11,13 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.engine.messages import SamplingParams
-from kvasir_runtime.execution.graphs import ComputeStep
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.stage_buffer import StageBuffer, lines_of
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.models.decoder import Decoder, DecoderOutput
+from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.scheduling.step import StepPlan
 
 DRAWS_NOTHING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
