@@ -23,7 +23,7 @@ from torch import Tensor
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
-from kvasir_runtime.execution.graphs import ComputeStep, DecodeGraphs
+from kvasir_runtime.execution.graphs import DecodeGraphs, GraphMemory
 from kvasir_runtime.execution.kv_buffer import allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.rows import Rows
@@ -32,6 +32,7 @@ from kvasir_runtime.kernels.ops_triton import triton_ops
 from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
 from kvasir_runtime.kv_cache.spec import make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
+from kvasir_runtime.models.decoder import ComputeStep
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
 from kvasir_runtime.models.loader import load_decoder
@@ -155,7 +156,7 @@ class Bench:
         compute: ComputeStep = EagerDecoder(self.decoder, backend, layer_caches(layout, self.specs, buffer), ())
         if with_graphs:
             capture = CudaGraphCapture(compute, rows.block_tables, self.workload.max_model_len)
-            compute = DecodeGraphs(compute, capture, [batch_size], [1], GRAPH_BYTES)
+            compute = DecodeGraphs(compute, capture, [batch_size], [1], GraphMemory(GRAPH_BYTES))
             compute.capture_next()
         return ModelRunner(
             rows=rows, buffer=buffer, compute=compute, to_logits=self.decoder.logits, ops=triton_step_ops(),

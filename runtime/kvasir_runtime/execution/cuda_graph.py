@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
-from kvasir_runtime.execution.graphs import CapturedStep, CaptureError, ComputeStep, GraphShape
+from kvasir_runtime.execution.graphs import CapturedStep, CaptureError, GraphShape
 from kvasir_runtime.execution.static_inputs import StaticInputs
-from kvasir_runtime.models.decoder import DecoderOutput
+from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput
 from kvasir_runtime.parallel.counts import CollectiveCounts
 
 
@@ -30,7 +30,8 @@ class CudaGraphStep:
 
 
 class CudaGraphCapture:
-    """Captures `compute` in one memory pool: graphs run one at a time, and so may use the same memory."""
+    """Captures `compute` in one memory pool: its graphs run one at a time, and so may use the same memory. What one of
+    them leaves is read while graphs of another `compute` run, which have a pool of their own."""
 
     def __init__(
         self, compute: ComputeStep, block_tables: Tensor, max_seq_len: int, counts: CollectiveCounts | None = None

@@ -8,27 +8,20 @@ the caller's: on CUDA `CudaGraphCapture`, in tests anything.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.attention.step_lengths import StepLengths
-from kvasir_runtime.models.decoder import DecoderOutput
+from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput
 
 _log = logging.getLogger(__name__)
 
 STEPS_BEFORE_CAPTURE = 8
 """Steps of one shape that run kernel by kernel before a busy server stops for a capture."""
-
-
-class ComputeStep(Protocol):
-    """The decoder over a step's inputs, kernel by kernel or on a graph."""
-
-    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
-        """Hidden states of the tokens named (None: of all). Without `captures` nobody reads those of inner layers."""
 
 
 class CaptureError(Exception):
@@ -53,6 +46,13 @@ class CapturedStep(Protocol):
 Capture = Callable[[GraphShape], CapturedStep]
 
 
+@dataclass(slots=True)
+class GraphMemory:
+    """What graphs may still take, those of the target and of its drafts together."""
+
+    bytes_left: int
+
+
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Batch sizes worth a graph; above eight at most a third of one is padding: 1, 2, 4, 8, 12, 16, 24, 32, 48, ..."""
     sizes = [1, 2, 4]
@@ -71,7 +71,7 @@ class DecodeGraphs:
         capture: Capture,
         sizes: Iterable[int],
         query_lens: Iterable[int],
-        memory_limit_bytes: int,
+        memory: GraphMemory,
     ) -> None:
         """Graphs for every size and number of tokens, the first of `query_lens` first, while memory lasts."""
         self._eager = eager
@@ -79,7 +79,7 @@ class DecodeGraphs:
         self._sizes = sorted(sizes)
         # The largest first: later captures share its memory.
         self._wanted = [GraphShape(size, query_len) for query_len in query_lens for size in reversed(self._sizes)]
-        self._memory_left = memory_limit_bytes
+        self._memory = memory
         self._captured: dict[GraphShape, CapturedStep] = {}
         self._num_misses: Counter[GraphShape] = Counter()
 
@@ -128,6 +128,10 @@ class DecodeGraphs:
         return None
 
     def _try_capture(self, shape: GraphShape) -> None:
+        if self._memory.bytes_left <= 0:
+            _log.info("no more CUDA graphs: %d captured, their memory is used up", len(self._captured))
+            self._wanted.clear()
+            return
         self._wanted.remove(shape)
         try:
             captured = self._capture(shape)
@@ -136,10 +140,29 @@ class DecodeGraphs:
             self._wanted.clear()
             return
         self._captured[shape] = captured
-        self._memory_left -= captured.memory_bytes
-        if self._memory_left <= 0:
-            _log.info("no more CUDA graphs: %d captured, their memory is used up", len(self._captured))
-            self._wanted.clear()
+        self._memory.bytes_left -= captured.memory_bytes
+
+
+@dataclass(slots=True)
+class RunnerGraphs:
+    """Graphs of a runner's target, and of the passes of its drafts, within one memory limit."""
+
+    capture_of: Callable[[ComputeStep], Capture]
+    sizes: Sequence[int]
+    memory: GraphMemory
+    _made: list[DecodeGraphs] = field(default_factory=list)
+
+    def of(self, eager: ComputeStep, query_lens: Sequence[int]) -> ComputeStep:
+        """The same on graphs of so many tokens a request; itself where there is no memory for any."""
+        if self.memory.bytes_left <= 0:
+            return eager
+        graphs = DecodeGraphs(eager, self.capture_of(eager), self.sizes, query_lens, self.memory)
+        self._made.append(graphs)
+        return graphs
+
+    def capture_next(self) -> bool:
+        """As `DecodeGraphs.capture_next`; those of what was asked for first come first."""
+        return any(graphs.capture_next() for graphs in self._made)
 
 
 def _without_padding(output: DecoderOutput, num_tokens: int) -> DecoderOutput:

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
-from kvasir_runtime.execution.graphs import ComputeStep
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.stage_buffer import StageBuffer, lines_of
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.models.decoder import Decoder, DecoderOutput
+from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import StepPlan
 

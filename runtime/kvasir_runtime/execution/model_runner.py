@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
-from kvasir_runtime.execution.graphs import ComputeStep
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.logprobs import token_logprobs
 from kvasir_runtime.execution.pending_result import PendingResult, StepTensors
@@ -27,7 +26,7 @@ from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.verify_drafts import DrawnTokens, KnownTokens, VerifiedTokens
-from kvasir_runtime.models.decoder import Decoder, DecoderOutput
+from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 from kvasir_runtime.scheduling.step import StepPlan
 from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep

@@ -9,7 +9,7 @@ from kvasir_runtime.attention.backend import AttentionBackend, LayerCache
 from kvasir_runtime.execution.agreed_capture import AgreedCapture
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
 from kvasir_runtime.execution.executor import StepRunner
-from kvasir_runtime.execution.graphs import Capture, ComputeStep, DecodeGraphs, graph_sizes
+from kvasir_runtime.execution.graphs import Capture, GraphMemory, RunnerGraphs, graph_sizes
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
@@ -20,9 +20,9 @@ from kvasir_runtime.execution.stage_buffer import LineFormat, StageBuffer
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
-from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.models.decoder import ComputeStep, Decoder
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.speculative.proposer import Proposer
+from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +103,39 @@ class RunnerAssembly:
 
     def _model_runner(self, memory: RunnerMemory, graph_bytes: int) -> ModelRunner:
         num_layers, proposer = len(self.decoder.layers), self.proposer
-        if proposer is not None:
-            proposer.bind(memory.caches[num_layers:])
         captured = () if proposer is None else proposer.captured_layers
         eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_layers], captured, memory.entering)
-        graphs = self._graphs(eager, memory.rows, graph_bytes)
+        graphs = self._graphs(memory.rows, graph_bytes)
+        compute = graphs.of(eager, self._query_lens)
+        if proposer is not None:
+            setup = ProposerSetup(
+                caches=memory.caches[num_layers:],
+                max_num_seqs=self.limits.max_num_seqs,
+                max_drafts=self.max_drafts,
+                never_waits=self.placement.device.type == "cuda",
+                on_graphs=graphs.of,
+            )
+            proposer.bind(setup)
         return ModelRunner(
             rows=memory.rows,
             buffer=memory.buffer,
-            compute=eager if graphs is None else graphs,
+            compute=compute,
             to_logits=self.decoder.logits,
             ops=self.step_ops,
             proposer=proposer,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
             tensor=self.placement.tensor,
-            idle_work=None if graphs is None else graphs.capture_next,
+            idle_work=graphs.capture_next,
         )
 
     def _earlier_stage(self, pipeline: Pipeline, memory: RunnerMemory, graph_bytes: int) -> EarlierStage:
         eager = EagerLayers(self.decoder, self.backend, memory.caches, pipeline.captured_layers, memory.entering)
-        graphs = self._graphs(eager, memory.rows, graph_bytes)
+        graphs = self._graphs(memory.rows, graph_bytes)
         layers = LayerRunner(
             rows=memory.rows,
             buffer=memory.buffer,
-            compute=eager if graphs is None else graphs,
+            compute=graphs.of(eager, self._query_lens),
             ops=self.step_ops,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
@@ -138,19 +146,24 @@ class RunnerAssembly:
             self._failures(pipeline),
             entering=memory.entering,
             leaving=self._lines_before(pipeline, self.decoder.first_layer + len(self.decoder.layers)),
-            idle_work=None if graphs is None else graphs.capture_next,
+            idle_work=graphs.capture_next,
         )
 
-    def _graphs(self, eager: ComputeStep, rows: Rows, graph_bytes: int) -> DecodeGraphs | None:
-        """Where there is memory for them: of decodes with all drafts first, then of those without."""
-        if not graph_bytes:
-            return None
+    @property
+    def _query_lens(self) -> list[int]:
+        """Of the target's graphs: decodes with all drafts first, then those without."""
+        return [1 + self.max_drafts, 1] if self.max_drafts else [1]
+
+    def _graphs(self, rows: Rows, graph_bytes: int) -> RunnerGraphs:
         tensor = self.placement.tensor
-        capture: Capture = CudaGraphCapture(eager, rows.block_tables, self.limits.max_model_len, tensor.counts)
-        if tensor.size > 1:
-            capture = AgreedCapture(capture, self.least)
-        query_lens = [1 + self.max_drafts, 1] if self.max_drafts else [1]
-        return DecodeGraphs(eager, capture, graph_sizes(self.limits.max_num_seqs), query_lens, graph_bytes)
+
+        def capture_of(compute: ComputeStep) -> Capture:
+            capture = CudaGraphCapture(compute, rows.block_tables, self.limits.max_model_len, tensor.counts)
+            if tensor.size > 1:
+                return AgreedCapture(capture, self.least)
+            return capture
+
+        return RunnerGraphs(capture_of, graph_sizes(self.limits.max_num_seqs), GraphMemory(graph_bytes))
 
     def _failures(self, pipeline: Pipeline) -> StageFailures:
         return StageFailures(1 + pipeline.stage.index, is_alone=self.placement.tensor.size == 1)

@@ -11,7 +11,9 @@ from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 DEMANDING = SamplingParams(max_tokens=1, seed=0, top_p=0.9, top_k=50, min_p=0.01, presence_penalty=0.5, logprobs=1)
-"""Takes every way through the sampler."""
+"""Takes every way through the sampler but that of `ADJUSTED`."""
+ADJUSTED = SamplingParams(max_tokens=1, seed=0, temperature=0.0, presence_penalty=0.5)
+"""The most likely token of logits that were changed, and with it of another type."""
 
 
 def prefill_step(lengths: list[int], sampling: SamplingParams, num_proposals: int) -> StepPlan:

@@ -1,9 +1,10 @@
 """The way of data between host and device: what a step's plan uploads and its result downloads passes here.
 
-Not the tiles of a prefill (`attention/triton.py`) and what proposers copy: docs/decisions/0016 says why.
+Not the tiles of a prefill (`attention/triton.py`) and what proposers copy: docs/decisions/0016 says which.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_ALIGNMENT = 8
-"""Bytes; of each array within a packed upload."""
+_ALIGNMENT = 16
+"""Bytes; of each array within a packed upload. Triton compiles a kernel anew for addresses that are not a multiple of
+it."""
 
 
 class Download:
@@ -41,13 +43,7 @@ class Transfers:
         """The arrays on the device, in one copy that nobody waits for. On CPU they must not be changed afterwards."""
         if self._results is None:
             return tuple(torch.from_numpy(array) for array in arrays)
-        offsets = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)])
-        packed = torch.empty(int(offsets[-1]), dtype=torch.uint8, pin_memory=True)
-        host = packed.numpy()
-        for array, offset in zip(arrays, offsets[:-1], strict=True):
-            host[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        sent = packed.to(self.device, non_blocking=True)
-        return tuple(_part(sent, array, int(offset)) for array, offset in zip(arrays, offsets[:-1], strict=True))
+        return unpack(pack(arrays, pin_memory=True).to(self.device, non_blocking=True), arrays)
 
     def download(self, tensors: Sequence[Tensor]) -> Download:
         """Start copying; on CUDA on a stream of its own, so that the next step's kernels do not wait."""
@@ -61,6 +57,27 @@ class Transfers:
         for tensor in tensors:
             tensor.record_stream(self._results)
         return Download(copies, done)
+
+
+def pack(arrays: Sequence[NDArray[np.generic]], *, pin_memory: bool) -> Tensor:
+    """The bytes uint8 [n] of all arrays, for one copy."""
+    offsets = _offsets(arrays)
+    packed = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=pin_memory)
+    host = packed.numpy()
+    for array, offset in zip(arrays, offsets[:-1], strict=True):
+        host[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return packed
+
+
+def unpack(packed: Tensor, arrays: Sequence[NDArray[np.generic]]) -> tuple[Tensor, ...]:
+    """Views of packed arrays, which may lie elsewhere by now."""
+    return tuple(_part(packed, array, offset) for array, offset in zip(arrays, _offsets(arrays)[:-1], strict=True))
+
+
+def _offsets(arrays: Sequence[NDArray[np.generic]]) -> list[int]:
+    """Of each array, then where the last ends."""
+    sizes = (-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)
+    return list(accumulate(sizes, initial=0))
 
 
 def _part(packed: Tensor, array: NDArray[np.generic], offset: int) -> Tensor:

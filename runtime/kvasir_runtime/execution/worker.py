@@ -22,7 +22,7 @@ from kvasir_runtime.execution.memory_profile import measure_memory
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
 from kvasir_runtime.execution.startup_timer import StartupTimer
-from kvasir_runtime.execution.synthetic_steps import DEMANDING, GREEDY, decode_step, prefill_step, run
+from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, decode_step, prefill_step, run
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import make_weight
 from kvasir_runtime.kernels.linear_weight import LinearWeight
@@ -191,3 +191,4 @@ def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> Non
     for sampling in (GREEDY, DEMANDING):
         run(runner, prefill_step([length], sampling, max_drafts))
         run(runner, decode_step(1, num_drafts, length, sampling))
+    run(runner, decode_step(1, 0, length, ADJUSTED))

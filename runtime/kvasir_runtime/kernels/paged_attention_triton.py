@@ -225,7 +225,7 @@ def _join_splits_kernel(
     tl.store(out + place, result.to(out.dtype.element_ty), mask=is_dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["query_starts", "seq_lens", "table_rows"])  # of a part of a step
 def _prefill_kernel(
     out, out_token_stride, out_head_stride, query, query_token_stride, query_head_stride,
     key_cache, value_cache, page_stride, slot_stride, kv_head_stride,

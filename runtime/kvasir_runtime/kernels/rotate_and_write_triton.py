@@ -37,7 +37,7 @@ def triton_rotate_and_write(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])  # of a part of a step
 def _rotate_and_write_kernel(
     out, query, query_token_stride, query_head_stride, key, key_token_stride, key_head_stride,
     value, value_token_stride, value_head_stride, key_cache, value_cache, page_stride, slot_stride, cache_head_stride,

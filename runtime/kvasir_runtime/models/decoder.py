@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionStep, LayerCache
+from kvasir_runtime.attention.backend import AttentionStep, LayerCache, StepInputs
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.layers import DecoderLayer, Norm, enter, residual_stream
 from kvasir_runtime.models.options import DecoderOptions
@@ -26,6 +27,13 @@ class HiddenStates:
 class DecoderOutput:
     hidden: Tensor  # [num_kept, hidden_size], after the last norm
     captured: tuple[Tensor, ...]  # each [num_tokens, hidden_size], in the order of `captured_layers`
+
+
+class ComputeStep(Protocol):
+    """Layers over a step's inputs, kernel by kernel or on a graph."""
+
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
+        """Hidden states of the tokens named (None: of all). Without `captures` nobody reads those of inner layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class DraftRows:
 
     def window(self, token_ids: Tensor, first: Tensor, query_lens: NDArray[np.int32]) -> StepInputs:
         """The inputs of `query_lens` [n] tokens a sequence from the positions `first` int64 [n] on; `token_ids` int64
-        [num_tokens] lie end to end."""
+        [num_tokens] lie end to end. On CUDA sending the lengths waits for the device."""
         device = first.device
         lengths = torch.from_numpy(query_lens.astype(np.int64)).to(device)
         starts = torch.zeros(len(query_lens) + 1, dtype=torch.int64, device=device)
@@ -48,6 +48,23 @@ class DraftRows:
             rows=self.rows.int(),
             groups=self._groups(request, positions),
             lengths=StepLengths(query_lens, len(query_lens) if num_tokens == len(query_lens) else 0, self.max_seq_len),
+        )
+
+    def decodes(self, token_ids: Tensor, first: Tensor, query_len: int = 1) -> StepInputs:
+        """As `window`, of equally many tokens a sequence: all of it is made on the device."""
+        num_sequences, device = len(self.rows), first.device
+        offsets = torch.arange(query_len, device=device)
+        positions = (first.unsqueeze(1) + offsets).flatten().clamp_(max=self.last_position)
+        request = torch.arange(num_sequences, device=device).unsqueeze(1).expand(-1, query_len).flatten()
+        query_lens = np.full(num_sequences, query_len, dtype=np.int32)
+        return StepInputs(
+            token_ids=token_ids,
+            positions=positions,
+            query_starts=torch.arange(num_sequences + 1, dtype=torch.int32, device=device) * query_len,
+            seq_lens=(first + query_len).clamp_(max=self.last_position + 1).int(),
+            rows=self.rows.int(),
+            groups=self._groups(request, positions),
+            lengths=StepLengths(query_lens, num_sequences, self.max_seq_len),
         )
 
     def _groups(self, request: Tensor, positions: Tensor) -> tuple[GroupInputs, ...]:

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.kv_cache.spec import KvSpec
-from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.models.decoder import Decoder, DecoderOutput
 from kvasir_runtime.speculative.draft_inputs import DraftRows, draft_rows, prefill_chunks
-from kvasir_runtime.speculative.proposer import VerifiedStep
+from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 from kvasir_runtime.speculative.slot_contents import SlotContents
 
 MAX_CATCH_UP = 512
 """Tokens a step that the draft may compute beyond the newest of each sequence; sequences behind get no drafts yet."""
+MOST_LACKING = 2
+"""Tokens that a sequence in step with its draft lacks: the newest, and the last draft where all of them held."""
 
 
 class DraftModelProposer:
@@ -35,18 +37,21 @@ class DraftModelProposer:
         self._backend = backend
         self._caches: Sequence[LayerCache] = ()
         self._group = 0
+        self._never_waits = False
         self.is_catching_up = False
         self._unchecked_rows: set[int] = set()
         """Rows that may lack more than what is new since the last step."""
         self.kv_specs: Sequence[KvSpec] = decoder.kv_specs(dtype)
 
-    def bind(self, caches: Sequence[LayerCache]) -> None:
-        self._caches = caches
-        self._group = caches[0].group
-        self._contents = SlotContents(caches[0])
+    def bind(self, setup: ProposerSetup) -> None:
+        self._caches, self._never_waits = setup.caches, setup.never_waits
+        self._group = setup.caches[0].group
+        self._contents = SlotContents(setup.caches[0])
+        query_lens = [MOST_LACKING, 1] if setup.max_drafts > 1 else [MOST_LACKING]
+        self._compute = setup.on_graphs(self._kernel_by_kernel, query_lens)
 
     def propose(self, step: VerifiedStep) -> Tensor:
-        """Where lengths lie on CUDA, reading them waits for the device, once a step."""
+        """Waits for the device where some sequence may not be in step."""
         self._unchecked_rows.update(step.shown.resumed_rows.tolist())
         self._contents.copy_blocks(step.block_copies)
         chunks = prefill_chunks(step.inputs)
@@ -54,7 +59,19 @@ class DraftModelProposer:
             self._follow(step, chunks)
         if not len(step.rows):
             return step.token_ids.new_empty((0, step.num_proposals))
-        return self._draft(step, self._num_lacking(step))
+        sequences = draft_rows(step, self._caches[0].key.shape[1], step.num_proposals + 1)
+        if self._never_waits and self._are_in_step(step):
+            self.is_catching_up = False
+            return self._draft(step, sequences, self._after_newest(step, sequences))
+        lacking = self._num_lacking(step)
+        query_lens = _caught_up(lacking)
+        first = step.num_known - torch.from_numpy(lacking).to(step.num_known.device)
+        drafts = self._draft(step, sequences, self._catch_up(step, sequences, first, query_lens))
+        is_caught_up = torch.from_numpy(self._note_progress(step, lacking, query_lens)).to(drafts.device)
+        return torch.where(is_caught_up.unsqueeze(1), drafts, -1)
+
+    def _are_in_step(self, step: VerifiedStep) -> bool:
+        return self._unchecked_rows.isdisjoint(step.shown.sampled_rows.tolist())
 
     def _follow(self, step: VerifiedStep, chunks: StepInputs) -> None:
         """Compute chunks of prompts. What is made behind a gap is no good, and must not look as if it were."""
@@ -70,33 +87,43 @@ class DraftModelProposer:
 
     def _num_lacking(self, step: VerifiedStep) -> NDArray[np.int64]:
         """Known tokens [num_sampled], the newest and those before it, whose KV the draft does not have: looked for
-        among those since the last step where it keeps up, else among all."""
+        among the last few where it is in step, else among all."""
         known, lengths = step.num_known, step.inputs.lengths
-        keeps_up = self._unchecked_rows.isdisjoint(step.shown.sampled_rows.tolist())
-        longest = lengths.max_query_len + 1 if keeps_up else lengths.max_seq_len
+        longest = MOST_LACKING if self._are_in_step(step) else lengths.max_seq_len
         positions = (known - 1).unsqueeze(1) - torch.arange(longest, 0, -1, device=known.device)
         group, places = step.inputs.groups[self._group], positions.clamp(min=0)
         is_own, _ = self._contents.held(group, step.rows, places, step.token_ids[step.rows.unsqueeze(1), places].long())
         num_lacking = 1 + longest - (is_own | (positions < 0)).long().cumprod(1).sum(1)
         return num_lacking.cpu().numpy()
 
-    def _draft(self, step: VerifiedStep, lacking: NDArray[np.int64]) -> Tensor:
-        """Guesses after the newest token of each sequence, whose last `lacking` tokens the draft has not computed."""
-        sequences = draft_rows(step, self._caches[0].key.shape[1], step.num_proposals + 1)
-        query_lens = _caught_up(lacking)
-        first = step.num_known - torch.from_numpy(lacking).to(step.num_known.device)
-        tokens = self._catch_up(step, sequences, first, query_lens)
-        position, drafts = step.num_known - 1, [tokens]
-        ones = np.ones(len(lacking), dtype=np.int32)
-        for _ in range(step.num_proposals - 1):
-            position = position + 1
-            tokens = self._most_likely(sequences.window(tokens, position, ones), kept_tokens=None)
-            drafts.append(tokens)
-        is_caught_up = query_lens == lacking
-        self.is_catching_up = int(lacking.sum()) > 2 * len(lacking)  # two each where a whole step's drafts held
+    def _draft(self, step: VerifiedStep, sequences: DraftRows, first: Tensor) -> Tensor:
+        """Guesses int32 [num_sampled, num_proposals], of which the `first` [num_sampled] are given; -1 from where KV
+        could not be written."""
+        drafts = [first]
+        for place in range(step.num_proposals - 1):
+            drafts.append(self._most_likely(sequences.decodes(drafts[-1], step.num_known + place), kept_tokens=None))
+        places = torch.arange(step.num_proposals, device=first.device)
+        was_written = (step.num_known - 1).unsqueeze(1) + places < sequences.num_slots.unsqueeze(1)
+        return torch.where(was_written, torch.stack(drafts, 1), -1).int()
+
+    def _after_newest(self, step: VerifiedStep, sequences: DraftRows) -> Tensor:
+        """The most likely token after each sequence that is in step: one that the draft lacks, and that before it."""
+        first = step.num_known - MOST_LACKING
+        places = first.unsqueeze(1) + torch.arange(MOST_LACKING, device=first.device)
+        token_ids = step.token_ids[step.rows.unsqueeze(1), places].long().flatten()
+        hidden = self._forward(sequences.decodes(token_ids, first, MOST_LACKING), kept_tokens=None)
+        newest = hidden[MOST_LACKING - 1 :: MOST_LACKING].contiguous()
+        return self._decoder.logits(newest).argmax(-1)
+
+    def _note_progress(
+        self, step: VerifiedStep, lacking: NDArray[np.int64], query_lens: NDArray[np.int32]
+    ) -> NDArray[np.bool_]:
+        """Which sequences [num_sampled] lack nothing any more."""
+        is_caught_up: NDArray[np.bool_] = query_lens == lacking
+        self.is_catching_up = int(lacking.sum()) > MOST_LACKING * len(lacking)
         self._unchecked_rows.difference_update(step.shown.sampled_rows.tolist())
         self._unchecked_rows.update(step.shown.sampled_rows[~is_caught_up].tolist())
-        return self._usable(torch.stack(drafts, 1), step, sequences, torch.from_numpy(is_caught_up))
+        return is_caught_up
 
     def _catch_up(
         self, step: VerifiedStep, sequences: DraftRows, first: Tensor, query_lens: NDArray[np.int32]
@@ -111,16 +138,14 @@ class DraftModelProposer:
         return self._decoder.logits(self._forward(inputs, kept_tokens)).argmax(-1)
 
     def _forward(self, inputs: StepInputs, kept_tokens: Tensor | None) -> Tensor:
+        return self._compute(inputs, kept_tokens).hidden
+
+    def _kernel_by_kernel(
+        self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True
+    ) -> DecoderOutput:
         attention = self._backend.prepare(inputs)
         self._contents.note(inputs.groups[self._group].slots, inputs.positions, inputs.token_ids)
-        return self._decoder(inputs.token_ids, attention, self._caches, kept_tokens).hidden
-
-    def _usable(self, drafts: Tensor, step: VerifiedStep, sequences: DraftRows, is_caught_up: Tensor) -> Tensor:
-        """Drafts from KV that was written, of sequences that the draft has caught up with; others are -1."""
-        places = torch.arange(drafts.shape[1], device=drafts.device)
-        was_written = (step.num_known - 1).unsqueeze(1) + places < sequences.num_slots.unsqueeze(1)
-        usable = was_written & is_caught_up.to(drafts.device).unsqueeze(1)
-        return torch.where(usable, drafts, -1).int()
+        return self._decoder(inputs.token_ids, attention, self._caches, kept_tokens)
 
 
 def _caught_up(lacking: NDArray[np.int64]) -> NDArray[np.int32]:

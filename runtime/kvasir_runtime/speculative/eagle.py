@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, AttentionStep, LayerCache, StepInputs
 from kvasir_runtime.kv_cache.spec import KvSpec
+from kvasir_runtime.models.decoder import DecoderOutput
 from kvasir_runtime.speculative.draft_inputs import draft_rows
 from kvasir_runtime.speculative.eagle_context import EagleContext
-from kvasir_runtime.speculative.proposer import VerifiedStep
+from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 
 
 class EagleHead(Protocol):
@@ -52,11 +52,15 @@ class EagleProposer:
         self.kv_specs: Sequence[KvSpec] = (head.kv_spec,)
         self._head = head
         self._backend = backend
-        self._caches: Sequence[LayerCache] = ()
+        self._entering: Tensor | None = None
+        """[most tokens of a decode step, hidden_size], states that entries are made of. It stays where it is, so that
+        CUDA graphs may read it."""
 
-    def bind(self, caches: Sequence[LayerCache]) -> None:
-        self._caches = caches
-        self._context = EagleContext(caches[0])
+    def bind(self, setup: ProposerSetup) -> None:
+        self._cache = setup.caches[0]
+        self._context = EagleContext(self._cache, setup.max_num_seqs, always_cuts=setup.never_waits)
+        self._most_decoded = setup.max_num_seqs * (1 + setup.max_drafts)
+        self._compute = setup.on_graphs(self._kernel_by_kernel, [1 + setup.max_drafts, 1])
 
     def propose(self, step: VerifiedStep) -> Tensor:
         states = self._follow(step)
@@ -72,23 +76,37 @@ class EagleProposer:
         next_ids = step.token_ids[rows, inputs.positions + 1].long()
         self._context.begin_step(step)
         states = head.target_states(step.hidden, step.captured)
-        return self._forward(states, replace(inputs, token_ids=next_ids))
+        inputs = replace(inputs, token_ids=next_ids)
+        has_chunks = inputs.lengths.num_decodes < len(inputs.lengths.query_lens)
+        return self._forward(states, inputs) if has_chunks else self._decode(states, inputs)
+
+    def _decode(self, states: Tensor, inputs: StepInputs) -> Tensor:
+        """As `_forward`, on a CUDA graph where there is one: valid until the next call."""
+        if self._entering is None:  # warming up decodes
+            self._entering = states.new_zeros((self._most_decoded, states.shape[1]))
+        self._entering[: len(states)] = states
+        return self._compute(inputs, None).hidden
+
+    def _kernel_by_kernel(
+        self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True
+    ) -> DecoderOutput:
+        """Of the first states in `_entering`. Keeps all tokens."""
+        assert self._entering is not None, "a decode comes before the graphs of decodes"
+        return DecoderOutput(self._forward(self._entering[: len(inputs.token_ids)], inputs), ())
 
     def _forward(self, states: Tensor, inputs: StepInputs) -> Tensor:
         self._context.note(inputs)
         attention = self._backend.prepare(self._context.cut(inputs))
-        return self._head.forward(states, inputs.token_ids, attention, self._caches[0])
+        return self._head.forward(states, inputs.token_ids, attention, self._cache)
 
     def _draft(self, step: VerifiedStep, states: Tensor) -> Tensor:
         """Guesses int32 [num_sampled, num_proposals] after the last entries' own states [num_sampled, hidden_size]."""
         head = self._head
-        sequences = draft_rows(step, self._caches[0].key.shape[1], step.num_proposals)
-        ones = np.ones(len(step.rows), dtype=np.int32)
+        sequences = draft_rows(step, self._cache.key.shape[1], step.num_proposals)
         last = step.num_known - 2  # position of the last entry
         drafts = [head.most_likely(states)]
         for place in range(1, step.num_proposals):
-            inputs = sequences.window(drafts[-1], last + place, ones)
-            states = self._forward(states, inputs)
+            states = self._decode(states, sequences.decodes(drafts[-1], last + place))
             drafts.append(head.most_likely(states))
         places = torch.arange(step.num_proposals, device=last.device)
         was_written = last.unsqueeze(1) + places < sequences.num_slots.unsqueeze(1)

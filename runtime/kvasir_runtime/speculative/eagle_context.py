@@ -19,13 +19,15 @@ MOST_FOREIGN = 1 / 8
 
 
 class EagleContext:
-    def __init__(self, cache: LayerCache) -> None:
+    def __init__(self, cache: LayerCache, max_num_seqs: int, *, always_cuts: bool) -> None:
+        """`always_cuts`: what the host knows of a step decides nothing, so that a CUDA graph may hold the cut."""
         self._cache = cache
         self._contents = SlotContents(cache)
-        self._first_blocks: Tensor | None = None  # int64 [max_num_seqs]
+        self._first_blocks = torch.zeros(max_num_seqs, dtype=torch.int64, device=cache.key.device)
+        self._always_cuts = always_cuts
         self._cut_rows: set[int] = set()
-        self._is_cut = False
-        """Whether some sequence of the step has a context that begins later than it does."""
+        self._is_cut = always_cuts
+        """Whether some sequence of the step may have a context that begins later than it does."""
 
     def note(self, inputs: StepInputs) -> None:
         """Entries of these positions are made; `token_ids` are those after them."""
@@ -33,7 +35,7 @@ class EagleContext:
 
     def cut(self, inputs: StepInputs) -> StepInputs:
         """The inputs with each sequence's context where it begins."""
-        if not self._is_cut or self._first_blocks is None:
+        if not self._is_cut:
             return inputs
         rows, number = inputs.rows.long(), self._cache.group
         group, first = inputs.groups[number], self._first_blocks[rows]
@@ -44,7 +46,7 @@ class EagleContext:
         groups[number] = GroupInputs(table, group.slots)
         return replace(
             inputs,
-            seq_lens=(inputs.seq_lens - first * self._contents.block_size).int(),
+            seq_lens=(inputs.seq_lens - first * self._contents.block_size).clamp_(min=0).int(),  # 0 of padding
             rows=torch.arange(len(rows), dtype=torch.int32, device=first.device),
             groups=tuple(groups),
         )
@@ -54,16 +56,16 @@ class EagleContext:
         self._contents.copy_blocks(step.block_copies)
         if step.shown.is_resumed.any():
             self._resume(step)
-        self._is_cut = not self._cut_rows.isdisjoint(step.shown.rows.tolist())
+        self._is_cut = self._always_cuts or not self._cut_rows.isdisjoint(step.shown.rows.tolist())
 
     def _resume(self, step: VerifiedStep) -> None:
-        if self._first_blocks is None:
-            self._first_blocks = torch.zeros(len(step.token_ids), dtype=torch.int64, device=step.token_ids.device)
         inputs = step.inputs
         requests = torch.from_numpy(step.shown.is_resumed.nonzero()[0]).to(inputs.rows.device)
         rows, starts = inputs.rows[requests].long(), inputs.positions[inputs.query_starts[requests].long()]
         first_blocks = self._settle(step, rows, starts)
         self._first_blocks[rows] = first_blocks
+        if self._always_cuts:
+            return
         self._cut_rows -= set(step.shown.resumed_rows.tolist())
         self._cut_rows |= set(step.shown.resumed_rows[first_blocks.cpu().numpy() > 0].tolist())
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kv_cache.spec import KvSpec
@@ -21,7 +20,7 @@ from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.module_loader import ModuleLoader, make_module_loader
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.speculative.proposer import VerifiedStep
+from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ class MedusaProposer:
     def __init__(self, heads: Sequence[MedusaHead]) -> None:
         self._heads = heads
 
-    def bind(self, caches: Sequence[LayerCache]) -> None:
-        """There are none."""
+    def bind(self, setup: ProposerSetup) -> None:
+        """Nothing of it is needed."""
 
     def propose(self, step: VerifiedStep) -> Tensor:
         hidden = step.hidden[step.last_accepted]

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.kv_cache.spec import KvSpec
-from kvasir_runtime.speculative.proposer import VerifiedStep
+from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 
 TokenIds = NDArray[np.int32]
 
@@ -29,8 +28,8 @@ class NgramProposer:
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
 
-    def bind(self, caches: Sequence[LayerCache]) -> None:
-        """There are none."""
+    def bind(self, setup: ProposerSetup) -> None:
+        """Nothing of it is needed."""
 
     def propose(self, step: VerifiedStep) -> Tensor:
         """On CUDA the rows are copied to the host, which waits for the device."""

@@ -5,7 +5,7 @@ They decide nothing: a wrong guess costs time, never a token. While drafts do no
 all, so each must find out by itself what it has missed of a row, and make up for it or do without.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import LayerCache, StepInputs
 from kvasir_runtime.kv_cache.spec import KvSpec
+from kvasir_runtime.models.decoder import ComputeStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +54,26 @@ class VerifiedStep:
     """Drafts wanted for each, one at least."""
 
 
+def kernel_by_kernel(compute: ComputeStep, query_lens: Sequence[int]) -> ComputeStep:
+    """Where there are no CUDA graphs."""
+    return compute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposerSetup:
+    """What a runner gives its proposer."""
+
+    caches: Sequence[LayerCache]
+    """Of its `kv_specs`."""
+    max_num_seqs: int
+    max_drafts: int
+    never_waits: bool = False
+    """On CUDA: while a step's sequences are those of the last one, the host must not read what the device holds. What
+    would decide a shape is then taken at its most."""
+    on_graphs: Callable[[ComputeStep, Sequence[int]], ComputeStep] = kernel_by_kernel
+    """The same passes, run on CUDA graphs where all sequences have equally many tokens, one of the numbers given."""
+
+
 class Proposer(Protocol):
     """One method of guessing."""
 
@@ -68,8 +89,8 @@ class Proposer(Protocol):
     def kv_specs(self) -> Sequence[KvSpec]:
         """KV of layers of its own; they join the target's groups in the same pool."""
 
-    def bind(self, caches: Sequence[LayerCache]) -> None:
-        """Take over the caches of `kv_specs`, once, before the first step."""
+    def bind(self, setup: ProposerSetup) -> None:
+        """Called by each runner, before its first step."""
 
     def propose(self, step: VerifiedStep) -> Tensor:
         """Guesses int32 [num_sampled, num_proposals]; -1 from where there is none."""

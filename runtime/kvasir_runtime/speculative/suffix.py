@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.speculative.ngram import TokenIds, known_tokens
-from kvasir_runtime.speculative.proposer import VerifiedStep
+from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 from kvasir_runtime.speculative.token_history import TokenHistory
 
 HISTORY_TOKENS = 1 << 17
@@ -50,8 +49,8 @@ class SuffixProposer:
         self._most_added = history_tokens // 4
         self._tails: dict[int, _Tail] = {}  # by row
 
-    def bind(self, caches: Sequence[LayerCache]) -> None:
-        """There are none."""
+    def bind(self, setup: ProposerSetup) -> None:
+        """Nothing of it is needed."""
 
     def propose(self, step: VerifiedStep) -> Tensor:
         """On CUDA the rows are copied to the host, which waits for the device."""

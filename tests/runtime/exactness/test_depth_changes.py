@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.exactness.conftest import Features
+from tests.runtime.exactness.conftest import EngineFactory, Features, Reference
 from tests.runtime.exactness.speculators import METHODS, NUM_DRAFTS, speculative_config
 
+from kvasir_runtime.execution import runner_assembly
 from kvasir_runtime.speculative.depth import Depths, FixedDepth, IntArray
+from kvasir_runtime.speculative.proposer import ProposerSetup
 
 FEATURES = (Features(prefix_cache=True, chunked=True), Features(few_blocks=True, one_step_ahead=True))
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "repetition_penalty": 1.2}
@@ -29,12 +31,34 @@ class ChangingDepth(FixedDepth):
         return super().depths(rows) if phase < 13 else np.where(rows % 2, 2, 0)
 
 
+@pytest.fixture
+def never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA."""
+    monkeypatch.setattr(
+        runner_assembly, "ProposerSetup", lambda **fields: ProposerSetup(**(fields | {"never_waits": True}))
+    )
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("features", FEATURES, ids=["cached", "preempted"])
 def test_depth_that_comes_and_goes_changes_no_token(
     method: str, features: Features, reference: Any, start_engine: Any, tmp_path: Path
 ) -> None:
-    expected = reference("LlamaForCausalLM")
+    assert_no_token_changes(method, features, reference("LlamaForCausalLM"), start_engine, tmp_path)
+
+
+@pytest.mark.usefixtures("never_waits")
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("features", FEATURES, ids=["cached", "preempted"])
+def test_nor_does_it_where_drafts_are_made_without_waiting(
+    method: str, features: Features, reference: Any, start_engine: Any, tmp_path: Path
+) -> None:
+    assert_no_token_changes(method, features, reference("LlamaForCausalLM"), start_engine, tmp_path)
+
+
+def assert_no_token_changes(
+    method: str, features: Features, expected: Reference, start_engine: EngineFactory, tmp_path: Path
+) -> None:
     plain = start_engine(expected.folder)
     plain.add("several", expected.prompts[3], seeds=SEEDS, **SAMPLING)
     names = ["several", *(f"several.{index}" for index in range(1, len(SEEDS)))]
@@ -55,7 +79,20 @@ def test_depth_that_comes_and_goes_changes_no_token(
 def test_a_draft_that_is_the_target_stays_right_whatever_it_has_missed(
     features: Features, reference: Any, start_engine: Any, tmp_path: Path
 ) -> None:
-    expected = reference("LlamaForCausalLM")
+    assert_all_drafts_hold(features, reference("LlamaForCausalLM"), start_engine, tmp_path)
+
+
+@pytest.mark.usefixtures("never_waits")
+@pytest.mark.parametrize("features", FEATURES, ids=["cached", "preempted"])
+def test_it_stays_right_where_drafts_are_made_without_waiting(
+    features: Features, reference: Any, start_engine: Any, tmp_path: Path
+) -> None:
+    assert_all_drafts_hold(features, reference("LlamaForCausalLM"), start_engine, tmp_path)
+
+
+def assert_all_drafts_hold(
+    features: Features, expected: Reference, start_engine: EngineFactory, tmp_path: Path
+) -> None:
     config = speculative_config("draft_model", expected.folder, expected.folder, tmp_path)
     engine = start_engine(expected.folder, features, depth=ChangingDepth(), speculative_config=config)
     for index in range(6):

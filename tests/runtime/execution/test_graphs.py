@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from tests.runtime.padded_graphs import PaddedGraphs, PaddedStep
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, GroupInputs, LayerCache, StepInputs
@@ -12,8 +13,14 @@ from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
-from kvasir_runtime.execution.graphs import STEPS_BEFORE_CAPTURE, CaptureError, DecodeGraphs, GraphShape, graph_sizes
-from kvasir_runtime.execution.static_inputs import StaticInputs
+from kvasir_runtime.execution.graphs import (
+    STEPS_BEFORE_CAPTURE,
+    CaptureError,
+    DecodeGraphs,
+    GraphMemory,
+    GraphShape,
+    graph_sizes,
+)
 from kvasir_runtime.models.decoder import DecoderOutput
 
 PAGE, HEAD_DIM, NUM_ROWS, MAX_SEQ_LEN = 4, 16, 8, 64
@@ -64,33 +71,18 @@ def step_of(tables: Tensor, seq_lens: list[int], query_len: int = 1, num_decodes
     )
 
 
-class PaddedStep:
-    """What a graph does, without a device: the computation over the static inputs, padding included."""
-
-    def __init__(self, compute: Attending, shape: GraphShape, memory_bytes: int) -> None:
-        self.memory_bytes = memory_bytes
-        self.static = StaticInputs(shape.num_requests, shape.query_len, compute.tables, MAX_SEQ_LEN)
-        self._compute = compute
-        self.num_replays = 0
-
-    def replay(self, inputs: StepInputs) -> DecoderOutput:
-        self.num_replays += 1
-        self.static.load(inputs)
-        return self._compute(self.static.inputs, None)
-
-
 class Rig:
     def __init__(self, sizes: list[int], query_lens: list[int], limit: int = 1000, failing: int | None = None) -> None:
         self.eager = Attending(ReferenceAttention(), "cpu")
         self.padded = Attending(ReferenceAttention(), "cpu")
         self.steps: dict[GraphShape, PaddedStep] = {}
         self._failing = failing
-        self.graphs = DecodeGraphs(self.eager, self.capture, sizes, query_lens, limit)
+        self.graphs = DecodeGraphs(self.eager, self.capture, sizes, query_lens, GraphMemory(limit))
 
     def capture(self, shape: GraphShape) -> PaddedStep:
         if shape.num_requests == self._failing:
             raise CaptureError("out of memory")
-        self.steps[shape] = PaddedStep(self.padded, shape, memory_bytes=100)
+        self.steps[shape] = PaddedStep(self.padded, shape, self.padded.tables, MAX_SEQ_LEN, memory_bytes=100)
         return self.steps[shape]
 
     def run(self, num_requests: int, query_len: int = 1, kept: Tensor | None = None) -> None:
@@ -183,6 +175,25 @@ def test_a_capture_that_fails_ends_them_and_steps_go_on(caplog: pytest.LogCaptur
     assert rig.eager.num_calls == STEPS_BEFORE_CAPTURE + 1
 
 
+def test_graphs_of_drafts_come_after_the_targets_and_share_their_memory() -> None:
+    target, drafts = Attending(ReferenceAttention(), "cpu"), Attending(ReferenceAttention(), "cpu")
+    graphs = PaddedGraphs(target.tables, MAX_SEQ_LEN, [1, 2], num_bytes=250)
+    graphs.of(target, [1])
+    on_graphs = graphs.of(drafts, [2, 1])
+    graphs.capture_all()
+    assert [shape for shape, _ in graphs.steps] == [GraphShape(2, 1), GraphShape(1, 1), GraphShape(2, 2)]
+    on_graphs(step_of(drafts.tables, [9, 9], query_len=2), None)
+    assert [step.num_replays for _, step in graphs.steps] == [0, 0, 1]
+    assert (target.num_calls, drafts.num_calls) == (0, 1)
+
+
+def test_without_memory_there_are_no_graphs() -> None:
+    eager = Attending(ReferenceAttention(), "cpu")
+    graphs = PaddedGraphs(eager.tables, MAX_SEQ_LEN, [1], num_bytes=0)
+    assert graphs.of(eager, [1]) is eager
+    assert not graphs.capture_next()
+
+
 @pytest.mark.parametrize("query_len", [1, 3])
 def test_padded_steps_compute_and_write_what_eager_ones_do(query_len: int) -> None:
     rig = Rig([4], [query_len])
@@ -202,7 +213,7 @@ def test_a_cuda_graph_computes_and_writes_what_eager_steps_do(query_len: int) ->
     backend = TritonAttention(torch.device("cuda"), DecodeBounds(8, 3))
     eager, captured = Attending(backend, "cuda"), Attending(backend, "cuda")
     capture = CudaGraphCapture(captured, captured.tables, MAX_SEQ_LEN)
-    graphs = DecodeGraphs(eager, capture, [2, 4], [query_len], memory_limit_bytes=2**30)
+    graphs = DecodeGraphs(eager, capture, [2, 4], [query_len], GraphMemory(2**30))
     with torch.inference_mode():
         while graphs.capture_next():
             pass

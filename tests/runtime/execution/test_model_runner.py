@@ -1,14 +1,15 @@
 """Whole steps of a tiny model, from plan to result."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from tests.runtime.exactness.speculators import speculative_config
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.synthetic_steps import GREEDY
@@ -17,7 +18,8 @@ from kvasir_runtime.kernels.step_ops import cpu_step_ops
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.decoder import DecoderOutput
 from kvasir_runtime.scheduling.step import Fork, StepResult
-from kvasir_runtime.speculative.proposer import VerifiedStep
+from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
+from kvasir_runtime.speculative.select import proposer_of
 
 BLOCK_SIZE = 8
 PROMPT = [5, 6, 7, 8, 9]
@@ -39,8 +41,8 @@ class ScriptedProposer:
         self.wants_hidden = wants_hidden
         self.seen: list[VerifiedStep] = []
 
-    def bind(self, caches: Sequence[LayerCache]) -> None:
-        assert not caches
+    def bind(self, setup: ProposerSetup) -> None:
+        assert not setup.caches
 
     def propose(self, step: VerifiedStep) -> Tensor:
         self.seen.append(step)
@@ -60,14 +62,20 @@ class DeviceProposer(ScriptedProposer):
 
 @pytest.fixture
 def load(folder: Any) -> Callable[..., Worker]:
-    def load_with(proposer: ScriptedProposer | None = None, device: Literal["cpu", "cuda"] = "cpu") -> Worker:
-        speculation = None if proposer is None else SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    def load_with(
+        proposer: ScriptedProposer | SpeculativeConfig | None = None, device: Literal["cpu", "cuda"] = "cpu"
+    ) -> Worker:
+        speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+        if proposer is None or isinstance(proposer, SpeculativeConfig):
+            speculation = proposer
+        execution = ExecutionConfig(num_threads=1, speculative_config=speculation)
+        scripted = proposer if isinstance(proposer, ScriptedProposer) else None
         return load_worker(
             ModelConfig(model=str(folder), device=device),
             CacheConfig(block_size=BLOCK_SIZE),
-            ExecutionConfig(num_threads=1, speculative_config=speculation),
+            execution,
             SchedulerConfig(max_num_seqs=4),
-            None if proposer is None else lambda decoder, placement, backend, max_model_len: proposer,
+            proposer_of(execution) if scripted is None else lambda *placed: scripted,
         )
 
     return load_with
@@ -377,6 +385,26 @@ def test_a_steady_decode_on_a_gpu_waits_for_nothing(
     expected = generate(load().runner, 24, **params)
     runner = load(DeviceProposer([]) if num_drafts else None, device="cuda").runner
     known = generate(runner, 1, num_drafts=num_drafts, **params)
+    assert_steady_steps_wait_for_nothing(runner, known, num_drafts, expected, make_plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("are_captured", [False, True])
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
+def test_drafting_for_a_steady_decode_on_a_gpu_waits_for_nothing(
+    method: str, are_captured: bool, load: Any, generate: Any, make_plan: Any, folder: Path, tmp_path: Path
+) -> None:
+    expected = generate(load().runner, 24)
+    runner = load(speculative_config(method, folder, folder, tmp_path / "heads"), device="cuda").runner
+    while are_captured and runner.use_idle_time():
+        pass
+    known = generate(runner, 1, num_drafts=3)
+    assert_steady_steps_wait_for_nothing(runner, known, 3, expected, make_plan)
+
+
+def assert_steady_steps_wait_for_nothing(
+    runner: ModelRunner, known: list[int], num_drafts: int, expected: list[int], make_plan: Any
+) -> None:
     length = 1 + num_drafts
     plans = [
         make_plan(decodes=[(0, length)], starts=[len(known) - 1 + i * length], proposals=num_drafts) for i in range(6)

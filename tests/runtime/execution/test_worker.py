@@ -17,7 +17,7 @@ from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.parallel.groups import alone
 from kvasir_runtime.parallel.topology import Topology
-from kvasir_runtime.speculative.proposer import VerifiedStep
+from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 
 PROPOSER_SPEC = KvSpec(kind="full", num_kv_heads=1, head_dim=8, dtype="float32", itemsize=4)
 
@@ -32,8 +32,8 @@ class EmptyProposer:
     kv_specs = (PROPOSER_SPEC,)
     caches: Sequence[LayerCache] = ()
 
-    def bind(self, caches: Sequence[LayerCache]) -> None:
-        self.caches = caches
+    def bind(self, setup: ProposerSetup) -> None:
+        self.caches = setup.caches
 
     def propose(self, step: VerifiedStep) -> Tensor:
         return torch.full((len(step.rows), step.num_proposals), -1, dtype=torch.int32)

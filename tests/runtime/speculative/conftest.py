@@ -1,6 +1,7 @@
 """A toy rank: a tiny random target over real pages, greedy verification, and a proposer that sees its steps."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.runtime.padded_graphs import PaddedGraphs
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
@@ -21,7 +23,7 @@ from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
+from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup, ShownRows, VerifiedStep, kernel_by_kernel
 
 PLACEMENT = Placement(device=torch.device("cpu"), dtype=torch.float32, ops=reference_ops())
 BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 3, 64
@@ -43,7 +45,16 @@ SHAPE: dict[str, Any] = {
 class Rank:
     """Blocks are given as a scheduler without lookahead gives them: for the tokens of a step and no more."""
 
-    def __init__(self, target: Decoder, proposer: Proposer, max_model_len: int = MAX_MODEL_LEN) -> None:
+    def __init__(
+        self,
+        target: Decoder,
+        proposer: Proposer,
+        max_model_len: int = MAX_MODEL_LEN,
+        *,
+        max_drafts: int = 6,
+        never_waits: bool = False,
+    ) -> None:
+        """`never_waits` as on CUDA, where passes may also run on graphs."""
         self.target, self.proposer = target, proposer
         self.token_ids = torch.zeros(MAX_NUM_SEQS, max_model_len + 1, dtype=torch.int32)
         self.known = [0] * MAX_NUM_SEQS
@@ -51,6 +62,7 @@ class Rank:
         self.drafts: list[list[int]] = [[] for _ in range(MAX_NUM_SEQS)]
         self._was_shown = np.zeros(MAX_NUM_SEQS, dtype=np.bool_)
         self._copies: list[tuple[int, int]] = []
+        self.while_proposing: AbstractContextManager[object] = nullcontext()
         specs = [*target.kv_specs(torch.float32), *proposer.kv_specs]
         layout = make_layout(specs, BLOCK_SIZE)
         self._pages = iter(range(1, 100))
@@ -61,7 +73,16 @@ class Rank:
             LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), place.group)
             for shape, place in zip(shapes, layout.places, strict=True)
         ]
-        proposer.bind(self.caches[len(target.layers) :])
+        tables = self._tables[0].expand(len(layout.groups), -1, -1)
+        self.graphs = PaddedGraphs(tables, MAX_MODEL_LEN, [1, MAX_NUM_SEQS])
+        setup = ProposerSetup(
+            caches=self.caches[len(target.layers) :],
+            max_num_seqs=MAX_NUM_SEQS,
+            max_drafts=max_drafts,
+            never_waits=never_waits,
+            on_graphs=self.graphs.of if never_waits else kernel_by_kernel,
+        )
+        proposer.bind(setup)
 
     def add(self, row: int, token_ids: list[int]) -> None:
         self.token_ids[row, : len(token_ids)] = torch.tensor(token_ids)
@@ -136,23 +157,23 @@ class Rank:
             self.drafts[row] = []
         if not num_proposals:
             return held
-        proposed = self.proposer.propose(
-            VerifiedStep(
-                inputs=inputs,
-                hidden=output.hidden,
-                captured=output.captured,
-                sampled=torch.tensor(sampled, dtype=torch.int64),
-                rows=torch.tensor(own, dtype=torch.int64),
-                last_accepted=torch.tensor(last, dtype=torch.int64),
-                next_tokens=torch.tensor([self.tokens(row)[-1] for row in own], dtype=torch.int64),
-                num_known=torch.tensor([self.known[row] for row in own], dtype=torch.int64),
-                num_slots=torch.tensor([self._num_slots(row) for row in own], dtype=torch.int64),
-                token_ids=self.token_ids,
-                shown=shown,
-                block_copies=np.array(copies, dtype=np.int32).reshape(-1, 2),
-                num_proposals=num_proposals,
-            )
+        verified = VerifiedStep(
+            inputs=inputs,
+            hidden=output.hidden,
+            captured=output.captured,
+            sampled=torch.tensor(sampled, dtype=torch.int64),
+            rows=torch.tensor(own, dtype=torch.int64),
+            last_accepted=torch.tensor(last, dtype=torch.int64),
+            next_tokens=torch.tensor([self.tokens(row)[-1] for row in own], dtype=torch.int64),
+            num_known=torch.tensor([self.known[row] for row in own], dtype=torch.int64),
+            num_slots=torch.tensor([self._num_slots(row) for row in own], dtype=torch.int64),
+            token_ids=self.token_ids,
+            shown=shown,
+            block_copies=np.array(copies, dtype=np.int32).reshape(-1, 2),
+            num_proposals=num_proposals,
         )
+        with self.while_proposing:
+            proposed = self.proposer.propose(verified)
         assert proposed.shape == (len(own), num_proposals)
         assert proposed.dtype == torch.int32
         for row, line in zip(own, proposed.tolist(), strict=True):
@@ -209,6 +230,13 @@ def load(folder: Path, max_model_len: int = MAX_MODEL_LEN) -> Decoder:
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     make_llama(folder, seed=3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("draft")
+    make_llama(folder, seed=5, num_hidden_layers=1, hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
     return folder
 
 

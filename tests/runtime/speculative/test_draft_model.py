@@ -12,7 +12,6 @@ from tests.runtime.speculative.conftest import (
     Rank,
     continue_greedily,
     load,
-    make_llama,
     prompt,
 )
 
@@ -22,13 +21,6 @@ from kvasir_runtime.speculative import draft_model
 from kvasir_runtime.speculative.draft_model import DraftModelProposer
 
 Greedy = Callable[[list[int], int], list[int]]
-
-
-@pytest.fixture(scope="session")
-def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("draft")
-    make_llama(folder, seed=5, num_hidden_layers=1, hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
-    return folder
 
 
 @pytest.fixture(scope="session")
