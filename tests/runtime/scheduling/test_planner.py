@@ -137,6 +137,73 @@ def test_prompts_under_way_come_before_those_that_wait(make_engine):
     assert [plan.samples.tolist() for plan in plans] == [[False], [True, False], [False]]
 
 
+class Chunks:
+    """Of each step of the engine: first token of each prompt in it, and how many tokens of it, in their order."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self._first_tokens = {}
+
+    def of(self, num_steps):
+        return [self._of(self._engine.step()) for _ in range(num_steps)]
+
+    def _of(self, plan):
+        self._first_tokens |= {new.row: new.token_ids[0] for new in plan.added}
+        first_tokens = [self._first_tokens[row] for row in plan.rows.tolist()]
+        return list(zip(first_tokens, plan.num_new_tokens.tolist(), strict=True))[plan.num_decodes :]
+
+
+def test_another_tenants_prompt_does_not_wait_for_the_end_of_a_long_one(make_engine):
+    engine = make_engine(budget=8, policy="fair", cache=False)
+    chunks = Chunks(engine)
+    engine.add([1] * 40, tenant="greedy")
+    engine.add([2] * 40, tenant="greedy")
+    assert chunks.of(1) == [[(1, 8)]]
+    engine.add([3] * 4, tenant="modest", max_tokens=1)
+    assert chunks.of(2) == [[(3, 4), (1, 4)], [(1, 8)]]
+
+
+def test_long_prompts_of_two_tenants_take_turns(make_engine):
+    engine = make_engine(budget=8, policy="fair", cache=False)
+    chunks = Chunks(engine)
+    engine.add([1] * 60, tenant="a")
+    chunks.of(1)
+    engine.add([2] * 60, tenant="b")
+    assert chunks.of(6) == [[(token, 8)] for token in (2, 1, 1, 2, 1, 2)]
+
+
+@pytest.mark.parametrize(("policy", "tenant", "priority"), [("fair", "a", 0), ("fcfs", "b", -1), ("priority", "b", 0)])
+def test_a_prompt_under_way_goes_on_before_one_that_is_behind_it(make_engine, policy, tenant, priority):
+    engine = make_engine(budget=8, policy=policy, cache=False)
+    chunks = Chunks(engine)
+    engine.add([1] * 20, tenant="a")
+    chunks.of(1)
+    engine.add([2] * 4, tenant=tenant, priority=priority)
+    assert chunks.of(2) == [[(1, 8)], [(1, 4), (2, 4)]]
+
+
+def test_an_urgent_prompt_goes_before_the_rest_of_a_long_one(make_engine):
+    engine = make_engine(budget=8, policy="priority", cache=False)
+    chunks = Chunks(engine)
+    engine.add([1] * 20)
+    chunks.of(1)
+    engine.add([2] * 4, priority=-1, max_tokens=1)
+    assert chunks.of(1) == [[(2, 4), (1, 4)]]
+
+
+@pytest.mark.parametrize(("num_blocks", "order"), [(12, [1, 1]), (13, [2, 1])])
+def test_nobody_goes_before_a_prompt_that_then_would_lack_blocks(make_engine, num_blocks, order):
+    """Ten blocks for the first, three for the second with its output."""
+    engine = make_engine(budget=8, policy="fair", cache=False, num_blocks=num_blocks)
+    chunks = Chunks(engine)
+    engine.add([1] * 40, tenant="a", max_tokens=1)
+    chunks.of(1)
+    engine.add([2] * 12, tenant="b", max_tokens=1)
+    assert [step[0][0] for step in chunks.of(2)] == order
+    engine.run()
+    assert engine.scheduler.stats(0, 0.0).num_preemptions == 0
+
+
 def test_a_last_known_token_alone_is_computed_as_a_decode(make_engine):
     engine = make_engine(budget=5)
     engine.add([1] * 6, max_tokens=1)
