@@ -45,7 +45,9 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     monkeypatch.setattr(worker_module, "_ops_of", lambda device: triton_ops())
     monkeypatch.setattr(worker_module, "_step_ops_of", lambda device: triton_step_ops())
-    monkeypatch.setattr(worker_module, "select_backend", lambda name, device, bounds: TritonAttention(device, bounds))
+    monkeypatch.setattr(
+        worker_module, "select_backend", lambda name, device, bounds, _: TritonAttention(device, bounds)
+    )
     monkeypatch.setattr(Transfers, "upload", packed_upload)
 
 
