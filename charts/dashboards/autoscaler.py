@@ -61,8 +61,8 @@ _FROM_ZERO = Section(
     [
         number(
             "Wakes", COUNT,
-            "Services without engines that got one for a request that waited, in the time that is shown. Many: "
-            "lengthen scaleToZeroAfter.",
+            "Times that a request had to wait for the first ready engine, in the time that is shown. Many: lengthen "
+            "scaleToZeroAfter; with minReplicas above 0 the only engine was lost.",
             SERVICE_PODS.increase("kvasir_router_wake_seconds_count"), when_empty="no router",
         ),
         number(

@@ -24,5 +24,5 @@ class WakeCollector(Collector):
 
 
 def _family() -> HistogramMetricFamily:
-    text = "First request of a service without engines until one is sent to an engine."
+    text = "First request of a service without ready engines until one is sent to an engine."
     return HistogramMetricFamily("kvasir_router_wake_seconds", text, labels=("service",))

@@ -1,4 +1,5 @@
-"""How long requests of a service without any engine wait for one: from the first that comes to the first that is sent.
+"""How long requests of a service without ready engines wait for one: from the first that comes to the first that is
+sent.
 
 Where all that waited have left before, nothing is counted. Reads no clock.
 """
