@@ -99,7 +99,7 @@ def rules_of(name: str, threshold: float, setting: Setting) -> Noted:
 
 
 def requests(every: float, seconds: float, num_input: int, num_output: int, begin: float = 0.0) -> list[TraceRequest]:
-    """Each prompt is one block of its own, or several that all have in common but the last."""
+    """One every `every` seconds; prompts share nothing."""
     num = int(seconds / every)
     size = -(-num_input // 64)
     first = int(begin) * 1_000_000
