@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from benchmarks.autoscaling.decode_engine import DecodeEngine
 from benchmarks.routing.engine import CacheUpdate, Engine, EngineModel
 from benchmarks.routing.job import Job
 
@@ -41,8 +42,16 @@ class Scrape:
 class Fleet:
     """`replicas` keeps those that are gone, for what they cost."""
 
-    def __init__(self, model: EngineModel, block_tokens: int, startup_seconds: float, num_serving: int) -> None:
+    def __init__(
+        self,
+        model: EngineModel,
+        block_tokens: int,
+        startup_seconds: float,
+        num_serving: int,
+        engine: type[Engine] = Engine,
+    ) -> None:
         self._model = model
+        self._engine = engine
         self._block_tokens = block_tokens
         self._startup_seconds = startup_seconds
         self._updates: list[CacheUpdate] = []
@@ -86,6 +95,15 @@ class Fleet:
         chosen.engine.submit(job, now)
         return chosen
 
+    def take(self, job: Job, now: float) -> Replica | None:
+        """A prompt that is computed goes where the cache is emptiest; None: no replica has a place, and it is held."""
+        self._updates.clear()
+        for replica in sorted(self.in_stage(Stage.SERVING), key=lambda each: each.engine.kv_usage):
+            if isinstance(replica.engine, DecodeEngine) and replica.engine.take(job, now):
+                return replica
+        self.held.append(job)
+        return None
+
     def scrape(self, now: float) -> None:
         for replica in self.in_stage(Stage.SERVING):
             engine = replica.engine
@@ -104,7 +122,7 @@ class Fleet:
         return queued + job.num_input_tokens - engine.cached_tokens(job) + (1e6 * engine.kv_usage if is_full else 0.0)
 
     def _add(self, now: float, serves_at: float, stage: Stage) -> Replica:
-        engine = Engine(len(self.replicas), self._model, self._block_tokens, self._updates)
+        engine = self._engine(len(self.replicas), self._model, self._block_tokens, self._updates)
         self.replicas.append(Replica(engine, now, serves_at, stage))
         return self.replicas[-1]
 

@@ -1,4 +1,5 @@
-"""Requests over time: recorded traces, and ramps, steps, bursts and days of Poisson arrivals with lengths as Azure's.
+"""Requests over time: recorded traces, and ramps, steps, bursts and days, with nights or without, of Poisson arrivals
+with lengths as Azure's.
 
 Open loop: what arrives does not depend on what is answered. Seeded.
 """
@@ -21,6 +22,7 @@ SHAPES: dict[str, Shape] = {
     "ramp": lambda at: 1.5 + 7.0 * (1 - abs(at / (DURATION_SECONDS / 2) - 1)),
     "step": lambda at: 7.0 if 900 <= at < 2400 else 2.0,
     "bursts": lambda at: 8.0 if at % 900 < 150 else 2.5,
+    "nights": lambda at: max(0.0, -8.0 * math.sin(2 * math.pi * at / (DURATION_SECONDS / 2))),
     "diurnal": lambda at: 4.5 - 3.0 * math.cos(2 * math.pi * at / (DURATION_SECONDS / 2)),
 }
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """Of one that takes requests. `_now` is the latest scrape, all else the mean of a minute."""
+    """Of one that takes requests. `_now` is the latest scrape, `_peak` the most of a minute, all else its mean."""
 
     name: str
     serves_seconds: float
     kv_used_tokens: float
     kv_used_tokens_now: float
+    kv_used_tokens_peak: float
     kv_capacity_tokens: float
     num_running: float
     num_waiting: float
@@ -23,6 +24,10 @@ class ReplicaView:
     @property
     def kv_usage(self) -> float:
         return self.kv_used_tokens / self.kv_capacity_tokens
+
+    @property
+    def kv_usage_peak(self) -> float:
+        return self.kv_used_tokens_peak / self.kv_capacity_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +45,7 @@ class FleetView:
     mean_output_tokens: float
     ttft_p90: float | None
     itl_p90: float | None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_held > 0 or any(each.num_running or each.num_waiting for each in self.replicas)

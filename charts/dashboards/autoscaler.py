@@ -12,6 +12,12 @@ _ABOUT_LEGEND = "{{service_namespace}}/{{inference_service}} {{role}}"
 _OF_LEGEND = "{{namespace}}/{{inference_service}} {{role}}"
 _NONE = "no service with autoscaling"
 
+
+def _wake_time(quantile: float) -> str:
+    """Over all that is shown: wakes are few."""
+    return f"histogram_quantile({quantile}, {SERVICE_PODS.increase('kvasir_router_wake_seconds_bucket', 'le')})"
+
+
 _NUMBERS = Section(
     "Now",
     [
@@ -46,6 +52,29 @@ _NUMBERS = Section(
             "Tokens in use over capacity. Scaling aims at targetKVCacheUsage, 0.75 by default.",
             ratio(ROLE_PODS.sum("kvasir_kv_cache_used_tokens"), ROLE_PODS.sum("kvasir_kv_cache_capacity_tokens")),
             when_empty="no engine",
+        ),
+    ],
+)  # fmt: skip
+
+_FROM_ZERO = Section(
+    "From zero",
+    [
+        number(
+            "Wakes", COUNT,
+            "Times that a request had to wait for the first ready engine, in the time that is shown. Many: lengthen "
+            "scaleToZeroAfter; with minReplicas above 0 the only engine was lost.",
+            SERVICE_PODS.increase("kvasir_router_wake_seconds_count"), when_empty="no router",
+        ),
+        number(
+            "Wake time, p50", SECONDS,
+            "From the first request at zero to the first that an engine was sent, in the time that is shown. It is an "
+            "engine's start: a cache of the model near by shortens it.",
+            _wake_time(0.5), when_empty="no wakes",
+        ),
+        number(
+            "Wake time, p90", SECONDS,
+            "The same of nine wakes of ten. Near router.maxQueueWait requests are refused before an engine is there.",
+            _wake_time(0.9), when_empty="no wakes",
         ),
     ],
 )  # fmt: skip
@@ -131,5 +160,5 @@ _INPUTS = Section(
 
 AUTOSCALER = Board(
     "autoscaler", "Autoscaler", "What the autoscaler wants, what it decides by, and what holds it.",
-    SCALED, [_NUMBERS, _DECISIONS, _INPUTS],
+    SCALED, [_NUMBERS, _FROM_ZERO, _DECISIONS, _INPUTS],
 )  # fmt: skip

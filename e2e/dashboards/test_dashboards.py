@@ -23,6 +23,9 @@ LATE_SECONDS = 120.0
 EMPTY = {
     "disaggregation: Prefills elsewhere that failed": "a prefill of this model takes milliseconds: hardly ever is its "
     "engine killed within one",
+    **dict.fromkeys(
+        ("autoscaler: Wake time, p50", "autoscaler: Wake time, p90"), "none of the services goes to zero in the time"
+    ),
 }
 """Panels without a failure to show, each with the reason."""
 QUERIES = list(queries())

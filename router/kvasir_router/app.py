@@ -139,6 +139,8 @@ class Handler:
     async def _place(self, job: Job) -> Placement:
         """Admission and placement; nothing is awaited between them and the dispatch, so there is still room."""
         job.queued.has_begun = job.exchange.has_started
+        if not job.queued.has_begun:
+            job.service.ask_for_engine()
         while True:
             try:
                 waited_seconds = await job.service.admission.admit(job.queued, job.waited_seconds)
@@ -154,7 +156,7 @@ class Handler:
                 return placement
 
     async def _forward(self, job: Job, placement: Placement) -> int:
-        tickets = job.service.dispatch(job.request, placement)
+        tickets = job.service.dispatch(job.request, placement, has_waited=job.queue_wait_seconds > 0)
         self._parts.metrics.count_dispatch(job.request, placement, job.service.policy, self._own_seconds(job))
         ticket = tickets[0]
         release = None if placement.prefill else self._release_when_expected(job.request, ticket)

@@ -13,6 +13,7 @@ from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.service.series import ServiceCollector
 from kvasir_router.service.service import Service
+from kvasir_router.service.wake_series import WakeCollector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FAILURES = ("connect", "lost", "broken", "unresponsive", "timeout", "late")
@@ -125,6 +126,9 @@ class Metrics:
     def observe_connections(self, num_open: Callable[[], int]) -> None:
         gauge = Gauge("kvasir_router_connections", "Clients' connections held.", registry=self._registry)
         gauge.set_function(num_open)
+
+    def observe_wakes(self, services: Iterable[Service]) -> None:
+        self._registry.register(WakeCollector(services))
 
     def observe_endpoints(self, num_in_state: Callable[[EndpointState], int]) -> None:
         text = "Known endpoints by state."

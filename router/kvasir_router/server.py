@@ -159,6 +159,7 @@ def _parts(
     api_keys = None if config.api_keys_file is None else ApiKeys.load(config.api_keys_file)
     metrics.observe_queue(lambda: services.num_waiting)
     metrics.observe_demand(services.held_demand)
+    metrics.observe_wakes(services)
     metrics.observe_endpoints(services.num_in_state)
     metrics.observe_ejected(lambda: services.num_ejected)
     if config.kv_events is not None:

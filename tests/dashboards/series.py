@@ -24,6 +24,7 @@ from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Leg, LocalPrefill, Placement
 from kvasir_router.service.kv_event_series import KvEventCollector
 from kvasir_router.service.service import Service
+from kvasir_router.service.wakes import Wakes
 from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals
@@ -104,6 +105,7 @@ def router_exposition() -> bytes:
     metrics.observe_endpoints(lambda state: 0)
     metrics.observe_ejected(lambda: 0)
     metrics.observe_services(gateway_services())
+    metrics.observe_wakes(gateway_services())
     metrics.add(KvEventCollector(lambda: []))
     leg = Leg(an_endpoint("http://10.0.0.1:8000"), 0, 100)
     metrics.count_dispatch(a_request(), Placement(leg, local_prefill=LocalPrefill.SHORT), "finishTime", 0.001)
@@ -117,10 +119,14 @@ def router_exposition() -> bytes:
 
 def gateway_services() -> Iterable[Service]:
     """As far as their series look at one."""
+    wakes = Wakes()
+    wakes.asked_for(0.0, is_first=True)
+    wakes.sent(20.0, has_waited=True)
     one: Any = SimpleNamespace(
         name="models/llama",
         admission=SimpleNamespace(num_waiting=0),
         registry=SimpleNamespace(num_in_state=lambda state: 0),
+        wakes=wakes,
     )
     return [cast(Service, one)]
 

@@ -204,6 +204,29 @@ async def test_endpoints_and_queues_are_counted_by_service_as_long_as_it_is_ther
     assert qwen not in text
 
 
+async def test_a_wake_is_counted_for_the_service_that_had_no_engine(
+    cluster: Cluster, gateway: Any, engines: Any, client: Any, until: Any
+) -> None:
+    await serve_both(cluster, engines)
+    await cluster.services.apply(manifest("empty", max_queue_wait="10s"))
+    router = await gateway()
+
+    async def num_wakes(name: str) -> float:
+        prefix = f'kvasir_router_wake_seconds_count{{service="models/{name}"}} '
+        [line] = [line for line in (await metrics(client, router)).splitlines() if line.startswith(prefix)]
+        return float(line.removeprefix(prefix))
+
+    waiting = [asyncio.create_task(ask(client, router, "empty")) for _ in range(2)]
+    await until(lambda: router.services.num_waiting == 2)
+    assert (await ask(client, router, "llama"))[0] == 200
+    assert await num_wakes("empty") == 0
+    engines[1].models = ["qwen", "empty"]
+    await cluster.engine_slices.apply(engine_slice("empty", engines[1].port))
+    assert [(await each)[0] for each in waiting] == [200, 200]
+    assert (await ask(client, router, "empty"))[0] == 200
+    assert (await num_wakes("empty"), await num_wakes("llama")) == (1, 0)
+
+
 async def test_it_is_ready_once_it_knows_all_services(cluster: Cluster, gateway: Any, client: Any) -> None:
     router = await gateway()
     async with client.get(router.admin_url + "/ready") as response:

@@ -1,9 +1,14 @@
-"""The HorizontalPodAutoscaler's pace: tolerance of a tenth, up at once by 100 % or 4 pods in 15 s, down after 300 s."""
+"""The HorizontalPodAutoscaler: its counts for metrics of pods and for averages of a total, and its pace.
+
+Tolerance of a tenth, up at once by 100 % or 4 pods in 15 s, down after 300 s. KEDA makes HPAs of the second kind.
+"""
 
 import math
 
 from benchmarks.autoscaling.rule import within
 from benchmarks.autoscaling.view import FleetView
+
+TOLERANCE = 0.1
 
 
 class Pace:
@@ -26,9 +31,32 @@ class Pace:
         return grown
 
 
-class HpaOnKvUsage:
-    """Replicas that serve times the mean usage over the target; those that start count as unused while it grows."""
+def replicas_for_pods(usages: list[float], target: float, current: int) -> int:
+    """`usages`: of the pods that have the metric. The others of `current` count as unused where it grows, as on target
+    where it shrinks; where that turns the ratio round, nothing happens."""
+    if not usages:
+        return current
+    ratio = sum(usages) / len(usages) / target
+    missing = (current - len(usages)) * (target if ratio < 1 else 0.0)
+    ratio_of_all = (sum(usages) + missing) / current / target
+    turns = (ratio < 1 < ratio_of_all) or (ratio > 1 > ratio_of_all)
+    return current if turns or _is_tolerable(ratio_of_all) else _whole(ratio_of_all * current)
 
+
+def replicas_for_average(total: float, target: float, current: int) -> int:
+    """So many that each has at most `target` of the total."""
+    return current if _is_tolerable(total / (target * current)) else _whole(total / target)
+
+
+def _is_tolerable(ratio: float) -> bool:
+    return abs(ratio - 1) <= TOLERANCE + 1e-9
+
+
+def _whole(replicas: float) -> int:
+    return math.ceil(replicas - 1e-9)
+
+
+class HpaOnKvUsage:
     interval_seconds = 15.0
 
     def __init__(self, target: float, most: int) -> None:
@@ -36,21 +64,12 @@ class HpaOnKvUsage:
         self._pace = Pace(most)
 
     def wanted(self, view: FleetView) -> int:
-        serving = len(view.replicas)
-        if not serving:
-            return view.wanted
-        ratio = sum(replica.kv_usage for replica in view.replicas) / serving / self._target
-        if abs(ratio - 1) <= 0.1:
-            return self._pace.follow(view.wanted, view)
-        wanted = math.ceil(ratio * serving)
-        if ratio > 1:  # and with the unready at zero the ratio may turn: then nothing happens
-            ratio_of_all = ratio * serving / view.wanted
-            wanted = math.ceil(ratio_of_all * view.wanted) if ratio_of_all > 1.1 else view.wanted
-        return self._pace.follow(wanted, view)
+        usages = [replica.kv_usage for replica in view.replicas]
+        return self._pace.follow(replicas_for_pods(usages, self._target, view.wanted), view)
 
 
 class KedaOnQueueLength:
-    """An HPA on the average of waiting requests: so many replicas that each has at most `per_replica` of them."""
+    """On the average of waiting requests: so many replicas that each has at most `per_replica` of them."""
 
     interval_seconds = 15.0
 
@@ -60,4 +79,4 @@ class KedaOnQueueLength:
 
     def wanted(self, view: FleetView) -> int:
         waiting = view.num_held + sum(replica.num_waiting for replica in view.replicas)
-        return self._pace.follow(math.ceil(waiting / self._per_replica), view)
+        return self._pace.follow(replicas_for_average(waiting, self._per_replica, view.wanted), view)

@@ -1,9 +1,12 @@
-"""llm-d's token-aware rule: uncached tokens in flight over what a replica prefills in 1.5 s, or KV use over 0.8."""
+"""llm-d's token-aware rule: uncached tokens in flight over what a replica prefills in 1.5 s, and KV use over 0.8.
 
-import math
+Two averages of a KEDA object, of which the larger count holds.
+"""
 
-from benchmarks.autoscaling.rivals.hpa import Pace
+from benchmarks.autoscaling.rivals.hpa import Pace, replicas_for_average
 from benchmarks.autoscaling.view import FleetView
+
+KV_USAGE = 0.8
 
 
 class LlmdTokenAware:
@@ -17,6 +20,6 @@ class LlmdTokenAware:
 
     def wanted(self, view: FleetView) -> int:
         in_flight = view.held_tokens + sum(replica.uncached_tokens for replica in view.replicas)
-        prefill = math.ceil(in_flight / self._tokens)
-        decode = math.ceil(sum(replica.kv_usage for replica in view.replicas) / 0.8)
+        prefill = replicas_for_average(in_flight, self._tokens, view.wanted)
+        decode = replicas_for_average(sum(replica.kv_usage for replica in view.replicas), KV_USAGE, view.wanted)
         return self._pace.follow(max(prefill, decode), view)

@@ -72,6 +72,10 @@ class Registry:
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._endpoints.values())
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._endpoints
+
     def get(self, url: str) -> Endpoint | None:
         return self._endpoints.get(url)
 

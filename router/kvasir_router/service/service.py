@@ -25,6 +25,7 @@ from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import Endpoint, EndpointState, Registry
 from kvasir_router.service.retry_budget import RetryBudget
+from kvasir_router.service.wakes import Wakes
 
 if TYPE_CHECKING:
     from kvasir_router.service.following import Following  # large, and not every router has it
@@ -72,6 +73,7 @@ class Service:
         self.prober = fleet.prober
         self.following = fleet.following
         self.retry_budget = RetryBudget()
+        self.wakes = Wakes()
         self.index = index
         self.admission = admission
         self.catalog = catalog
@@ -94,6 +96,11 @@ class Service:
     def is_paired(self) -> bool:
         """Its prompts may be prefilled by one engine and decoded by another."""
         return self.pairing is not None and self.registry.is_disaggregated
+
+    def ask_for_engine(self) -> None:
+        """To be called before admission: a wake begins where there is none."""
+        if self.registry.is_empty:
+            self.wakes.asked_for(self._clock(), is_first=not self.admission.num_waiting)
 
     def place(
         self, request: InferenceRequest, avoid: Set[str] = frozenset(), *, moved_from: str | None = None
@@ -120,9 +127,15 @@ class Service:
         cached = self.index.match(request.prefix, self._clock())
         return work_left(request.num_prompt_tokens, max(cached.values(), default=0))
 
-    def dispatch(self, request: InferenceRequest, placement: Placement) -> tuple[Ticket, ...]:
-        """Counts the request on each leg's endpoint and expects its blocks to be cached there from now on."""
+    def dispatch(
+        self, request: InferenceRequest, placement: Placement, *, has_waited: bool = False
+    ) -> tuple[Ticket, ...]:
+        """Counts the request on each leg's endpoint and expects its blocks to be cached there from now on.
+
+        `has_waited`: it was held before.
+        """
         now = self._clock()
+        self.wakes.sent(now, has_waited=has_waited)
         if request.prefix is not None:
             for leg in placement.legs:
                 self.index.insert(leg.endpoint.url, request.prefix, now, leg.endpoint.load.kv_capacity_tokens)
