@@ -14,7 +14,7 @@ from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.settings import OperatorSettings
 from kvasir_router.cli import parse_arguments
-from kvasir_router.config import KvEventPorts, PolicyName, RouterConfig
+from kvasir_router.config import HostPort, KvEventPorts, PolicyName, RouterConfig
 from kvasir_runtime.config import RuntimeConfig, check_values
 from kvasir_runtime.flags import Parser, add_flags, config_from
 
@@ -118,6 +118,7 @@ def test_the_router_reads_what_the_manifest_says(every_flag: InferenceService) -
 
     assert (config.model, config.model_alias) == ("big", ("b", "c"))
     assert config.kv_events == KvEventPorts(5557, 5558)
+    assert config.peers == HostPort("llama-router-peers.models.svc", 5559)
     assert (config.policy, config.max_queue_size, config.max_queue_wait) == ("roundRobin", 7, 0.5)
     assert (config.api_keys_file, config.shutdown_timeout) == (Path("/etc/kvasir/api-keys"), 120)
     assert (config.tenant_tokens_per_minute, config.tenant_max_in_flight) == (60000, 8)
