@@ -71,6 +71,7 @@ def router_registry() -> CollectorRegistry:
     metrics.observe_endpoints(lambda state: 0)
     metrics.observe_services([])
     metrics.observe_ejected(lambda: 0)
+    metrics.observe_peers(lambda: 0)
     metrics.add(KvEventCollector(list))
     return metrics._registry
 

@@ -52,7 +52,19 @@ def _settings(arguments: argparse.Namespace) -> Iterator[Setting]:
         kv_capacity_tokens=arguments.kv_tokens,
     )
     for num_replicas, speed, num_routers in product(arguments.replicas, arguments.speed, arguments.routers):
-        yield Setting(speed, num_replicas, num_routers, model, arguments.late_ms / 1000, arguments.seed)
+        yield Setting(
+            speed,
+            num_replicas,
+            num_routers,
+            model,
+            arguments.late_ms / 1000,
+            arguments.seed,
+            _seconds(arguments.peer_ms),
+        )
+
+
+def _seconds(milliseconds: float) -> float | None:
+    return None if milliseconds < 0 else milliseconds / 1000
 
 
 def _row(setting: Setting, name: str, outcome: Outcome) -> str:
@@ -72,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--routers", type=int, nargs="+", default=[1])
     parser.add_argument("--rules", nargs="+", default=list(LINEUP), choices=list(LINEUP), metavar="RULE")
     parser.add_argument("--late-ms", type=float, default=50.0, help="how late KV events and load reports are")
+    parser.add_argument(
+        "--peer-ms", type=float, default=2.0, help="how late our routers hear each other; negative: not at all"
+    )
     parser.add_argument("--seed", type=int, default=0)
     model = EngineModel()
     parser.add_argument("--prefill-rate", type=float, default=model.prefill_tokens_per_second, help="tokens/s")

@@ -1,12 +1,12 @@
 """Our router's own parts in virtual time: admission, loads, ledger, index and policy; only the bytes are missing.
 
 What it knows: `heard` from KV events and load reports, both late, and its own dispatches since; `approximate` from what
-it sent, and from metrics scraped once a second.
+it sent, and from metrics scraped once a second. Either hears its peers, unless they are told not to.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -29,6 +29,8 @@ from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.load_report import LoadReport
+from kvasir_router.service.peer_news import News
+from kvasir_router.service.peers import GATHER_SECONDS, Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import EndpointState, Registry
 
@@ -119,9 +121,14 @@ class Kvasir:
         self._numbers = {url: number for number, url in enumerate(urls)}
         self.endpoints = sorted(self._registry.serving("m"), key=lambda endpoint: self._numbers[endpoint.url])
         self._clock = asyncio.get_running_loop().time
-        binding = LateBinding(self._registry, _DEFAULTS.max_prefill_queue, self._clock)
+        self.peers = Peers(
+            self._registry, self._clock, lambda: self.admission.next_waiting(), lambda: self.admission.wake()
+        )
+        binding = LateBinding(
+            self._registry, _DEFAULTS.max_prefill_queue, self._clock, num_before=self.peers.num_before
+        )
         self.admission = Admission(binding.seconds_to_room, _NO_LIMITS, TenantLimits(None, None, lambda: None))
-        self._ledger = Ledger(self.admission.wake)
+        self._ledger = Ledger(self.admission.wake, self.peers)
         self._tickets: dict[int, Ticket] = {}
         self._tidy_at = 0.0
 
@@ -204,6 +211,45 @@ class ApproximateKvasir(Kvasir):
         for engine, endpoint in zip(self.world.engines, self.endpoints, strict=True):
             endpoint.load.scraped(engine.kv_usage, engine.model.kv_capacity_tokens, len(engine.waiting), now)
         super().every_second(now)
+
+
+def introduce(world: World, routers: Sequence[Kvasir]) -> Sequence[Kvasir]:
+    """They hear each other, where the world lets them."""
+    if world.peer_seconds is not None and len(routers) > 1:
+        for number, router in enumerate(routers):
+            others = [other.peers for other in routers if other is not router]
+            router.peers.on_event = Telling(b"%d" % number, router.peers, others, world.peer_seconds).soon
+    return routers
+
+
+class Telling:
+    """One router's news, on their way to all others; what happens meanwhile goes with them, as in the program."""
+
+    def __init__(self, name: bytes, peers: Peers, others: Sequence[Peers], late_seconds: float) -> None:
+        self._name = name
+        self._peers = peers
+        self._others = others
+        self._late_seconds = max(late_seconds - GATHER_SECONDS, 0.0)
+        self._loop = asyncio.get_running_loop()
+        self._is_gathering = False
+        self._sent: deque[News] = deque()
+
+    def soon(self) -> None:
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._loop.call_later(GATHER_SECONDS, self._send)
+
+    def _send(self) -> None:
+        self._is_gathering = False
+        news = self._peers.take()
+        if news is not None:
+            self._sent.append(news)
+            self._loop.call_later(self._late_seconds, self._arrive)
+
+    def _arrive(self) -> None:
+        news = self._sent.popleft()
+        for other in self._others:
+            other.hear(self._name, news)
 
 
 def urls_of(world: World) -> list[str]:

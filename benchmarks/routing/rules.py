@@ -14,7 +14,7 @@ from kvasir_router.service.load_report import LoadReport
 @dataclass(slots=True)
 class World:
     """What rules may know of: engines through their metrics, and their caches' updates, late. `send` takes a job to an
-    engine, by number."""
+    engine, by number. `peer_seconds`: how late routers hear each other; None: not at all."""
 
     engines: list[Engine]
     block_tokens: int
@@ -22,6 +22,7 @@ class World:
     updates: list[CacheUpdate]
     source: Random
     send: Callable[[Job, int], None]
+    peer_seconds: float | None = None
 
 
 class Rule(Protocol):

@@ -31,6 +31,7 @@ class Setting:
     model: EngineModel = field(default_factory=EngineModel)
     late_seconds: float = 0.05
     seed: int = 0
+    peer_seconds: float | None = None  # None: routers do not hear each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ class _Simulation:
             Engine(number, setting.model, trace.block_tokens, updates) for number in range(setting.num_replicas)
         ]
         source = Random(f"rules-{setting.seed}")
-        self._world = World(self._engines, trace.block_tokens, setting.late_seconds, updates, source, self._send)
+        self._world = World(
+            self._engines, trace.block_tokens, setting.late_seconds, updates, source, self._send, setting.peer_seconds
+        )
         self._loop = asyncio.get_running_loop()
         self._rules = make_rules(self._world, setting.num_routers)
         self._late_seconds = setting.late_seconds

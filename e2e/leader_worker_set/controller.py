@@ -33,7 +33,9 @@ def leader_worker_sets(cluster: LiveCluster, folder: Path) -> Iterator[None]:
     """Meanwhile the rig's cluster has them. `folder` takes the controller's files."""
     # Client-side apply would repeat the whole CRD in an annotation, which has no room for it.
     cluster.kubectl("apply", "--server-side", f"--filename={crd_file()}")
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
+    # A wait for the condition fails at once where there is no condition yet.
+    known = "--for=jsonpath={.status.acceptedNames.kind}=LeaderWorkerSet"
+    cluster.kubectl("wait", known, f"crd/{CRD}", "--timeout=60s")
     certificate, key = self_signed(IPV4.control_plane, "IP")
     (folder / "tls.crt").write_text(certificate)
     (folder / "tls.key").write_text(key)

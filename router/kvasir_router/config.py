@@ -56,6 +56,20 @@ def parse_event_ports(text: str) -> KvEventPorts:
     return ports
 
 
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    host: str
+    port: int
+
+
+def parse_host_port(text: str) -> HostPort:
+    """Of `llama-router-peers.models.svc:5559`."""
+    match = re.fullmatch(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", text)
+    if match is None or not 0 < int(match[2]) < 2**16:
+        raise ConfigError(f"{text!r} is no host and port; write for example llama-router-peers.models.svc:5559")
+    return HostPort(match[1].strip("[]"), int(match[2]))
+
+
 def parse_remote_min_tokens(text: str) -> int | None:
     """Of `auto`, which is None, or a number."""
     if text == "auto":
@@ -222,6 +236,15 @@ class RouterConfig:
     kv_index_size: int = field(
         default=1_000_000,
         metadata=_flag("blocks remembered from KV events, of all endpoints of a service; 200 bytes each"),
+    )
+    peers: HostPort | None = field(
+        default=None,
+        metadata=_flag(
+            "DNS name of all routers of the same engines, and the port at which each tells the others over ZMQ what it "
+            "sends where and would send next; not used with --workers (default: of others' requests only engines tell)",
+            read=parse_host_port,
+            metavar="HOST:PORT",
+        ),
     )
     kv_transfer_port: int = field(
         default=5600,

@@ -145,6 +145,10 @@ class Metrics:
         gauge = Gauge(FleetSeries.EJECTED_ENDPOINTS.value, text, registry=self._registry)
         gauge.set_function(num_ejected)
 
+    def observe_peers(self, num_peers: Callable[[], int]) -> None:
+        gauge = Gauge("kvasir_router_peers", "Other routers that this one hears.", registry=self._registry)
+        gauge.set_function(num_peers)
+
     def forget_endpoint(self, url: str) -> None:
         """Pods come and go: the series of one that is gone must not stay for ever."""
         self._picks.remove_by_labels({"endpoint": url})

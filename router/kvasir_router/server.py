@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import uvloop
@@ -38,6 +38,9 @@ from kvasir_router.remote_prefill import RemotePrefills
 from kvasir_router.routes import DIALECTS, create_app
 from kvasir_router.service.factory import ServiceFactory
 from kvasir_router.service.services import Services
+
+if TYPE_CHECKING:
+    from kvasir_router.service.peer_feed import PeerFeed
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +122,10 @@ async def running(
             config.tenant_tokens_per_minute, config.tenant_max_in_flight, on_room=lambda: found.services.wake()
         )
         decisions = DecisionLog()
-        factory = ServiceFactory(config, session, tenant_limits, decisions)
+        peer_feed = None if config.peers is None else await stack.enter_async_context(_peer_feed(config, secret))
+        if peer_feed is not None:
+            metrics.observe_peers(lambda: peer_feed.num_peers)
+        factory = ServiceFactory(config, session, tenant_limits, decisions, peer_feed)
         stack.callback(factory.close)
         found = await stack.enter_async_context(discovering(config, factory, metrics, kubernetes, secret))
         parts = _parts(config, found.services, tenant_limits, pool, metrics)
@@ -200,6 +206,19 @@ def _observe_kv_events(metrics: Metrics, services: Services) -> None:
     from kvasir_router.service.kv_event_series import KvEventCollector  # with ZMQ: 90 ms and 3 MB
 
     metrics.add(KvEventCollector(lambda: [each.following.feed for each in services if each.following is not None]))
+
+
+@contextlib.asynccontextmanager
+async def _peer_feed(config: RouterConfig, secret: str | None) -> AsyncIterator["PeerFeed"]:
+    from kvasir_router.service.peer_feed import PeerFeed  # with ZMQ: 90 ms and 3 MB
+
+    assert config.peers is not None
+    feed = PeerFeed(config.host, config.peers, secret)
+    try:
+        async with _task(feed.run(), "peers"):
+            yield feed
+    finally:
+        feed.close()
 
 
 async def _housekeeping(services: Services, api_keys: ApiKeys | None) -> None:

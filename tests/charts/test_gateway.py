@@ -10,6 +10,7 @@ from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.api.fields import manifest_fields
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.router_command import API_KEYS_FOLDER
+from kvasir_operator.resources.router_peers import PEERS_FLAG
 
 HELPERS = (TEMPLATES / "_helpers.tpl").read_text()
 DEPLOYMENT = (TEMPLATES / "gateway" / "deployment.yaml").read_text()
@@ -41,6 +42,16 @@ def test_its_ports_are_those_of_every_router() -> None:
     assert f"{{name: admin, containerPort: {labels.ROUTER_ADMIN_PORT}," in DEPLOYMENT
     assert f"--port={labels.ROUTER_HTTP_PORT}\n" in DEPLOYMENT
     assert f"--admin-port={labels.ROUTER_ADMIN_PORT}\n" in DEPLOYMENT
+
+
+def test_its_pods_find_one_another_as_those_of_a_services_own_router_do() -> None:
+    service = (TEMPLATES / "gateway" / "peers-service.yaml").read_text()
+    name = '{{ include "kvasir.gatewayPeersName" . }}'
+    assert f"name: {name}\n" in service
+    assert "clusterIP: None\n  publishNotReadyAddresses: true\n" in service
+    assert f"{{name: peers, port: {labels.ROUTER_PEERS_PORT}, targetPort: peers" in service
+    assert f"{{name: peers, containerPort: {labels.ROUTER_PEERS_PORT}," in DEPLOYMENT
+    assert f"{PEERS_FLAG}={name}.{{{{ .Release.Namespace }}}}.svc:{labels.ROUTER_PEERS_PORT}\n" in DEPLOYMENT
 
 
 def test_keys_are_mounted_where_its_flag_says() -> None:

@@ -8,7 +8,7 @@ from tests.contract.rendered import router_config, runtime_configs, service_with
 
 from kvasir_operator.api.model import InferenceService, ParallelismSpec, RouterSpec
 from kvasir_operator.manifests import load_services
-from kvasir_router.config import KvEventPorts, PolicyName
+from kvasir_router.config import HostPort, KvEventPorts, PolicyName
 from kvasir_runtime.config import check_values
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -88,6 +88,7 @@ def test_the_router_reads_what_the_manifest_says(every_flag: InferenceService) -
 
     assert (config.model, config.model_alias) == ("big", ("b", "c"))
     assert config.kv_events == KvEventPorts(5557, 5657)
+    assert config.peers == HostPort("llama-router-peers.models.svc", 5559)
     assert (config.policy, config.max_queue_size, config.max_queue_wait) == ("roundRobin", 7, 0.5)
     assert (config.api_keys_file, config.shutdown_timeout) == (Path("/etc/kvasir/api-keys"), 120)
     assert (config.tenant_tokens_per_minute, config.tenant_max_in_flight) == (60000, 8)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_router.cli import main, parse_arguments
-from kvasir_router.config import KvEventPorts, parse_duration, parse_event_ports, parse_size, router_secret_of
+from kvasir_router.config import HostPort, KvEventPorts, parse_duration, parse_event_ports, parse_size, router_secret_of
 from kvasir_router.errors import ConfigError
 
 ENDPOINT = ["serve", "--endpoint", "http://127.0.0.1:8000"]
@@ -135,3 +135,21 @@ def test_engines_may_have_a_part_only() -> None:
 @pytest.mark.parametrize(("text", "min_tokens"), [("auto", None), ("0", 0), ("2048", 2048)])
 def test_remote_prefill_begins_at_a_number_of_tokens_or_where_it_costs_less(text: str, min_tokens: int | None) -> None:
     assert parse_arguments([*ENDPOINT, "--remote-prefill-min-tokens", text]).remote_prefill_min_tokens == min_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("llama-router-peers.models.svc:5559", HostPort("llama-router-peers.models.svc", 5559)),
+        ("10.0.0.1:1", HostPort("10.0.0.1", 1)),
+        ("[::1]:65535", HostPort("::1", 65535)),
+    ],
+)
+def test_peers_are_a_name_and_a_port(text: str, expected: HostPort) -> None:
+    assert parse_arguments([*ENDPOINT, "--peers", text]).peers == expected
+
+
+@pytest.mark.parametrize("text", ["peers", "peers:", ":5559", "peers:0", "peers:65536", "a b:1", "peers:x", "::1:5"])
+def test_what_is_no_name_and_port_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="write for example llama-router-peers"):
+        parse_arguments([*ENDPOINT, "--peers", text])

@@ -18,6 +18,10 @@
 {{ include "kvasir.fullname" . }}-gateway
 {{- end }}
 
+{{- define "kvasir.gatewayPeersName" -}}
+{{ include "kvasir.fullname" . | trunc 49 | trimSuffix "-" }}-gateway-peers
+{{- end }}
+
 {{- define "kvasir.gatewayAccountName" -}}
 {{- $made := ternary (include "kvasir.gatewayName" .) "default" .Values.gateway.serviceAccount.create }}
 {{- .Values.gateway.serviceAccount.name | default $made }}

@@ -57,6 +57,7 @@ ENGINE_KV_TRANSFER_PORT: Final = 5600
 ENGINE_RENDEZVOUS_PORT: Final = 29500
 ROUTER_HTTP_PORT: Final = 8080
 ROUTER_ADMIN_PORT: Final = 9090
+ROUTER_PEERS_PORT: Final = 5559
 OPERATOR_PORT: Final = 9090
 
 ROUTER_SECRET_ENV: Final = "KVASIR_ROUTER_SECRET"
@@ -123,6 +124,11 @@ def group_index(name: str) -> int:
 def rendezvous_name(service_name: str, role: str) -> str:
     """Name of the headless Service by which the pods of a role's groups find one another."""
     return child_name(service_name, role, "ranks")
+
+
+def router_peers_name(service_name: str) -> str:
+    """Name of the headless Service by which a service's routers find one another."""
+    return child_name(service_name, "router", "peers")
 
 
 def router_name(service_name: str) -> str:

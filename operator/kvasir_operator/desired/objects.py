@@ -24,6 +24,7 @@ from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budge
 from kvasir_operator.resources.pod_monitor import pod_monitor
 from kvasir_operator.resources.router_access import router_role_binding
 from kvasir_operator.resources.router_deployment import router_deployment
+from kvasir_operator.resources.router_peers import router_peers_service
 from kvasir_operator.resources.router_secret import router_secret
 from kvasir_operator.resources.router_service import router_service
 from kvasir_operator.resources.service_accounts import engine_service_account, router_service_account
@@ -154,6 +155,7 @@ def _shared(
         *(router_service_account(service, router) for router in routers),
         *(router_role_binding(service, router, settings) for router in routers),
         *(router_service(service) for _ in routers),
+        *(router_peers_service(service) for _ in routers),
         *(rendezvous_service(service, role) for role in roles),
         *network_policies(service, settings),
         *(pod_disruption_budget(service, role) for role in all_roles),

@@ -21,6 +21,7 @@ from kvasir_operator.resources.kv_events import (
 from kvasir_operator.resources.kv_transfer import KV_TRANSFER_FLAG
 from kvasir_operator.resources.parallel_ranks import MASTER_ADDRESS_FLAG, MASTER_PORT_FLAG
 from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG
+from kvasir_operator.resources.router_peers import PEERS_FLAG
 
 _ENDPOINT_FLAGS: Final = {
     labels.ROLE_SERVE: "--endpoint",
@@ -86,6 +87,8 @@ def local_arguments(
         elif argument == KV_EVENTS_PORTS_FLAG:
             next(arguments)
             yield from (text for ports in engines.kv_events_ports for text in (argument, ports))
+        elif argument == PEERS_FLAG:  # a name in a cluster's DNS
+            next(arguments)
         elif argument == KV_TRANSFER_PORT_FLAG:
             yield from (argument, _skip(arguments, str(engines.kv_transfer_port)))
         elif argument == SPECULATIVE_FLAG:

@@ -40,7 +40,10 @@ def network_policies(service: InferenceService, settings: OperatorSettings) -> l
     engine_policy = _policy(service, labels.engine_name(service.name), None, engines, engine_rules)
     if service.is_behind_gateway:
         return [engine_policy]
-    router_rules: list[dict[str, Any]] = [{"ports": _ports(labels.ROUTER_HTTP_PORT)}]
+    router_rules: list[dict[str, Any]] = [
+        {"ports": _ports(labels.ROUTER_HTTP_PORT)},
+        {"from": [{"podSelector": router}], "ports": _ports(labels.ROUTER_PEERS_PORT)},
+    ]
     if observers:  # an empty `from` would let in everyone
         router_rules.append({"from": observers, "ports": _ports(labels.ROUTER_ADMIN_PORT)})
     router_name = labels.router_name(service.name)

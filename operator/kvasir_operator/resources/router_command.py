@@ -6,6 +6,7 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.model import DisaggregationSpec, InferenceService, TenantLimits
 from kvasir_operator.resources.engine_command import ANY_ADDRESS
 from kvasir_operator.resources.kv_events import router_kv_events_flags
+from kvasir_operator.resources.router_peers import router_peers_flags
 
 # A mounted Secret: one file a tenant, with its keys one a line.
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"
@@ -27,6 +28,7 @@ def router_command(service: InferenceService) -> list[str]:
         *(text for alias in aliases for text in ("--model-alias", alias)),
         *("--endpoints-service", f"{service.namespace}/{service.name}:{labels.ENGINE_HTTP_PORT}"),
         *router_kv_events_flags(),
+        *router_peers_flags(service),
         *_disaggregation(service.spec.disaggregation),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),

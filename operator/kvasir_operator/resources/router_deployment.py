@@ -54,6 +54,7 @@ def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSet
                 "ports": [
                     {"name": "http", "containerPort": labels.ROUTER_HTTP_PORT, "protocol": "TCP"},
                     {"name": "admin", "containerPort": labels.ROUTER_ADMIN_PORT, "protocol": "TCP"},
+                    {"name": "peers", "containerPort": labels.ROUTER_PEERS_PORT, "protocol": "TCP"},
                 ],
                 "resources": _resources(role),
                 "startupProbe": http_probe("/health", "admin", period_seconds=1, failure_threshold=60),

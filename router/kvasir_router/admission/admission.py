@@ -13,7 +13,7 @@ from functools import partial
 
 from kvasir_router.admission.drain_rate import DrainRate
 from kvasir_router.admission.queue import HeldDemand, RequestQueue
-from kvasir_router.admission.queued_request import QueuedRequest
+from kvasir_router.admission.queued_request import QueuedRequest, Waiting
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.errors import (
     DeadlineExceededError,
@@ -67,6 +67,12 @@ class Admission:
     def held_demand(self) -> Mapping[str, HeldDemand]:
         """What waits here, by tenant."""
         return self._queue.held_demand()
+
+    def next_waiting(self) -> Waiting | None:
+        """Of the request whose turn it is among those that have not begun."""
+        now = _now()
+        request = self._queue.next_in_turn(self._tenant_limits.may_start, now)
+        return None if request is None else Waiting(now - request.arrived, request.counted_work)
 
     async def admit(self, request: QueuedRequest, waited_seconds: float = 0.0) -> float:
         """Returns, once it can start, the seconds waited; the caller must take its place, at an endpoint and in the

@@ -98,6 +98,10 @@ class RequestQueue:
             self._step_out(self._woken)
         return self._woken
 
+    def next_in_turn(self, may_start: Callable[[str], bool], now: float) -> QueuedRequest | None:
+        """Which of those that have not begun would start next, whatever model it is for."""
+        return self._first_in_turn(self._num_of_model.keys(), may_start, now) if self._num_of_model else None
+
     def put_back(self, request: QueuedRequest) -> None:
         """The woken request cannot start after all, and has the place again that it had."""
         self._woken = None

@@ -2,9 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # However short its prompt, a request occupies its engine to decode as well.
 _MIN_COST_TOKENS = 256
+
+
+class Waiting(NamedTuple):
+    """How long a request has waited, and the work that its response ratio counts."""
+
+    seconds: float
+    work: float
 
 
 def _nothing() -> float:

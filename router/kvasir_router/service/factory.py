@@ -28,6 +28,7 @@ from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.ledger import Ledger
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.migration import Migration
+from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.registry import Registry
@@ -35,6 +36,7 @@ from kvasir_router.service.service import Fleet, Service
 
 if TYPE_CHECKING:
     from kvasir_router.service.following import FollowingFactory
+    from kvasir_router.service.peer_feed import PeerFeed
 
 _POLICIES: dict[PolicyName, type[Policy]] = {
     "finishTime": FinishTime,
@@ -63,7 +65,7 @@ class ServiceSettings:
 
 class ServiceFactory:
     """`session` is for probes; its owner closes it after the services and the factory. `tenant_limits` are for all of
-    them together.
+    them together. `peer_feed` None: there are no peers to tell.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class ServiceFactory:
         session: aiohttp.ClientSession,
         tenant_limits: TenantLimits,
         decisions: DecisionLog,
+        peer_feed: "PeerFeed | None",
     ) -> None:
         self._config = config
         self._session = session
         self._probe_pace = ProbePace()
         self._tenant_limits = tenant_limits
         self._decisions = decisions
+        self._peer_feed = peer_feed
         self._followings = _followings(config, session)
 
     def create(self, settings: ServiceSettings) -> Service:
@@ -94,10 +98,13 @@ class ServiceFactory:
             own_models=_own_models(settings),
         )
         pairing = Pairing(settings.remote_prefill_min_tokens) if config.kv_transfer_port else None
-        binding = LateBinding(registry, config.max_prefill_queue, time.perf_counter, pairing)
+        peers = Peers(registry, time.perf_counter, lambda: admission.next_waiting(), lambda: admission.wake())
+        binding = LateBinding(registry, config.max_prefill_queue, time.perf_counter, pairing, peers.num_before)
         admission = Admission(binding.seconds_to_room, _queue_limits(settings), self._tenant_limits)
         limits = InFlightLimits(registry, config.max_in_flight, time.perf_counter, admission.wake)
-        ledger = Ledger(admission.wake)
+        ledger = Ledger(admission.wake, None if self._peer_feed is None else peers)
+        if self._peer_feed is not None:
+            self._peer_feed.attach(settings.name, peers)
         following = None
         index: PrefixIndex = ApproximatePrefixIndex(
             config.prefix_index_size, config.prefix_ttl, config.prefix_block_size, config.bytes_per_token

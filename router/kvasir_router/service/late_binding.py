@@ -3,7 +3,11 @@
 An engine works off its queue in its own order. What waits here instead keeps the router's: priorities and shares hold,
 and a request is placed by what is known when it can start, not when it came.
 
-Routers that share engines wait for the same moment. The more of what is ahead there is others', the more a router's
+Routers that share engines wait for the same moment. Peers tell what they would start next: for each whose request goes
+before, a router's bound is a little lower, so that it sees room a moment later, and by then has heard of that start. No
+peer is waited for, and of all that wait anywhere the most delayed starts first.
+
+Of routers that are no peers only the engines tell. The more of what is ahead there is others', the more a router's
 bound grows with the slowdown of its next request: who gets little gets its turn sooner, and of all that wait anywhere
 the most delayed tends to start first, though no router knows of another. A router alone keeps the bound.
 """
@@ -18,13 +22,21 @@ from kvasir_router.service.registry import Endpoint, Registry
 
 # Of the slowdown, the time that a request has waited over that of its prefill. Beyond it, engines would hold the queue.
 _MOST_DOUBLINGS = 4.0
+# Of prefill for each peer whose next request goes before: longer than news of its start takes.
+_PEER_SECONDS = 0.02
+# Of the bound, however many they are: an engine must not idle.
+_MOST_FOR_PEERS = 0.5
+
+
+def _nobody(response_ratio: Callable[[], float]) -> int:
+    return 0
 
 
 class LateBinding:
     """`max_prefill_seconds`: what an engine may have ahead; enough for it never to idle until it is sent more. Where
     all of that is other routers', as much again for each doubling of the slowdown.
 
-    `pairing` None: every engine prefills for itself.
+    `pairing` None: every engine prefills for itself. `num_before`: peers whose next request goes before, by its ratio.
     """
 
     def __init__(
@@ -33,11 +45,13 @@ class LateBinding:
         max_prefill_seconds: float,
         clock: Callable[[], float],
         pairing: Pairing | None = None,
+        num_before: Callable[[Callable[[], float]], int] = _nobody,
     ) -> None:
         self._registry = registry
         self._max_prefill_seconds = max_prefill_seconds
         self._clock = clock
         self._pairing = pairing
+        self._num_before = num_before
 
     def seconds_to_room(self, model: str | None, response_ratio: Callable[[], float]) -> float:
         """Until some endpoint has room for the model and little ahead. 0.0: now; inf: not by time alone.
@@ -45,12 +59,14 @@ class LateBinding:
         `response_ratio`: of the request that would start, in seconds per token of work.
         """
         now = self._clock()
-        seconds = self._seconds_within(self._max_prefill_seconds, model, now)
+        for_peers = min(self._num_before(response_ratio) * _PEER_SECONDS, self._max_prefill_seconds * _MOST_FOR_PEERS)
+        limit = self._max_prefill_seconds - for_peers
+        seconds = self._seconds_within(limit, model, now)
         if seconds:
             endpoints = (*self._registry.serving(model), *self._registry.prefilling(model))
             growth = _growth(endpoints, response_ratio)
             if growth > 1.0:
-                seconds = self._seconds_within(self._max_prefill_seconds * growth, model, now)
+                seconds = self._seconds_within(limit * growth, model, now)
         return seconds
 
     def _seconds_within(self, limit: float, model: str | None, now: float) -> float:

@@ -1,11 +1,11 @@
 """Which requests are in flight where: a ticket for each leg of a placement, counted from its dispatch to its end."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Protocol
 
 from kvasir_router.placement.placement import Leg, Placement
 from kvasir_router.request import InferenceRequest
-from kvasir_router.service.load import InFlight
+from kvasir_router.service.load import EndpointLoad, InFlight
 
 
 class Ticket:
@@ -16,30 +16,33 @@ class Ticket:
 
     def __init__(
         self,
-        leg: Leg,
-        request: InferenceRequest,
-        num_output_tokens: int,
+        number: int,
+        url: str,
+        load: EndpointLoad,
+        request: InFlight,
         now: float,
         *,
-        on_prefilled: Callable[[], None],
+        on_prefilled: "OnPrefilled",
         on_finish: Callable[["Ticket"], None],
     ) -> None:
-        self.url = leg.endpoint.url
-        self.request_id = request.request_id
+        self.number = number
+        self.url = url
+        self.request = request
         self.on_interrupt: Callable[[], None] = _do_nothing
-        self._load = leg.endpoint.load
+        self._load = load
         self._on_prefilled = on_prefilled
         self._on_finish = on_finish
-        self._request = InFlight(
-            request.request_id, leg.cached_tokens, leg.uncached_tokens, num_output_tokens, leg.received_tokens
-        )
         self._is_prefilling = True
         self._is_finished = False
-        self._load.begin(self._request, now)
+        self._load.begin(self.request, now)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
 
     @property
     def expected_prefill_seconds(self) -> float:
-        return self._load.prefill.estimate_seconds(self._request.work_ahead)
+        return self._load.prefill.estimate_seconds(self.request.work_ahead)
 
     @property
     def is_engine_prefilling(self) -> bool:
@@ -50,10 +53,10 @@ class Ticket:
         """Its prefill is over, and how long it took is one observation of the rate. Where it goes on with a stream that
         another engine has begun, the tokens generated there were computed again.
         """
-        if self._is_prefilling and self._request.uncached_tokens:
-            work = self._request.work_ahead + num_generated_tokens
-            self._load.prefill.observe(work, now - self._request.measured_from, now)
-        self._end_prefill(now)
+        if self._is_prefilling and self.request.uncached_tokens:
+            work = self.request.work_ahead + num_generated_tokens
+            self._load.prefill.observe(work, now - self.request.measured_from, now)
+        self._end_prefill(now, num_generated_tokens)
 
     def release_prefill(self) -> None:
         """It is taken to be over, as nothing will tell: the first byte comes with the last."""
@@ -61,40 +64,56 @@ class Ticket:
 
     def prefill_after_all(self, now: float) -> None:
         """The other leg has failed, so that the engine computes what it should have received."""
-        if self._is_prefilling and self._request.received_tokens:
-            self._load.prefill_after_all(self._request, now)
+        if self._is_prefilling and self.request.received_tokens:
+            self._load.prefill_after_all(self.request, now)
 
     def whole_answer(self, now: float) -> None:
         """It comes in one piece: its prefill took as long where nothing is decoded, else no longer."""
-        if not self._request.num_output_tokens:
+        if not self.request.num_output_tokens:
             self.first_token(now)
-        elif self._request.uncached_tokens:
-            self._load.prefill.observe_at_most(self._request.work_ahead, now - self._request.measured_from, now)
+        elif self.request.uncached_tokens:
+            self._load.prefill.observe_at_most(self.request.work_ahead, now - self.request.measured_from, now)
 
     def finish(self) -> None:
         if self._is_finished:
             return
         self._is_finished = True
         self._is_prefilling = False
-        self._load.end(self._request)
+        self._load.end(self.request)
         self._on_finish(self)
 
-    def _end_prefill(self, now: float | None) -> None:
+    def _end_prefill(self, now: float | None, num_generated_tokens: int = 0) -> None:
         if self._is_prefilling:
             self._is_prefilling = False
-            self._load.end_prefill(self._request, now)
-            self._on_prefilled()
+            self._load.end_prefill(self.request, now)
+            self._on_prefilled(self, None if now is None else num_generated_tokens)
+
+
+OnPrefilled = Callable[[Ticket, int | None], None]
+"""(ticket, tokens generated elsewhere that were computed again; None: its first token was not seen)."""
 
 
 def _do_nothing() -> None:
     """A request that nobody can interrupt."""
 
 
+class LedgerListener(Protocol):
+    """Is told of each ticket, after it has been counted."""
+
+    def dispatched(self, ticket: Ticket) -> None: ...
+
+    def prefilled(self, ticket: Ticket, num_generated_tokens: int | None) -> None: ...
+
+    def finished(self, ticket: Ticket) -> None: ...
+
+
 class Ledger:
     """`on_room` is called whenever an endpoint may take one more request."""
 
-    def __init__(self, on_room: Callable[[], None]) -> None:
+    def __init__(self, on_room: Callable[[], None], listener: LedgerListener | None = None) -> None:
         self._on_room = on_room
+        self._listener = listener
+        self._num_tickets = 0
         self._tickets: dict[str, dict[str, Ticket]] = {}  # by the endpoint's url, and the request's id there
         self._num_dispatches = 0
 
@@ -116,17 +135,31 @@ class Ledger:
 
     def _ticket(self, leg: Leg, request: InferenceRequest, placement: Placement, now: float) -> Ticket:
         num_output_tokens = 0 if leg is placement.prefill else request.num_output_tokens
-        tickets = self._tickets.setdefault(leg.endpoint.url, {})
-        if request.request_id in tickets:  # clients choose ids, and may choose one twice; no header has a newline
-            request = replace(request, request_id=f"{request.request_id}\n{self._num_dispatches}")
-        leg.endpoint.load.last_dispatch = self._num_dispatches
-        ticket = Ticket(leg, request, num_output_tokens, now, on_prefilled=self._on_room, on_finish=self._finished)
-        tickets[ticket.request_id] = ticket
+        url, load, request_id = leg.endpoint.url, leg.endpoint.load, request.request_id
+        tickets = self._tickets.setdefault(url, {})
+        if request_id in tickets:  # clients choose ids, and may choose one twice; no header has a newline
+            request_id = f"{request_id}\n{self._num_dispatches}"
+        load.last_dispatch = self._num_dispatches
+        in_flight = InFlight(request_id, leg.cached_tokens, leg.uncached_tokens, num_output_tokens, leg.received_tokens)
+        self._num_tickets += 1
+        ticket = Ticket(
+            self._num_tickets, url, load, in_flight, now, on_prefilled=self._prefilled, on_finish=self._finished
+        )
+        tickets[request_id] = ticket
+        if self._listener is not None:
+            self._listener.dispatched(ticket)
         return ticket
+
+    def _prefilled(self, ticket: Ticket, num_generated_tokens: int | None) -> None:
+        if self._listener is not None:
+            self._listener.prefilled(ticket, num_generated_tokens)
+        self._on_room()
 
     def _finished(self, ticket: Ticket) -> None:
         remaining = self._tickets[ticket.url]
         del remaining[ticket.request_id]
         if not remaining:
             del self._tickets[ticket.url]
+        if self._listener is not None:
+            self._listener.finished(ticket)
         self._on_room()

@@ -1,9 +1,10 @@
-"""How much one endpoint has to do: this router's own requests there, and what the engine says of itself.
+"""How much one endpoint has to do: the requests there that this router knows of, and what the engine says of itself.
 
-Engines that publish their load count every router's requests; this router adds those of its own that the engine has not
-received yet. Where none publishes, its own requests are all it has, and what a scrape tells of others'. Prefill is
-counted in work (see prefill_rate) and taken to be done in the order of dispatch, so between two pieces of news it is
-known how far the first prompt has got.
+It knows its own, and those that its peers tell of: both are called own here, but for the limit in flight. Engines that
+publish their load count every router's requests; this router adds those of its own that the engine has not received
+yet. Where none publishes, its own requests are all it has, and what a scrape tells of others'. Prefill is counted in
+work (see prefill_rate) and taken to be done in the order of dispatch, so between two pieces of news it is known how far
+the first prompt has got.
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class InFlight:
     uncached_tokens: int
     num_output_tokens: int  # expected
     received_tokens: int = 0  # whose KV another endpoint computes
+    is_peers: bool = False  # another router has sent it, and told
     work: float = field(init=False)
     work_ahead: float = field(init=False, default=0.0)  # its own included, at `measured_from`
     measured_from: float = field(init=False, default=0.0)
@@ -52,28 +54,30 @@ class InFlight:
 
 
 class EndpointLoad:
-    """Only the ledger adds and removes requests. Times are seconds of one steady clock."""
+    """Only tickets add and remove requests. Times are seconds of one steady clock."""
 
     __slots__ = (
-        "_foreign_work", "_head_started_at", "_own_kv_tokens", "_own_prefill_tokens", "_own_work", "_prefilling",
-        "_receiving", "_report", "_reported_at", "_scraped_at", "_unreported", "foreign_prefill_seconds",
-        "kv_capacity_tokens", "kv_usage", "kv_used_tokens", "last_dispatch", "max_in_flight", "num_in_flight",
-        "own_prefill_seconds", "prefill", "prefill_done_at", "prefill_rest_seconds", "resident_tokens",
+        "_foreign_work", "_head_started_at", "_num_peers", "_own_kv_tokens", "_own_prefill_tokens", "_own_work",
+        "_prefilling", "_receiving", "_report", "_reported_at", "_scraped_at", "_unreported",
+        "foreign_prefill_seconds", "kv_capacity_tokens", "kv_usage", "kv_used_tokens", "last_dispatch",
+        "max_in_flight", "num_in_flight", "own_prefill_seconds", "prefill", "prefill_done_at", "prefill_rest_seconds",
+        "resident_tokens",
     )  # fmt: skip
 
     def __init__(self, max_in_flight: int, prefill: PrefillRate) -> None:
         self.max_in_flight = max_in_flight
         self.prefill = prefill
-        self.num_in_flight = 0
-        self.resident_tokens = 0  # KV that decode steps of this router's requests will read
+        self.num_in_flight = 0  # without peers'
+        self.resident_tokens = 0  # KV that decode steps of own requests will read
         self.last_dispatch = 0  # number of the last request sent there; 0: none yet
         self.kv_usage: float | None = None  # share of KV in use, 0..1, by the engine's last word
         self.kv_capacity_tokens: int | None = None  # None until the engine has told
         self.prefill_done_at = 0.0  # when the prefill known of will be done, if all goes as expected
         self.kv_used_tokens = 0.0  # KV that requests hold or will have added at their end
         self.prefill_rest_seconds = 0.0  # of it what has not begun: left even if the head is late
-        self.own_prefill_seconds = 0.0  # of all prefill known of, at the last news, this router's
-        self.foreign_prefill_seconds = 0.0  # and other routers', by the engine's own word
+        self.own_prefill_seconds = 0.0  # of all prefill known of, at the last news, own
+        self.foreign_prefill_seconds = 0.0  # and what nobody but the engine has told of
+        self._num_peers = 0
         self._prefilling: dict[InFlight, None] = {}  # own, in order of dispatch; the first is the head
         self._receiving: dict[InFlight, None] = {}  # own, whose KV another endpoint computes
         self._own_work = 0.0
@@ -105,7 +109,7 @@ class EndpointLoad:
 
     @property
     def is_prefilling(self) -> bool:
-        """A prompt of this router's own, or by the engine's word somebody's: not what arriving KV leaves to compute."""
+        """An own prompt, or by the engine's word somebody's: not what arriving KV leaves to compute."""
         if self._prefilling or self._report is None:
             return bool(self._prefilling)
         reported_tokens = self._report.waiting_uncached_tokens + self._report.running_uncached_tokens
@@ -114,14 +118,15 @@ class EndpointLoad:
     @property
     def num_decoding(self) -> int:
         """Requests past their prefill; where the engine tells, everybody's."""
-        num_own = self.num_in_flight - len(self._prefilling) - len(self._receiving)
+        num_own = self.num_in_flight + self._num_peers - len(self._prefilling) - len(self._receiving)
         return num_own if self._report is None else max(num_own, self._report.num_running)
 
     def begin(self, request: InFlight, now: float) -> None:
-        self.num_in_flight += 1
+        self._count(request, 1)
         self.resident_tokens += request.resident_tokens
         self._own_kv_tokens += request.new_kv_tokens
-        self._unreported[request] = None
+        if not self._is_reported(request):
+            self._unreported[request] = None
         if request.received_tokens:
             self._receiving[request] = None
             self._foresee()
@@ -161,7 +166,7 @@ class EndpointLoad:
             self._forget_prefill(request)
         self._unreported.pop(request, None)
         self._receiving.pop(request, None)
-        self.num_in_flight -= 1
+        self._count(request, -1)
         self.resident_tokens -= request.resident_tokens
         self._own_kv_tokens -= request.new_kv_tokens
         self._foresee()
@@ -205,6 +210,16 @@ class EndpointLoad:
         if self._scraped_at is not None and now - self._scraped_at > SCRAPE_LIFETIME_SECONDS:
             self.kv_usage, self._foreign_work, self._scraped_at = None, 0.0, None
         self._foresee()
+
+    def _count(self, request: InFlight, change: int) -> None:
+        if request.is_peers:
+            self._num_peers += change
+        else:
+            self.num_in_flight += change
+
+    def _is_reported(self, request: InFlight) -> bool:
+        """An engine may tell of a peer's request before the peer does."""
+        return request.is_peers and self._report is not None and request.request_id in self._report.arrived
 
     def _forget_prefill(self, request: InFlight) -> None:
         del self._prefilling[request]

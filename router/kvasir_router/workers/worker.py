@@ -22,7 +22,8 @@ _LOOPBACK = "127.0.0.1"
 def config_of_worker(config: RouterConfig, port: int) -> RouterConfig:
     """What is for the router as a whole is divided: limits of tenants, connections, and bytes of bodies.
 
-    Every worker may hold one body of the largest size, even where all together then hold more than the router may.
+    Every worker may hold one body of the largest size, even where all together then hold more than the router may. None
+    has a port of its own at which peers could hear it.
     """
     num = config.workers
 
@@ -34,6 +35,7 @@ def config_of_worker(config: RouterConfig, port: int) -> RouterConfig:
         port=port,
         admin_host=_LOOPBACK,
         admin_port=0,
+        peers=None,
         tenant_tokens_per_minute=divided(config.tenant_tokens_per_minute),
         tenant_max_in_flight=divided(config.tenant_max_in_flight),
         max_connections=max(config.max_connections // num, 1),

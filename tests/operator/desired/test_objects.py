@@ -41,6 +41,7 @@ def test_identities_and_services_come_before_the_pods_that_use_them(make_service
         ("ServiceAccount", "llama-router"),
         ("RoleBinding", "llama-router"),
         ("Service", "llama-router"),
+        ("Service", "llama-router-peers"),
         ("NetworkPolicy", "llama-engine"),
         ("NetworkPolicy", "llama-router"),
         ("PodDisruptionBudget", "llama-serve"),
@@ -80,7 +81,12 @@ def test_a_replica_of_several_pods_is_a_statefulset_of_its_own(make_service: Mak
 
     assert [name for kind, name in named if kind == "StatefulSet"] == [f"{engine}-0", f"{engine}-1"]
     assert [name for kind, name in named if kind == "Deployment"] == ["llama-router"]
-    assert {name for kind, name in named if kind == "Service"} == {engine, "llama-serve-ranks", "llama-router"}
+    assert {name for kind, name in named if kind == "Service"} == {
+        engine,
+        "llama-serve-ranks",
+        "llama-router",
+        "llama-router-peers",
+    }
 
 
 def test_a_rollout_decides_which_groups_there_are_and_which_nodes_they_avoid(make_service: MakeService) -> None:

@@ -62,6 +62,7 @@ def test_the_first_router_listens_where_clients_look_and_knows_every_engine(tran
     assert ("--port", "8080") in flags
     assert [url for flag, url in flags if flag == "--endpoint"] == [pod.listeners[0].url for pod in service.engines]
     assert "--endpoints-service" not in router.command
+    assert "--peers" not in router.command
     assert service.url == "http://127.0.0.1:8080/v1"
 
 

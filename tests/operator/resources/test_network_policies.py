@@ -154,9 +154,15 @@ def test_without_a_gateway_nobody_reaches_engines_in_its_place(make_service: Mak
         (of_service("serve"), 9090, False),
         (PROMETHEUS, 9090, True),
         (OPERATOR, 9090, True),
+        (of_service("router"), 5559, True),
+        (of_service("router"), 9090, False),
+        (of_service("router", "other"), 5559, False),
+        (of_service("serve"), 5559, False),
+        (OPERATOR, 5559, False),
+        (Pod(of_service("router").labels, "elsewhere"), 5559, False),
     ],
 )
-def test_routers_take_clients_from_everywhere_and_show_their_metrics_to_observers(
+def test_routers_take_clients_from_everywhere_peers_from_their_service_and_show_observers_their_metrics(
     make_service: MakeService, source: Pod, port: int, expected: bool
 ) -> None:
     assert reaches(make_service(), source, of_service("router"), port) is expected

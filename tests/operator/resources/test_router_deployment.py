@@ -12,6 +12,7 @@ from kvasir_operator.desired.roles import router_role
 from kvasir_operator.resources.router_access import router_role_binding
 from kvasir_operator.resources.router_command import router_command
 from kvasir_operator.resources.router_deployment import router_deployment
+from kvasir_operator.resources.router_peers import router_peers_service
 from kvasir_operator.resources.router_service import router_service, service_url
 from kvasir_operator.resources.service_accounts import router_service_account
 from kvasir_operator.settings import OperatorSettings
@@ -38,6 +39,7 @@ def test_the_command_names_the_model_the_engines_and_the_queue(make_service: Mak
         *("--policy", "roundRobin", "--model", "big", "--model-alias", "b", "--model-alias", "c"),
         *("--endpoints-service", "models/llama:8000"),
         *("--kv-events", "5557:5657"),
+        *("--peers", "llama-router-peers.models.svc:5559"),
         *("--max-queue-size", "7", "--max-queue-wait", "0.5", "--shutdown-timeout", "300"),
     ]
 
@@ -68,7 +70,8 @@ def test_probes_ask_the_admin_port(make_service: MakeService) -> None:
 
     assert container["image"] == "router:2"
     assert {container[p]["httpGet"]["port"] for p in ("startupProbe", "readinessProbe", "livenessProbe")} == {"admin"}
-    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"http": 8080, "admin": 9090}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": 8080, "admin": 9090, "peers": 5559}
 
 
 def test_a_leaving_router_outlives_its_streams(make_service: MakeService) -> None:
@@ -131,6 +134,19 @@ def test_clients_find_the_router_by_its_service(make_service: MakeService) -> No
 
     assert (port["name"], port["port"]) == ("http", 8080)
     assert service_url(make_service(), None) == "http://llama-router.models.svc:8080/v1"
+
+
+def test_routers_find_one_another_by_a_service_that_names_each_pod(make_service: MakeService) -> None:
+    """Ready or not: one that drains goes on telling where its streams are."""
+    service = make_service()
+    found, pod = router_peers_service(service), render(service)["spec"]["template"]
+    host, port = dict(pairwise(router_command(service)))["--peers"].split(":")
+    [listening] = [each for each in pod["spec"]["containers"][0]["ports"] if each["name"] == "peers"]
+
+    assert host == f"{found['metadata']['name']}.{found['metadata']['namespace']}.svc"
+    assert (found["spec"]["clusterIP"], found["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert found["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert int(port) == found["spec"]["ports"][0]["port"] == listening["containerPort"]
 
 
 def test_clients_of_a_service_behind_the_gateway_use_the_gateways_address(make_service: MakeService) -> None:

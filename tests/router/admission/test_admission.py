@@ -7,7 +7,7 @@ from benchmarks.routing.virtual_time import VirtualTimeLoop
 from tests.router.admission.places import Asked, Places
 
 from kvasir_router.admission.admission import Admission, QueueLimits
-from kvasir_router.admission.queued_request import QueuedRequest
+from kvasir_router.admission.queued_request import QueuedRequest, Waiting
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.errors import (
     DeadlineExceededError,
@@ -330,3 +330,20 @@ def test_a_request_starts_when_time_alone_has_made_room(loop: VirtualTimeLoop) -
     foreseen = Foreseen(loop, room_at=5.0)
     waited = loop.run_until_complete(foreseen.admission.admit(QueuedRequest("m", "t", 1000)))
     assert waited == pytest.approx(5.0)
+
+
+def test_it_tells_how_long_the_next_to_start_has_waited(loop: VirtualTimeLoop) -> None:
+    def next_waiting() -> Waiting | None:
+        return loop.run_until_complete(asked())
+
+    async def asked() -> Waiting | None:
+        return places.admission.next_waiting()
+
+    places = Places(loop)
+    assert next_waiting() is None
+    first = places.ask(num_tokens=100, estimate=lambda: 1000.0)
+    places.ask(num_tokens=100, estimate=lambda: 4000.0)
+    loop.advance(2.0)
+    assert next_waiting() == Waiting(pytest.approx(2.0), 1000.0)
+    places.cancel(first)
+    assert next_waiting() == Waiting(pytest.approx(2.0), 4000.0)

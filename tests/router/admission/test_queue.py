@@ -87,6 +87,18 @@ def test_room_is_asked_for_by_the_response_ratio_of_whose_turn_it_is() -> None:
     assert ratios[1:] == [0.0]
 
 
+def test_next_in_turn_is_who_would_start_next_whatever_its_model_and_stays_where_it_is() -> None:
+    begun, early, other = request(has_begun=True), request("a"), request("b", model="n")
+    queue = queue_of(begun)
+    assert queue.next_in_turn(lambda tenant: True, now=1.0) is None
+    for one in (early, other):
+        queue.push(one)
+    assert queue.next_in_turn(lambda tenant: tenant != "b", now=1.0) is early
+    assert queue.next_in_turn(lambda tenant: tenant != "a", now=1.0) is other
+    assert queue.next_in_turn(lambda tenant: False, now=1.0) is None
+    assert len(queue) == 3
+
+
 def test_nobody_is_woken_where_nothing_can_start() -> None:
     assert wake(queue_of(request()), models=()) is None
     assert wake(queue_of()) is None

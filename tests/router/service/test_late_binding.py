@@ -1,5 +1,6 @@
 """When a request may leave the router's queue: by the prefill that engines have ahead."""
 
+from collections.abc import Callable
 from math import inf
 
 import pytest
@@ -25,7 +26,12 @@ class Engines:
         for endpoint in self.registry if are_known else ():
             for num_tokens in (500, 1500):
                 endpoint.load.prefill.observe(work(num_tokens), work(num_tokens) / 1000, self.now)
-        self.binding = LateBinding(self.registry, 0.25, lambda: self.now)
+        self.num_before = 0
+        self.binding = LateBinding(self.registry, 0.25, lambda: self.now, num_before=self._num_before)
+
+    def _num_before(self, response_ratio: Callable[[], float]) -> int:
+        """A request of a ratio above 1 goes before all peers'."""
+        return 0 if not self.num_before or response_ratio() > 1.0 else self.num_before
 
     def room(self, response_ratio: float = 0.0) -> float:
         return self.binding.seconds_to_room("m", lambda: response_ratio)
@@ -236,3 +242,34 @@ def test_partners_are_asked_once_each_however_many_engines_decode(monkeypatch: p
     monkeypatch.setattr(late_binding, "_seconds_to_room", lambda *of: asked.append(of) or max(seconds(*of), 1.0))
     assert LateBinding(registry, 0.25, lambda: 0.0, Pairing(100)).seconds_to_room("m", float) == 1.0
     assert len(asked) == 20
+
+
+@pytest.mark.parametrize(
+    ("num_before", "later"), [(0, 0.0), (1, 0.02), (3, 0.06), (6, 0.12), (7, 0.125), (1000, 0.125)]
+)
+def test_room_is_seen_later_for_each_peer_whose_request_goes_before(num_before: int, later: float) -> None:
+    """But not later than when half the bound is left: no engine idles."""
+    engines = Engines()
+    for url in "ab":
+        engines.send(url, 1000)
+    alone = engines.room()
+    engines.num_before = num_before
+    assert engines.room() == pytest.approx(alone + later)
+    engines.now += alone + later
+    assert engines.room() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_who_goes_before_its_peers_sees_room_at_once() -> None:
+    engines = Engines()
+    for url in "ab":
+        engines.send(url, 1000)
+    engines.now += engines.room()
+    engines.num_before = 3
+    assert engines.room(response_ratio=0.5) == pytest.approx(0.06)
+    assert engines.room(response_ratio=2.0) == 0.0
+
+
+def test_idle_engines_take_requests_whoever_goes_before() -> None:
+    engines = Engines()
+    engines.num_before = 1000
+    assert engines.room() == 0.0

@@ -31,7 +31,7 @@ CONFIG = RouterConfig(endpoint=(A.url,), prefix_block_size=10, bytes_per_token=1
 @pytest.fixture
 def service() -> Service:
     """Of A and B, both ready; nobody probes them."""
-    factory = ServiceFactory(CONFIG, None, TenantLimits(None, None, lambda: None), DecisionLog())  # type: ignore[arg-type]
+    factory = ServiceFactory(CONFIG, None, TenantLimits(None, None, lambda: None), DecisionLog(), None)  # type: ignore[arg-type]
     made = factory.create(SETTINGS)
     made.registry.set_addresses({A, B}, EndpointState.READY)
     return made

@@ -218,6 +218,7 @@ def test_what_is_for_the_router_as_a_whole_is_divided() -> None:
     of_worker = config_of_worker(config, 8001)
     assert of_worker.port == 8001
     assert (of_worker.admin_host, of_worker.admin_port) == ("127.0.0.1", 0)
+    assert of_worker.peers is None
     assert (of_worker.tenant_tokens_per_minute, of_worker.tenant_max_in_flight) == (250, 1)
     assert (of_worker.max_connections, of_worker.max_held_body_size) == (2000, 200)
     assert of_worker.max_in_flight == 512

@@ -1,0 +1,199 @@
+"""The sockets between a service's routers: what this one tells them, and what it hears of them.
+
+Each publishes at one port and listens to all that a DNS name stands for, itself among them, over ZMQ. What happens
+within GATHER_SECONDS goes in one message; a message a second goes in any case, and who is silent for longer is
+forgotten, as is what came before a message that was lost. Nothing waits for a peer.
+
+Imports ZMQ, 90 ms and 3 MB: only a router that was told --peers does.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Set
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import zmq
+
+from kvasir_router.config import HostPort
+from kvasir_router.errors import StartupError
+from kvasir_router.prefix_index.socket_reader import SocketReader
+from kvasir_router.service.peer_news import MalformedNewsError, News, Seal
+from kvasir_router.service.peers import GATHER_SECONDS, Peers
+
+logger = logging.getLogger(__name__)
+
+LIFETIME_SECONDS = 3.0
+"""Of what a peer has told, since its last message."""
+_HEARTBEAT_SECONDS = 1.0
+_RESOLVE_SECONDS = 5.0
+_NAME_BYTES = 16
+_MAX_QUEUED_MESSAGES = 10_000  # beyond, ZMQ drops, which the numbers show
+_MAX_MESSAGE_BYTES = 16 * 2**20
+
+
+@dataclass(slots=True)
+class _Peer:
+    number: int  # of its last frame
+    heard_at: float
+
+
+class PeerFeed:
+    """Of all services of this router, from its making to `close`, on one event loop. `host` is this router's own.
+
+    Raises StartupError where the port is taken.
+    """
+
+    def __init__(self, host: str, peers: HostPort, secret: str | None) -> None:
+        self._name = secrets.token_bytes(_NAME_BYTES)  # of this process: another starts anew
+        self._where = peers
+        self._seal = Seal(secret)
+        self._services: WeakValueDictionary[str, Peers] = WeakValueDictionary()  # one that is gone leaves no trace
+        self._changed: set[str] = set()
+        self._num_frames = 0
+        self._peers: dict[bytes, _Peer] = {}
+        self._addresses: set[str] = set()
+        self._loop = asyncio.get_running_loop()
+        self._gathering: asyncio.TimerHandle | None = None
+        self.num_malformed = 0
+        self.num_lost = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._out = self._socket(zmq.PUB)
+        address = _address("*" if host == "::" else host, peers.port)  # where there is no IPv6, ZMQ takes IPv4 for *
+        try:
+            self._out.bind(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise StartupError(f"cannot publish to peers on {address} (--peers): {error}") from error
+        inbox = self._socket(zmq.SUB)
+        inbox.subscribe(b"")
+        self._in = inbox
+        self._reader = SocketReader(inbox, self._on_message)
+
+    @property
+    def num_peers(self) -> int:
+        """That were heard lately."""
+        return len(self._peers)
+
+    def attach(self, name: str, service: Peers) -> None:
+        self._services[name] = service
+        service.on_event = lambda: self._soon(name)
+
+    def follow(self, addresses: Set[str]) -> None:
+        """tcp://host:port of all routers."""
+        for address in self._addresses - addresses:
+            self._addresses.remove(address)
+            self._in.disconnect(address)
+        for address in addresses - self._addresses:
+            self._in.connect(address)
+            self._addresses.add(address)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._resolve(), name="peers' addresses")
+            group.create_task(self._beat(), name="peers' heartbeat")
+
+    def close(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+        for service in self._services.values():
+            service.on_event = _nobody_hears
+        self._reader.close()
+        self._context.destroy(linger=0)
+
+    async def _resolve(self) -> None:
+        was_found = True
+        while True:
+            try:
+                self.follow(await addresses_of(self._where))
+                was_found = True
+            except (OSError, zmq.ZMQError) as error:
+                if was_found:
+                    logger.warning("peers at %s are not found: %s", self._where.host, error)
+                was_found = False
+            await asyncio.sleep(_RESOLVE_SECONDS)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            self._changed.update(self._services)
+            self._send()
+            self.expire()
+
+    def expire(self) -> None:
+        """Forgets who is silent."""
+        now = self._loop.time()
+        for name in [name for name, peer in self._peers.items() if now - peer.heard_at > LIFETIME_SECONDS]:
+            del self._peers[name]
+            self._forget(name)
+
+    def _soon(self, service: str) -> None:
+        self._changed.add(service)
+        if self._gathering is None:
+            self._gathering = self._loop.call_later(GATHER_SECONDS, self._send)
+
+    def _send(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        changed = {name: self._services.get(name) for name in self._changed}
+        self._changed.clear()
+        news = {name: told for name, each in changed.items() if each is not None and (told := each.take()) is not None}
+        self._num_frames += 1
+        self._out.send_multipart(self._seal.write(self._name, self._num_frames, news), zmq.NOBLOCK)
+
+    def _on_message(self, message: list[bytes]) -> None:
+        if message[0] == self._name:
+            return
+        try:
+            number, services = self._seal.read(message)
+        except MalformedNewsError as error:
+            self.num_malformed += 1
+            logger.debug("a peer's message is not read: %s", error)
+            return
+        self._hear(message[0], number, services)
+
+    def _hear(self, name: bytes, number: int, services: dict[str, News]) -> None:
+        peer = self._peers.setdefault(name, _Peer(number - 1, 0.0))
+        if number <= peer.number:  # a pod of two addresses is heard twice
+            return
+        if number > peer.number + 1:
+            self.num_lost += number - peer.number - 1
+            self._forget(name)
+        peer.number, peer.heard_at = number, self._loop.time()
+        for service, news in services.items():
+            if (heard := self._services.get(service)) is not None:
+                heard.hear(name, news)
+
+    def _forget(self, name: bytes) -> None:
+        for service in self._services.values():
+            service.forget(name)
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        made = self._context.socket(kind)
+        for option, value in (
+            (zmq.IPV6, 1),
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, _MAX_QUEUED_MESSAGES),
+            (zmq.RCVHWM, _MAX_QUEUED_MESSAGES),
+            (zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES),
+        ):
+            made.setsockopt(option, value)
+        return made
+
+
+async def addresses_of(where: HostPort) -> set[str]:
+    """By the name's A and AAAA records. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+    return {_address(str(info[4][0]), where.port) for info in found}
+
+
+def _nobody_hears() -> None:
+    """The feed is closed."""
+
+
+def _address(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
