@@ -347,22 +347,22 @@ def test_what_only_this_pass_knows_is_reported_at_once() -> None:
     assert kube.writes[-1][0] == "apply status"
 
 
-def test_a_group_that_is_restarted_while_former_ones_shrink_is_reported_by_the_pass_that_did_it() -> None:
+def test_a_group_that_is_restarted_while_the_router_grows_is_reported_by_the_pass_that_did_it() -> None:
     """Once its pods are deleted no later pass can tell that they were."""
-    kube = kube_with(SPEC | {"replicas": 2, "parallelism": {"pipeline": 2}})
+    kube = kube_with(SPEC | {"parallelism": {"pipeline": 2}})
     reconcile(kube)
-    for index, group in enumerate([obj for obj in kube.objects.values() if obj["kind"] == "StatefulSet"]):
-        for rank in (0, 1):
-            of_group = {"apiVersion": "v1", "kind": "Pod", **member(rank, group, ready=index == 0)}
-            kube.objects[("Pod", "models", of_group["metadata"]["name"])] = of_group
     ended = {"name": "engine", "state": {"terminated": {"exitCode": 1, "finishedAt": NOW}}, "restartCount": 0}
-    [worker] = [obj for (_, _, name), obj in kube.objects.items() if name.endswith("-0-1")]
-    worker["status"]["containerStatuses"] = [ended]
-    kube.objects[(INFERENCE_SERVICE.kind, *KEY)]["spec"] |= {"engine": {"device": "cpu", "maxNumSeqs": 8}}
+    [group] = [obj for obj in kube.objects.values() if obj["kind"] == "StatefulSet"]
+    for rank in (0, 1):
+        of_group = {"apiVersion": "v1", "kind": "Pod", **member(rank, group, ready=False)}
+        of_group["status"]["containerStatuses"] = [ended]
+        kube.objects[("Pod", "models", of_group["metadata"]["name"])] = of_group
+    kube.objects[(INFERENCE_SERVICE.kind, *KEY)]["spec"]["router"] = {"replicas": 3}
     kube.writes.clear()
-    for _ in range(2):
-        reconcile(kube, do_changes_wait=True)
-    assert {("patch", "StatefulSet"), ("delete", "Pod")} <= {(verb, name.split()[0]) for verb, name in kube.writes}
+    reconcile(kube, do_changes_wait=True)
+    assert {("apply by kvasir-operator", "Deployment"), ("delete", "Pod")} <= {
+        (verb, name.split()[0]) for verb, name in kube.writes
+    }
     assert "GroupRestarted" in [event.get("reason") for event in kube.objects.values()]
 
 
