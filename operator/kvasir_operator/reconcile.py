@@ -156,7 +156,7 @@ class Reconciler:
             situation = replace(situation, scaling=self._ledger.scaling_of(key))
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         news = decision.news.without([refusal.key for refusal in applied.refusals])
-        report_seconds = await self._report(key, obj, status, news)
+        report_seconds = await self._report(key, obj, status, news, at_once=bool(applied.refusals))
         looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds, report_seconds)
         return _outcome(decision.plan, applied, _soonest(looks))
 
@@ -175,9 +175,10 @@ class Reconciler:
         return self._recent.of(obj, (features.server_version, has_pod_monitors, scaled, group_kind), render)
 
     async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
-        key, kinds = _key_of(obj), self._features().listed_child_kinds
-        observed = await observe(self._client, key, wanted, kinds, self._secrets.of(key))
-        self._secrets.remember(key, obj["metadata"]["uid"], observed.children)
+        key, owner_uid, kinds = _key_of(obj), obj["metadata"]["uid"], self._features().listed_child_kinds
+        seen = self._secrets.of(key, owner_uid) if self._do_changes_wait() else []
+        observed = await observe(self._client, key, wanted, kinds, seen)
+        self._secrets.remember(key, owner_uid, observed.children)
         self._restarts.observe(key, observed)
         return replace(observed, downloads=await self._read_downloads(observed.pods))
 
@@ -191,7 +192,9 @@ class Reconciler:
         report_seconds = await self._report(key, obj, status, Plan())
         return _outcome(Plan(), Applied(), _soonest((_look_seconds(observed, self._now()), report_seconds)))
 
-    async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> float | None:
+    async def _report(
+        self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan, *, at_once: bool = False
+    ) -> float | None:
         """Reports what is news: `done` is what of the plan the API server accepted.
 
         Returns after how many seconds the rest is to be reported; None where nothing is left.
@@ -205,7 +208,7 @@ class Reconciler:
                 logger.warning("%s: event %s not posted: %s", key, event.reason, error)
         if not is_news(previous, status):
             return None
-        if (wait_seconds := self._pace.wait_seconds(key, previous, status)) > 0.0:
+        if not at_once and (wait_seconds := self._pace.wait_seconds(key, previous, status)) > 0.0:
             return wait_seconds
         if not await report_status(self._client, obj, status):
             return STALE_RETRY_SECONDS

@@ -257,6 +257,24 @@ def test_a_workload_that_was_refused_is_reported_with_the_rest_done() -> None:
     assert "Service" in [name.split()[0] for _, name in kube.writes]
 
 
+def test_a_refusal_is_reported_by_the_pass_that_met_it_since_the_next_one_backs_off() -> None:
+    class Refusing(MemoryKube):
+        async def apply(self, obj: dict[str, Any], *args: Any) -> dict[str, Any]:
+            if obj["kind"] == "Deployment":
+                raise ObjectRefusedError(refusals.pop(0), 422)
+            return await super().apply(obj, *args)
+
+    kube = Refusing()
+    kube.objects = changed_service().objects
+    gateway = GatewayObserver(kube, None, None, lambda key: None)
+    reconciler = Reconciler(kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: 100.0)
+    for reason in ("no such field", "out of range"):
+        refusals = [reason] * 9
+        with pytest.raises(ChildrenRefusedError, match=reason):
+            asyncio.run(reconciler.reconcile(KEY))
+        assert reason in str(stored_status(kube)["conditions"])
+
+
 def test_what_was_left_is_done_once_a_burst_of_changes_is_over() -> None:
     """As the queue and its workers go on: each change but the last has others waiting behind it."""
     names, reported = ["one", "two", "three"], asyncio.Event()
@@ -426,19 +444,29 @@ def test_secrets_are_never_listed() -> None:
     assert secret_of(kube)["stringData"]
 
 
-def test_a_secret_that_was_there_a_moment_ago_is_not_asked_for_again() -> None:
+def test_a_secret_that_was_there_a_moment_ago_is_not_asked_for_again_while_changes_wait() -> None:
     class Asked(MemoryKube):
         async def get(self, kind: Kind, *args: Any) -> dict[str, Any] | None:
             asked.append(kind)
             return await super().get(kind, *args)
 
     asked: list[Kind] = []
-    kube, now = Asked(), [100.0]
+    kube, now, do_changes_wait = Asked(), [100.0], [True]
     kube.objects = kube_with(SPEC).objects
     gateway = GatewayObserver(kube, None, None, lambda key: None)
-    reconciler = Reconciler(kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0])
-    for seconds, num_asked in ((0.0, 1), (0.0, 1), (1.0, 0), (60.0, 1)):
+    reconciler = Reconciler(
+        kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0],
+        do_changes_wait=lambda: do_changes_wait[0],
+    )  # fmt: skip
+    for seconds, do_wait, num_asked in (
+        (0.0, True, 1),
+        (0.0, True, 1),
+        (1.0, True, 0),
+        (1.0, False, 1),
+        (58.0, True, 1),
+    ):
         now[0] += seconds
+        do_changes_wait[0] = do_wait
         asked.clear()
         asyncio.run(reconciler.reconcile(KEY))
         assert asked.count(SECRET) == num_asked

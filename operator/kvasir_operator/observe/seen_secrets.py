@@ -1,6 +1,5 @@
-"""Which Secrets of services were there a moment ago: no watch shows them, so that each pass would ask for them anew.
-
-Nothing wakes a pass for one that is deleted, so that a pass may as well find it a minute later.
+"""Which Secrets of services were there a moment ago: no watch shows them, so that each pass of a burst would ask for
+them anew.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,22 +26,24 @@ class SeenSecrets:
         self._clock = clock
         self._seen: dict[ServiceKey, list[_Seen]] = {}
 
-    def of(self, key: ServiceKey) -> list[KubeObject]:
-        """Those that need not be asked for."""
-        return [each.secret for each in self._fresh(key)]
+    def of(self, key: ServiceKey, owner_uid: str) -> list[KubeObject]:
+        """Those of the service with this UID, which need not be asked for."""
+        return [each.secret for each in self._fresh(key) if controller_uid(each.secret) == owner_uid]
 
     def remember(self, key: ServiceKey, owner_uid: str, observed: Iterable[KubeObject]) -> None:
         """`observed` children of the service with this UID, among them those that were not asked for.
 
         One that is about to go, of this service or of a namesake before it, is asked for each time.
         """
-        fresh = self._fresh(key)
+        observed = [each for each in observed if kind_of(each) == SECRET]
+        there = {each["metadata"]["uid"] for each in observed}
+        fresh = [each for each in self._fresh(key) if each.secret["metadata"]["uid"] in there]
         known = {each.secret["metadata"]["uid"] for each in fresh}
         until = self._clock() + LOOK_SECONDS
         new = [
             _Seen(_without_data(each), until)
             for each in observed
-            if kind_of(each) == SECRET and each["metadata"]["uid"] not in known
+            if each["metadata"]["uid"] not in known
             if controller_uid(each) == owner_uid and not is_terminating(each)
         ]
         self._seen[key] = [*fresh, *new]
