@@ -98,19 +98,10 @@ class KvCache:
         """
         num_new = -(-num_tokens // self.block_size) - prefix.num_tokens // self.block_size
         total = sum(block.num_references == 0 for block in prefix.blocks)
-        return total + self._num_pages_at_once(num_new, most_at_once)
-
-    def num_pages_to_finish(self, blocks: SequenceBlocks, num_tokens: int, most_at_once: int) -> int:
-        """The same, at most, for the rest of a sequence that has begun."""
-        return self._num_pages_at_once(blocks.num_missing(num_tokens), most_at_once)
-
-    def _num_pages_at_once(self, num_blocks: int, most_at_once: int) -> int:
-        """Of all groups, for so many further blocks of a sequence."""
-        bounds = (
-            num_blocks if window is None else -(-(window + most_at_once) // self.block_size) + 1
-            for window in self._windows
-        )
-        return sum(min(num_blocks, bound) for bound in bounds)
+        for window in self._windows:
+            bound = num_new if window is None else -(-(window + most_at_once) // self.block_size) + 1
+            total += min(num_new, bound)
+        return total
 
     def adopt(self, blocks: SequenceBlocks, prefix: Prefix, num_queries: int) -> list[TableWrite]:
         """Begin an empty sequence with a cached prefix, after `num_queries` tokens were looked up (0: do not count)."""

@@ -40,17 +40,14 @@ class MeasuredQueue:
         self._promised.update(promised)
         self.num_uncached_tokens += num_tokens
 
-    def peek(self, before: Sequence | None = None) -> Sequence | None:
-        return self._queue.peek(before)
+    def peek(self) -> Sequence | None:
+        return self._queue.peek()
 
     def remove(self, sequence: Sequence) -> None:
         self._queue.remove(sequence)
         num_tokens, promised = self._to_compute.pop(sequence)
         self._promised.difference_update(promised)
         self.num_uncached_tokens -= num_tokens
-
-    def in_order(self, prefilling: list[Sequence]) -> list[Sequence]:
-        return self._queue.in_order(prefilling)
 
     def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         self._queue.served(tenants, num_tokens)

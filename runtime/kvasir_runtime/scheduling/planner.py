@@ -1,8 +1,7 @@
 """Puts a step together: decodes first, whatever their rank, then prompts under way, then those that wait.
 
-Decodes first, so that no prompt takes a running stream's tokens. Who waits goes before a prompt under way where the
-policy says so and there are blocks for both. When they run out, the running sequence of the highest rank is preempted;
-a step that preempted admits nobody.
+Decodes first, so that no prompt takes a running stream's tokens. When blocks run out, the running sequence of the
+highest rank is preempted; a step that preempted admits nobody.
 """
 
 from bisect import insort
@@ -47,7 +46,9 @@ class Planner:
         rows = self._decoding_rows()[: draft.budget]
         depths = self._depths(rows)
         self._take_decodes(draft, rows, depths)
-        self._take_prompts(draft, num_preemptions)
+        self._take_prompts(draft)
+        if self._requests.num_preemptions == num_preemptions:
+            self._admit_waiting(draft)
         self._running.draft = None
         draft.num_proposals = self._num_proposals(draft, depths)
         if self._limits.num_stages > 1:
@@ -138,53 +139,24 @@ class Planner:
         self._running.grow(sequence, num_tokens)
         return True
 
-    def _take_prompts(self, draft: StepDraft, num_preemptions: int) -> None:
-        """`num_preemptions`: before this step."""
-        for sequence in self._waiting.in_order(self._running.prefilling):
-            if self._requests.num_preemptions == num_preemptions:
-                self._admit_waiting(draft, before=sequence)
+    def _take_prompts(self, draft: StepDraft) -> None:
+        """Prompts that are partly computed."""
+        for sequence in list(self._running.prefilling):
             if draft.budget and sequence.status is Status.RUNNING:
-                self._go_on(draft, sequence)
-        if self._requests.num_preemptions == num_preemptions:
-            self._admit_waiting(draft)
+                planned = int(self._rows.most_planned[sequence.row])
+                known = int(self._rows.num_known[sequence.row])
+                length = min(num_to_compute(sequence, known) - planned, draft.budget)
+                if self._make_room(sequence, planned + length):
+                    self._take_chunk(draft, sequence, length)
 
-    def _go_on(self, draft: StepDraft, sequence: Sequence) -> None:
-        """With a prompt that is partly computed."""
-        planned = int(self._rows.most_planned[sequence.row])
-        known = int(self._rows.num_known[sequence.row])
-        length = min(num_to_compute(sequence, known) - planned, draft.budget)
-        is_short = self._kv.num_pages(sequence.blocks, planned + length) > self._kv.pool.num_free
-        if is_short and self._has_chunk_behind(draft, sequence):
-            return  # whom it would preempt is in this step
-        if self._make_room(sequence, planned + length):
-            self._take_chunk(draft, sequence, length)
-
-    def _has_chunk_behind(self, draft: StepDraft, sequence: Sequence) -> bool:
-        others = (self._rows.sequences[row] for row in draft.chunk_rows)
-        return any(other is not None and other.rank > sequence.rank for other in others)
-
-    def _admit_waiting(self, draft: StepDraft, before: Sequence | None = None) -> None:
-        """`before`: only those that go before its prompt, and need none of the blocks that prompts under way will."""
+    def _admit_waiting(self, draft: StepDraft) -> None:
         while draft.budget and self._rows.num_free:
-            sequence = self._waiting.peek(before)
-            if sequence is None:
-                return
-            if not self._admit(draft, sequence, 0 if before is None else self._num_pages_to_finish()):
+            sequence = self._waiting.peek()
+            if sequence is None or not self._admit(draft, sequence):
                 return
 
-    def _num_pages_to_finish(self) -> int:
-        """Of all prompts under way."""
-        most_at_once = self._limits.max_num_batched_tokens
-        return sum(
-            self._kv.num_pages_to_finish(
-                one.blocks, num_to_compute(one, int(self._rows.num_known[one.row])), most_at_once
-            )
-            for one in self._running.prefilling
-        )
-
-    def _admit(self, draft: StepDraft, sequence: Sequence, num_kept_pages: int) -> bool:
-        """Move a waiting sequence into the step, if rows, and blocks for all of its known tokens besides those that are
-        kept for others, are to be had."""
+    def _admit(self, draft: StepDraft, sequence: Sequence) -> bool:
+        """Move a waiting sequence into the step, if rows, and blocks for all of its known tokens, are to be had."""
         request, kv, token_ids = sequence.request, self._kv, sequence.token_ids
         prefix = kv.no_prefix() if request.lacks_prompt_logprobs else kv.match(token_ids, sequence.blocks)
         num_new = num_to_compute(sequence, len(token_ids)) - prefix.num_tokens
@@ -194,7 +166,7 @@ class Planner:
         while num_pages > kv.pool.num_free and self._requests.landed.give_up_one(keep=request.request_id):
             num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
         num_rows = 1 if request.beam is None else request.beam.width
-        if num_pages + num_kept_pages > kv.pool.num_free or num_rows > self._rows.num_free:
+        if num_pages > kv.pool.num_free or num_rows > self._rows.num_free:
             return False
         self._waiting.remove(sequence)
         is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)

@@ -1,4 +1,4 @@
-"""The order in which waiting sequences are admitted and prompts under way go on. Pure bookkeeping: no clock or device.
+"""The order in which waiting sequences are admitted. Pure bookkeeping: no clock, no device.
 
 A preempted sequence returns with its old rank and so to the place that it had.
 """
@@ -30,13 +30,10 @@ class WaitingQueue(Protocol):
 
     def push(self, sequence: Sequence) -> None: ...
 
-    def peek(self, before: Sequence | None = None) -> Sequence | None:
-        """The next sequence to admit, left in the queue; `before`: of those that go before the rest of its prompt."""
+    def peek(self) -> Sequence | None:
+        """The next sequence to admit, left in the queue."""
 
     def remove(self, sequence: Sequence) -> None: ...
-
-    def in_order(self, prefilling: list[Sequence]) -> list[Sequence]:
-        """Those whose prompts are under way, given by rank, as they are to go on."""
 
     def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Told of every step: tokens that each of its sequences, of tenants by number, gets computed."""
@@ -67,17 +64,13 @@ class OrderedQueue:
         ticket = self._tickets[sequence] = next(self._next_ticket)
         heapq.heappush(self._heap, (sequence.rank, ticket, sequence))
 
-    def peek(self, before: Sequence | None = None) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         while self._heap and self._tickets.get(self._heap[0][2]) != self._heap[0][1]:
             heapq.heappop(self._heap)
-        first = self._heap[0][2] if self._heap else None
-        return None if first is not None and before is not None and first.rank > before.rank else first
+        return self._heap[0][2] if self._heap else None
 
     def remove(self, sequence: Sequence) -> None:
         del self._tickets[sequence]
-
-    def in_order(self, prefilling: list[Sequence]) -> list[Sequence]:
-        return list(prefilling)
 
     def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Order does not depend on service."""
@@ -87,8 +80,7 @@ class OrderedQueue:
 
 
 class FairQueue:
-    """Equal shares by tenant: the tenant that has been served the fewest tokens goes next, in arrival order within. So
-    no long prompt keeps another tenant's waiting for more than the step in flight.
+    """Equal shares by tenant: the tenant that has been served the fewest tokens goes next, in arrival order within.
 
     Virtual token counters as in Sheng et al., Fairness in Serving Large Language Models (OSDI 2024): a tenant that
     comes back from idleness starts at the least counter of those that are here, waiting or running, so it cannot save
@@ -127,14 +119,11 @@ class FairQueue:
     def push(self, sequence: Sequence) -> None:
         self._queues.setdefault(sequence.request.tenant, OrderedQueue(by_priority=False)).push(sequence)
 
-    def peek(self, before: Sequence | None = None) -> Sequence | None:
-        """Equals of the tenant whose prompt is under way go before it, as a newcomer is at first: a step of that prompt
-        may be thousands of tokens."""
-        tenants = list(self._queues)
-        if before is not None:
-            most, its_own = self._served(before.request.tenant), before.request.tenant
-            tenants = [tenant for tenant in tenants if tenant != its_own and self._served(tenant) <= most]
-        return self._queues[min(tenants, key=self._served)].peek() if tenants else None
+    def peek(self) -> Sequence | None:
+        if not self._queues:
+            return None
+        least_served = min(self._queues, key=lambda tenant: self._served_tokens[self._numbers[tenant]])
+        return self._queues[least_served].peek()
 
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
@@ -142,20 +131,14 @@ class FairQueue:
         if not self._queues[tenant]:
             del self._queues[tenant]
 
-    def in_order(self, prefilling: list[Sequence]) -> list[Sequence]:
-        return sorted(prefilling, key=lambda sequence: self._served(sequence.request.tenant))
-
     def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         self._served_tokens += np.bincount(tenants, weights=num_tokens, minlength=len(self._served_tokens))
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def _served(self, tenant: str) -> float:
-        return float(self._served_tokens[self._numbers[tenant]])
-
     def _floor(self) -> float:
-        return min(map(self._served, self._num_present), default=0.0)
+        return min((float(self._served_tokens[self._numbers[tenant]]) for tenant in self._num_present), default=0.0)
 
     def _drop_counters_up_to(self, floor: float) -> None:
         """Of tenants that are gone: they would start at the floor anyway."""
