@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
 from kvasir_runtime.models.decoder import ComputeStep, Decoder
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup
+from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup, as_found
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,14 @@ class RunnerAssembly:
         graphs = self._graphs(memory.rows, graph_bytes)
         compute = graphs.of(eager, self._query_lens)
         if proposer is not None:
+            on_cuda = self.placement.device.type == "cuda"
             setup = ProposerSetup(
                 caches=memory.caches[num_layers:],
                 max_num_seqs=self.limits.max_num_seqs,
                 max_drafts=self.max_drafts,
-                never_waits=self.placement.device.type == "cuda",
+                never_waits=on_cuda,
                 on_graphs=graphs.of,
+                agree=partial(self.placement.tensor.broadcast, source=0) if on_cuda else as_found,
             )
             proposer.bind(setup)
         return ModelRunner(

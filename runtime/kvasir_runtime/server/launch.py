@@ -146,7 +146,7 @@ class ApiServer:
         router_secret = service_secret(os.environ)
         app = create_app(serving, probes, self.admission, api_key=api_key, router_secret=router_secret)
         connections = Connections(
-            ConnectionLimits(_max_connections(config.server.max_connections), config.server.max_connections_per_peer)
+            _connection_limits(config.server.max_connections, config.server.max_connections_per_peer)
         )
         self._server = _HttpServer(_uvicorn_config(app, connections), self._heartbeats)
 
@@ -222,12 +222,15 @@ class _HttpServer(uvicorn.Server):
         self._has_to_stop.set()
 
 
-def _max_connections(wanted: int) -> int:
-    """No more than the process may have descriptors; as many as the system allows it are taken."""
+def _connection_limits(wanted: int, per_peer: int) -> ConnectionLimits:
+    """No more than the process may have descriptors; as many as the system allows it are taken. Where that is less than
+    is wanted, one peer may still have no more than half.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max(1, min(wanted, hard - SPARE_DESCRIPTORS)) if hard != resource.RLIM_INFINITY else wanted
+    total = max(1, min(wanted, hard - SPARE_DESCRIPTORS)) if hard != resource.RLIM_INFINITY else wanted
+    return ConnectionLimits(total, per_peer if total == wanted else min(per_peer, max(1, total // 2)))
 
 
 def _uvicorn_config(app: Any, connections: Connections) -> uvicorn.Config:

@@ -6,7 +6,7 @@ of a sequence, a bounded number of tokens a step, also where others filled the s
 likely tokens are drafted, for sampled requests too (docs/decisions/0010-drafts-are-coupled.md).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepI
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.decoder import Decoder, DecoderOutput
 from kvasir_runtime.speculative.draft_inputs import DraftRows, draft_rows, prefill_chunks
-from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
+from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep, as_found
 from kvasir_runtime.speculative.slot_contents import SlotContents
 
 MAX_CATCH_UP = 512
@@ -38,13 +38,14 @@ class DraftModelProposer:
         self._caches: Sequence[LayerCache] = ()
         self._group = 0
         self._never_waits = False
+        self._agree: Callable[[Tensor], Tensor] = as_found
         self.is_catching_up = False
         self._unchecked_rows: set[int] = set()
         """Rows that may lack more than what is new since the last step."""
         self.kv_specs: Sequence[KvSpec] = decoder.kv_specs(dtype)
 
     def bind(self, setup: ProposerSetup) -> None:
-        self._caches, self._never_waits = setup.caches, setup.never_waits
+        self._caches, self._never_waits, self._agree = setup.caches, setup.never_waits, setup.agree
         self._group = setup.caches[0].group
         self._contents = SlotContents(setup.caches[0])
         query_lens = [MOST_LACKING, 1] if setup.max_drafts > 1 else [MOST_LACKING]
@@ -94,7 +95,7 @@ class DraftModelProposer:
         group, places = step.inputs.groups[self._group], positions.clamp(min=0)
         is_own, _ = self._contents.held(group, step.rows, places, step.token_ids[step.rows.unsqueeze(1), places].long())
         num_lacking = 1 + longest - (is_own | (positions < 0)).long().cumprod(1).sum(1)
-        return num_lacking.cpu().numpy()
+        return self._agree(num_lacking).cpu().numpy()
 
     def _draft(self, step: VerifiedStep, sequences: DraftRows, first: Tensor) -> Tensor:
         """Guesses int32 [num_sampled, num_proposals], of which the `first` [num_sampled] are given; -1 from where KV

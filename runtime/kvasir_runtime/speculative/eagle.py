@@ -92,7 +92,8 @@ class EagleProposer:
     ) -> DecoderOutput:
         """Of the first states in `_entering`. Keeps all tokens."""
         assert self._entering is not None, "a decode comes before the graphs of decodes"
-        return DecoderOutput(self._forward(self._entering[: len(inputs.token_ids)], inputs), ())
+        states = self._entering[: len(inputs.token_ids)].clone()  # the head may add to them in place
+        return DecoderOutput(self._forward(states, inputs), ())
 
     def _forward(self, states: Tensor, inputs: StepInputs) -> Tensor:
         self._context.note(inputs)

@@ -54,6 +54,11 @@ class VerifiedStep:
     """Drafts wanted for each, one at least."""
 
 
+def as_found(counts: Tensor) -> Tensor:
+    """Where no rank makes drafts beside this one, or none has to keep step with it."""
+    return counts
+
+
 def kernel_by_kernel(compute: ComputeStep, query_lens: Sequence[int]) -> ComputeStep:
     """Where there are no CUDA graphs."""
     return compute
@@ -72,6 +77,8 @@ class ProposerSetup:
     would decide a shape is then taken at its most."""
     on_graphs: Callable[[ComputeStep, Sequence[int]], ComputeStep] = kernel_by_kernel
     """The same passes, run on CUDA graphs where all sequences have equally many tokens, one of the numbers given."""
+    agree: Callable[[Tensor], Tensor] = as_found
+    """The first tensor-parallel rank's numbers: ranks may round differently, but capture the same passes together."""
 
 
 class Proposer(Protocol):

@@ -27,6 +27,8 @@ MOST_LOST = 8.0
 """In plain steps: drafts that were to pay are left once they have lost so much."""
 MOST_SAVED = 32.0
 """In plain steps, of what drafts have gained: what they may lose again before anything is owed."""
+MOST_CHARGED = 8.0
+"""Plain steps: of one that drafts, before it is known what such steps take: the first may wait for a capture."""
 SMOOTHING = 0.1
 FASTER, SLOWER = 0.25, 0.06
 """Weights of a step that took less, or more, than the running mean: what else the machine does only makes steps slower,
@@ -171,7 +173,8 @@ class BatchCost:
     def _charge(self, step: TimedStep, prompt_seconds: float) -> None:
         if not self._recent_plain:
             return
-        seconds = min(step.seconds, 2 * self.drafted.mean) if self.drafted.is_known else step.seconds
+        most = 2 * self.drafted.mean if self.drafted.is_known else MOST_CHARGED * self._recent_plain
+        seconds = step.seconds if step.is_catching_up else min(step.seconds, most)
         brought = 1 + step.num_accepted / step.num_decodes
         cost = (seconds + prompt_seconds) / self._recent_plain - brought
         self.owed = max(self.owed + cost, -MOST_SAVED)
@@ -197,18 +200,16 @@ class PromptCost:
     _tokens: float = 0.0
     """Of prompts that the proposer ran through in `_seconds`."""
     _load_tokens: float = 0.0
-    _load_steps: float = 1 / (1 - KEPT_OF_LOAD)
-    """Prompt tokens and steps that decode, the older fading."""
+    """Of prompts, fading with each step that decodes: each of these bears 1 - KEPT_OF_LOAD of them."""
     _decode_seconds: float = 0.0
     """That the proposer takes after a step without prompts."""
 
     @property
     def seconds_a_step(self) -> float:
-        return self._seconds / self._tokens * self._load_tokens / self._load_steps if self._tokens else 0.0
+        return self._seconds / self._tokens * self._load_tokens * (1 - KEPT_OF_LOAD) if self._tokens else 0.0
 
     def observe(self, step: TimedStep) -> None:
-        self._load_tokens = KEPT_OF_LOAD * self._load_tokens + step.num_prompt_tokens
-        self._load_steps = KEPT_OF_LOAD * self._load_steps + (step.num_decodes > 0)
+        self._load_tokens = self._load_tokens * (KEPT_OF_LOAD if step.num_decodes else 1.0) + step.num_prompt_tokens
         if not step.num_proposals:
             return
         if not step.num_prompt_tokens:

@@ -23,7 +23,14 @@ from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup, ShownRows, VerifiedStep, kernel_by_kernel
+from kvasir_runtime.speculative.proposer import (
+    Proposer,
+    ProposerSetup,
+    ShownRows,
+    VerifiedStep,
+    as_found,
+    kernel_by_kernel,
+)
 
 PLACEMENT = Placement(device=torch.device("cpu"), dtype=torch.float32, ops=reference_ops())
 BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 3, 64
@@ -53,6 +60,7 @@ class Rank:
         *,
         max_drafts: int = 6,
         never_waits: bool = False,
+        agree: Callable[[Tensor], Tensor] = as_found,
     ) -> None:
         """`never_waits` as on CUDA, where passes may also run on graphs."""
         self.target, self.proposer = target, proposer
@@ -81,6 +89,7 @@ class Rank:
             max_drafts=max_drafts,
             never_waits=never_waits,
             on_graphs=self.graphs.of if never_waits else kernel_by_kernel,
+            agree=agree,
         )
         proposer.bind(setup)
 

@@ -9,6 +9,7 @@ from kvasir_runtime.scheduling.step import TimedStep
 from kvasir_runtime.speculative.depth import REVIEW_STEPS, DepthPolicy, IntArray, best_depths
 from kvasir_runtime.speculative.step_cost import (
     FEWEST_STEPS_BETWEEN_PROBES,
+    MOST_CHARGED,
     MOST_LOST,
     MOST_PROBE_PLANS,
     MOST_SAVED,
@@ -139,6 +140,20 @@ def test_one_slow_step_is_not_charged_in_full() -> None:
         cost.observe(timed(1, 0.020, num_asked=1, num_accepted=1, num_proposals=1))
     cost.observe(timed(1, 9.9, num_asked=1, num_accepted=1, num_proposals=1))
     assert cost.owed == pytest.approx(2.0), "twice the two plain steps that such a step takes, for two tokens"
+
+
+def test_the_first_steps_that_draft_may_wait_for_a_capture() -> None:
+    cost = plain_cost()
+    cost.observe(timed(1, 9.9, num_asked=1, num_accepted=1, num_proposals=1))
+    assert cost.owed == pytest.approx(MOST_CHARGED - 2)
+
+
+def test_catching_up_is_charged_in_full() -> None:
+    cost = plain_cost()
+    for _ in range(PROBE_STEPS):
+        cost.observe(timed(1, 0.020, num_asked=1, num_accepted=1, num_proposals=1))
+    cost.observe(replace(timed(1, 0.500, num_proposals=1), is_catching_up=True))
+    assert cost.owed == pytest.approx(49.0)
 
 
 def test_steps_without_drafts_pay_back_what_is_owed_and_no_more() -> None:
@@ -355,6 +370,18 @@ def test_what_prompts_cost_the_proposer_is_spread_over_the_steps_that_decode() -
             cost.observe(timed(4, 0.01, num_proposals=2, proposer_seconds=0.001))
         cost.observe(timed(4, 0.02, num_proposals=2, num_prompt_tokens=500, proposer_seconds=0.006))
     assert cost.seconds_a_step == pytest.approx(0.0005, rel=0.1)
+
+
+def test_each_prompt_is_borne_once_however_long_nothing_was_decoded() -> None:
+    """100,000 steps of prompts alone, 0.005 s of each the proposer's."""
+    cost, num_steps = PromptCost(), 100_000
+    for _ in range(num_steps):
+        cost.observe(timed(0, 0.02, num_proposals=2, num_prompt_tokens=500, proposer_seconds=0.005))
+    borne = 0.0
+    for _ in range(2000):
+        borne += cost.seconds_a_step
+        cost.observe(timed(1, 0.01))
+    assert borne == pytest.approx(num_steps * 0.005, rel=0.01)
 
 
 def test_drafts_must_bring_in_what_prompts_cost_too() -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.runtime.exactness.speculators import NUM_DRAFTS, speculative_config
 from tests.runtime.speculative.conftest import MAX_MODEL_LEN, MAX_NUM_SEQS, PLACEMENT, Rank, prompt
 from tests.runtime.speculative.host_reads import HostReads
+from torch import Tensor
 
 from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
 from kvasir_runtime.execution.graphs import GraphShape
@@ -21,11 +23,11 @@ MakeRank = Callable[..., Rank]
 
 @pytest.fixture
 def make_rank(target: Decoder, target_folder: Path, draft_folder: Path, tmp_path: Path) -> MakeRank:
-    def make(method: str, *, never_waits: bool, is_twin: bool = False) -> Rank:
+    def make(method: str, *, never_waits: bool, is_twin: bool = False, **given: Any) -> Rank:
         """`is_twin`: the draft model is the target, so that its drafts hold."""
         config = speculative_config(method, target_folder, target_folder if is_twin else draft_folder, tmp_path)
         proposer = make_proposer(config, target, PLACEMENT, ReferenceAttention(), MAX_MODEL_LEN)
-        return Rank(target, proposer, max_drafts=NUM_DRAFTS, never_waits=never_waits)
+        return Rank(target, proposer, max_drafts=NUM_DRAFTS, never_waits=never_waits, **given)
 
     return make
 
@@ -75,6 +77,22 @@ def test_what_joins_a_batch_is_looked_at(method: str, make_rank: MakeRank, host_
     rank.while_proposing = host_reads
     rank.step([0, 1], {2: 9}, NUM_DRAFTS)
     assert host_reads.found
+
+
+def test_ranks_whose_drafts_were_rounded_apart_run_the_same_passes(make_rank: MakeRank) -> None:
+    """What the first rank's draft lacks is what the others compute, whatever they have."""
+    found: list[Tensor] = []
+
+    def agree(num_lacking: Tensor) -> Tensor:
+        found.append(num_lacking)
+        return torch.full_like(num_lacking, 3)
+
+    rank = make_rank("draft_model", never_waits=True, agree=agree)
+    start(rank)
+    assert rank.proposer.is_catching_up, "three tokens each, whatever it found"
+    num_looks = len(found)
+    rank.step([0, 1, 2], {}, NUM_DRAFTS)
+    assert len(found) == num_looks, "a steady step asks nobody"
 
 
 @pytest.mark.parametrize("is_twin", [False, True])
