@@ -64,6 +64,11 @@ class Admission:
     def num_waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def max_wait_seconds(self) -> float:
+        """Of requests that come from now on."""
+        return self._limits.max_wait_seconds
+
     def held_demand(self) -> Mapping[str, HeldDemand]:
         """What waits here, by tenant."""
         return self._queue.held_demand()

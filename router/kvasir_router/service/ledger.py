@@ -49,13 +49,15 @@ class Ticket:
         """Any request's prompt."""
         return self._load.is_prefilling
 
-    def first_token(self, now: float, num_generated_tokens: int = 0) -> None:
+    def first_token(self, now: float, num_generated_tokens: int = 0, seconds: float | None = None) -> None:
         """Its prefill is over, and how long it took is one observation of the rate. Where it goes on with a stream that
-        another engine has begun, the tokens generated there were computed again.
+        another engine has begun, the tokens generated there were computed again. `seconds`: since its dispatch, where
+        another has measured them.
         """
         if self._is_prefilling and self.request.uncached_tokens:
             work = self.request.work_ahead + num_generated_tokens
-            self._load.prefill.observe(work, now - self.request.measured_from, now)
+            measured = now - self.request.measured_from if seconds is None else seconds
+            self._load.prefill.observe(work, measured, now)
         self._end_prefill(now, num_generated_tokens)
 
     def release_prefill(self) -> None:

@@ -152,12 +152,12 @@ class EndpointLoad:
     def end_prefill(self, request: InFlight, now: float | None = None) -> None:
         """May be repeated. `now`: its first token has come at that time; None: it is only taken to be over."""
         self._receiving.pop(request, None)
-        if request not in self._prefilling:
-            return
-        if next(iter(self._prefilling)) is request and self._report is None:
-            seconds = request.work / self.prefill.tokens_per_second
-            self._head_started_at = now if now is not None else self._head_started_at + seconds
-        self._forget_prefill(request)
+        self._unreported.pop(request, None)
+        if request in self._prefilling:
+            if next(iter(self._prefilling)) is request and self._report is None:
+                seconds = request.work / self.prefill.tokens_per_second
+                self._head_started_at = now if now is not None else self._head_started_at + seconds
+            self._forget_prefill(request)
         self._foresee()
 
     def end(self, request: InFlight) -> None:

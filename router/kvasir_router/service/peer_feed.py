@@ -20,7 +20,7 @@ import zmq
 from kvasir_router.config import HostPort
 from kvasir_router.errors import StartupError
 from kvasir_router.prefix_index.socket_reader import SocketReader
-from kvasir_router.service.peer_news import MalformedNewsError, News, Seal
+from kvasir_router.service.peer_news import NAME_BYTES, MalformedNewsError, News, Seal
 from kvasir_router.service.peers import GATHER_SECONDS, Peers
 
 logger = logging.getLogger(__name__)
@@ -29,9 +29,12 @@ LIFETIME_SECONDS = 3.0
 """Of what a peer has told, since its last message."""
 _HEARTBEAT_SECONDS = 1.0
 _RESOLVE_SECONDS = 5.0
-_NAME_BYTES = 16
 _MAX_QUEUED_MESSAGES = 10_000  # beyond, ZMQ drops, which the numbers show
-_MAX_MESSAGE_BYTES = 16 * 2**20
+_MAX_SUBSCRIPTION_BYTES = 1024  # whoever reaches the port may send these, without the secret
+_MAX_MESSAGE_BYTES = 2**20
+_MAX_EVENTS = 500  # of a message: below 1 kB each
+_DEAD_PEER_MILLISECONDS, _PING_MILLISECONDS = 15_000, 5000  # a vanished node closes no connection
+_MAX_WARNINGS = 100  # who is not heard chooses its name
 
 
 @dataclass(slots=True)
@@ -47,27 +50,29 @@ class PeerFeed:
     """
 
     def __init__(self, host: str, peers: HostPort, secret: str | None) -> None:
-        self._name = secrets.token_bytes(_NAME_BYTES)  # of this process: another starts anew
+        self._name = secrets.token_bytes(NAME_BYTES)  # of this process: another starts anew
         self._where = peers
         self._seal = Seal(secret)
         self._services: WeakValueDictionary[str, Peers] = WeakValueDictionary()  # one that is gone leaves no trace
         self._changed: set[str] = set()
+        self._num_events = 0  # to be told
         self._num_frames = 0
         self._peers: dict[bytes, _Peer] = {}
+        self._unheard: set[bytes] = set()  # names that were warned of
         self._addresses: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._gathering: asyncio.TimerHandle | None = None
         self.num_malformed = 0
         self.num_lost = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._out = self._socket(zmq.PUB)
+        self._out = self._socket(zmq.PUB, _MAX_SUBSCRIPTION_BYTES)
         address = _address("*" if host == "::" else host, peers.port)  # where there is no IPv6, ZMQ takes IPv4 for *
         try:
             self._out.bind(address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise StartupError(f"cannot publish to peers on {address} (--peers): {error}") from error
-        inbox = self._socket(zmq.SUB)
+        inbox = self._socket(zmq.SUB, _MAX_MESSAGE_BYTES)
         inbox.subscribe(b"")
         self._in = inbox
         self._reader = SocketReader(inbox, self._on_message)
@@ -132,7 +137,10 @@ class PeerFeed:
 
     def _soon(self, service: str) -> None:
         self._changed.add(service)
-        if self._gathering is None:
+        self._num_events += 1
+        if self._num_events == _MAX_EVENTS:
+            self._send()
+        elif self._gathering is None:
             self._gathering = self._loop.call_later(GATHER_SECONDS, self._send)
 
     def _send(self) -> None:
@@ -141,6 +149,7 @@ class PeerFeed:
             self._gathering = None
         changed = {name: self._services.get(name) for name in self._changed}
         self._changed.clear()
+        self._num_events = 0
         news = {name: told for name, each in changed.items() if each is not None and (told := each.take()) is not None}
         self._num_frames += 1
         self._out.send_multipart(self._seal.write(self._name, self._num_frames, news), zmq.NOBLOCK)
@@ -152,9 +161,15 @@ class PeerFeed:
             number, services = self._seal.read(message)
         except MalformedNewsError as error:
             self.num_malformed += 1
-            logger.debug("a peer's message is not read: %s", error)
+            self._warn(message[0][:NAME_BYTES], error)
             return
         self._hear(message[0], number, services)
+
+    def _warn(self, name: bytes, error: MalformedNewsError) -> None:
+        """Once of each."""
+        if name not in self._unheard and len(self._unheard) < _MAX_WARNINGS:
+            self._unheard.add(name)
+            logger.warning("a peer (--peers) is not heard: %s", error)
 
     def _hear(self, name: bytes, number: int, services: dict[str, News]) -> None:
         peer = self._peers.setdefault(name, _Peer(number - 1, 0.0))
@@ -172,14 +187,16 @@ class PeerFeed:
         for service in self._services.values():
             service.forget(name)
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, max_received_bytes: int) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
         for option, value in (
             (zmq.IPV6, 1),
             (zmq.LINGER, 0),
             (zmq.SNDHWM, _MAX_QUEUED_MESSAGES),
             (zmq.RCVHWM, _MAX_QUEUED_MESSAGES),
-            (zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES),
+            (zmq.MAXMSGSIZE, max_received_bytes),
+            (zmq.HEARTBEAT_IVL, _PING_MILLISECONDS),
+            (zmq.HEARTBEAT_TIMEOUT, _DEAD_PEER_MILLISECONDS),
         ):
             made.setsockopt(option, value)
         return made

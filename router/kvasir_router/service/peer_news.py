@@ -11,7 +11,9 @@ import msgspec
 
 from kvasir_router.admission.queued_request import Waiting
 
-_VERSION = 1
+NAME_BYTES = 16
+"""Of a sender's name."""
+_VERSION = 2
 _PURPOSE = b"kvasir peers\n"  # no other message is sealed with the same key
 
 
@@ -32,10 +34,11 @@ class Dispatched(msgspec.Struct, array_like=True, tag="d", gc=False, frozen=True
 
 
 class Prefilled(msgspec.Struct, array_like=True, tag="p", gc=False, frozen=True):
-    """`num_generated_tokens` were computed again; None: the first token was not seen."""
+    """`num_generated_tokens` were computed again; None: the first token was not seen. `seconds`: since its dispatch."""
 
     number: int
     num_generated_tokens: int | None
+    seconds: float
 
 
 class Finished(msgspec.Struct, array_like=True, tag="f", gc=False, frozen=True):
@@ -79,6 +82,8 @@ class Seal:
         if len(message) != 3:
             raise MalformedNewsError(f"a message of {len(message)} parts, not 3")
         sender, payload, seal = message
+        if len(sender) != NAME_BYTES:
+            raise MalformedNewsError(f"a sender's name of {len(sender)} bytes, not {NAME_BYTES}")
         if not hmac.compare_digest(seal, self._of(sender, payload)):
             raise MalformedNewsError("its seal is of another secret")
         try:

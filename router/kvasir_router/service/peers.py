@@ -14,6 +14,7 @@ from kvasir_router.service.registry import Registry
 
 GATHER_SECONDS = 0.001
 """What happens within goes in one message."""
+_MAX_ID_LENGTH = 256  # clients choose ids; of a longer one no engine's report is recognized
 
 
 class Peers:
@@ -43,7 +44,7 @@ class Peers:
             Dispatched(
                 ticket.number,
                 ticket.url,
-                request.request_id,
+                request.request_id[:_MAX_ID_LENGTH],
                 request.cached_tokens,
                 request.uncached_tokens,
                 request.num_output_tokens,
@@ -52,7 +53,7 @@ class Peers:
         )
 
     def prefilled(self, ticket: Ticket, num_generated_tokens: int | None) -> None:
-        self._tell(Prefilled(ticket.number, num_generated_tokens))
+        self._tell(Prefilled(ticket.number, num_generated_tokens, self._clock() - ticket.request.measured_from))
 
     def finished(self, ticket: Ticket) -> None:
         self._tell(Finished(ticket.number))
@@ -75,7 +76,7 @@ class Peers:
             elif (ticket := tickets.get(event.number)) is None:
                 pass  # dispatched before this router listened
             elif isinstance(event, Prefilled) and event.num_generated_tokens is not None:
-                ticket.first_token(now, event.num_generated_tokens)
+                ticket.first_token(now, event.num_generated_tokens, event.seconds)
             elif isinstance(event, Prefilled):
                 ticket.release_prefill()
             else:

@@ -100,7 +100,7 @@ class Service:
     def ask_for_engine(self) -> None:
         """To be called before admission: a wake begins where there is none."""
         if self.registry.is_empty:
-            self.wakes.asked_for(self._clock(), is_first=not self.admission.num_waiting)
+            self.wakes.asked_for(self._clock(), self.admission.max_wait_seconds)
 
     def place(
         self, request: InferenceRequest, avoid: Set[str] = frozenset(), *, moved_from: str | None = None

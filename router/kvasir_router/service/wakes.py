@@ -9,17 +9,21 @@ from itertools import accumulate
 
 BUCKETS_SECONDS = (1, 2.5, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600)
 
+_GIVEN_UP_AFTER_WAITS = 3
+
 
 class Wakes:
     def __init__(self) -> None:
         self._begun_at: float | None = None
+        self._asked_at = 0.0
         self._counts = [0] * (len(BUCKETS_SECONDS) + 1)
         self.sum_seconds = 0.0
 
-    def asked_for(self, now: float, *, is_first: bool) -> None:
-        """A request comes and there is no engine. `is_first`: no other waits."""
-        if is_first or self._begun_at is None:
+    def asked_for(self, now: float, max_wait_seconds: float) -> None:
+        """A request comes and there is no engine: none waits for longer. Retries follow, or the wake was given up."""
+        if self._begun_at is None or now - self._asked_at > _GIVEN_UP_AFTER_WAITS * max_wait_seconds:
             self._begun_at = now
+        self._asked_at = now
 
     def sent(self, now: float, *, has_waited: bool) -> None:
         """A request goes to an engine. `has_waited`: it was held before."""

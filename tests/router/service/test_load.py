@@ -49,6 +49,18 @@ def test_own_requests_count_until_the_engine_names_them() -> None:
     assert one.num_in_flight == 2
 
 
+@pytest.mark.parametrize("received_tokens", [0, 100])
+def test_a_request_whose_prefill_is_over_is_in_the_engines_figures(received_tokens: int) -> None:
+    """A peer told of it only after the report that named it."""
+    one = load()
+    one.report(BUSY, now=0.0)
+    request = InFlight("x", 0, 100 - received_tokens, 20, received_tokens, is_peers=True)
+    one.begin(request, 0.1)
+    assert one.kv_used_tokens == 250 + 120
+    one.end_prefill(request, 0.2)
+    assert one.kv_used_tokens == 250
+
+
 def test_what_is_not_own_of_a_report_is_other_routers() -> None:
     one = load()
     sent(one, "x", 100)

@@ -1,11 +1,14 @@
 """Routers that hear one another over real sockets."""
 
 import asyncio
+import logging
+import select
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from socket import create_server
 
 import pytest
+import zmq
 from tests.router.service.test_peers import Router
 
 from kvasir_router.admission.queued_request import Waiting
@@ -100,6 +103,68 @@ async def test_who_has_another_secret_is_not_heard(join: Callable[..., Member]) 
     one, other = join(HOSTS[0]), join(HOSTS[1], "another")
     await until(lambda: other.feed.num_malformed, lambda: one.router.dispatch().finish())
     assert (other.num_tokens, other.feed.num_peers) == (0, 0)
+
+
+async def test_who_is_not_believed_is_warned_of_once(
+    join: Callable[..., Member], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = join(HOSTS[0]).feed
+    monkeypatch.setattr(peer_feed, "_MAX_WARNINGS", 2)
+    with caplog.at_level(logging.WARNING):
+        for name in (b"1" * 16, b"1" * 16, b"2" * 1000, b"3" * 16):
+            feed._on_message([name, b"", b""])
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert feed._unheard == {b"1" * 16, b"2" * 16}
+    assert feed.num_malformed == 4
+
+
+@pytest.mark.parametrize(("more", "num_messages"), [(-1, 1), (0, 1), (1, 2)])
+async def test_a_message_has_so_many_events_at_most(join: Callable[..., Member], more: int, num_messages: int) -> None:
+    one, other = (join(host) for host in HOSTS)
+    await heard(one, other)
+    before, num_requests = one.feed._num_frames, peer_feed._MAX_EVENTS + more
+    for number in range(num_requests):
+        one.router.dispatch(f"{number}", num_tokens=10)
+    await until(lambda: other.num_tokens == 100 + 10 * num_requests)
+    assert one.feed._num_frames == before + num_messages
+
+
+async def test_the_largest_messages_are_read(join: Callable[..., Member]) -> None:
+    """An id comes from a header, which may have 64 kB."""
+    one, other = (join(host) for host in HOSTS)
+    await heard(one, other)
+    for number in range(2500):
+        one.router.dispatch(f"{number}" + "\xff" * 60_000, num_tokens=1)
+    await until(lambda: other.num_tokens == 100 + 2500)
+    assert other.feed.num_lost == 0
+
+
+async def test_strangers_get_no_memory_and_the_dead_no_connection(join: Callable[..., Member]) -> None:
+    feed = join(HOSTS[0]).feed
+    for its, max_bytes in ((feed._out, 1024), (feed._in, 2**20)):
+        assert its.getsockopt(zmq.MAXMSGSIZE) == max_bytes
+        assert (its.getsockopt(zmq.HEARTBEAT_IVL), its.getsockopt(zmq.HEARTBEAT_TIMEOUT)) == (5000, 15_000)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_what_has_come_before_addresses_change_is_heard(
+    join: Callable[..., Member], where: HostPort, *, is_gone: bool
+) -> None:
+    """ZMQ takes the descriptor's change as it connects or disconnects; its own commands bring another."""
+    routers = {f"tcp://{host}:{where.port}" for host in HOSTS}
+    one, other = (join(host) for host in HOSTS)
+    with create_server((HOSTS[0], 0)) as silent:
+        more = routers | {f"tcp://{HOSTS[0]}:{silent.getsockname()[1]}"}
+        if is_gone:
+            other.feed.follow(more)
+        ticket = await heard(one, other)
+        descriptor = int(other.feed._in.getsockopt(zmq.FD))
+        await until(lambda: not select.select([descriptor], [], [], 0.05)[0])
+        ticket.finish()
+        one.feed._send()
+        assert select.select([descriptor], [], [], 10)[0]
+        other.feed.follow(routers if is_gone else more)
+        await until(lambda: other.num_tokens == 0)
 
 
 async def test_what_came_before_a_lost_message_is_forgotten(join: Callable[..., Member]) -> None:

@@ -97,6 +97,20 @@ def test_a_peers_first_token_ends_its_prefill_and_teaches_the_rate(pair: tuple[R
     assert load.prefill.tokens_per_second == one.endpoint().load.prefill.tokens_per_second < 1000.0
 
 
+def test_a_first_token_teaches_the_peers_own_seconds_however_late_it_is_heard(pair: tuple[Router, Router]) -> None:
+    """This router hears of begin and first token in one turn, after a stall."""
+    one, other = pair
+    one.now = 2.0
+    ticket = one.dispatch()
+    one.now = 7.0
+    ticket.first_token(7.0)
+    other.now = 30.0
+    told(one, other)
+    own, heard = (router.endpoint().load.prefill.tokens_per_second for router in pair)
+    assert heard == pytest.approx(own)
+    assert own < 1000.0
+
+
 def test_a_prefill_that_is_only_taken_to_be_over_teaches_nothing(pair: tuple[Router, Router]) -> None:
     one, other = pair
     ticket = one.dispatch()
@@ -170,7 +184,7 @@ def test_tickets_of_two_peers_are_told_apart(pair: tuple[Router, Router]) -> Non
 
 def test_what_began_before_it_listened_is_nothing_to_it(pair: tuple[Router, Router]) -> None:
     _, other = pair
-    other.peers.hear(b"one", News([Prefilled(1, 0), Finished(1)]))
+    other.peers.hear(b"one", News([Prefilled(1, 0, 1.0), Finished(1)]))
     assert other.endpoint().load.num_decoding == 0
 
 
