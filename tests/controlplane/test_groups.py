@@ -141,6 +141,7 @@ def test_a_new_spec_replaces_group_by_group_and_a_rollback_brings_them_back(
     names = {key.name for key in get_children(control_plane, namespace) if key.kind == SERVICE}
     assert names == {
         f"{NAME}-router",
+        f"{NAME}-router-peers",
         f"{NAME}-serve-ranks",
         f"{NAME}-serve-{current_revision(control_plane, namespace)}",
     }

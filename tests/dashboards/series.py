@@ -120,7 +120,7 @@ def router_exposition() -> bytes:
 def gateway_services() -> Iterable[Service]:
     """As far as their series look at one."""
     wakes = Wakes()
-    wakes.asked_for(0.0, is_first=True)
+    wakes.asked_for(0.0, 60.0)
     wakes.sent(20.0, has_waited=True)
     one: Any = SimpleNamespace(
         name="models/llama",
