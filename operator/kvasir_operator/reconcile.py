@@ -50,9 +50,8 @@ from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.events import notable_changes, post_event
-from kvasir_operator.status.pace import StatusPace
 from kvasir_operator.status.problems import find_problems
-from kvasir_operator.status.report import is_news, report_status
+from kvasir_operator.status.report import report_status
 from kvasir_operator.status.restarts import RestartCounter
 from kvasir_operator.status.roles import RoleState, idle_role, role_of, role_state
 from kvasir_operator.status.situation import Situation
@@ -80,7 +79,7 @@ def utc_now() -> str:
 
 class Reconciler:
     """Brings services to what their specs say. Remembers of each its restarts, what others do to its children, and what
-    spares the next pass a look or a write."""
+    spares the next pass a look."""
 
     def __init__(
         self,
@@ -112,7 +111,6 @@ class Reconciler:
         self._restarts = restarts or RestartCounter()
         self._recent = RecentlyDesired()
         self._secrets = SeenSecrets(clock)
-        self._pace = StatusPace(clock)
         self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
@@ -123,7 +121,6 @@ class Reconciler:
             self._gateway.forget(key)
             self._restarts.forget(key)
             self._secrets.forget(key)
-            self._pace.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
         try:
             wanted = self._desired(obj)
@@ -156,9 +153,9 @@ class Reconciler:
             situation = replace(situation, scaling=self._ledger.scaling_of(key))
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         news = decision.news.without([refusal.key for refusal in applied.refusals])
-        report_seconds = await self._report(key, obj, status, news, at_once=bool(applied.refusals))
-        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds, report_seconds)
-        return _outcome(decision.plan, applied, _soonest(looks))
+        is_reported = await self._report(key, obj, status, news)
+        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds)
+        return _outcome(decision.plan, applied, is_reported, _soonest(looks))
 
     def _desired(self, obj: KubeObject) -> DesiredService:
         features = self._features()
@@ -189,16 +186,11 @@ class Reconciler:
         gateway = await self._gateway.state_of(obj)
         situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))], gateway=gateway)
         status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
-        report_seconds = await self._report(key, obj, status, Plan())
-        return _outcome(Plan(), Applied(), _soonest((_look_seconds(observed, self._now()), report_seconds)))
+        is_reported = await self._report(key, obj, status, Plan())
+        return _outcome(Plan(), Applied(), is_reported, _look_seconds(observed, self._now()))
 
-    async def _report(
-        self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan, *, at_once: bool = False
-    ) -> float | None:
-        """Reports what is news: `done` is what of the plan the API server accepted.
-
-        Returns after how many seconds the rest is to be reported; None where nothing is left.
-        """
+    async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> bool:
+        """Reports what is news: `done` is what of the plan the API server accepted. False: no status was stored."""
         previous = obj.get("status", {})
         for event in notable_changes(previous, status, done):
             logger.info("%s: %s: %s", key, event.reason, event.message)
@@ -206,14 +198,7 @@ class Reconciler:
                 await post_event(self._client, obj, event, self._now())
             except OBJECT_ERRORS as error:
                 logger.warning("%s: event %s not posted: %s", key, event.reason, error)
-        if not is_news(previous, status):
-            return None
-        if not at_once and (wait_seconds := self._pace.wait_seconds(key, previous, status)) > 0.0:
-            return wait_seconds
-        if not await report_status(self._client, obj, status):
-            return STALE_RETRY_SECONDS
-        self._pace.stored(key)
-        return None
+        return await report_status(self._client, obj, status)
 
 
 def _key_of(obj: KubeObject) -> ServiceKey:
@@ -230,10 +215,10 @@ def _can_be_left_here(turn: Plan, decision: Decision, applied: Applied) -> bool:
     return is_plain and has_begun and all(action.cause is Cause.CHANGED for action in decision.news.applies)
 
 
-def _outcome(plan: Plan, applied: Applied, again_seconds: float | None) -> Outcome:
+def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: float | None) -> Outcome:
     if applied.refusals:
         raise ChildrenRefusedError("; ".join(f"{refusal.key}: {refusal.error}" for refusal in applied.refusals))
-    if applied.stale:
+    if applied.stale or not is_reported:
         return Outcome(retry_seconds=STALE_RETRY_SECONDS)
     if plan.terminating:
         return Outcome(retry_seconds=TERMINATING_RETRY_SECONDS)

@@ -165,20 +165,6 @@ def test_a_status_that_was_not_stored_as_the_object_had_changed_is_derived_again
     assert stored_status(kube)["observedGeneration"] == 3
 
 
-def test_details_of_a_status_that_was_just_stored_are_stored_once_a_second() -> None:
-    kube, now = kube_with(SPEC), [100.0]
-    gateway = GatewayObserver(kube, None, None, lambda key: None)
-    reconciler = Reconciler(kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0])
-    asyncio.run(reconciler.reconcile(KEY))
-    kube.objects[("Pod", "models", "p")] = {"apiVersion": "v1", "kind": "Pod", **pod("p", ready=False, leaving=True)}
-    kube.writes.clear()
-    now[0] += 0.25
-    assert (asyncio.run(reconciler.reconcile(KEY)), kube.writes) == (Outcome(retry_seconds=0.75), [])
-    now[0] += 0.75
-    assert asyncio.run(reconciler.reconcile(KEY)) == Outcome()
-    assert [verb for verb, _ in kube.writes] == ["apply status"]
-
-
 @pytest.mark.parametrize("labels", [{}, {ROLE_LABEL: "gateway"}], ids=["no role", "a role that we have not"])
 def test_a_deployment_of_somebody_else_that_has_the_services_label_is_no_role(labels: dict[str, str]) -> None:
     kube, theirs = kube_with(SPEC), deployment()
@@ -255,24 +241,6 @@ def test_a_workload_that_was_refused_is_reported_with_the_rest_done() -> None:
     assert [verb for verb, _ in kube.writes][-1] == "apply status"
     assert "no such field" in str(stored_status(kube)["conditions"])
     assert "Service" in [name.split()[0] for _, name in kube.writes]
-
-
-def test_a_refusal_is_reported_by_the_pass_that_met_it_since_the_next_one_backs_off() -> None:
-    class Refusing(MemoryKube):
-        async def apply(self, obj: dict[str, Any], *args: Any) -> dict[str, Any]:
-            if obj["kind"] == "Deployment":
-                raise ObjectRefusedError(refusals.pop(0), 422)
-            return await super().apply(obj, *args)
-
-    kube = Refusing()
-    kube.objects = changed_service().objects
-    gateway = GatewayObserver(kube, None, None, lambda key: None)
-    reconciler = Reconciler(kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: 100.0)
-    for reason in ("no such field", "out of range"):
-        refusals = [reason] * 9
-        with pytest.raises(ChildrenRefusedError, match=reason):
-            asyncio.run(reconciler.reconcile(KEY))
-        assert reason in str(stored_status(kube)["conditions"])
 
 
 def test_what_was_left_is_done_once_a_burst_of_changes_is_over() -> None:
