@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionStep, HeadNorms, LayerCache, StepInputs
 from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
+from kvasir_runtime.kernels.linear_choice import dot_is_faster
 from kvasir_runtime.kernels.native import load_library, warn_of_twin
 from kvasir_runtime.kernels.paged_attention import AttentionPlan, plan_problem
 from kvasir_runtime.kernels.rotate_and_write import cpu_rotate_and_write
@@ -56,8 +57,9 @@ class CpuStep:
             return None
         inputs, table = self.inputs, self.inputs.groups[cache.group].block_table
         return AttentionPlan(
-            self._library, query, cache.key, inputs.query_starts, inputs.seq_lens, table, inputs.rows, window
-        )
+            self._library, query, cache.key, inputs.query_starts, inputs.seq_lens, table, inputs.rows, window,
+            use_dot=dot_is_faster(self._library),
+        )  # fmt: skip
 
 
 class CpuAttention:

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 MOST_MEASURED_WEIGHTS = 2 * 1024 * 1024
 """A larger weight is judged by its first rows: what is timed must outgrow the L2 cache, no more."""
 
+MANY_ROWS = 64
 ROUNDS = 3
 SECONDS_PER_TIMING = 0.0015
 HOPELESS = 1.5
@@ -69,6 +70,18 @@ def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads
         {rows: {name: round(seconds * 1e6) for name, seconds in of.items()} for rows, of in times.items()},
     )
     return choice
+
+
+@functools.cache
+def dot_is_faster(library: CDLL) -> bool:
+    """Whether bf16 dot products beat float32 multiply-adds here, measured once in a process: for other kernels."""
+    if not library.kvasir_linear_has(VARIANTS["dot"]):
+        return False
+    packed = PackedWeight(library, _noise(256, 256), None, ("fma",) * len(MEASURED_ROWS))
+    ways = {variant: packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply for variant in ("fma", "dot")}
+    with _one_thread():
+        times = _measure(ways, _noise(MANY_ROWS, 256))
+    return times["dot"] < times["fma"]
 
 
 def decide(times: dict[int, dict[str, float]]) -> Choice:

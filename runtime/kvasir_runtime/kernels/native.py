@@ -52,7 +52,7 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
     "kvasir_group_by_expert": [_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER],
     "kvasir_combine_experts": [_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _LONG],
     "kvasir_attention_plan": [
-        _INT, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _INT,
+        _INT, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT,
     ],
     "kvasir_attention_free": [_POINTER],
     "kvasir_attention": [

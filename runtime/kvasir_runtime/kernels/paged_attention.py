@@ -84,7 +84,8 @@ class AttentionPlan:
     """The compiled kernel's division of one step's work, for all layers with the same heads and window.
 
     It reads the tensors given here again in each layer: they must not change meanwhile. Arguments are named as in
-    `paged_attention_reference`; `plan_problem` tells what it cannot read.
+    `paged_attention_reference`; `plan_problem` tells what it cannot read. Where the processor has them, AMX tiles and
+    bf16 dot products serve bfloat16 of heads that are a multiple of 32 numbers, unless forbidden.
     """
 
     def __init__(
@@ -98,14 +99,16 @@ class AttentionPlan:
         rows: torch.Tensor,
         window: int | None,
         use_amx: bool = True,
+        use_dot: bool = True,
     ) -> None:
         self._library = library
         self._tensors = (query_starts, seq_lens, block_table, rows)
         use_amx = use_amx and bool(library.kvasir_linear_has(VARIANTS["amx"]))
+        use_dot = use_dot and bool(library.kvasir_linear_has(VARIANTS["dot"]))
         self._plan = library.kvasir_attention_plan(
             DTYPE_CODES[query.dtype], query_starts.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(),
             block_table.stride(0), rows.data_ptr(), rows.shape[0], query.shape[1], key_cache.shape[2], query.shape[2],
-            key_cache.shape[1], window or 0, use_amx,
+            key_cache.shape[1], window or 0, use_amx, use_dot,
         )  # fmt: skip
 
     def __del__(self) -> None:

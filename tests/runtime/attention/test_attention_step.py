@@ -1,13 +1,17 @@
 """A backend's step equals attention computed densely in float64, and touches nothing that no token sees."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.runtime.attention.conftest import HEAD_DIM, Request, projections, rotary_tables, step_of
 from torch import Tensor
 
+from kvasir_runtime.attention import cpu
 from kvasir_runtime.attention.backend import AttentionBackend, HeadNorms, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
+from kvasir_runtime.kernels.paged_attention import AttentionPlan
 
 SCALE = 0.3
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -99,3 +103,22 @@ def test_slots_of_minus_one_are_not_written(run: tuple[AttentionBackend, torch.d
     page = int(inputs.groups[1].block_table[0, 0])
     assert cache.key[page].isnan().all(-1).all(-1).tolist() == [False, True, False, True]
     assert int((~cache.value.isnan()).any(-1).any(-1).sum()) == 2
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_multiplies_by_dot_products_only_where_they_are_faster(
+    is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    class Plan(AttentionPlan):
+        def __init__(self, *args: Any, use_dot: bool) -> None:
+            asked.append(use_dot)
+            super().__init__(*args, use_dot=use_dot)
+
+    monkeypatch.setattr(cpu, "AttentionPlan", Plan)
+    monkeypatch.setattr(cpu, "dot_is_faster", lambda library: is_faster)
+    inputs, cache = step_of([Request(1, 3, 0)], torch.bfloat16)
+    query, _, _ = projections(1, torch.bfloat16)
+    CpuAttention().prepare(inputs).attend(query, cache, scale=SCALE, window=None, softcap=None)
+    assert asked == [is_faster]

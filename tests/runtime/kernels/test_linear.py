@@ -6,7 +6,7 @@ import torch
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels import linear_choice
 from kvasir_runtime.kernels.linear import Linear, make_weight
-from kvasir_runtime.kernels.linear_choice import Choice, decide
+from kvasir_runtime.kernels.linear_choice import Choice, decide, dot_is_faster
 from kvasir_runtime.kernels.linear_weight import VARIANTS, row_class
 from kvasir_runtime.kernels.native import load_library
 
@@ -87,6 +87,17 @@ def test_float32_products_are_torchs_own() -> None:
     layer = make(weight)
     assert layer.path == "torch"
     assert torch.equal(layer(x), torch.nn.functional.linear(x, weight))
+
+
+def test_dot_products_serve_other_kernels_where_they_were_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"fma": 1.0, "dot": 1.0}
+    monkeypatch.setattr(linear_choice, "_measure", lambda ways, x: {name: times[name] for name in ways})
+    monkeypatch.setattr(LIBRARY, "kvasir_linear_has", lambda code: True)
+    assert not dot_is_faster.__wrapped__(LIBRARY)
+    times["dot"] = 0.9
+    assert dot_is_faster.__wrapped__(LIBRARY)
+    monkeypatch.setattr(LIBRARY, "kvasir_linear_has", lambda code: code != VARIANTS["dot"])
+    assert not dot_is_faster.__wrapped__(LIBRARY)
 
 
 def test_auto_measures_and_names_its_choice() -> None:

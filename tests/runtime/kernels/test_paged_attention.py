@@ -14,7 +14,7 @@ from kvasir_runtime.kernels.paged_attention import AttentionPlan, paged_attentio
 LIBRARY = load_library()
 assert LIBRARY is not None
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-HAS_AMX = bool(LIBRARY.kvasir_linear_has(VARIANTS["amx"]))
+HAS_AMX, HAS_DOT = (bool(LIBRARY.kvasir_linear_has(VARIANTS[name])) for name in ("amx", "dot"))
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Path:
 
     dtype: torch.dtype
     use_amx: bool = False
+    use_dot: bool = False
 
 
 PATHS = [
@@ -34,6 +35,11 @@ PATHS = [
         id="bfloat16 on AMX",
         marks=pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX"),
     ),
+    pytest.param(
+        Path(torch.bfloat16, use_dot=True),
+        id="bfloat16 by dot products",
+        marks=pytest.mark.skipif(not HAS_DOT, reason="this processor has no bf16 dot products"),
+    ),
 ]
 MIXED = [(1, 1), (1, 70), (40, 40), (5, 133), (1, 600), (90, 200), (2, 1100), (0, 30), (17, 17)]
 
@@ -41,7 +47,7 @@ MIXED = [(1, 1), (1, 70), (40, 40), (5, 133), (1, 600), (90, 200), (2, 1100), (0
 def attend(batch: PagedBatch, path: Path, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
     plan = AttentionPlan(
         LIBRARY, batch.query, batch.key_cache, batch.query_starts, batch.seq_lens, batch.block_table, batch.rows,
-        window, path.use_amx,
+        window, path.use_amx, path.use_dot,
     )  # fmt: skip
     out = torch.full_like(batch.query, torch.nan)
     return plan.attend(batch.query, batch.key_cache, batch.value_cache, scale_of(batch), softcap, out)

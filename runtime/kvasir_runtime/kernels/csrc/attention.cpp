@@ -28,7 +28,12 @@ void compute_item(const Call& call, const Item& item, const Query* queries, Scra
         return;
     }
 #endif
-    attend_item<T>(call, item, queries, scratch, partials);
+#if KVASIR_DOT_ATTENTION
+    if constexpr (std::is_same_v<T, bf16>)
+        if (call.use_dot && call.head_dim % 32 == 0)
+            return attend_item<bf16, true>(call, item, queries, scratch, partials);
+#endif
+    attend_item<T, false>(call, item, queries, scratch, partials);
 }
 
 template <typename T>
@@ -76,9 +81,9 @@ extern "C" {
 // The arrays must outlive the plan, unchanged. It is given back with kvasir_attention_free.
 Plan* kvasir_attention_plan(int dtype, const int32_t* query_starts, const int32_t* seq_lens, const int32_t* block_table,
                             int64_t table_stride, const int32_t* rows, int requests, int heads, int kv_heads,
-                            int head_dim, int block_size, int window, int use_amx) {
+                            int head_dim, int block_size, int window, int use_amx, int use_dot) {
     Plan* plan = new Plan{{dtype, query_starts, seq_lens, block_table, table_stride, rows, requests, heads, kv_heads,
-                           head_dim, block_size, window, use_amx != 0}};
+                           head_dim, block_size, window, use_amx != 0, use_dot != 0}};
     make_plan(*plan);
     return plan;
 }

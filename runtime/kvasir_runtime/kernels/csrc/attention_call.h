@@ -26,7 +26,7 @@ struct Step {
     const int32_t* rows;
     int requests, heads, kv_heads, head_dim, block_size;
     int window;  // keys seen including the token's own; 0: all
-    bool use_amx;
+    bool use_amx, use_dot;
     int group() const { return heads / kv_heads; }
     const int32_t* blocks_of(int request) const { return block_table + rows[request] * table_stride; }
     int first_key_seen(int position) const { return window > 0 ? std::max(0, position - window + 1) : 0; }

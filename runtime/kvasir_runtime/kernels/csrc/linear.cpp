@@ -27,6 +27,7 @@ constexpr int PANEL = 16;            // outputs that are packed together
 constexpr int64_t DEPTH_STEP = 32;   // K is padded to this: one AMX tile
 constexpr int64_t CACHE_BYTES = 768 * 1024;  // of packed weight that one core keeps in its L2 while rows pass by
 constexpr int64_t ROWS_CACHE_BYTES = 1024 * 1024;  // of x that one core keeps there while AMX lets the weight pass by
+constexpr int64_t FEW_ROWS_BYTES = 512 * 1024;     // the same for dot products, beside two panels and the next two
 
 struct PackedWeight {
     const uint32_t* pairs;  // [panels][depth / 2][16]
@@ -175,9 +176,10 @@ void block_widened(const Product& product, const float* x, int64_t x_stride, con
 
 #if KVASIR_DOT
 
-// UNROLL independent sums along the depth hide the instruction's latency when there are few rows.
-template <int ROWS, int PANELS, int UNROLL>
-void multiply_dot(const Product& product, int64_t row, int64_t panel) {
+// UNROLL independent sums along the depth hide the instruction's latency when there are few rows. In each step, LINES
+// cache lines from `next` on are fetched into the L2 cache.
+template <int ROWS, int PANELS, int UNROLL, int LINES = 0>
+void multiply_dot(const Product& product, int64_t row, int64_t panel, const char* next = nullptr) {
     const PackedWeight& weight = *product.weight;
     const uint32_t* from = weight.pairs + panel * (weight.depth / 2) * PANEL;
     int64_t panel_stride = weight.depth / 2 * PANEL;
@@ -190,6 +192,8 @@ void multiply_dot(const Product& product, int64_t row, int64_t panel) {
 #pragma GCC unroll 4
             for (int p = 0; p < PANELS; p++) sums[u][r][p] = _mm512_setzero_ps();
     for (int64_t pair = 0; pair < weight.depth / 2; pair += UNROLL) {
+#pragma GCC unroll 4
+        for (int line = 0; line < LINES; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
 #pragma GCC unroll 8
         for (int u = 0; u < UNROLL; u++) {
             __m512bh weights[PANELS];
@@ -235,21 +239,42 @@ void multiply_few_dot_rows(const Product& product, int64_t row, int64_t rows, in
     }
 }
 
-template <int PANELS>
-void multiply_dot_rows(const Product& product, int64_t row, int64_t rows, int64_t panel) {
+template <int PANELS, int LINES = 0>
+void multiply_dot_rows(const Product& product, int64_t row, int64_t rows, int64_t panel, const char* next = nullptr) {
     switch (rows) {
-        case 1: return multiply_dot<1, PANELS, 1>(product, row, panel);
-        case 2: return multiply_dot<2, PANELS, 1>(product, row, panel);
-        case 3: return multiply_dot<3, PANELS, 1>(product, row, panel);
-        case 4: return multiply_dot<4, PANELS, 1>(product, row, panel);
-        case 5: return multiply_dot<5, PANELS, 1>(product, row, panel);
-        case 6: return multiply_dot<6, PANELS, 1>(product, row, panel);
-        case 7: return multiply_dot<7, PANELS, 1>(product, row, panel);
-        case 8: return multiply_dot<8, PANELS, 1>(product, row, panel);
-        case 9: return multiply_dot<9, PANELS, 1>(product, row, panel);
-        case 10: return multiply_dot<10, PANELS, 1>(product, row, panel);
-        case 11: return multiply_dot<11, PANELS, 1>(product, row, panel);
-        case 12: return multiply_dot<12, PANELS, 1>(product, row, panel);
+        case 1: return multiply_dot<1, PANELS, 1, LINES>(product, row, panel, next);
+        case 2: return multiply_dot<2, PANELS, 1, LINES>(product, row, panel, next);
+        case 3: return multiply_dot<3, PANELS, 1, LINES>(product, row, panel, next);
+        case 4: return multiply_dot<4, PANELS, 1, LINES>(product, row, panel, next);
+        case 5: return multiply_dot<5, PANELS, 1, LINES>(product, row, panel, next);
+        case 6: return multiply_dot<6, PANELS, 1, LINES>(product, row, panel, next);
+        case 7: return multiply_dot<7, PANELS, 1, LINES>(product, row, panel, next);
+        case 8: return multiply_dot<8, PANELS, 1, LINES>(product, row, panel, next);
+        case 9: return multiply_dot<9, PANELS, 1, LINES>(product, row, panel, next);
+        case 10: return multiply_dot<10, PANELS, 1, LINES>(product, row, panel, next);
+        case 11: return multiply_dot<11, PANELS, 1, LINES>(product, row, panel, next);
+        case 12: return multiply_dot<12, PANELS, 1, LINES>(product, row, panel, next);
+    }
+}
+
+// Two panels at a time pass by all rows, which stay in the cache; the next two are fetched from memory meanwhile.
+void stream_panels(const Product& product, const Block& block) {
+    const PackedWeight& weight = *product.weight;
+    const int64_t parts = (block.rows + MAX_ROWS_DOT - 1) / MAX_ROWS_DOT, part_rows = (block.rows + parts - 1) / parts;
+    const int64_t end = block.row + block.rows, last = block.panel + block.panels, pairs = weight.depth / 2;
+    for (int64_t panel = block.panel; panel < last; panel += 2) {
+        const char* next = (const char*)(weight.pairs + (panel + 2) * pairs * PANEL);
+        for (int64_t row = block.row; row < end; row += part_rows) {
+            const int64_t rows = std::min(part_rows, end - row);
+            if (panel + 2 > last)
+                multiply_dot_rows<1>(product, row, rows, panel);
+            else if (parts == 1)
+                multiply_dot_rows<2, 2>(product, row, rows, panel, next);
+            else if (row < block.row + 2 * part_rows)
+                multiply_dot_rows<2, 1>(product, row, rows, panel, next + (row > block.row) * pairs * 64);
+            else
+                multiply_dot_rows<2>(product, row, rows, panel);
+        }
     }
 }
 
@@ -257,15 +282,17 @@ void multiply_dot_rows(const Product& product, int64_t row, int64_t rows, int64_
 // result must not depend on how many are left over for it to be computed with.
 void block_dot(const Product& product, const Block& block) {
     const int64_t end = block.row + block.rows, last = block.panel + block.panels;
-    const bool few = block.rows <= 4;
-    for (int64_t row = block.row; row < end; row += MAX_ROWS_DOT) {
-        const int64_t rows = std::min<int64_t>(MAX_ROWS_DOT, end - row);
+    if (block.rows <= 4) {
         int64_t panel = block.panel;
-        if (few) {
-            if (rows > 1)
-                for (; panel + 2 <= last; panel += 2) multiply_few_dot_rows<2>(product, row, rows, panel);
-            for (; panel < last; panel++) multiply_few_dot_rows<1>(product, row, rows, panel);
-        } else {
+        if (block.rows > 1)
+            for (; panel + 2 <= last; panel += 2) multiply_few_dot_rows<2>(product, block.row, block.rows, panel);
+        for (; panel < last; panel++) multiply_few_dot_rows<1>(product, block.row, block.rows, panel);
+    } else if (block.rows * product.weight->depth * int64_t(sizeof(bf16)) <= FEW_ROWS_BYTES) {
+        stream_panels(product, block);
+    } else {
+        for (int64_t row = block.row; row < end; row += MAX_ROWS_DOT) {
+            const int64_t rows = std::min<int64_t>(MAX_ROWS_DOT, end - row);
+            int64_t panel = block.panel;
             for (; panel + 2 <= last; panel += 2) multiply_dot_rows<2>(product, row, rows, panel);
             if (panel < last) multiply_dot_rows<1>(product, row, rows, panel);
         }
