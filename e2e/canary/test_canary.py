@@ -27,6 +27,7 @@ def test_a_canary_gets_its_share_until_it_is_resumed_and_a_rollback_makes_no_new
     with start_load(own_service, answers(NUM_TOKENS), num_clients=NUM_CLIENTS) as load:
         own_service.patch({"engine": NEW_ENGINE, "rollout": {"canary": {"weight": WEIGHT, "pause": True}}})
         new = wait_until(lambda: ready_revision_besides(own_service, old), 120, "a canary to be ready", POLL_SECONDS)
+        own_service.wait_condition("Progressing", lambda found: found.get("reason") == "RolloutPaused", 30)
         while_paused = share_of(new, own_service, load, NUM_MEASURED)
         assert LOWEST_SHARE < while_paused < HIGHEST_SHARE
 

@@ -214,6 +214,26 @@ def test_an_upgrade_leaves_the_leases_to_their_holder_and_an_uninstall_releases_
     assert not any(cluster.exists(path) for path in leases)
 
 
+def test_an_uninstall_beneath_a_live_operator_leaves_no_lease_in_the_way_of_the_next_install(
+    helm: Helm, cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    """Its rights are somebody else's and outlive the release: it could make the Lease anew."""
+    apply_crds(cluster)
+    make_owner(cluster, namespace, OPERATOR)
+    accounts = ("--set", f"rbac.create=false,serviceAccount.create=false,serviceAccount.name={OPERATOR}")
+    values = (*NAMESPACED, *named(namespace), *accounts)
+    path = lease_path(namespace)
+    helm.install(namespace, *values)
+    with running_installed(cluster, namespace, tmp_path) as operator:
+        wait_until(lambda: metric(operator, "kvasir_operator_leader") == 1.0, 40, "the operator to lead")
+        helm.uninstall(namespace)
+        operator.word_after(f"Lease {namespace}/{OWN_LEASE} is gone")
+        assert operator.stop()[0] == 0
+    assert not cluster.exists(path)
+    helm.install(namespace, *values)
+    assert "helm.sh/chart" in cluster.request("get", path)["metadata"]["labels"]
+
+
 def test_two_releases_for_the_whole_cluster_refuse_each_other(
     helm: Helm, cluster: ControlPlane, namespace: str, other_namespace: str
 ) -> None:

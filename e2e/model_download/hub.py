@@ -9,13 +9,26 @@ import dataclasses
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from e2e.cluster.rig.guest import running_guest
+from e2e.cluster.rig.network import IPV4
 from tests.runtime.model_sources.hub_server import Asked, Repository, running_hub
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "kvasir-python-7m"
 OPEN, PRIVATE, GATED = "kvasir/open", "kvasir/private", "kvasir/gated"
 READERS = {OPEN: "everyone", PRIVATE: "token", GATED: "nobody"}
+NAME, PORT = "hub", 8470
+
+
+@contextmanager
+def serving_hub(bytes_per_second: float) -> Iterator[str]:
+    """The URL of one in the network of the rig's control plane, where pods reach it."""
+    arguments = [IPV4.control_plane, str(PORT), str(bytes_per_second)]
+    with running_guest(NAME, [sys.executable, "-m", "e2e.model_download.hub", *arguments]):
+        yield f"http://{IPV4.control_plane}:{PORT}"
 
 
 class Printed(list[Asked]):

@@ -2,27 +2,24 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
-from e2e.cluster.rig.guest import log_of, running_guest
+from e2e.cluster.rig.guest import log_of
 from e2e.cluster.rig.layout import MODELS
-from e2e.cluster.rig.network import IPV4
 from e2e.conftest import RIG_KUBECONFIG, Deploy, StartLoad
 from e2e.live_cluster import KubeObject, LiveCluster
-from e2e.model_download.hub import GATED, OPEN, PRIVATE
+from e2e.model_download.hub import GATED, NAME, OPEN, PRIVATE, serving_hub
 from e2e.traffic.answers import answers
 from e2e.verdicts import Verdicts
 from tests.runtime.model_sources.hub_server import TOKEN
 
 MANIFEST = Path(__file__).parent / "service.yaml"
-PORT, BYTES_PER_SECOND = 8470, 400_000
+BYTES_PER_SECOND = 400_000
 """The model's 14 MB take 35 s."""
-HUB = "hub"
 CACHE = MODELS / "cache"
 """`/models/cache` of every node."""
 PROGRESS = re.compile(r"downloading hf://kvasir/open: (\d+\.\d+) of 14\.\d+ MB, (\d+\.\d) MB/s, (\d+) s left")
@@ -44,8 +41,7 @@ def hub(live_cluster: LiveCluster) -> Iterator[None]:
         pytest.skip("runs a hub in the network of the rig's control plane: unset KUBECONFIG")
     CACHE.mkdir(exist_ok=True)
     CACHE.chmod(0o777)  # pods are not root
-    arguments = [IPV4.control_plane, str(PORT), str(BYTES_PER_SECOND)]
-    with running_guest(HUB, [sys.executable, "-m", "e2e.model_download.hub", *arguments]):
+    with serving_hub(BYTES_PER_SECOND):
         yield
 
 
@@ -128,4 +124,4 @@ def further(now: Progress | None, before: Progress) -> Progress | None:
 
 def asked() -> list[KubeObject]:
     """Every file that was asked for so far."""
-    return [json.loads(line) for line in log_of(HUB).read_text().splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in log_of(NAME).read_text().splitlines() if line.startswith("{")]

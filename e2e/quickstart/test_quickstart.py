@@ -34,11 +34,9 @@ def expected() -> str:
     return chat_answer(QUESTION, NUM_TOKENS)
 
 
-def test_helm_installs_the_operator(live_cluster: LiveCluster, live_helm: Helm, verdicts: Verdicts) -> None:
+def test_helm_installs_the_operator(live_helm: Helm, verdicts: Verdicts) -> None:
     if any(release["namespace"] == SYSTEM for release in live_helm.releases()):
         live_helm.uninstall(SYSTEM)
-        # An operator cannot give up a Lease for which helm has taken its rights away: the next waits until it ends.
-        live_cluster.kubectl("delete", "lease", "kvasir-operator", f"--namespace={SYSTEM}", "--ignore-not-found")
     started = time.time()
     install_operator(live_helm)
     verdicts.add("quickstart: helm install", until_operator_ready=time.time() - started)

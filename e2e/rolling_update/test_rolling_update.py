@@ -52,6 +52,7 @@ def test_an_update_that_cannot_succeed_harms_nobody(
         own_service.patch({"engine": {"args": ["--no-such-flag"]}})
         degraded = own_service.wait_condition("Degraded", lambda found: found if is_true(found) else None, 90)
         told_after = time.time() - changed_at
+        own_service.wait_condition("Progressing", lambda found: found.get("reason") == "RolloutHalted", 30)
         load.wait_streams(8)
         left = own_service.staying_uids("serve")
         own_service.patch({"engine": {"args": []}})

@@ -185,6 +185,7 @@ class Operator:
     async def _stop_parts(self) -> None:
         """Passes that run may end, unless another operator may be leading by now."""
         logger.info("stopping: passes that run may end within %g s", STOP_GRACE_SECONDS)
+        self._leadership.end()
         self._queue.close()
         await self._parts.stop(draining=self._workers if self._failure is None else ())
         await self._resources.aclose()  # here, because kopf waits for whatever task is left

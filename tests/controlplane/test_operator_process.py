@@ -190,6 +190,19 @@ def test_a_leader_whose_lease_is_taken_ends_at_once(
         assert "usurper took Lease" in (tmp_path / "log").read_text()
 
 
+def test_an_operator_that_ends_while_its_lease_is_gone_leaves_none(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    lease = path_of(LEASE, namespace, OWN_LEASE)
+    flags = (f"--namespace={namespace}", "--leader-election")
+    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
+        wait_until(lambda: metric(operator, "kvasir_operator_leader") == 1.0, 40, "it to lead")
+        control_plane.request("delete", lease)
+        operator.word_after(f"Lease {namespace}/{OWN_LEASE} is gone")
+        assert operator.stop()[0] == 0
+    assert not control_plane.exists(lease)
+
+
 def test_an_operator_that_starts_while_the_api_server_is_away_goes_on_when_it_is_back(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:

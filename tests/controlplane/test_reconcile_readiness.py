@@ -51,3 +51,15 @@ def test_a_feature_that_blocks_engines_is_why_a_service_is_not_ready(
     status = settled(control_plane, namespace, replicas=1, engine={"quantization": "int8"})
     assert conditions({"status": status})["Ready"] == ("False", "UnsupportedFeature")
     assert (status["phase"], status["ready"], status["replicas"]) == ("Degraded", "0/1", 0)
+
+
+def test_what_blocks_engines_of_a_service_at_zero_is_said_before_a_request_would_wake_it(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    settled(control_plane, namespace, replicas=1)
+    control_plane.mark_pods_ready(namespace, ROUTERS, 2)
+    assert conditions({"status": settled(control_plane, namespace, replicas=0)})["Ready"] == ("True", "Idle")
+    for replicas in (0, 1):  # asleep, and woken: the revision before has no Service any more
+        status = settled(control_plane, namespace, replicas=replicas, engine={"quantization": "int8"})
+        assert conditions({"status": status})["Ready"] == ("False", "UnsupportedFeature")
+        assert status["replicas"] == 0

@@ -3,16 +3,20 @@
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from kubernetes.dynamic.exceptions import NotFoundError
+from tests.operator.api.test_quantity import CANONICAL
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, Kind, KubeObject, ObjectKey
 from kvasir_operator.observe.waiting import is_ready
 
 from .control_plane import ControlPlane
+from .fake_node import MERGE_PATCH
 from .processes import wait_until
 from .reconciling import (
     NAME,
+    conditions,
     current_engine,
     current_revision,
     engine_pods,
@@ -93,6 +97,30 @@ def test_a_rollback_brings_the_same_workload_back(control_plane: ControlPlane, n
     assert engines(control_plane, namespace)[old]["metadata"]["uid"] == uid
 
 
+def test_an_amount_that_is_spelt_another_way_restarts_nothing(control_plane: ControlPlane, namespace: str) -> None:
+    name = serve(control_plane, namespace, resources={"cpu": "1", "memory": "2Gi", "sharedMemory": "1Gi"})
+    before = generation_and_pods(control_plane, namespace, name)
+    respelt = {"cpu": "1000m", "memory": "2048Mi", "sharedMemory": "1024Mi"}
+    assert deploy(control_plane, namespace, resources=respelt) == name
+    wait_until(lambda: run_pass(control_plane, namespace).writes == [], 30, "a pass that has nothing to write")
+    assert generation_and_pods(control_plane, namespace, name) == before
+
+
+def generation_and_pods(control_plane: ControlPlane, namespace: str, name: str) -> tuple[int, set[str]]:
+    """The Deployment's generation, and its pods by uid."""
+    generation: int = engines(control_plane, namespace)[name]["metadata"]["generation"]
+    return generation, {pod["metadata"]["uid"] for pod in engine_pods(control_plane, namespace)}
+
+
+@pytest.mark.parametrize(("text", "canonical"), CANONICAL.items())
+def test_an_amount_is_canonical_where_the_api_server_stores_it_as_it_is(
+    control_plane: ControlPlane, namespace: str, text: str, canonical: str
+) -> None:
+    metadata = {"name": "amount", "namespace": namespace}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": {"cpu": text}}}
+    assert control_plane.apply(quota, dryRun="All")["spec"]["hard"]["cpu"] == canonical
+
+
 def test_a_revision_that_cannot_start_leaves_what_serves_alone(control_plane: ControlPlane, namespace: str) -> None:
     old = serve(control_plane, namespace)
     new = deploy(control_plane, namespace, engine=NEW)
@@ -101,6 +129,7 @@ def test_a_revision_that_cannot_start_leaves_what_serves_alone(control_plane: Co
     settle(control_plane, namespace)
     assert replicas(control_plane, namespace) == {old: 2, new: 1}
     assert num_ready(control_plane, namespace) == 2
+    assert conditions(get_service(control_plane, namespace))["Progressing"] == ("False", "RolloutHalted")
     deploy(control_plane, namespace)
     assert replicas(control_plane, namespace) == {old: 2, new: 0}
 
@@ -135,10 +164,41 @@ def test_a_canary_waits_at_its_weight_until_it_is_let_go_on(control_plane: Contr
     assert replicas(control_plane, namespace) == {old: 2, new: 1}
     assert weights(control_plane, namespace) == {old: None, new: "10"}
     wait_until(lambda: slice_weights(control_plane, namespace) == {None, "10"}, 30, "the slices' weights")
+    assert conditions(get_service(control_plane, namespace))["Progressing"] == ("False", "RolloutPaused")
     serve(control_plane, namespace, engine=NEW, rollout={"canary": {"weight": 10, "pause": False}})
     assert replicas(control_plane, namespace) == {old: 0, new: 2}
     assert weights(control_plane, namespace) == {new: None}
     wait_until(lambda: slice_weights(control_plane, namespace) == {None}, 30, "the slices to have no weight")
+
+
+def test_a_canary_whose_label_is_taken_away_gets_it_back_and_goes_no_further(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    old = serve(control_plane, namespace)
+    new = deploy(control_plane, namespace, engine=NEW, rollout={"canary": {"weight": 10}})
+    mark_engines_ready(control_plane, namespace)
+    settle(control_plane, namespace)
+    change = {"metadata": {"labels": {TRAFFIC_WEIGHT: None}}}
+    control_plane.request("patch", path_of(SERVICE, namespace, new), change, MERGE_PATCH)
+    run_pass(control_plane, namespace)
+    assert replicas(control_plane, namespace) == {old: 2, new: 1}
+    assert weights(control_plane, namespace) == {old: None, new: "10"}
+
+
+def test_a_canary_that_an_operator_made_which_wrote_no_annotation_waits_and_goes_on(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    old = serve(control_plane, namespace)
+    canary: dict[str, Any] = {"weight": 10}
+    new = deploy(control_plane, namespace, engine=NEW, rollout={"canary": canary})
+    mark_engines_ready(control_plane, namespace)
+    change = {"metadata": {"annotations": {TRAFFIC_WEIGHT: None}}}
+    control_plane.request("patch", path_of(SERVICE, namespace, new), change, MERGE_PATCH)
+    settle(control_plane, namespace)
+    assert replicas(control_plane, namespace) == {old: 2, new: 1}
+    assert weights(control_plane, namespace) == {old: None, new: "10"}
+    serve(control_plane, namespace, engine=NEW, rollout={"canary": {**canary, "pause": False}})
+    assert replicas(control_plane, namespace) == {old: 0, new: 2}
 
 
 def test_a_canary_that_is_given_up_has_no_weight_until_it_comes_back(
@@ -222,7 +282,7 @@ def test_the_earlier_releases_service_goes_after_its_routers(control_plane: Cont
     assert kept not in get_children(control_plane, namespace)  # there never was another router
     control_plane.apply(earlier_release(service)[0], "kvasir-operator")
     change = {"spec": {"template": {"metadata": {"annotations": {"example.com/earlier": "router"}}}}}
-    control_plane.request("patch", deployment, change, "application/merge-patch+json")
+    control_plane.request("patch", deployment, change, MERGE_PATCH)
     run_pass(control_plane, namespace)
     assert kept in get_children(control_plane, namespace)
 

@@ -8,9 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from lupa.lua51 import LuaRuntime
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.conditions import ConditionType, Reason
+from kvasir_operator.api.conditions import Condition, ConditionType, Reason, carry_over
 from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.manifests import load_services
 
@@ -64,13 +65,53 @@ def test_the_service_behind_the_gateway_holds_and_the_gateway_is_one_of_the_page
     assert f"create secret generic {gateway['apiKeysSecret']} " in INSTALL
 
 
-def test_the_health_check_for_argo_cd_reads_what_a_service_has() -> None:
+def health_check() -> tuple[str, str]:
+    """Of Argo CD: its key in the ConfigMap, and its Lua."""
     [block] = [block for block in MANIFESTS if "resource.customizations.health" in block]
     [(key, lua)] = yaml.safe_load(block)["data"].items()
+    return key, lua
+
+
+def test_the_health_check_for_argo_cd_reads_what_a_service_has() -> None:
+    key, lua = health_check()
     assert key == f"resource.customizations.health.{labels.GROUP}_{labels.KIND}"
     assert set(re.findall(r"\bconditions\.(\w+)", lua)) == {ConditionType.READY, ConditionType.DEGRADED}
     assert set(re.findall(r'reason == "(\w+)"', lua)) == {Reason.SUSPENDED}
-    assert set(re.findall(r'status = "(\w+)"', lua)) == {"Progressing", "Suspended", "Degraded"}
+
+
+GENERATION = 2
+AS_EXPECTED = Condition(ConditionType.DEGRADED, False, Reason.AS_EXPECTED, "")
+CRASHING = Condition(ConditionType.DEGRADED, True, Reason.CRASH_LOOPING, "it ends with an error")
+SERVING = Condition(ConditionType.READY, True, Reason.SERVING, "2 of 2 replicas serve")
+IDLE = Condition(ConditionType.READY, True, Reason.IDLE, "no replicas are wanted")
+LOADING = Condition(ConditionType.READY, False, Reason.LOADING_MODEL, "it loads")
+SUSPENDED = Condition(ConditionType.READY, False, Reason.SUSPENDED, "spec.suspend is true")
+NOT_SEEN = "the operator has not seen this manifest yet"
+Health = tuple[str, str]
+HEALTH: dict[str, tuple[int | None, list[Condition], Health]] = {
+    "no status": (None, [], ("Progressing", NOT_SEEN)),
+    "no conditions": (GENERATION, [], ("Progressing", NOT_SEEN)),
+    "of the generation before": (GENERATION - 1, [SERVING, AS_EXPECTED], ("Progressing", NOT_SEEN)),
+    "starting": (GENERATION, [LOADING, AS_EXPECTED], ("Progressing", "it loads")),
+    "serving": (GENERATION, [SERVING, AS_EXPECTED], ("Healthy", "2 of 2 replicas serve")),
+    "asleep": (GENERATION, [IDLE, AS_EXPECTED], ("Healthy", "no replicas are wanted")),
+    "suspended": (GENERATION, [SUSPENDED, CRASHING], ("Suspended", "spec.suspend is true")),
+    "degraded": (GENERATION, [SERVING, CRASHING], ("Degraded", "it ends with an error")),
+}
+
+
+@pytest.mark.parametrize(("generation", "conditions", "health"), HEALTH.values(), ids=HEALTH)
+def test_argo_cd_judges_a_service_by_its_conditions(
+    generation: int | None, conditions: list[Condition], health: Health
+) -> None:
+    service: dict[str, Any] = {"metadata": {"generation": GENERATION}}
+    if generation is not None:
+        shown = carry_over([], conditions, generation, "2026-11-22T12:00:00Z")
+        service["status"] = {"observedGeneration": generation} | ({"conditions": shown} if shown else {})
+    lua = LuaRuntime()  # 5.1, the language of Argo CD's own interpreter
+    lua.globals().obj = lua.table_from(service, recursive=True)
+    answer = lua.execute(health_check()[1])
+    assert (answer["status"], answer["message"]) == health
 
 
 def test_requests_have_a_key_of_the_page() -> None:

@@ -6,8 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KvasirOperatorError
+from kvasir_operator.kube.leadership import Leadership
+from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming
 from kvasir_operator.run import Operator, run_operator
 from kvasir_operator.settings import OperatorSettings
 
@@ -39,5 +42,20 @@ def test_a_signal_ends_an_operator_that_waits_for_the_api_server(
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, timeout=30.0)
+
+    asyncio.run(body())
+
+
+def test_who_drains_makes_no_lease_anew() -> None:
+    async def body() -> None:
+        kube, timing = MemoryKube(), LeaseTiming(gone_seconds=0.0)
+        elector = LeaderElector(kube, LeaseName("system", "kvasir-operator"), "me", lambda: 0.0, timing)
+        operator = Operator(OperatorSettings())
+        operator._leadership = Leadership([elector], timing.retry_seconds)
+        assert await elector.take()
+        await operator._stop_parts()
+        kube.objects.clear()
+        assert not await elector.take()
+        assert kube.objects == {}
 
     asyncio.run(body())

@@ -66,7 +66,10 @@ GATEWAY_SECRET_ENV: Final = "KVASIR_GATEWAY_SECRET"
 """What the secrets of all services behind the gateway are derived from."""
 
 TRAFFIC_WEIGHT: Final = f"{GROUP}/traffic-weight"
-"""Label of a revision's Service: per cent of the requests that it gets. EndpointSlices get labels, no annotations."""
+"""Label of a revision's Service: per cent of the requests that it gets. EndpointSlices get labels, no annotations.
+
+It is an annotation of the Service too, by which the operator knows a canary whose label somebody took away.
+"""
 REVISION_NUMBER: Final = f"{GROUP}/revision-number"
 """Annotation of a revision's Deployments: the order in which revisions were used, the current one's the highest."""
 GROUP_SIZE: Final = f"{GROUP}/group-size"

@@ -114,7 +114,8 @@ async def _edit(client: KubeClient, namespace: str, edit: Scale | Unweigh) -> Ku
     if isinstance(edit, Scale):
         patch = {"metadata": metadata, "spec": {"replicas": edit.replicas}}
     else:
-        patch = {"metadata": {**metadata, "labels": {TRAFFIC_WEIGHT: None}, "annotations": {APPLIED_HASH: None}}}
+        annotations = {TRAFFIC_WEIGHT: None, APPLIED_HASH: None}
+        patch = {"metadata": {**metadata, "labels": {TRAFFIC_WEIGHT: None}, "annotations": annotations}}
     return await client.merge(edit.key.kind, namespace, edit.key.name, patch)
 
 

@@ -64,6 +64,11 @@ class Leadership:
             for each in keeping:
                 each.cancel()
 
+    def end(self) -> None:
+        """To be called when this process is told to end, before it drains."""
+        for elector in self._electors:
+            elector.end()
+
     def check(self) -> None:
         """Raises LeadershipLostError unless every Lease is held for certain: to be called before each write."""
         for elector in self._electors:

@@ -3,6 +3,9 @@
 The protocol is client-go's: a holder renews; another takes over once it has itself seen no renewal for the Lease's
 whole duration, by its own clock (clocks of different machines are never compared). A holder that could not renew
 until shortly before that must end: from then on another may lead.
+
+A Lease that was there and is gone may have been uninstalled with its release, whose operators are told to end about
+then: one that they made anew would bear no mark of Helm's, and be in the way of the next install.
 """
 
 import asyncio
@@ -29,11 +32,15 @@ class LeaseName(NamedTuple):
 
 @dataclass(frozen=True)
 class LeaseTiming:
-    """`duration_seconds` is how long others wait; the holder gives up after `renew_deadline_seconds`, which is less."""
+    """`duration_seconds` is how long others wait; the holder gives up after `renew_deadline_seconds`, which is less.
+
+    `gone_seconds` is how long one that was seen must be gone before it is made anew, soon enough for its holder.
+    """
 
     duration_seconds: float = 15.0
     renew_deadline_seconds: float = 10.0
     retry_seconds: float = 2.0
+    gone_seconds: float = 4.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class LeaderElector:
         self._clock = clock
         self._timing = timing
         self._seen: SeenLease | None = None
+        self._gone_since: float | None = None
+        self._is_ending = False
         self._renewed_at: float | None = None
 
     @property
@@ -81,6 +90,10 @@ class LeaderElector:
     async def look(self) -> None:
         """Reads the Lease, so that its age is known when it could be taken."""
         await self._bounded(self._look())
+
+    def end(self) -> None:
+        """From now on what is gone stays gone; the Lease is renewed until it is released."""
+        self._is_ending = True
 
     async def keep(self) -> None:
         """Renews until cancelled. Raises LeadershipLostError when another may be leading."""
@@ -126,10 +139,16 @@ class LeaderElector:
         stored = await self._client.get(LEASE, self.lease.namespace, self.lease.name)
         if stored is not None:
             self._remember(stored)
+        elif self._seen is not None and self._gone_since is None:
+            after = self._timing.gone_seconds
+            logger.warning("Lease %s is gone: made anew after %g s unless this operator ends", self.lease, after)
+            self._gone_since = self._clock()
         return stored is not None
 
     async def _take(self) -> bool:
         if not await self._look():
+            if not self._may_create():
+                return False
             self._remember(await self._client.create(self._lease(None, self._identity)))
             return True
         assert self._seen is not None
@@ -138,10 +157,16 @@ class LeaderElector:
         self._remember(await self._client.replace(self._lease(self._seen.obj, self._identity)))
         return True
 
+    def _may_create(self) -> bool:
+        if self._gone_since is None:
+            return True  # it never was there
+        return not self._is_ending and self._clock() - self._gone_since >= self._timing.gone_seconds
+
     def _remember(self, stored: KubeObject) -> None:
         before = self._seen
         is_same = before is not None and before.obj.get("spec") == stored.get("spec")
         self._seen = SeenLease(stored, before.changed_at if before and is_same else self._clock())
+        self._gone_since = None
 
     def _lease(self, stored: KubeObject | None, holder: str, seconds: float | None = None) -> KubeObject:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

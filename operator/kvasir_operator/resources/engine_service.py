@@ -15,12 +15,14 @@ def engine_service(
 
     Of a group of pods it has only the one that takes requests.
 
-    Labels go on to the EndpointSlices, where the router reads them; annotations would not.
+    Labels go on to the EndpointSlices, where the router reads them; annotations would not. The weight is both: without
+    the label alone a revision that is weighed would pass for one that was let go on.
     """
     name = labels.workload_name(service.name, role.name, revision)
     leader = {labels.RANK_LABEL: "0"} if role.is_grouped else {}
     weight = {} if traffic_weight is None else {labels.TRAFFIC_WEIGHT: str(traffic_weight)}
     described = metadata(service, name, role.name, {labels.REVISION_LABEL: revision, **weight})
+    described |= {"annotations": weight} if weight else {}
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -48,9 +48,12 @@ def choose_goal(
     straight_on = {role: RoleGoal(each.desired, 0) for role, each in limits.items()}
     if not fleet.has_former_pods or not any(each.desired for each in limits.values()):
         phase = RolloutPhase.PROGRESSING if fleet.has_former_pods else RolloutPhase.COMPLETE
-        return Goal(phase, straight_on if blocked is None else _nothing_current(limits))
+        # Nor of a former revision that is kept at zero: its Services are gone, and no router would find the pods.
+        nothing = {role: RoleGoal(0, 0) for role in limits}
+        return Goal(phase, straight_on if blocked is None else nothing)
     if blocked is not None:
-        return Goal(RolloutPhase.HALTED, _nothing_current(limits), trouble=blocked)
+        former = {role: RoleGoal(0, each.desired) for role, each in limits.items()}
+        return Goal(RolloutPhase.HALTED, former, trouble=blocked)
     if not is_anything_served(fleet.former):
         return Goal(RolloutPhase.PROGRESSING, straight_on)
     weight = canary.weight if canary is not None and canary.pause and not _is_past_canary(fleet) else None
@@ -64,10 +67,6 @@ def choose_goal(
         shares = {role: _canary_share(each, weight) for role, each in limits.items()}
         return Goal(RolloutPhase.PAUSED, shares, weight)
     return Goal(RolloutPhase.PROGRESSING, straight_on)
-
-
-def _nothing_current(limits: Mapping[RoleName, RoleLimits]) -> dict[RoleName, RoleGoal]:
-    return {role: RoleGoal(0, each.desired) for role, each in limits.items()}
 
 
 def is_anything_served(former: Iterable[Workload]) -> bool:

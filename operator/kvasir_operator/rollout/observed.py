@@ -192,10 +192,12 @@ def _belongs(pod: KubeObject, workload: KubeObject, keys: Collection[WorkloadKey
 
 
 def _weight(service: KubeObject) -> int | None:
-    text = service["metadata"].get("labels", {}).get(TRAFFIC_WEIGHT)
-    if text is not None and text.isdecimal():
-        return int(text)
-    return None if APPLIED_HASH in service["metadata"].get("annotations", {}) else 0  # see plan.Unweigh
+    """By its annotation; by its label alone where an operator made it that wrote no such annotation."""
+    annotations, own_labels = (service["metadata"].get(each, {}) for each in ("annotations", "labels"))
+    for text in (each.get(TRAFFIC_WEIGHT, "") for each in (annotations, own_labels)):
+        if text.isdecimal():
+            return int(text)
+    return None if APPLIED_HASH in annotations else 0  # see plan.Unweigh
 
 
 def _why_waits(pod: KubeObject, observed: Observed) -> Waiting | None:

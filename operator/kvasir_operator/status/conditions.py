@@ -57,9 +57,10 @@ def _can_serve(engines: Sequence[RoleState]) -> bool:
 
 
 def _is_idle(engines: Sequence[RoleState], situation: Situation) -> bool:
-    """At zero because the spec wants it so; one that does not hold wants nothing."""
+    """At zero because the spec wants it so, and woken by a request: not by one where no engine may start."""
     is_valid = all(problem.reason is not Reason.INVALID_SPEC for problem in situation.problems)
-    return bool(engines) and is_valid and not any(state.desired for state in engines)
+    can_wake = is_valid and situation.blocked is None
+    return bool(engines) and can_wake and not any(state.desired for state in engines)
 
 
 def _lacking(roles: Sequence[RoleState]) -> Sequence[RoleState]:

@@ -106,6 +106,7 @@ def test_a_workload_that_has_changed_since_it_was_seen_is_not_scaled(seen: dict[
 def weighed_service() -> KubeObject:
     obj = stamped(child("Service", "s"))
     obj["metadata"]["labels"] |= {TRAFFIC_WEIGHT: "50"}
+    obj["metadata"]["annotations"] |= {TRAFFIC_WEIGHT: "50"}
     return stored(obj)
 
 

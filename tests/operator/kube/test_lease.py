@@ -145,6 +145,71 @@ def test_a_leader_whose_lease_was_taken_must_go() -> None:
     asyncio.run(asyncio.wait_for(body(), 10))
 
 
+@pytest.mark.parametrize(("gone_seconds", "is_made_anew"), [(0.0, False), (3.9, False), (4.0, True)])
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_a_lease_that_is_gone_is_made_anew_once_it_has_been_gone_for_a_while(
+    gone_seconds: float, is_made_anew: bool, is_leader: bool
+) -> None:
+    async def body() -> None:
+        kube, clock = MemoryKube(), Clock()
+        await elector(kube, "leader").take()
+        one = elector(kube, "leader" if is_leader else "standby", clock)
+        assert await one.take() is is_leader
+        del kube.objects[KEY]
+        assert not await one.take()
+        clock.now += gone_seconds
+        assert await one.take() is is_made_anew
+        assert (KEY in kube.objects) is is_made_anew
+
+    asyncio.run(body())
+
+
+def test_a_lease_that_comes_back_and_goes_again_is_gone_since_then() -> None:
+    async def body() -> None:
+        kube, clock = MemoryKube(), Clock()
+        leader = elector(kube, "leader", clock)
+        await leader.take()
+        lease = kube.objects.pop(KEY)
+        assert not await leader.take()
+        clock.now += 3.0
+        kube.objects[KEY] = lease
+        assert await leader.take()
+        del kube.objects[KEY]
+        clock.now += 3.0
+        assert not await leader.take()
+
+    asyncio.run(body())
+
+
+def test_who_is_about_to_end_renews_a_lease_and_makes_none_anew() -> None:
+    async def body() -> None:
+        kube, clock = MemoryKube(), Clock()
+        leader = elector(kube, "leader", clock)
+        await leader.take()
+        leader.end()
+        assert await leader.take()
+        del kube.objects[KEY]
+        assert not await leader.take()
+        clock.now += 9.9
+        assert not await leader.take()
+
+    asyncio.run(body())
+
+
+def test_a_leader_whose_lease_stays_gone_must_go() -> None:
+    async def body() -> None:
+        kube, clock = MemoryKube(), Clock()
+        leader = elector(kube, "leader", clock)
+        await leader.take()
+        leader.end()
+        del kube.objects[KEY]
+        clock.now += 10.0
+        with pytest.raises(LeadershipLostError, match="was not renewed for 10 s"):
+            await leader.keep()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
+
+
 def test_one_who_never_led_releases_nothing() -> None:
     async def body() -> None:
         kube = MemoryKube()

@@ -40,9 +40,12 @@ def test_the_router_finds_service_role_and_revision_in_its_labels(make_service: 
 
 def test_a_canarys_share_of_the_requests_is_a_label_which_its_slices_get_too(make_service: MakeService) -> None:
     for weight in (0, 10):
-        label = render(make_service(), weight=weight)["metadata"]["labels"]["serving.kvasir.dev/traffic-weight"]
-        assert label == str(weight)
-    assert "serving.kvasir.dev/traffic-weight" not in render(make_service())["metadata"]["labels"]
+        metadata = render(make_service(), weight=weight)["metadata"]
+        assert metadata["labels"]["serving.kvasir.dev/traffic-weight"] == str(weight)
+        assert metadata["annotations"] == {"serving.kvasir.dev/traffic-weight": str(weight)}
+    metadata = render(make_service())["metadata"]
+    assert "serving.kvasir.dev/traffic-weight" not in metadata["labels"]
+    assert "annotations" not in metadata
 
 
 def test_it_has_the_addresses_of_ready_pods_of_either_family(make_service: MakeService) -> None:

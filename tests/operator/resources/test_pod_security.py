@@ -50,7 +50,8 @@ def container_violations(pod_context: dict[str, Any], container: dict[str, Any])
 
 
 def given_ids(pod: dict[str, Any]) -> set[str]:
-    contexts = [pod.get("securityContext", {}), *(container["securityContext"] for container in pod["containers"])]
+    containers = (*pod.get("initContainers", ()), *pod["containers"])
+    contexts = [pod.get("securityContext", {}), *(container["securityContext"] for container in containers)]
     return {key for context in contexts for key in context if key in IDS}
 
 
@@ -89,6 +90,16 @@ def test_an_engine_with_a_model_of_the_clusters_is_restricted(engine_template: R
 def test_ids_are_the_images_or_the_platforms_unless_somebody_names_them(template: RenderPod) -> None:
     assert given_ids(template()["spec"]) == set()
     assert template(pod={"securityContext": {"runAsUser": 7}})["spec"]["securityContext"]["runAsUser"] == 7
+
+
+def test_a_loader_has_the_ids_of_its_pod_and_none_of_its_own(engine_template: RenderPod) -> None:
+    named = engine_template(defaults(dict.fromkeys(IDS, 1000)), model={"source": "hf://org/name"})["spec"]
+    left_out = engine_template(model={"source": "hf://org/name"})["spec"]
+
+    assert [container["name"] for container in named["initContainers"]] == ["model-loader"]
+    assert {key: named["securityContext"][key] for key in IDS} == dict.fromkeys(IDS, 1000)
+    assert not named["initContainers"][0]["securityContext"].keys() & set(IDS)
+    assert given_ids(left_out) == set()
 
 
 def test_each_field_goes_to_the_context_that_has_it(template: RenderPod) -> None:

@@ -85,6 +85,13 @@ def test_a_services_weight_is_its_revisions() -> None:
     assert seen([engines("a"), headless("a", **{TRAFFIC_WEIGHT: "much"})])["a"].traffic_weight is None
 
 
+def test_a_canary_whose_label_somebody_took_away_or_changed_keeps_its_weight() -> None:
+    for given in ({}, {TRAFFIC_WEIGHT: "90"}, {TRAFFIC_WEIGHT: "much"}):
+        service = headless("a", **given)
+        service["metadata"]["annotations"][TRAFFIC_WEIGHT] = "10"
+        assert seen([engines("a"), service])["a"].traffic_weight == 10
+
+
 def test_a_weight_that_was_taken_off_is_none_of_the_requests_and_not_no_weight() -> None:
     unweighed = headless("a")
     unweighed["metadata"]["annotations"] = {}

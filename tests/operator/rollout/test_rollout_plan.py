@@ -198,6 +198,15 @@ def test_a_blocked_service_without_a_past_has_no_pods() -> None:
     assert plan.replicas == {WorkloadKey("serve", "a"): 0}
 
 
+def test_a_blocked_service_at_zero_wakes_no_former_revision_which_has_no_service_any_more() -> None:
+    cluster = running({"serve": 0})
+    cluster.revision = "b"
+    cluster.settle()
+    cluster.desired = {"serve": 1}
+    plan = cluster.plan(blocked="tensor: 4")
+    assert plan.replicas == {WorkloadKey("serve", "a"): 0, WorkloadKey("serve", "b"): 0}
+
+
 def canary(weight: int, pause: bool = True, max_surge: int = 1, max_unavailable: int = 0) -> RolloutSpec:
     return RolloutSpec(max_surge, max_unavailable, canary=CanarySpec(weight, pause))
 

@@ -59,6 +59,14 @@ def test_at_zero_with_a_spec_that_does_not_hold_nothing_would_wake() -> None:
     assert condition(status_of([deployment(replicas=0)], ROUTERS, situation), "Ready") == ("False", "InvalidSpec")
 
 
+def test_at_zero_with_a_spec_of_which_no_engine_may_start_nothing_would_wake() -> None:
+    status = status_of([deployment(replicas=0)], ROUTERS, replace(SETTLED, blocked="x"))
+    assert {name: condition(status, name) for name in ("Ready", "ModelLoaded", "Progressing")} == dict.fromkeys(
+        ("Ready", "ModelLoaded", "Progressing"), ("False", "UnsupportedFeature")
+    )
+    assert condition(status, "Routable") == ("False", "NoReadyEngine")
+
+
 def test_a_suspended_service_is_not_ready_and_says_why() -> None:
     situation = replace(SETTLED, is_suspended=True)
     status = status_of([deployment(replicas=0)], [], situation, router=deployment("router", 0))
