@@ -1,6 +1,7 @@
 """What the other two programs read from the flags that the operator writes."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from kvasir_operator.api.model import InferenceService
@@ -30,10 +31,16 @@ def service_with(**spec: Any) -> InferenceService:
 
 
 def runtime_configs(service: InferenceService) -> list[RuntimeConfig]:
+    """Of a pod of each engine role; of a group the second."""
+    templates = [engine_pod_template(service, role, SETTINGS) for role in engine_roles(service, SETTINGS.defaults)]
+    return [runtime_config(template, FIELDS) for template in templates]
+
+
+def runtime_config(template: dict[str, Any], fields: Mapping[str, str]) -> RuntimeConfig:
+    """Of the pod that is told `fields` of itself."""
     parser = Parser(prog="kvasir-runtime")
     add_flags(parser)
-    templates = [engine_pod_template(service, role, SETTINGS) for role in engine_roles(service, SETTINGS.defaults)]
-    return [config_from(parser.parse_all(arguments(template, "kvasir-runtime")[1:])) for template in templates]
+    return config_from(parser.parse_all(arguments(template, "kvasir-runtime", fields)[1:]))
 
 
 def router_config(service: InferenceService) -> RouterConfig:
@@ -41,11 +48,11 @@ def router_config(service: InferenceService) -> RouterConfig:
     return parse_arguments(arguments(deployment["spec"]["template"], "kvasir-router"))
 
 
-def arguments(template: dict[str, Any], program: str) -> list[str]:
+def arguments(template: dict[str, Any], program: str, fields: Mapping[str, str] = FIELDS) -> list[str]:
     """Without the program's name, and with `$(NAME)` as a kubelet would have it."""
     [container] = template["spec"]["containers"]
     named = {variable["name"] for variable in container["env"]}
-    name, *rest = [re.sub(r"\$\((\w+)\)", lambda found: FIELDS[found[1]], each) for each in container["command"]]
+    name, *rest = [re.sub(r"\$\((\w+)\)", lambda found: fields[found[1]], each) for each in container["command"]]
     assert named >= {found for each in container["command"] for found in re.findall(r"\$\((\w+)\)", each)}
     assert (name, rest[0]) == (program, "serve")
     return rest

@@ -79,6 +79,16 @@ NO_TENSOR_RANKS = (
 )
 
 
+TOO_MANY_DEVICES = (
+    "tensor times data devices of a pod are above resources.maxDevices: for a group of pods write a multiple of it as "
+    "tensor, and leave data out"
+)
+
+
+def placed(most: int, **degrees: int) -> dict[str, Any]:
+    return {"parallelism": degrees, "resources": {"maxDevices": most}}
+
+
 def broken_pods(path: str, at: Place) -> list[Broken]:
     pod_ip = {"fieldRef": {"fieldPath": "status.podIP"}}
     return [
@@ -233,6 +243,12 @@ CONTRADICTIONS = [
         Broken(f"spec.disaggregation.{role}.engine", RESERVED_ARG, split({"engine": {"args": ["--dtype", "float32"]}}))
         for role, split in ROLES.items()
     ),
+    Broken("spec", TOO_MANY_DEVICES, placed(8, tensor=9)),
+    Broken("spec", TOO_MANY_DEVICES, placed(8, tensor=3, data=3)),
+    *(
+        Broken(f"spec.disaggregation.{role}", TOO_MANY_DEVICES, split(placed(2, tensor=3)))
+        for role, split in ROLES.items()
+    ),
     *(broken for path, at in POD_PLACES.items() for broken in broken_pods(path, at)),
     *(broken for path, at in RESOURCES_PLACES.items() for broken in broken_resources(path, at)),
 ]
@@ -267,6 +283,12 @@ JUST_RIGHT = {
         {"router": {"replicas": 0, "pod": {"image": "x"}, "service": {"type": "NodePort"}}},
         "llama",
     ),
+    "as many ranks as a pod has devices": (placed(8, tensor=8), "llama"),
+    "fewer ranks than a pod has devices": (placed(8, tensor=7), "llama"),
+    "twice the ranks of a pod": (placed(8, tensor=16, pipeline=2), "llama"),
+    "copies that fill a pod": (placed(8, tensor=2, data=4), "llama"),
+    "a limit without degrees": ({"resources": {"maxDevices": 1}}, "llama"),
+    "a role's limit without degrees": (disaggregated({"resources": {"maxDevices": 1}}, {}), "llama"),
     "copies within a pod": ({"parallelism": {"tensor": 2, "data": 2}}, "llama"),
     "stages of many devices": ({"parallelism": {"tensor": 8, "pipeline": 2}}, "llama"),
     "experts over tensor ranks": ({"parallelism": {"tensor": 2, "expert": True}}, "llama"),
@@ -305,6 +327,7 @@ WRONG_VALUES = [
     Broken("spec.rollout.canary.weight", "greater than or equal to 1", {"rollout": {"canary": {"weight": 0}}}),
     Broken("spec.rollout.canary.weight", "less than or equal to 99", {"rollout": {"canary": {"weight": 100}}}),
     Broken("spec.rollout.canary.weight", "Required value", {"rollout": {"canary": {"pause": True}}}),
+    Broken("spec.resources.maxDevices", "greater than or equal to 1", {"resources": {"maxDevices": 0}}),
     Broken("spec.rollout.historyLimit", "less than or equal to 20", {"rollout": {"historyLimit": 21}}),
     Broken("spec.suspend", "must be of type boolean", {"suspend": "yes"}),
     Broken("spec.pod.volumes[]", "Duplicate value", {"pod": {"volumes": [

@@ -63,6 +63,7 @@ EVERYTHING: dict[str, Any] = {
 }
 DOWNLOADED = {"source": "hf://org/name", "secretRef": {"name": "hf-token"}, "cache": {"sizeLimit": "20480Mi"}}
 GROUPS: dict[str, Any] = {"parallelism": {"tensor": 2, "pipeline": 2}, "replicas": 2}
+TENSOR_GROUP: dict[str, Any] = {"parallelism": {"tensor": 4}, "resources": {"maxDevices": 2}}
 SPLIT: dict[str, Any] = {"disaggregation": {"prefill": {"parallelism": {"pipeline": 2}}, "decode": {"replicas": 2}}}
 EVERY_SHARED_KIND = {
     "NetworkPolicy",
@@ -109,8 +110,8 @@ def create_pods(control_plane: ControlPlane, wanted: InferenceService) -> int:
 
 @pytest.mark.parametrize(
     "spec",
-    [{}, EVERYTHING, GROUPS, SPLIT, {"model": DOWNLOADED}],
-    ids=["the least", "everything", "groups", "two roles", "downloaded"],
+    [{}, EVERYTHING, GROUPS, TENSOR_GROUP, SPLIT, {"model": DOWNLOADED}],
+    ids=["the least", "everything", "groups", "a tensor group", "two roles", "downloaded"],
 )
 def test_an_object_is_stored_as_it_was_sent(control_plane: ControlPlane, namespace: str, spec: dict[str, Any]) -> None:
     for wanted in desired_objects(service(namespace, **spec), SETTINGS):

@@ -180,8 +180,8 @@ class ParallelismSpec:
     tensor: Annotated[int, Bounds(1, 64)] = 1
     """Ranks that share each layer."""
     pipeline: Annotated[int, Bounds(1, 64)] = 1
-    """Ranges of layers, each computed by a pod of its own: with more than 1 a replica is a group of as many pods, which
-    start, fail and go together."""
+    """Ranges of layers, each computed by pods of its own: with more than 1 a replica is a group of pods, which start,
+    fail and go together."""
     data: Annotated[int, Bounds(1, 64)] = 1
     """Copies of the model in one replica, behind one endpoint."""
     expert: bool = False
@@ -213,12 +213,14 @@ class ResourcesSpec:
     wins."""
     accelerator: Annotated[str, Pattern(r"^(none|[a-z0-9.-]+/[A-Za-z0-9._-]+)$", 253)] | None = None
     """Resource name of the accelerator, or none; where absent, none for device cpu, else nvidia.com/gpu."""
+    max_devices: Annotated[int, Bounds(1, 64)] | None = None
+    """Most devices, or on CPUs ranks, of one pod: a larger tensor degree makes a group of pods with so many each."""
     cpu: Quantity | None = None
     """Cores, requested and limited; where absent, by the accelerators' count."""
     memory: Quantity | None = None
     """Host memory, requested and limited; where absent, by the accelerators' count."""
     shared_memory: Quantity | None = None
-    """Size of /dev/shm; where absent, by the tensor degree."""
+    """Size of /dev/shm; where absent, by the pod's tensor ranks."""
     extra: Annotated[Mapping[str, Quantity], Items(16)] = field(default_factory=dict)
     """Further resources: rdma/ib, vpc.amazonaws.com/efa, hugepages-2Mi, ephemeral-storage, ..."""
     claims: Annotated[tuple[ResourceClaim, ...], Items(16, unique_by="name")] = ()

@@ -73,7 +73,7 @@ RESERVED_ARGS: Final = (
 )
 # Resources outside a vendor's domain that a pod can ask for, besides cpu and memory.
 _EXTRA_RESOURCE = r"^([a-z0-9.-]+/[A-Za-z0-9._-]+|hugepages-[A-Za-z0-9]+|ephemeral-storage)$"
-_RESERVED_ARG = rf"^({'|'.join(RESERVED_ARGS)})(=.*)?$"
+_RESERVED_ARG = rf"^--({'|'.join(arg.removeprefix('--') for arg in RESERVED_ARGS)})(=.*)?$"
 _ZERO_PODS = r"^0+%?$"
 # Methods of speculative decoding that draft without a model.
 _WITHOUT_MODEL = ("ngram", "suffix")

@@ -68,6 +68,22 @@ def _steps_fit_cel(role: str) -> str:
     return f"{tokens} >= {effective('maxNumSeqs', 'self.engine.maxNumSeqs')}"
 
 
+def _fits_pods(parallelism: ParallelismSpec, resources: ResourcesSpec | None) -> bool:
+    """Copies of data parallelism share one pod; tensor ranks may be shared out over several of equal size."""
+    most = None if resources is None else resources.max_devices
+    if most is None or parallelism.tensor * parallelism.data <= most:
+        return True
+    return parallelism.data == 1 and parallelism.tensor % most == 0
+
+
+PLACEMENT_RULE: Final = Rule(
+    "tensor times data devices of a pod are above resources.maxDevices: for a group of pods write a multiple of it as "
+    "tensor, and leave data out",
+    lambda role: _fits_pods(role.parallelism, role.resources),
+    "!has(self.resources) || !has(self.resources.maxDevices) || [self.parallelism].all(p, "
+    "p.tensor * p.data <= self.resources.maxDevices || (p.data == 1 && p.tensor % self.resources.maxDevices == 0))",
+)
+"""Of what has parallelism and resources: the service, a role of the manifest, and a role with its profile."""
 SERVICE_RULES: Final = (
     Rule(
         f"metadata.name becomes part of Service names: write at most {labels.MAX_NAME_LENGTH} of a-z, 0-9 and -, "
@@ -118,6 +134,7 @@ SPEC_RULES: Final = (
         f"!has(self.disaggregation) || ({_steps_fit_cel('self.disaggregation.prefill')} && "
         f"{_steps_fit_cel('self.disaggregation.decode')})",
     ),
+    PLACEMENT_RULE,
 )
 ROLE_RULES: Final = (
     Rule(
@@ -125,4 +142,5 @@ ROLE_RULES: Final = (
         lambda role: num_set(role, "replicas", "autoscaling") < 2,
         "!(has(self.replicas) && has(self.autoscaling))",
     ),
+    PLACEMENT_RULE,
 )

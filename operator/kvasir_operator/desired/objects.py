@@ -116,7 +116,7 @@ def desired_service(
 
     `server_version` (major, minor) and `with_pod_monitors`, whether the kind is served, are the cluster's.
 
-    Raises UnknownProfileError for a profile that the installation lacks.
+    Raises InvalidManifestError for what does not fit the installation's profiles.
     """
     roles = engine_roles(service, settings.defaults, scaled if settings.prometheus_url else NOT_SCALED)
     return DesiredService(

@@ -23,7 +23,8 @@ from kvasir_operator.api.model import (
     ServiceSpec,
 )
 from kvasir_operator.api.quantity import Quantity
-from kvasir_operator.errors import UnknownProfileError
+from kvasir_operator.api.service_rules import PLACEMENT_RULE
+from kvasir_operator.errors import InvalidManifestError, UnknownProfileError
 
 EngineRoleName = Literal["serve", "prefill", "decode"]
 DEFAULT_ROUTER_REPLICAS = 2
@@ -45,9 +46,13 @@ class EngineRole:
     autoscaling: AutoscalingSpec | None = None
 
     @property
+    def tensor_ranks_per_pod(self) -> int:
+        return min(self.parallelism.tensor, self.resources.max_devices or self.parallelism.tensor)
+
+    @property
     def num_nodes(self) -> int:
-        """Pods of one replica, one a pipeline stage."""
-        return self.parallelism.pipeline
+        """Pods of one replica, each with ranks of one pipeline stage."""
+        return self.parallelism.pipeline * self.parallelism.tensor // self.tensor_ranks_per_pod
 
     @property
     def is_grouped(self) -> bool:
@@ -74,27 +79,15 @@ def engine_roles(
 ) -> tuple[EngineRole, ...]:
     """Serve; or prefill and decode. `scaled`: replicas decided for autoscaled roles, by name.
 
-    Raises UnknownProfileError for a profile that the installation lacks.
+    Raises UnknownProfileError for a profile that the installation lacks, and InvalidManifestError for degrees that do
+    not fit a profile's devices.
     """
     spec, split = service.spec, service.spec.disaggregation
     if split is not None:
-        return (
-            _disaggregated_role("prefill", split.prefill, spec, defaults, scaled.get("prefill")),
-            _disaggregated_role("decode", split.decode, spec, defaults, scaled.get("decode")),
-        )
-    resources = spec.resources or ResourcesSpec()
-    profile = _profile(resources.profile, defaults)
-    return (
-        EngineRole(
-            "serve",
-            _num_replicas(spec, spec.replicas, spec.autoscaling, scaled.get("serve")),
-            spec.engine,
-            spec.parallelism,
-            overlaid(profile.resources, resources),
-            overlaid(profile.pod, spec.pod),
-            spec.autoscaling,
-        ),
-    )
+        prefill = _disaggregated_role("prefill", split.prefill, spec, defaults, scaled.get("prefill"))
+        decode = _disaggregated_role("decode", split.decode, spec, defaults, scaled.get("decode"))
+        return (_placed(prefill, "spec.disaggregation.prefill"), _placed(decode, "spec.disaggregation.decode"))
+    return (_placed(_serve_role(spec, defaults, scaled.get("serve")), "spec"),)
 
 
 def router_roles(service: InferenceService, defaults: InstallationDefaults) -> tuple[RouterRole, ...]:
@@ -111,6 +104,20 @@ def router_role(service: InferenceService, defaults: InstallationDefaults) -> Ro
         router.resources.cpu or defaults.router.resources.cpu or _ROUTER_CPU,
         router.resources.memory or defaults.router.resources.memory or _ROUTER_MEMORY,
         overlaid(defaults.router.pod, router.pod),
+    )
+
+
+def _serve_role(spec: ServiceSpec, defaults: InstallationDefaults, scaled: int | None) -> EngineRole:
+    resources = spec.resources or ResourcesSpec()
+    profile = _profile(resources.profile, defaults)
+    return EngineRole(
+        "serve",
+        _num_replicas(spec, spec.replicas, spec.autoscaling, scaled),
+        spec.engine,
+        spec.parallelism,
+        overlaid(profile.resources, resources),
+        overlaid(profile.pod, spec.pod),
+        spec.autoscaling,
     )
 
 
@@ -132,6 +139,14 @@ def _disaggregated_role(
         overlaid(overlaid(profile.pod, spec.pod), role.pod or PodSpec()),
         role.autoscaling,
     )
+
+
+def _placed(role: EngineRole, field_path: str) -> EngineRole:
+    """`role`, whose ranks fit into its pods. What the manifest alone says was checked when it was parsed."""
+    if not PLACEMENT_RULE.holds(role):
+        said = f"{role.resources.max_devices} by this installation's profile or podDefaults"
+        raise InvalidManifestError(field_path, f"{PLACEMENT_RULE.message} (it is {said})")
+    return role
 
 
 def _num_replicas(

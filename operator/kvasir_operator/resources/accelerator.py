@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from kvasir_operator.api.model import DEFAULT_ACCELERATOR, NO_ACCELERATOR, ParallelismSpec
+from kvasir_operator.api.model import DEFAULT_ACCELERATOR, NO_ACCELERATOR
 from kvasir_operator.desired.roles import EngineRole
 
 _NVIDIA: Final = "nvidia.com/"
@@ -15,9 +15,9 @@ def accelerator(role: EngineRole) -> str | None:
     return None if named == NO_ACCELERATOR or role.engine.device == "cpu" else named
 
 
-def num_accelerators(parallelism: ParallelismSpec) -> int:
-    """Accelerators of one pod: pipeline stages are pods of their own."""
-    return parallelism.tensor * parallelism.data
+def num_accelerators(role: EngineRole) -> int:
+    """Of one pod."""
+    return role.tensor_ranks_per_pod * role.parallelism.data
 
 
 def device(role: EngineRole) -> Literal["auto", "cuda", "cpu"]:

@@ -1,4 +1,4 @@
-"""A replica of several pods: a StatefulSet, each of whose pods computes one stage of the pipeline.
+"""A replica of several pods: a StatefulSet, each of whose pods computes a stage of the pipeline, or a part of one.
 
 All its pods are made at once, in no order, since none is of use without the others. A changed template restarts nothing
 (OnDelete): a group is restarted as a whole, by groups/restart.py.

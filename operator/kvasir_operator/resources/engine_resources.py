@@ -51,7 +51,7 @@ def _defaults(role: EngineRole) -> dict[str, str]:
     name = accelerator(role)
     if name is None:
         return {}
-    count = num_accelerators(role.parallelism)
+    count = num_accelerators(role)
     cpu, memory = str(_CPUS_PER_ACCELERATOR * count), f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi"
     return {"cpu": cpu, "memory": memory, name: str(count)}
 
@@ -59,5 +59,5 @@ def _defaults(role: EngineRole) -> dict[str, str]:
 def _shared_memory_size(role: EngineRole) -> str | None:
     if role.resources.shared_memory is not None:
         return role.resources.shared_memory.text
-    num_ranks = role.parallelism.tensor
+    num_ranks = role.tensor_ranks_per_pod
     return f"{_SHARED_MEMORY_GIB_PER_RANK * num_ranks}Gi" if num_ranks > 1 else None

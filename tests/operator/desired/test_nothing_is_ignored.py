@@ -92,6 +92,10 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "parallelism.data": ({}, {"parallelism": {"data": 2}}),
     "parallelism.expert": ({"parallelism": {"tensor": 2}}, {"parallelism": {"tensor": 2, "expert": True}}),
     "resources.accelerator": ({}, {"resources": {"accelerator": "amd.com/gpu"}}),
+    "resources.maxDevices": (
+        {"parallelism": {"tensor": 2}},
+        {"parallelism": {"tensor": 2}, "resources": {"maxDevices": 1}},
+    ),
     "resources.cpu": ({}, {"resources": {"cpu": 1}}),
     "resources.memory": ({}, {"resources": {"memory": "1Gi"}}),
     "resources.sharedMemory": ({}, {"resources": {"sharedMemory": "1Gi"}}),

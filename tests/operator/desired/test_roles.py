@@ -9,7 +9,7 @@ from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
 from kvasir_operator.api.model import InferenceService, PodSpec, ResourcesSpec
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.desired.roles import EngineRole, Role, engine_roles, router_role, router_roles
-from kvasir_operator.errors import UnknownProfileError
+from kvasir_operator.errors import InvalidManifestError, UnknownProfileError
 
 MakeService = Callable[..., InferenceService]
 NO_DEFAULTS = InstallationDefaults()
@@ -110,6 +110,66 @@ def test_the_role_wins_over_the_service_over_the_profile_over_the_defaults(
 def test_a_profile_that_the_installation_lacks_is_named_with_those_it_has(make_service: MakeService) -> None:
     with pytest.raises(UnknownProfileError, match=r"spec\.resources\.profile: 'a100': this installation has h100"):
         engine_roles(make_service(resources={"profile": "a100"}), DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "most", "expected"),
+    [
+        ({}, None, (1, 1)),
+        ({"tensor": 16}, None, (16, 1)),
+        ({"tensor": 7}, 8, (7, 1)),
+        ({"tensor": 8}, 8, (8, 1)),
+        ({"tensor": 16}, 8, (8, 2)),
+        ({"tensor": 2}, 1, (1, 2)),
+        ({"tensor": 24, "pipeline": 2}, 8, (8, 6)),
+        ({"tensor": 2, "pipeline": 2}, 8, (2, 2)),
+        ({"pipeline": 3}, 1, (1, 3)),
+        ({"tensor": 2, "data": 4}, 8, (2, 1)),
+    ],
+)
+def test_ranks_beyond_the_devices_of_a_pod_are_other_pods(
+    make_service: MakeService, parallelism: dict[str, int], most: int | None, expected: tuple[int, int]
+) -> None:
+    role = decode_of(make_service(parallelism=parallelism, resources={"maxDevices": most}))
+
+    assert (role.tensor_ranks_per_pod, role.num_nodes) == expected
+    assert role.is_grouped == (role.num_nodes > 1)
+
+
+EIGHT_DEVICES = InstallationDefaults(profiles={"h100": PodDefaults(resources=ResourcesSpec(max_devices=8))})
+
+
+def test_a_profile_says_how_many_devices_its_nodes_have_and_the_manifest_may_say_fewer(
+    make_service: MakeService,
+) -> None:
+    ranks = {"parallelism": {"tensor": 16}}
+    by_profile = make_service(**ranks, resources=PROFILE)
+    by_manifest = make_service(**ranks, resources={**PROFILE, "maxDevices": 4})
+
+    assert [decode_of(each, EIGHT_DEVICES).num_nodes for each in (by_profile, by_manifest)] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"parallelism": {"tensor": 12}, "resources": PROFILE}, "spec"),
+        ({"parallelism": {"tensor": 3, "data": 3}, "resources": PROFILE}, "spec"),
+        (
+            {"disaggregation": {"prefill": {"parallelism": {"tensor": 9}, "resources": PROFILE}, "decode": {}}},
+            "spec.disaggregation.prefill",
+        ),
+        (
+            {"disaggregation": {"prefill": {}, "decode": {"parallelism": {"tensor": 9}, "resources": PROFILE}}},
+            "spec.disaggregation.decode",
+        ),
+    ],
+)
+def test_degrees_that_do_not_fit_the_devices_of_a_profile_are_refused_with_their_number(
+    make_service: MakeService, spec: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(InvalidManifestError, match=r"it is 8 by this installation's profile") as refused:
+        engine_roles(make_service(**spec), EIGHT_DEVICES)
+    assert refused.value.field_path == path
 
 
 @pytest.mark.parametrize(

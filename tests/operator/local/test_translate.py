@@ -267,6 +267,16 @@ def test_a_group_is_a_process_a_pod_and_each_knows_its_rank_and_where_the_first_
     assert [(pod.replica, pod.rank) for pod in service.engines[:2]] == [("llama-serve-0", 0), ("llama-serve-0", 1)]
 
 
+def test_tensor_ranks_beyond_the_devices_of_a_pod_are_processes_of_their_own(translate: Translate) -> None:
+    service = translate(parallelism={"tensor": 2}, resources={"maxDevices": 1})
+    first, second = (dict(pairwise(pod.command)) for pod in service.engines)
+
+    assert [(pod.replica, pod.rank) for pod in service.engines] == [("llama-serve-0", 0), ("llama-serve-0", 1)]
+    assert [flag["--node-rank"] for flag in (first, second)] == ["0", "1"]
+    assert {flag["--master-addr"] for flag in (first, second)} == {first["--host"]}
+    assert first["--host"] != second["--host"]
+
+
 def test_routers_know_the_first_pod_of_each_group(translate: Translate) -> None:
     service = translate(parallelism={"pipeline": 2}, replicas=2)
     [router] = service.routers

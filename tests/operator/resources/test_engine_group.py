@@ -126,6 +126,15 @@ def test_nodes_are_avoided_where_others_have_room_beside_what_the_manifest_prefe
     assert render(service)["spec"]["template"]["spec"]["affinity"] == affinity
 
 
+def test_tensor_ranks_beyond_the_devices_of_a_pod_are_pods_of_the_group(make_service: MakeService) -> None:
+    group = render(make_service(parallelism={"tensor": 16, "pipeline": 2}, resources={"maxDevices": 8}))
+    flags = dict(pairwise(container_of(group)["command"]))
+    sizes = [flags[f"--{each}"] for each in ("tensor-parallel-size", "pipeline-parallel-size", "nnodes")]
+
+    assert sizes == ["16", "2", "4"]
+    assert (group["spec"]["replicas"], group["metadata"]["annotations"]["serving.kvasir.dev/group-size"]) == (4, "4")
+
+
 RANKS: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"tensor": 8}, ["--tensor-parallel-size", "8"]),

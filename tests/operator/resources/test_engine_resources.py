@@ -22,6 +22,14 @@ RenderPod = Callable[..., dict[str, Any]]
             {"parallelism": {"tensor": 4, "data": 2}},
             {"cpu": "24", "memory": "96Gi", "nvidia.com/gpu": "8"},
         ),
+        (
+            {"parallelism": {"tensor": 4}, "resources": {"maxDevices": 8}},
+            {"cpu": "12", "memory": "48Gi", "nvidia.com/gpu": "4"},
+        ),
+        (
+            {"parallelism": {"tensor": 16, "pipeline": 2}, "resources": {"maxDevices": 8}},
+            {"cpu": "24", "memory": "96Gi", "nvidia.com/gpu": "8"},
+        ),
         ({"resources": {"accelerator": "amd.com/gpu"}}, {"cpu": "3", "memory": "12Gi", "amd.com/gpu": "1"}),
         ({"resources": {"cpu": "16", "memory": "99Gi"}}, {"cpu": "16", "memory": "99Gi", "nvidia.com/gpu": "1"}),
         ({"resources": {"cpu": "16"}}, {"cpu": "16", "memory": "12Gi", "nvidia.com/gpu": "1"}),
@@ -75,11 +83,13 @@ def test_an_engine_with_a_device_of_nvidias_must_use_it(
         ({"parallelism": {"data": 2}}, None),
         ({"parallelism": {"tensor": 2}}, "2Gi"),
         ({"parallelism": {"tensor": 8}}, "8Gi"),
+        ({"parallelism": {"tensor": 8}, "resources": {"maxDevices": 4}}, "4Gi"),
+        ({"parallelism": {"tensor": 8}, "resources": {"maxDevices": 1}}, None),
         ({"resources": {"sharedMemory": "5Gi"}}, "5Gi"),
         ({"parallelism": {"tensor": 8}, "resources": {"sharedMemory": "5Gi"}}, "5Gi"),
     ],
 )
-def test_shared_memory_grows_with_the_tensor_degree(
+def test_shared_memory_grows_with_the_tensor_ranks_of_a_pod(
     engine_template: RenderPod, spec: dict[str, Any], size: str | None
 ) -> None:
     pod = engine_template(**spec)["spec"]

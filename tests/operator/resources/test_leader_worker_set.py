@@ -41,6 +41,12 @@ def test_it_is_one_group_that_nobody_but_the_operator_restarts(staged: Inference
     assert spec["startupPolicy"] == "LeaderCreated"
 
 
+def test_tensor_ranks_beyond_the_devices_of_a_pod_are_pods_of_the_group(make_service: MakeService) -> None:
+    service = make_service(parallelism={"tensor": 4, "pipeline": 2}, resources={"maxDevices": 2})
+
+    assert render(leader_worker_set, service)["spec"]["leaderWorkerTemplate"]["size"] == 4
+
+
 def test_its_pods_are_those_of_a_stateful_set_but_for_the_name_of_their_leader(staged: InferenceService) -> None:
     theirs = render(engine_group, staged, "n1")["spec"]["template"]
     ours = render(leader_worker_set, staged, "n1")["spec"]["leaderWorkerTemplate"]["workerTemplate"]

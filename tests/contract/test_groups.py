@@ -1,0 +1,43 @@
+"""The pods of a group, as the engine reads their flags: each has its own run of the ranks, and a device for each."""
+
+import pytest
+from tests.contract.rendered import FIELDS, SETTINGS, runtime_config, service_with
+
+from kvasir_operator.desired.roles import engine_roles
+from kvasir_operator.resources.engine_deployment import engine_pod_template
+from kvasir_runtime.config import check_values
+from kvasir_runtime.parallel.topology import RankPlace
+from kvasir_runtime.ranks.start import topology_of
+
+
+@pytest.mark.parametrize(
+    ("degrees", "most", "num_pods"),
+    [
+        ({"tensor": 2}, 4, 1),
+        ({"tensor": 4}, 4, 1),
+        ({"tensor": 8}, 4, 2),
+        ({"tensor": 2}, 1, 2),
+        ({"tensor": 8, "expert": True}, 2, 4),
+        ({"tensor": 4, "pipeline": 3}, 2, 6),
+        ({"tensor": 2, "pipeline": 2}, 4, 2),
+    ],
+)
+def test_pods_share_out_the_ranks_of_a_replica_and_hold_a_device_for_each(
+    degrees: dict[str, int], most: int, num_pods: int
+) -> None:
+    service = service_with(
+        model={"source": "pvc://m/big"}, parallelism=degrees, resources={"maxDevices": most, "cpu": 1, "memory": "1Gi"}
+    )
+    [role] = engine_roles(service, SETTINGS.defaults)
+    template = engine_pod_template(service, role, SETTINGS)
+    pods: list[list[RankPlace]] = []
+    for node in range(role.num_nodes):
+        config = runtime_config(template, FIELDS | {"KVASIR_NODE_RANK": str(node)})
+        check_values(config)
+        pods.append(topology_of(config.parallel, data_rank=0).places(config.parallel.node_rank))
+
+    assert len(pods) == num_pods
+    assert [place.rank for pod in pods for place in pod] == list(range(pods[0][0].topology.num_ranks))
+    assert all(len({place.pipeline_rank for place in pod}) == 1 for pod in pods)
+    [container] = template["spec"]["containers"]
+    assert {container["resources"]["limits"]["nvidia.com/gpu"]} == {str(len(pod)) for pod in pods}
