@@ -202,8 +202,8 @@ _FAILURES = Section(
         ),
         graph(
             "Streams continued elsewhere", PER_SECOND,
-            "Streams whose engine was lost and which another one went on with; their clients saw one stream. Many "
-            "without a rollout: engines crash, see their restarts.",
+            "Streams that another engine went on with, since theirs was lost, or drained and handed them over (moved); "
+            "their clients saw one stream. Many lost ones without a rollout: engines crash, see their restarts.",
             Query(ROUTERS.rate("kvasir_router_streams_resumed_total", "reason"), "{{reason}}"), is_stacked=True,
         ),
     ],

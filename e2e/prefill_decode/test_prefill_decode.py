@@ -10,7 +10,7 @@ import pytest
 from e2e.conftest import StartLoad
 from e2e.engine_processes import all_processes
 from e2e.engines import Engine, busy_engine, engine_of, is_whole_without, num_resumed, ready_engines
-from e2e.live_cluster import POLL_SECONDS, LiveService, is_pod_ready
+from e2e.live_cluster import POLL_SECONDS, LiveService, is_pod_ready, name_of
 from e2e.traffic.answers import answers
 from e2e.traffic.traffic import Load
 from e2e.verdicts import Verdicts
@@ -23,6 +23,8 @@ NUM_TOKENS = {"prefill": 200, "decode": 600}
 WHOLE_WITHIN_SECONDS = 180.0
 SILENCE_LIMIT_SECONDS = 15.0
 BLOCKS = "kvasir_kv_transfer_blocks_total"
+RECEIVED = 'kvasir_kv_transfer_bytes_total{.*direction="received".*}'
+MOVED = 'kvasir_router_streams_resumed_total{.*reason="moved".*}'
 REFUSED = 'kvasir_kv_transfer_failures_total{.*reason="handshake".*}'
 NUM_GIVEN, BLOCK_TOKENS = 400, 16
 """Tokens of each prompt: blocks to transfer, and more than remotePrefillMinTokens."""
@@ -58,14 +60,40 @@ def test_streams_outlive_a_pod(
     strike_a_pod(f"prefill and decode: {number.name} of {role}", role, strike, own_service, start_load, verdicts)
 
 
-@ROLES
-def test_streams_outlive_a_pod_that_is_told_to_go(
-    role: str, own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
+def test_streams_outlive_a_prefill_pod_that_is_told_to_go(
+    own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    def delete(victim: Engine) -> None:
-        own_service.cluster.kubectl("delete", "pod", victim.pod, f"--namespace={own_service.namespace}", "--wait=false")
+    def strike(victim: Engine) -> None:
+        tell_to_go(own_service, victim)
 
-    strike_a_pod(f"prefill and decode: {role} drained", role, delete, own_service, start_load, verdicts)
+    strike_a_pod("prefill and decode: prefill drained", "prefill", strike, own_service, start_load, verdicts)
+
+
+def test_streams_of_a_decode_pod_that_is_told_to_go_take_their_kv_along(
+    own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
+) -> None:
+    """Prompts are too short to be computed elsewhere: all that a decode pod receives is the KV of streams that move."""
+    load = start_load(own_service, answers(NUM_TOKENS["decode"]), num_clients=NUM_CLIENTS, is_salted=True)
+    with load as clients, watching(own_service.cluster, "pods", own_service.namespace) as pods:
+        decodes = [pod for pod in own_service.pods("decode") if is_pod_ready(pod)]
+        received_before = {name_of(pod): own_service.metric(pod, RECEIVED) for pod in decodes}
+        moved_before, resumed_before = num_moved(own_service), num_resumed(own_service)
+        victim = busy_engine(own_service, role="decode")
+        struck = time.time()
+        tell_to_go(own_service, victim)
+        what = f"{NUM_ENGINES} ready engines of {own_service.name} without {victim.pod}"
+        whole = pods.first(is_whole_without(victim, NUM_ENGINES), WHOLE_WITHIN_SECONDS, what, after=struck)
+        clients.wait_streams(NUM_CLIENTS)
+        verdict = clients.stop()
+    moved, resumed = num_moved(own_service) - moved_before, num_resumed(own_service) - resumed_before
+    [other] = [pod for pod in decodes if name_of(pod) != victim.pod]
+    gained = own_service.metric(other, RECEIVED) - received_before[name_of(other)]
+    note = f"{moved} of {resumed} resumed streams moved, with {gained / 2**20:.1f} MiB of KV"
+    verdicts.add("prefill and decode: decode drained", verdict, note, whole_again=whole - struck)
+    assert not verdict.failures, verdict
+    assert moved > 0, "no stream was handed over: the pod had none, or the router did not ask for them"
+    assert gained > 0, "the streams that moved were computed again"
+    assert verdict.longest_gap_seconds < SILENCE_LIMIT_SECONDS
 
 
 def test_without_prefill_pods_decode_pods_compute_the_prompts(
@@ -164,6 +192,15 @@ def prompts_to_compute(
 ) -> AbstractContextManager[Load]:
     """Clients whose every prompt is computed by a prefill pod: no engine has seen it before."""
     return start_load(service, answers(num_tokens, num_given=NUM_GIVEN), num_clients=num_clients, is_salted=True)
+
+
+def tell_to_go(service: LiveService, victim: Engine) -> None:
+    service.cluster.kubectl("delete", "pod", victim.pod, f"--namespace={service.namespace}", "--wait=false")
+
+
+def num_moved(service: LiveService) -> int:
+    """Streams so far that their engine handed over as it drained, and that another went on with."""
+    return int(sum(service.metric(pod, MOVED) for pod in service.pods("router")))
 
 
 def victim_of(service: LiveService, role: str) -> Engine:

@@ -84,7 +84,7 @@ class Job:
             self._num_failures, self.waited_seconds = 0, 0.0
             self.tried, self._refused_by = {url}, set()
         if isinstance(error, (UpstreamBrokenError, UpstreamUnresponsiveError)):
-            self.lost_reason = error.reason
+            self.lost_reason = error.reason if self.moved_from is None else "moved"
         if self._is_first_refusal(url, error):
             self._refused_by.add(url)
             return True

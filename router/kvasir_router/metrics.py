@@ -42,7 +42,9 @@ class Metrics:
         self._retries = self._counter("retries", "Attempts repeated elsewhere.", "reason")
         self.retries_refused = self._counter("retries_refused", "Attempts not repeated: too many were already.")
         self._upstream_errors = self._counter("upstream_errors", "Attempts that failed.", "reason")
-        self._streams_resumed = self._counter("streams_resumed", "Broken streams continued elsewhere.", "reason")
+        self._streams_resumed = self._counter(
+            "streams_resumed", "Streams lost, or moved with their KV by an engine that drains, and continued.", "reason"
+        )
         self._queue_wait_seconds = self._histogram("queue_wait_seconds", "Time held in the queue.", _SECONDS)
         self._overhead_seconds = self._histogram(
             "overhead_seconds", "Body received to dispatch, without the queue.", _OVERHEAD_SECONDS
@@ -74,7 +76,7 @@ class Metrics:
         for why in LocalPrefill:
             self._local_prefill_count(why.value)
         # At zero before the first: Prometheus sees no increase in a series that begins with 1.
-        for reason in ("broken", "unresponsive"):
+        for reason in ("broken", "moved", "unresponsive"):
             self.streams_resumed(reason)
         for reason in _FAILURES:
             for count in (self.upstream_errors, self.retries, self._remote_prefill_error_count):

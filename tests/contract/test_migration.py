@@ -1,5 +1,5 @@
-"""Two real engines behind a real router: a stream whose engine is to stop goes on in the other one from the same KV,
-and its client sees one unbroken stream of the right tokens."""
+"""Two real decode engines behind a real router: a stream whose engine is to stop goes on in the other one from the same
+KV, and its client sees one unbroken stream of the right tokens."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class Router:
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[Server]]:
     extra = {"side_channel_host": "127.0.0.1", "side_channel_port": 0}
-    config = {"kv_connector": "NixlConnector", "kv_connector_extra_config": extra}
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": extra}
     flags = ("--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "8")
     servers = [Server(MODEL, *flags) for _ in range(2)]
     try:
@@ -50,7 +50,7 @@ def engines() -> Iterator[list[Server]]:
 def router(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
     port = a_free_port()
     log_file = tmp_path_factory.mktemp("router") / "log"
-    endpoints = [flag for engine in engines for flag in ("--endpoint", engine.url)]
+    endpoints = [flag for engine in engines for flag in ("--decode-endpoint", engine.url)]
     command = [ROUTER, "serve", "--port", str(port), "--admin-port", "0", "--probe-interval", "100ms", *endpoints]
     with log_file.open("w") as log:
         process = subprocess.Popen([*command, "--log-level", "debug"], stderr=log)

@@ -1,5 +1,6 @@
 """A service of prefill and decode pods on a real API server: made, served by decode alone, updated, scaled."""
 
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -11,10 +12,21 @@ from kvasir_operator.observe.waiting import is_ready
 
 from .control_plane import ControlPlane
 from .fake_node import NODE, bind_pod, list_pods, report_ready
+from .placements import placed
 from .processes import wait_until
-from .reconciling import NAME, conditions, get_children, get_service, manifest, run_pass
+from .reconciling import (
+    NAME,
+    conditions,
+    current_revision,
+    get_children,
+    get_service,
+    manifest,
+    revision_of_pod,
+    run_pass,
+)
 
 RESOURCES = {"cpu": "1", "memory": "2048Mi"}
+NEW = {"device": "cpu", "maxNumSeqs": 8}
 ROLES = ("prefill", "decode")
 
 
@@ -75,7 +87,7 @@ def test_both_roles_roll_out_together_and_each_keeps_its_number(control_plane: C
     control_plane.apply(split(namespace))
     settle(control_plane, namespace, *ROLES)
     old = {pod["metadata"]["uid"] for pod in pods_of(control_plane, namespace, *ROLES)}
-    control_plane.apply(split(namespace, engine={"device": "cpu", "maxNumSeqs": 8}))
+    control_plane.apply(split(namespace, engine=NEW))
 
     def is_done() -> bool:
         mark_ready(control_plane, namespace, *ROLES)
@@ -99,3 +111,52 @@ def test_each_role_scales_by_itself_and_keeps_its_revision(control_plane: Contro
     [decode] = pods_of(control_plane, namespace, "decode")
     assert pods_of(control_plane, namespace, "prefill")[0]["metadata"]["uid"] == prefill["metadata"]["uid"]
     assert decode["metadata"]["labels"][REVISION_LABEL] == prefill["metadata"]["labels"][REVISION_LABEL]
+
+
+def ready_pods(control_plane: ControlPlane, namespace: str) -> Counter[tuple[str, str]]:
+    """By role and revision."""
+    pods = filter(is_ready, pods_of(control_plane, namespace, *ROLES))
+    return Counter((pod["metadata"]["labels"][ROLE_LABEL], revision_of_pod(pod)) for pod in pods)
+
+
+def roll_to(control_plane: ControlPlane, namespace: str, pods: dict[tuple[str, str], int], **spec: Any) -> None:
+    """Until so many pods by role and revision are ready and a pass writes nothing; one of each role is at any time."""
+    control_plane.apply(split(namespace, **spec))
+
+    def is_there() -> bool:
+        mark_ready(control_plane, namespace, *ROLES)
+        assert {role for role, _ in ready_pods(control_plane, namespace)} == set(ROLES)
+        run_pass(control_plane, namespace)
+        return ready_pods(control_plane, namespace) == Counter(pods)
+
+    wait_until(is_there, 60, f"ready pods: {pods}")
+    settle(control_plane, namespace, *ROLES)
+    assert ready_pods(control_plane, namespace) == Counter(pods)
+
+
+def test_a_canary_has_both_roles_with_its_weight_until_it_is_taken_back_or_let_go_on(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    def wait_placed(expected: dict[str, int]) -> None:
+        of_pairs = {(revision, revision): number for revision, number in expected.items()}
+        wait_until(lambda: placed(control_plane, namespace, 20) == of_pairs, 30, f"{expected} of 20 requests")
+
+    control_plane.apply(split(namespace))
+    settle(control_plane, namespace, *ROLES)
+    old = current_revision(control_plane, namespace)
+    all_old = {("prefill", old): 1, ("decode", old): 2}
+    held, let_go = ({"rollout": {"canary": {"weight": 25, "pause": pause}}} for pause in (True, False))
+    control_plane.apply(split(namespace, engine=NEW, **held))
+    new = current_revision(control_plane, namespace)
+    beside = all_old | {("prefill", new): 1, ("decode", new): 1}
+    roll_to(control_plane, namespace, beside, engine=NEW, **held)
+    assert conditions(get_service(control_plane, namespace))["Progressing"] == ("False", "RolloutPaused")
+    wait_placed({old: 15, new: 5})
+    roll_to(control_plane, namespace, all_old)
+    wait_placed({old: 20})
+    roll_to(control_plane, namespace, beside, engine=NEW, **held)
+    wait_placed({old: 15, new: 5})
+    roll_to(control_plane, namespace, {("prefill", new): 1, ("decode", new): 2}, engine=NEW, **let_go)
+    wait_placed({new: 20})
+    roll_to(control_plane, namespace, all_old)
+    wait_placed({old: 20})

@@ -1,5 +1,6 @@
 """Replicas of several pods on a real API server: Kubernetes makes and removes the pods, the operator whole groups."""
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from kvasir_operator.observe.waiting import is_ready
 from .control_plane import ControlPlane
 from .fake_node import path_of as path_of_pod
 from .fake_node import report_failed
+from .placements import placed
 from .processes import wait_until
 from .reconciling import (
     NAME,
@@ -147,6 +149,53 @@ def test_a_new_spec_replaces_group_by_group_and_a_rollback_brings_them_back(
     }
     serve(control_plane, namespace)
     assert {revision_of_pod(pod) for pod in engine_pods(control_plane, namespace)} == {old}
+
+
+def ready_groups(control_plane: ControlPlane, namespace: str) -> Counter[str]:
+    """By revision."""
+    replicas = replicas_of(engine_pods(control_plane, namespace))
+    return Counter(revision_of_pod(each.pods[0]) for each in replicas if each.is_ready)
+
+
+def roll_to(control_plane: ControlPlane, namespace: str, *revisions: str, **spec: Any) -> None:
+    """Until so many groups of these revisions are ready and a pass writes nothing; all the while whole ones are."""
+    control_plane.apply(manifest(namespace, parallelism=PIPELINE, **spec))
+
+    def is_there() -> bool:
+        mark_engines_ready(control_plane, namespace)
+        assert ready_groups(control_plane, namespace).total() >= 2
+        run_pass(control_plane, namespace)
+        assert set(all_groups(control_plane, namespace).values()) <= {0, 2}
+        return ready_groups(control_plane, namespace) == Counter(revisions)
+
+    wait_until(is_there, 60, f"ready groups of {revisions}")
+    settle(control_plane, namespace)
+    assert ready_groups(control_plane, namespace) == Counter(revisions)
+
+
+def test_a_canary_is_a_whole_group_with_its_weight_until_it_is_taken_back_or_let_go_on(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    def wait_placed(expected: dict[str, int]) -> None:
+        of_decodes = {(revision,): number for revision, number in expected.items()}
+        wait_until(lambda: placed(control_plane, namespace, 20) == of_decodes, 30, f"{expected} of 20 requests")
+
+    serve(control_plane, namespace)
+    old = current_revision(control_plane, namespace)
+    held, let_go = ({"rollout": {"canary": {"weight": 10, "pause": pause}}} for pause in (True, False))
+    control_plane.apply(manifest(namespace, parallelism=PIPELINE, engine=NEW, **held))
+    new = current_revision(control_plane, namespace)
+    roll_to(control_plane, namespace, old, old, new, engine=NEW, **held)
+    assert conditions(get_service(control_plane, namespace))["Progressing"] == ("False", "RolloutPaused")
+    wait_placed({old: 18, new: 2})
+    roll_to(control_plane, namespace, old, old)
+    wait_placed({old: 20})
+    roll_to(control_plane, namespace, old, old, new, engine=NEW, **held)
+    wait_placed({old: 18, new: 2})
+    roll_to(control_plane, namespace, new, new, engine=NEW, **let_go)
+    wait_placed({new: 20})
+    roll_to(control_plane, namespace, old, old)
+    wait_placed({old: 20})
 
 
 def test_a_pod_that_fails_has_its_whole_group_made_anew(control_plane: ControlPlane, namespace: str) -> None:

@@ -344,6 +344,9 @@ async def test_a_stream_that_is_moved_is_not_prefilled_again(split: Split, clien
     assert (first.received, second.received) == ([True], [None])
     assert second.journals == [b"[0]\n[1]\n[2]\n" + MOVE]
     assert load.prefill.num_observations == 0, "it tells nothing of how fast prompts are computed there"
+    text = await metrics(client, router)
+    assert 'streams_resumed_total{reason="moved"} 1.0' in text
+    assert 'streams_resumed_total{reason="broken"} 0.0' in text
     await until(lambda: is_free(router))
 
 

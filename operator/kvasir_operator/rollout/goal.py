@@ -90,8 +90,8 @@ def _held_back(fleet: Fleet, role: RoleName, limits: RoleLimits, weight: int | N
 
 
 def _canary_share(limits: RoleLimits, weight: int) -> RoleGoal:
-    """Enough pods of either side for its share of the requests, as far as surge allows it."""
-    current = _num_tried(limits, weight)
+    """Enough pods of either side for its share of the requests, as far as surge allows it; one of each if it can be."""
+    current = min(_num_tried(limits, weight), max(1, limits.max_total - 1))
     rest = -(-(100 - weight) * limits.desired // 100)
     return RoleGoal(current, min(limits.max_total - current, rest))
 

@@ -18,6 +18,7 @@ from kvasir_runtime.execution.device import select_device, select_dtype, usable_
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
 from kvasir_runtime.execution.limits import resolve_max_model_len, resolve_max_num_batched_tokens
+from kvasir_runtime.execution.loading_progress import LoadingProgress
 from kvasir_runtime.execution.memory_profile import measure_memory
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
@@ -99,7 +100,15 @@ def load_worker(
     with timer.measure("load_weights"):
         with Checkpoint(Path(model.model)) as checkpoint:
             drafts_embed = stage.is_last and _drafts_embed(execution)
-            decoder = load_decoder(checkpoint, options, placement, max_model_len, stage, drafts_embed=drafts_embed)
+            decoder = load_decoder(
+                checkpoint,
+                options,
+                placement,
+                max_model_len,
+                stage,
+                drafts_embed=drafts_embed,
+                over_layers=LoadingProgress(place.rank, place.topology.num_ranks, options.num_layers).over,
+            )
         proposer = None
         if make_proposer is not None and stage.is_last:  # it goes on from what is drawn
             whole = replace(placement, tensor=SingleRank())  # a proposer is small: each rank has all of it

@@ -1,6 +1,6 @@
 """Builds a rank's part of a decoder from a checkpoint, module by module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -28,11 +28,13 @@ def load_decoder(
     stage: Stage = WHOLE,
     *,
     drafts_embed: bool = False,
+    over_layers: Callable[[range], Iterable[int]] = iter,
 ) -> Decoder:
     """This rank's part, with its weights on the device; `max_model_len` sizes its rope tables.
 
-    `drafts_embed`: whether the last stage needs the embedding too, for heads that read it. Raises ModelLoadError, or
-    ConfigurationError when the model does not divide among the ranks.
+    `drafts_embed`: whether the last stage needs the embedding too, for heads that read it. `over_layers` gives the
+    rank's layers back one by one, as they are loaded. Raises ModelLoadError, or ConfigurationError when the model does
+    not divide among the ranks.
     """
     names, own = names_of(options.architecture), stage.layers(options.num_layers)
     modules = make_module_loader(checkpoint, options, placement, max_model_len)
@@ -43,7 +45,7 @@ def load_decoder(
         options=options,
         embedding=_embedding(modules, names, options, linear) if has_embedding else None,
         first_layer=own.start,
-        layers=tuple(layers.layer(f"{names.layers}.{i}", options.layers[i]) for i in own),
+        layers=tuple(layers.layer(f"{names.layers}.{i}", options.layers[i]) for i in over_layers(own)),
         norm=modules.norm(names.norm, options.hidden_size) if stage.is_last else None,
         head=None if linear is None else _head(linear, modules, options),
     )

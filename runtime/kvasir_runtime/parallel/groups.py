@@ -1,5 +1,7 @@
 """One rank's groups, made once when all ranks have met at a store."""
 
+import errno
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -51,12 +53,18 @@ def alone(topology: Topology | None = None) -> RankGroups:
     )
 
 
-def host_meeting(port: int) -> Store:
-    """On node 0, for the ranks of all nodes; it lasts as long as the store is kept. Raises ConfigurationError."""
+def host_meeting(address: str, port: int) -> Store:
+    """At an IP address of node 0, for the ranks of all nodes; it lasts as long as the store is kept. Another engine of
+    this machine may have one at the same port of another address. Raises ConfigurationError, and OSError where the
+    address is not this node's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return TCPStore("localhost", port, is_master=True, wait_for_workers=False)
-    except RuntimeError as error:  # torch has no narrower one
-        raise ConfigurationError(f"--master-port {port} cannot be had: {error}; choose a free one") from error
+        listener = socket.create_server((address, port), family=family)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ConfigurationError(f"--master-port {port} of {address} is in use; choose a free one") from error
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def open_meeting(meeting_point: MeetingPoint, num_ranks: int) -> Store:

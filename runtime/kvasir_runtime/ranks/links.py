@@ -122,6 +122,7 @@ class RankLinks:
 
     def __init__(self, addresses: LinkAddresses, rank: int, keys: CurveKeys | None = None) -> None:
         """Over a network waits until the core has let this rank in. Raises RankFailedError."""
+        self._one_at_a_time = threading.Lock()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._pull = _socket(self._context, zmq.PULL)
         self._push = _socket(self._context, zmq.PUSH)
@@ -134,7 +135,6 @@ class RankLinks:
             socket.connect(address)
         if self._monitor is not None:
             self._await_welcome(self._monitor, addresses.ranks[rank])
-        self._one_at_a_time = threading.Lock()
         self._encoder = encoder()
         self._decoder = to_rank_decoder()
 
@@ -171,16 +171,19 @@ class RankLinks:
             self._has_core_gone |= "went" in monitor.events()
 
     def send(self, message: FromRank) -> None:
+        """Nothing once the links are closed: the process ends, and other threads may not have heard of it."""
         payload = self._encoder.encode(message)
         with self._one_at_a_time:
-            self._push.send(payload, zmq.NOBLOCK)
+            if not self._push.closed:
+                self._push.send(payload, zmq.NOBLOCK)
 
     def close(self) -> None:
         """Waits up to a second until the core has taken what was sent."""
         if self._monitor is not None:
             self._monitor.close()
         self._pull.close(linger=0)
-        self._push.close()
+        with self._one_at_a_time:
+            self._push.close()
         self._context.term()
 
 

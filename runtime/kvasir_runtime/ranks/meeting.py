@@ -21,8 +21,8 @@ def hosted_links(host: str, port: int, num_ranks: int, keys: CurveKeys | None) -
     """Links that listen at an address of node 0 (`keys`: of CoreLinks), and the store that tells where. Raises
     ConfigurationError."""
     try:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-        store, links = host_meeting(port), CoreLinks(network_addresses(str(address), num_ranks), keys)
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+        store, links = host_meeting(address, port), CoreLinks(network_addresses(address, num_ranks), keys)
     except (OSError, zmq.ZMQError) as error:
         raise ConfigurationError(
             f"--master-addr is {host}, where this node cannot listen: {error}; give an address of node 0"

@@ -3,12 +3,16 @@
 import math
 from dataclasses import replace
 
+import pytest
 from tests.operator.rollout.simulated_cluster import SimulatedCluster
 
 from kvasir_operator.api.model import CanarySpec, RolloutSpec
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import plan_rollout
 from kvasir_operator.rollout.workload import Workload, WorkloadKey
+
+Pods = tuple[int, int]
+"""Of prefill and of decode."""
 
 
 def running(
@@ -290,6 +294,13 @@ def test_a_canarys_share_is_reached_without_surge() -> None:
     assert replicas(cluster) == {"a": 5, "b": 5}
 
 
+def test_a_large_canary_without_surge_leaves_the_former_revision_a_pod() -> None:
+    cluster = running({"serve": 2}, canary(90, max_surge=0, max_unavailable=1))
+    cluster.revision = "b"
+    assert cluster.settle().state.phase is RolloutPhase.PAUSED
+    assert replicas(cluster) == {"a": 1, "b": 1}
+
+
 def test_a_canary_that_has_shown_nothing_does_not_grow_with_the_service() -> None:
     cluster = running({"serve": 2}, canary(50))
     cluster.revision, cluster.broken = "b", {"b"}
@@ -516,3 +527,48 @@ def test_both_roles_of_a_revision_are_kept_or_deleted_together() -> None:
     past = [Workload(WorkloadKey("prefill", "a"), 1), Workload(WorkloadKey("decode", "a"), 1, num_leaving=1)]
     plan = plan_rollout("e", {"prefill": 1, "decode": 1}, RolloutSpec(history_limit=0), past)
     assert plan.expired == frozenset()
+
+
+SPLIT_CANARIES = [
+    # (prefill, decode) wanted, weight, maxSurge and maxUnavailable, (prefill, decode) of the canary, and of the other
+    ((1, 1), 10, (1, 0), (1, 1), (1, 1)),
+    ((2, 8), 10, (1, 0), (1, 1), (2, 8)),
+    ((2, 8), 50, (1, 0), (1, 4), (1, 4)),
+    ((2, 8), 50, (0, 1), (1, 4), (1, 4)),
+    ((2, 2), 90, (0, 1), (1, 1), (1, 1)),
+    ((3, 4), 99, ("100%", 0), (3, 4), (1, 1)),
+]
+
+
+@pytest.mark.parametrize(("wanted", "weight", "surge", "new", "old"), SPLIT_CANARIES)
+def test_a_canary_of_a_split_service_has_both_roles_until_it_is_let_go_on_or_taken_back(
+    wanted: Pods, weight: int, surge: tuple[int | str, int | str], new: Pods, old: Pods
+) -> None:
+    cluster = running(dict(zip(SPLIT, wanted, strict=True)), RolloutSpec(*surge))
+    held, let_go = (RolloutSpec(*surge, canary=CanarySpec(weight, pause)) for pause in (True, False))
+    cluster.revision, cluster.spec = "b", held
+    state = cluster.settle().state
+    assert (state.phase, state.traffic_weight) == (RolloutPhase.PAUSED, weight)
+    assert (pods_of(cluster, "b"), pods_of(cluster, "a")) == (new, old)
+    cluster.revision = "a"
+    assert cluster.settle().traffic_weight is None
+    assert (pods_of(cluster, "b"), pods_of(cluster, "a")) == ((0, 0), wanted)
+    cluster.revision, cluster.spec = "b", let_go
+    assert cluster.settle().traffic_weight is None
+    assert (pods_of(cluster, "b"), pods_of(cluster, "a")) == (wanted, (0, 0))
+
+
+def pods_of(cluster: SimulatedCluster, revision: str) -> Pods:
+    prefill, decode = (replicas(cluster, role)[revision] for role in SPLIT)
+    return prefill, decode
+
+
+def test_a_canarys_decode_that_serves_without_its_prefill_takes_nothing_from_the_former_revision() -> None:
+    cluster = running({"prefill": 2, "decode": 2}, canary(50))
+    cluster.revision = "b"
+    cluster.run_pass()
+    cluster.catch_up()
+    cluster.load(WorkloadKey("decode", "b"))
+    cluster.observe()
+    assert cluster.run_pass().state.phase is RolloutPhase.PROGRESSING
+    assert (pods_of(cluster, "b"), pods_of(cluster, "a")) == ((1, 1), (2, 2))

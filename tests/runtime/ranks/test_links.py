@@ -180,6 +180,16 @@ def test_a_stranger_that_comes_and_goes_is_no_rank_that_was_lost(keys: CurveKeys
     core.close()
 
 
+def test_a_rank_that_has_closed_its_links_says_no_more(tmp_path: Path) -> None:
+    """Its signs of life come from another thread than its end."""
+    core = CoreLinks(ipc_addresses(tmp_path, 1))
+    rank = RankLinks(core.bound, 0)
+    rank.close()
+    rank.send(RankProgress(0, 1, {}))
+    assert core.receive(0.1) == []
+    core.close()
+
+
 def test_a_secret_is_asked_of_peers_of_the_oldest_protocol_too() -> None:
     """ZMTP 1.0 knows no security: a length, flags and a name are enough."""
     core = CoreLinks(network_addresses("127.0.0.1", 1), KEYS)

@@ -33,6 +33,22 @@ def test_a_node_learns_at_the_address_of_node_0_where_the_core_listens(host: str
         rank.close()
 
 
+def test_engines_of_one_machine_meet_at_one_port_of_addresses_of_their_own() -> None:
+    port = free_port("127.0.0.1")
+    with hosted_links("127.0.0.1", port, 1, None) as one, hosted_links("127.0.0.2", port, 1, None) as other:
+        for host, core in (("127.0.0.1", one), ("127.0.0.2", other)):
+            assert told_addresses(open_meeting(MeetingPoint(host=host, port=port), 1)) == core.bound
+
+
+def test_a_port_in_use_is_named() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ConfigurationError, match=r"--master-port \d+ of 127\.0\.0\.1 is in use"),
+        hosted_links("127.0.0.1", taken.getsockname()[1], 1, None),
+    ):
+        pass
+
+
 def free_port(host: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as probe:
