@@ -78,7 +78,9 @@ def dot_is_faster(library: CDLL) -> bool:
     if not library.kvasir_linear_has(VARIANTS["dot"]):
         return False
     packed = PackedWeight(library, _noise(256, 256), None, ("fma",) * len(MEASURED_ROWS))
-    ways = {variant: packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply for variant in ("fma", "dot")}
+    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        variant: packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply for variant in ("fma", "dot")
+    }
     with _one_thread():
         times = _measure(ways, _noise(MANY_ROWS, 256))
     return times["dot"] < times["fma"]
