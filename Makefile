@@ -21,6 +21,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --collect-only --quiet --quiet e2e
 
 e2e: $(INSTALLED)
 	$(BIN)/python -m pytest e2e $(PYTEST_ARGS)

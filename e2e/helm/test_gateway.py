@@ -8,10 +8,11 @@ import pytest
 from e2e.helm.helm import CHART, Helm, HelmError
 from e2e.helm.installed import running_installed
 from e2e.helm.test_files import of_kind, operator_container, pod_defaults
-from e2e.helm.test_rights import account, granted, requests_of
+from e2e.helm.test_rights import account, granted
 from tests.controlplane.control_plane import ControlPlane
 from tests.controlplane.processes import wait_until
 from tests.controlplane.reconciling import conditions, get_service, manifest
+from tests.controlplane.rights import refused
 
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.desired.roles import router_role
@@ -204,8 +205,7 @@ def test_the_operator_sees_it_and_serves_behind_it(
         wait_until(lambda: ready_reason(cluster, other_namespace) == "GatewayNotReady", 40, "the gateway to be missed")
         cluster.mark_pods_ready(namespace, PODS, 2)
         wait_until(lambda: ready_reason(cluster, other_namespace) == "Idle", 40, "the gateway to be seen")
-    answers = requests_of(cluster, account(namespace))
-    assert [each["requestURI"] for each in answers if each["responseStatus"]["code"] == 403] == []
+    assert refused(cluster, account(namespace)) == []
 
 
 def ready_reason(cluster: ControlPlane, namespace: str) -> str:
