@@ -3,7 +3,9 @@
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from kubernetes.dynamic.exceptions import NotFoundError
+from tests.operator.api.test_quantity import CANONICAL
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, Kind, KubeObject, ObjectKey
@@ -93,6 +95,28 @@ def test_a_rollback_brings_the_same_workload_back(control_plane: ControlPlane, n
     assert serve(control_plane, namespace) == old
     assert replicas(control_plane, namespace) == {old: 2, new: 0}
     assert engines(control_plane, namespace)[old]["metadata"]["uid"] == uid
+
+
+def test_an_amount_that_is_spelt_another_way_restarts_nothing(control_plane: ControlPlane, namespace: str) -> None:
+    name = serve(control_plane, namespace, resources={"cpu": "1", "memory": "2Gi", "sharedMemory": "1Gi"})
+    before = pod_uids(control_plane, namespace)
+    respelt = {"cpu": "1000m", "memory": "2048Mi", "sharedMemory": "1024Mi"}
+    assert deploy(control_plane, namespace, resources=respelt) == name
+    wait_until(lambda: run_pass(control_plane, namespace).writes == [], 30, "a pass that has nothing to write")
+    assert pod_uids(control_plane, namespace) == before
+
+
+def pod_uids(control_plane: ControlPlane, namespace: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in engine_pods(control_plane, namespace)}
+
+
+@pytest.mark.parametrize(("text", "canonical"), CANONICAL.items())
+def test_an_amount_is_canonical_where_the_api_server_stores_it_as_it_is(
+    control_plane: ControlPlane, namespace: str, text: str, canonical: str
+) -> None:
+    metadata = {"name": "amount", "namespace": namespace}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": {"cpu": text}}}
+    assert control_plane.apply(quota, dryRun="All")["spec"]["hard"]["cpu"] == canonical
 
 
 def test_a_revision_that_cannot_start_leaves_what_serves_alone(control_plane: ControlPlane, namespace: str) -> None:

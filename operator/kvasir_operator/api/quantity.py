@@ -5,17 +5,19 @@ Both keep the text that was written, so that what goes into a child object is wh
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 DURATION_PATTERN: Final = r"^([0-9]+(ms|s|m|h))+$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_FACTORS = {"": 1.0, "m": 0.001} | {
-    prefix + suffix: float(base**power)
-    for suffix, base in (("", 1000), ("i", 1024))
-    for power, prefix in enumerate("kMGTP" if base == 1000 else "KMGTP", start=1)
-}
+# Largest first.
+_DECIMAL_FACTORS = {unit: Fraction(1000) ** power for unit, power in zip("PTGMk", range(5, 0, -1), strict=True)}
+_DECIMAL_FACTORS |= {"": Fraction(1), "m": Fraction(1, 1000)}
+_BINARY_FACTORS = {f"{unit}i": Fraction(1024) ** power for unit, power in zip("PTGMK", range(5, 0, -1), strict=True)}
+_BINARY_FACTORS |= {"": Fraction(1)}
+_FACTORS = _DECIMAL_FACTORS | _BINARY_FACTORS
 
 
 @dataclass(frozen=True)
@@ -47,5 +49,24 @@ class Quantity:
     @property
     def amount(self) -> float:
         """In whole units: bytes of memory, cores of CPU."""
+        number, unit = self._number_and_unit
+        return float(number) * float(_FACTORS[unit])
+
+    @property
+    def canonical(self) -> "Quantity":
+        """The same amount as the API server stores it: a whole number of the largest unit of its kind.
+
+        So 1024Mi is 1Gi, 1000m is 1 and 0.5 is 500m, but 1G stays what it is. What no unit counts stays as it is too.
+        """
+        number, unit = self._number_and_unit
+        exact = Fraction(number) * _FACTORS[unit]
+        if exact == 0:
+            return Quantity("0")
+        factors = _BINARY_FACTORS if unit.endswith("i") and exact >= 1024 else _DECIMAL_FACTORS
+        whole = (Quantity(f"{exact // factor}{name}") for name, factor in factors.items() if exact % factor == 0)
+        return next(whole, self)
+
+    @property
+    def _number_and_unit(self) -> tuple[str, str]:
         number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", self.text).groups()  # type: ignore[union-attr]
-        return float(number) * _FACTORS[unit]
+        return number, unit

@@ -1,5 +1,7 @@
 """The revision changes with what shapes an engine pod, and with nothing else."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +12,7 @@ from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
 from kvasir_operator.api.model import InferenceService, PodSpec
 from kvasir_operator.desired.revision import revision_of
 from kvasir_operator.desired.roles import engine_roles
+from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]
@@ -62,6 +65,40 @@ def test_stays_when_no_pod_changes(make_service: MakeService, spec: dict[str, An
 )
 def test_changes_with_the_pod(make_service: MakeService, spec: dict[str, Any]) -> None:
     assert revision(make_service(**spec)) != revision(make_service())
+
+
+WITH_AMOUNT: dict[str, Callable[[str], dict[str, Any]]] = {
+    "cpu": lambda amount: {"resources": {"cpu": amount}},
+    "memory": lambda amount: {"resources": {"memory": amount}},
+    "sharedMemory": lambda amount: {"resources": {"sharedMemory": amount}},
+    "extra": lambda amount: {"resources": {"extra": {"hugepages-2Mi": amount}}},
+    "cache": lambda amount: {"model": {"source": "hf://org/name", "cache": {"sizeLimit": amount}}},
+    "role": lambda amount: {"disaggregation": {"prefill": {}, "decode": {"resources": {"memory": amount}}}},
+}
+
+
+@pytest.mark.parametrize("spec", WITH_AMOUNT.values(), ids=WITH_AMOUNT)
+@pytest.mark.parametrize(("amount", "respelt"), [("1Gi", "1024Mi"), ("3", "3000m"), ("0.5", "500m")])
+def test_stays_when_an_amount_is_spelt_another_way(
+    make_service: MakeService, spec: Callable[[str], dict[str, Any]], amount: str, respelt: str
+) -> None:
+    found = revision(make_service(**spec(amount)))
+    assert revision(make_service(**spec(respelt))) == found
+    assert revision(make_service(**spec("7Gi"))) != found
+
+
+def test_is_what_it_was_before_where_amounts_are_spelt_as_the_api_server_does(make_service: MakeService) -> None:
+    resources = {
+        "cpu": "1500m",
+        "memory": "64Gi",
+        "sharedMemory": "8Gi",
+        "extra": {"rdma/ib": 1, "ephemeral-storage": "100G"},
+    }
+    service = make_service(model={"source": "hf://org/name", "cache": {"sizeLimit": "2Ti"}}, resources=resources)
+    [role] = engine_roles(service, SETTINGS.defaults)
+    templates = {"serve": engine_pod_template(service, role, SETTINGS)}
+    text = json.dumps(templates, sort_keys=True, separators=(",", ":"))
+    assert revision(service) == hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 @pytest.mark.parametrize(
