@@ -69,7 +69,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class DiskTier:
-    """Third tier of the KV cache; none where absent."""
+    """Third tier of the KV cache; none where absent. Not acted on yet."""
 
     size_limit: Quantity
     """Space on the node's disk."""
@@ -82,11 +82,11 @@ class KVCacheSpec:
     block_size: Literal[8, 16, 32, 64] = 16
     """Tokens of one block."""
     dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = "auto"
-    """Of cached keys and values; auto is the model's."""
+    """Of cached keys and values; auto is the model's. Not acted on yet: the others give the model's too."""
     prefix_caching: bool = True
     """Reuse blocks of equal prompt prefixes."""
     host_memory: Quantity = field(default=Quantity("0"))
-    """Second tier, in the host's memory: swap and offload; 0 is none."""
+    """Second tier, in the host's memory: swap and offload; 0 is none. Not acted on yet."""
     disk: DiskTier | None = None
 
 
@@ -114,7 +114,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AdaptersSpec:
-    """LoRA adapters, loaded and unloaded without a restart."""
+    """LoRA adapters, loaded and unloaded without a restart. Not acted on yet: only the base model is served."""
 
     max_rank: Annotated[int, Bounds(1, 512)] = 64
     """Largest rank of an adapter."""
@@ -134,7 +134,8 @@ class EngineSpec:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and activations; auto is what the checkpoint declares."""
     quantization: Literal["auto", "none", "fp8", "int8", "int4"] = "auto"
-    """Of weights; auto is what the checkpoint declares (AWQ, GPTQ, FP8, compressed-tensors), else none."""
+    """Of weights. Not acted on yet: auto is none, with fp8, int8 and int4 no engine is started, and an engine ends on a
+    checkpoint that declares one (AWQ, GPTQ, FP8, compressed-tensors)."""
     max_model_len: Count | None = None
     """Tokens of prompt and answer; where absent, what the model declares, cut to what fits."""
     max_num_seqs: Annotated[int, Bounds(1, 65536)] = 256

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvasir_operator.api.crd import crd
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.unsupported import blocking, unsupported_features
 
@@ -49,6 +50,17 @@ def test_what_would_crash_or_waste_devices_starts_no_engine(
     assert str(feature).startswith(f"{path}: ")
     assert message in feature.message
     assert feature.message.endswith("; no engine is started")
+
+
+ENGINE_FIELDS = sorted({path for _, path, _ in (*TABLE, *BLOCKING) if path.startswith("spec.engine.")})
+
+
+@pytest.mark.parametrize("path", ENGINE_FIELDS)
+def test_the_crd_says_of_an_engines_field_that_it_is_not_acted_on(path: str) -> None:
+    schema: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for name in path.split("."):
+        schema = schema["properties"][name]
+    assert "Not acted on yet" in schema["description"]
 
 
 @pytest.mark.parametrize(
