@@ -25,7 +25,6 @@ CANONICAL = {
     "1000m": "1",
     "0.5": "500m",
     "1500m": "1500m",
-    "007": "7",
     "1000": "1k",
     "1024": "1024",
     "1024Mi": "1Gi",
@@ -40,7 +39,9 @@ CANONICAL = {
 """As the API server stores them (tests/controlplane/test_rollout.py asks it)."""
 
 
-@pytest.mark.parametrize(("text", "canonical"), [*CANONICAL.items(), ("0.0005", "0.0005"), ("1.0001Ki", "1.0001Ki")])
+@pytest.mark.parametrize(
+    ("text", "canonical"), [*CANONICAL.items(), ("007", "7"), ("0.0005", "0.0005"), ("1.0001Ki", "1.0001Ki")]
+)
 def test_an_amount_has_one_spelling_among_units_of_a_kind(text: str, canonical: str) -> None:
     assert Quantity(text).canonical == Quantity(canonical)
     assert Quantity(canonical).canonical == Quantity(canonical)
