@@ -2,11 +2,11 @@
 
     python benchmarks/parallel.py [--model llama-100m] [--ranks 2]
 
-Collectives are timed between processes, over gloo and over shared memory in turn; a step's way is a plan of 256
-decodes to all ranks and a result back, with nothing computed; whole steps are decodes of a model with random weights by
-one rank and by several, each over the backends. Pipeline stages of a thread each decode as many sequences as one rank,
-planned by the scheduler; a stage waits while its process takes no core, so nothing else may run beside. What ranks
-exchange in a step is counted by them (exchanges.py). `--only exchanges` prints one part and writes nothing.
+All-reduces are timed between processes (all_reduce.py); a step's way is a plan of 256 decodes to all ranks and a result
+back, with nothing computed; whole steps are decodes of a model with random weights by one rank and by several, each
+over the backends. Pipeline stages of a thread each decode as many sequences as one rank, planned by the scheduler; a
+stage waits while its process takes no core, so nothing else may run beside. What ranks exchange in a step is counted by
+them (exchanges.py). `--only exchanges` prints one part and writes nothing.
 """
 
 import argparse
@@ -20,12 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from all_reduce import CPU_BACKENDS, all_reduces
 from exchanges import exchanges
 from random_models import make_model
 from scheduled_steps import BLOCK_SIZE, CONTEXT, SIGNS_SECONDS, drive, rank_config, scheduler_of
@@ -40,12 +39,7 @@ from kvasir_runtime.config import (
     SchedulerConfig,
 )
 from kvasir_runtime.errors import RankFailedError
-from kvasir_runtime.parallel.collectives import Collectives
 from kvasir_runtime.parallel.counts import CollectiveTotals
-from kvasir_runtime.parallel.groups import meet, open_meeting
-from kvasir_runtime.parallel.meeting_point import LOOPBACK, MeetingPoint
-from kvasir_runtime.parallel.shared_segment import SharedSegment, segment_bytes
-from kvasir_runtime.parallel.topology import RankPlace, Topology
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses
 from kvasir_runtime.ranks.messages import Forward, Sample, StepDone
 from kvasir_runtime.ranks.start import running_ranks_of
@@ -53,7 +47,6 @@ from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan, StepResult
 
 RESULTS = Path(__file__).parent / "results"
-BACKENDS = ("gloo", "shared_memory")
 SHAPES = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 4096), (64, 4096), (256, 4096), (2048, 4096))
 """Tokens of a step, hidden size."""
 NUM_SEQS = 256
@@ -70,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     model = make_model(options.model, WORK / "models")
     parts = {
-        "collectives": lambda: collectives(options.ranks),
+        "collectives": lambda: all_reduces("cpu", options.ranks, SHAPES),
         "way": lambda: way_of_a_step(options.ranks),
         "steps": lambda: steps(options),
         "stages": lambda: stages(options),
@@ -98,60 +91,6 @@ def heading(options: argparse.Namespace) -> str:
         f"--ranks {options.ranks}` on {len(os.sched_getaffinity(0))} cores ({cpu}), Linux {platform.release()}, torch "
         f"{torch.__version__}; load average at the start {os.getloadavg()[0]:.1f}."
     )
-
-
-# Collectives
-
-
-def collectives(num_ranks: int) -> str:
-    """Medians over calls; backends and shapes take turns three times, the least median counts."""
-    lines = [
-        f"## One all-reduce of bfloat16 between {num_ranks} processes, us (least of three medians)",
-        "",
-        "| tokens x hidden | " + " | ".join(BACKENDS) + " |",
-        "|---" * (len(BACKENDS) + 1) + "|",
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        context, segment = multiprocessing.get_context("spawn"), SharedSegment.create(segment_bytes(num_ranks))
-        topology, (receiver, sender) = Topology(tensor_size=num_ranks), context.Pipe(duplex=False)
-        processes = [
-            context.Process(target=time_collectives, args=(place, Path(folder), segment, sender))
-            for place in topology.places()
-        ]
-        for process in processes:
-            process.start()
-        seconds: dict[tuple[str, tuple[int, int]], float] = receiver.recv()
-        for process in processes:
-            process.join()
-    for shape in SHAPES:
-        figures = " | ".join(f"{seconds[backend, shape] * 1e6:.0f}" for backend in BACKENDS)
-        lines.append(f"| {shape[0]} x {shape[1]} | {figures} |")
-    return "\n".join(lines)
-
-
-def time_collectives(place: RankPlace, folder: Path, segment: SharedSegment, sender: Connection) -> None:
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.tensor_size))
-    device, ends = torch.device("cpu"), {}
-    for backend in BACKENDS:
-        store = open_meeting(MeetingPoint(folder / backend), place.tensor_size)
-        ends[backend] = meet(place, store, LOOPBACK, device, backend, segment).tensor  # type: ignore[arg-type]
-    seconds: dict[Any, float] = {}
-    for _ in range(3):
-        for shape in SHAPES:
-            for backend, end in ends.items():
-                median = time_one(end, torch.zeros(shape, dtype=torch.bfloat16))
-                seconds[backend, shape] = min(median, seconds.get((backend, shape), median))
-    if place.is_reporter:
-        sender.send(seconds)
-
-
-def time_one(end: Collectives, x: torch.Tensor) -> float:
-    times = []
-    for _ in range(10 if x.numel() > 1_000_000 else 100):
-        start = time.perf_counter()
-        end.all_reduce(x)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 # The way of a step
@@ -215,7 +154,7 @@ class Way:
 def steps(options: argparse.Namespace) -> str:
     model = make_model(options.model, WORK / "models")
     ways = [Way("one rank", ParallelConfig())]
-    for backend in BACKENDS:
+    for backend in CPU_BACKENDS:
         parallel = ParallelConfig(tensor_parallel_size=options.ranks, collective_backend=backend)
         ways.append(Way(f"{options.ranks} ranks, {backend}", parallel))
     lines = [

@@ -35,6 +35,10 @@ class RankExecutor:
         self.num_steps = 0
         """Handed to the ranks so far."""
 
+    @property
+    def awaits_results(self) -> bool:
+        return bool(self._waiting)
+
     def forward(self, plan: StepPlan) -> None:
         """Begin a step."""
         with self._idle:

@@ -17,6 +17,7 @@ from kvasir_runtime.parallel.meeting_point import MeetingPoint
 from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.ranks.executor import RankExecutor
 from kvasir_runtime.ranks.links import CoreLinks, ipc_addresses
+from kvasir_runtime.ranks.liveness import RankLiveness
 from kvasir_runtime.ranks.rank_process import running_ranks
 from kvasir_runtime.ranks.rendezvous import Rendezvous
 from kvasir_runtime.ranks.watch import RankWatch
@@ -105,7 +106,7 @@ def several_ranks(
             executor,
             processes,
             Rendezvous(topology, f"{config.parallel.master_addr}:{config.parallel.master_port}"),
-            config.server.stall_seconds,
+            RankLiveness(topology.num_ranks, config.server.stall_seconds, topology.tensor_size),
             partial(totals.write, topology.data_rank),
             on_failure,
         )

@@ -47,7 +47,7 @@ class RankWatch:
         executor: RankExecutor,
         processes: Mapping[int, BaseProcess],
         rendezvous: Rendezvous,
-        stall_seconds: float,
+        liveness: RankLiveness,
         show_counts: Callable[[Iterable[CountsByGroup]], None],
         on_failure: Callable[[RankFailedError], None],
     ) -> None:
@@ -61,7 +61,7 @@ class RankWatch:
         self._rendezvous = rendezvous
         self._counts: dict[int, CountsByGroup] = {}
         self._show_counts = show_counts
-        self._liveness = RankLiveness(rendezvous.num_ranks, stall_seconds)
+        self._liveness = liveness
         self._on_failure = on_failure
         self._evidence = FailureEvidence()
         self._has_to_end = threading.Event()
@@ -94,7 +94,7 @@ class RankWatch:
             self._tell(RankFailedError(self._evidence.verdict()))
 
     def _pass_time(self, seconds: float) -> None:
-        self._liveness.sent(self._executor.num_steps)
+        self._liveness.sent(self._executor.num_steps, self._executor.awaits_results)
         for judge in (self._liveness, self._rendezvous):
             judge.pass_time(seconds)
             if (problem := judge.problem()) is not None:

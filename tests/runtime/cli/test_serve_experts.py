@@ -1,7 +1,9 @@
-"""`serve` of a mixture of experts over two processes that cut its experts, or share them out: the answers of one."""
+"""`serve` of a mixture of experts over processes that cut its experts, or share them out: the answers of one."""
 
+import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +46,17 @@ def test_two_processes_answer_as_one(serve: Callable[..., Any], mixture_folder: 
     assert all(len(text) > 0 for texts in alone for text in texts)
     assert cut == alone
     assert whole == alone
+
+
+def test_tensor_pipeline_data_and_expert_parallel_together_answer_as_one(
+    serve: Callable[..., Any], mixture_folder: Path
+) -> None:
+    flags = ("--pipeline-parallel-size", "2", "--data-parallel-size", "2", "--enable-expert-parallel")
+    servers = [serve(*each, folder=mixture_folder) for each in (("--dtype", "float32"), (*TWO_RANKS, *flags))]
+    alone, server = answers_of(servers[0].wait_ready()), servers[1].wait_ready()
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(answers_of, [server] * 4)) == [alone] * 4  # at once, so both engines have some
+    metrics = httpx.get(f"{server.url}/metrics").text
+    steps = re.findall(r"^kvasir_data_parallel_engine_steps_total\{.*\} (\S+)$", metrics, re.MULTILINE)
+    assert len(steps) == 2
+    assert min(map(float, steps)) >= BODY["max_tokens"]

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.exactness.all_kinds import check_all_kinds, run_all_kinds
 from tests.runtime.exactness.conftest import MAX_NUM_SEQS, PLAIN, Engine, Features, Generated, engine_over
 from tests.runtime.exactness.rank_threads import RankThreads, start_ranks
 from tests.runtime.exactness.speculators import METHODS, speculative_config
 from torch import Tensor
 
 from kvasir_runtime.engine.core_main import draft_depth
-from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.step import StepPlan
 
 CROSSES = (
@@ -21,13 +21,6 @@ CROSSES = (
     Features(chunked=True, three_steps_ahead=True),
 )
 EVERYTHING = Features(prefix_cache=True, few_blocks=True, chunked=True, three_steps_ahead=True)
-SEEDS = (11, 12, 13)
-SAMPLING: dict[str, Any] = {
-    "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": 20,
-    "stop_token_ids": tuple(range(60)), "logprobs": 1,
-}  # fmt: skip
-GREEDY = (0, 2, 4, 5)
-NAMES = [*(f"greedy-{index}" for index in GREEDY), "several", "several.1", "several.2", "beams", "beams.1"]
 ARCHITECTURES = ["Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3", "Olmo2"]
 """Besides Llama; windows are everywhere in some, tied embeddings in others."""
 
@@ -52,11 +45,9 @@ def start_stages(tmp_path: Path) -> Iterator[Any]:
         num_stages: int = 2,
         tensor_size: int = 1,
         config: Any = None,
-        partition: tuple[int, ...] | None = None,
+        **topology: Any,
     ) -> Stages:
-        ranks = start_ranks(
-            model, tmp_path, tensor_size, num_stages=num_stages, layer_partition=partition, speculative_config=config
-        )
+        ranks = start_ranks(model, tmp_path, tensor_size, num_stages=num_stages, speculative_config=config, **topology)
         started.append(ranks)
         return Stages(started[-1], num_stages, draft_depth(config, MAX_NUM_SEQS))
 
@@ -65,58 +56,47 @@ def start_stages(tmp_path: Path) -> Iterator[Any]:
         ranks.close()
 
 
-def all_kinds_of_requests(engine: Engine, expected: Any) -> Generated:
-    for index in GREEDY:
-        engine.add(f"greedy-{index}", expected.prompts[index], logprobs=2, prompt_logprobs=1 if index == 2 else None)
-    engine.add("several", expected.prompts[4], seeds=SEEDS, **SAMPLING)
-    engine.add("beams", expected.prompts[3], seeds=range(2), beam=BeamSearch(width=2), max_tokens=40)
-    return engine.finish(*NAMES)
-
-
 @pytest.fixture(scope="module")
-def of_one_rank() -> dict[str, Any]:
-    """What one rank gives of Llama, once it has been asked."""
+def of_one_rank() -> dict[str, Generated]:
+    """What it gives of each architecture, once it has been asked."""
     return {}
 
 
-def check_all_kinds(stages: Stages, expected: Any, alone: Generated, features: Features) -> Generated:
-    generated = all_kinds_of_requests(stages.engine(features), expected)
-    for index in GREEDY:
-        assert generated.token_ids(f"greedy-{index}") == expected.outputs[index]
-    assert {name: generated.token_ids(name) for name in NAMES} == {name: alone.token_ids(name) for name in NAMES}
-    for entry, alone_entry in zip(generated.logprobs("several.1"), alone.logprobs("several.1"), strict=True):
-        assert entry.logprobs == pytest.approx(alone_entry.logprobs, abs=1e-4)
-    scores, alone_scores = (of.outputs["greedy-2"][0].prompt_logprobs for of in (generated, alone))
-    assert len(scores) == len(alone_scores) == len(expected.prompts[2])
-    for entry, alone_entry in zip(scores[1:], alone_scores[1:], strict=True):
-        assert entry.logprobs == pytest.approx(alone_entry.logprobs, abs=1e-4)
-    assert (generated.stats.num_preemptions > 0) == features.few_blocks
-    return generated
-
-
 @pytest.mark.parametrize(
-    ("num_stages", "tensor_size", "method"),
-    [(2, 1, None), (3, 1, None), (2, 2, None), *((2, 1, method) for method in METHODS), (3, 1, "eagle3")],
+    ("architecture", "num_stages", "tensor_size", "method"),
+    [
+        ("Llama", 2, 1, None),
+        ("Llama", 3, 1, None),
+        ("Llama", 2, 2, None),
+        *(("Llama", 2, 1, method) for method in METHODS),
+        ("Llama", 3, 1, "eagle3"),
+        ("Qwen2Moe", 2, 2, "draft_model"),
+    ],
 )
 def test_stages_give_what_one_rank_gives_with_every_feature(
+    architecture: str,
     num_stages: int,
     tensor_size: int,
     method: str | None,
     reference: Any,
     start_engine: Any,
     start_stages: Any,
-    of_one_rank: dict[str, Any],
+    of_one_rank: dict[str, Generated],
     tmp_path: Path,
 ) -> None:
-    expected = reference("LlamaForCausalLM")
-    if "generated" not in of_one_rank:
-        of_one_rank["generated"] = all_kinds_of_requests(start_engine(expected.folder), expected)
+    """Experts are shared out whole where there are tensor ranks."""
+    expected = reference(f"{architecture}ForCausalLM")
+    if architecture not in of_one_rank:
+        of_one_rank[architecture] = run_all_kinds(start_engine(expected.folder), expected)
     config = None
     if method is not None:
         config = speculative_config(method, expected.folder, expected.folder, tmp_path / "heads")
-    stages = start_stages(expected.folder, num_stages, tensor_size, config)
+    expert_parallel = "Moe" in architecture and tensor_size > 1
+    stages = start_stages(expected.folder, num_stages, tensor_size, config, expert_parallel=expert_parallel)
     for features in CROSSES if method is None else (EVERYTHING,):
-        generated = check_all_kinds(stages, expected, of_one_rank["generated"], features)
+        generated = run_all_kinds(stages.engine(features), expected)
+        check_all_kinds(generated, of_one_rank[architecture], expected)
+        assert (generated.stats.num_preemptions > 0) == features.few_blocks
         if method == "draft_model":
             assert generated.stats.num_accepted_tokens > 0.5 * generated.stats.num_draft_tokens
         if method in ("medusa", "eagle", "eagle3"):
@@ -128,7 +108,7 @@ def test_stages_of_as_many_layers_as_is_written_change_no_token(
     architecture: str, reference: Any, start_stages: Any
 ) -> None:
     expected = reference(f"{architecture}ForCausalLM")
-    stages = start_stages(expected.folder, partition=(1, 2))
+    stages = start_stages(expected.folder, layer_partition=(1, 2))
     assert [len(worker.description.layout.places) for worker in stages.ranks.workers] == [1, 2]
     engine = stages.engine(EVERYTHING)
     names = [str(index) for index in range(len(expected.prompts))]

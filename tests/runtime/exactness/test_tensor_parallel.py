@@ -5,23 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.exactness.conftest import MAX_NUM_SEQS, Engine, Features, Generated, engine_over
+from tests.runtime.exactness.all_kinds import check_all_kinds, run_all_kinds
+from tests.runtime.exactness.conftest import MAX_NUM_SEQS, Features, Generated, engine_over
 from tests.runtime.exactness.rank_threads import RankThreads, start_ranks
 from tests.runtime.exactness.speculators import METHODS, speculative_config
 
 from kvasir_runtime.engine.core_main import draft_depth
 from kvasir_runtime.parallel.counts import OPERATIONS
-from kvasir_runtime.requests.sampling_params import BeamSearch
 
 ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3", "Olmo2"]
 CROSSES = (Features(prefix_cache=True, few_blocks=True), Features(chunked=True, one_step_ahead=True))
-SEEDS = (11, 12, 13)
-SAMPLING: dict[str, Any] = {
-    "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": 20,
-    "stop_token_ids": tuple(range(60)), "logprobs": 1,
-}  # fmt: skip
-NAMES = ["greedy-0", "greedy-2", "greedy-4", "greedy-5", "several", "several.1", "several.2", "beams", "beams.1"]
-
 StartRanks = Callable[..., RankThreads]
 
 
@@ -40,46 +33,41 @@ def ranks_of(tmp_path: Path) -> Iterator[StartRanks]:
         ranks.close()
 
 
-def all_kinds_of_requests(engine: Engine, expected: Any) -> Generated:
-    for index in (0, 2, 4, 5):
-        engine.add(f"greedy-{index}", expected.prompts[index], logprobs=2)
-    engine.add("several", expected.prompts[4], seeds=SEEDS, **SAMPLING)
-    engine.add("beams", expected.prompts[3], seeds=range(2), beam=BeamSearch(width=2), max_tokens=40)
-    return engine.finish(*NAMES)
-
-
 @pytest.fixture(scope="module")
-def of_one_rank() -> dict[str, list[list[int]]]:
+def of_one_rank() -> dict[str, Generated]:
+    """What it gives of each architecture, once it has been asked."""
     return {}
 
 
-@pytest.mark.parametrize("method", [None, *METHODS])
+@pytest.mark.parametrize(
+    ("architecture", "method"),
+    [
+        *(("Llama", method) for method in (None, *METHODS)),
+        *(("Qwen2Moe", method) for method in (None, "draft_model", "eagle3")),
+    ],
+)
 def test_two_ranks_give_what_one_gives_with_every_feature(
+    architecture: str,
     method: str | None,
     reference: Any,
     start_engine: Any,
     ranks_of: StartRanks,
-    of_one_rank: dict[str, Any],
+    of_one_rank: dict[str, Generated],
     tmp_path: Path,
 ) -> None:
-    expected = reference("LlamaForCausalLM")
-    if not of_one_rank:
-        alone = all_kinds_of_requests(start_engine(expected.folder), expected)
-        of_one_rank.update({name: alone.token_ids(name) for name in NAMES})
-        of_one_rank["logprobs"] = alone.logprobs("several.1")
+    """Experts are shared out whole."""
+    expected = reference(f"{architecture}ForCausalLM")
+    if architecture not in of_one_rank:
+        of_one_rank[architecture] = run_all_kinds(start_engine(expected.folder), expected)
     config = None
     if method is not None:
         config = speculative_config(method, expected.folder, expected.folder, tmp_path / "heads")
-    ranks = ranks_of(expected.folder, speculative_config=config)
+    ranks = ranks_of(expected.folder, speculative_config=config, expert_parallel="Moe" in architecture)
     for features in CROSSES:
         engine = engine_over(ranks, ranks.workers[0].description, features, draft_depth(config, MAX_NUM_SEQS))
-        generated = all_kinds_of_requests(engine, expected)
-        for index in (0, 2, 4, 5):
-            assert generated.token_ids(f"greedy-{index}") == expected.outputs[index]
-        assert {name: generated.token_ids(name) for name in NAMES} == {name: of_one_rank[name] for name in NAMES}
+        generated = run_all_kinds(engine, expected)
+        check_all_kinds(generated, of_one_rank[architecture], expected)
         assert (generated.stats.num_preemptions > 0) == features.few_blocks
-        for entry, alone_entry in zip(generated.logprobs("several.1"), of_one_rank["logprobs"], strict=True):
-            assert entry.logprobs == pytest.approx(alone_entry.logprobs, abs=1e-4)
         if method == "draft_model":
             assert generated.stats.num_accepted_tokens > 0.5 * generated.stats.num_draft_tokens
 

@@ -1,5 +1,6 @@
 """Every backend gives all ranks the same sum, pieces and source, and counts what it was handed."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_calls_and_bytes_are_counted(together: Together) -> None:
 
     (counts, *_) = together(run)
     assert (counts.calls[:2], counts.num_bytes[:2]) == ([2, 1], [24, 12])
+
+
+def test_a_collective_counts_from_when_a_rank_waits_in_it(together: Together) -> None:
+    ends: dict[int, Collectives] = {}
+
+    def run(end: Collectives) -> None:
+        ends[end.rank] = end
+        deadline = time.monotonic() + 20
+        while end.rank == 1 and not (0 in ends and ends[0].counts.calls[0]):
+            assert time.monotonic() < deadline, "the watch over the ranks would not see who is awaited"
+            time.sleep(0.001)
+        end.all_reduce(torch.zeros(1))
+
+    together(run)
 
 
 def test_one_rank_has_nothing_to_do() -> None:

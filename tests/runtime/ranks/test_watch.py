@@ -7,11 +7,13 @@ from queue import SimpleQueue
 import pytest
 
 from kvasir_runtime.errors import RankFailedError
+from kvasir_runtime.parallel.counts import CollectiveCounts
 from kvasir_runtime.parallel.topology import Topology
-from kvasir_runtime.ranks import rendezvous
+from kvasir_runtime.ranks import liveness, rendezvous
 from kvasir_runtime.ranks.executor import RankExecutor
 from kvasir_runtime.ranks.links import CoreLinks, RankLinks, ipc_addresses
-from kvasir_runtime.ranks.messages import FromRank, RankCame, RankFailed
+from kvasir_runtime.ranks.liveness import RankLiveness
+from kvasir_runtime.ranks.messages import FromRank, RankCame, RankFailed, RankProgress
 from kvasir_runtime.ranks.rendezvous import Rendezvous
 from kvasir_runtime.ranks.watch import RankWatch
 
@@ -21,10 +23,26 @@ class BrokenLinks(CoreLinks):
         raise ValueError("what came is no message")
 
 
-def watch_over(links: CoreLinks, topology: Topology) -> RankWatch:
+class RecordedLiveness(RankLiveness):
+    """What it is told of work."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 60)
+        self.work = SimpleQueue[tuple[int, bool]]()
+
+    def sent(self, num_steps: int, awaits_results: bool = False) -> None:
+        self.work.put((num_steps, awaits_results))
+
+
+def watch_over(links: CoreLinks, topology: Topology, judge: RankLiveness | None = None) -> RankWatch:
+    """With a step under way."""
     failures = SimpleQueue[RankFailedError]()
     meeting = Rendezvous(topology, "10.0.0.1:29500")
-    return RankWatch(links, RankExecutor(links), {}, meeting, 60, lambda counts: None, failures.put)
+    executor = RankExecutor(links)
+    executor.num_steps = 1
+    executor.sample()
+    judge = judge or RankLiveness(topology.num_ranks, 60, topology.tensor_size)
+    return RankWatch(links, executor, {}, meeting, judge, lambda counts: None, failures.put)
 
 
 @pytest.fixture
@@ -63,4 +81,24 @@ def test_hope_that_ends_ends_the_group(links: CoreLinks, monkeypatch: pytest.Mon
     watch = watch_over(links, Topology(pipeline_size=2, num_nodes=2))
     with pytest.raises(RankFailedError, match="did not come"):
         watch.descriptions.result(timeout=10)
+    watch.close()
+
+
+def test_a_rank_that_the_other_waits_for_ends_the_group(links: CoreLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "AWAITED_SECONDS", 0.0)
+    watch = watch_over(links, Topology(tensor_size=2))
+    ranks = [RankLinks(links.bound, rank) for rank in range(2)]
+    for number, num_collectives in enumerate((7, 0)):
+        ranks[number].send(RankProgress(number, 0, {"tensor": CollectiveCounts([num_collectives], [0])}))
+    with pytest.raises(RankFailedError, match="rank 1 has been awaited by its tensor group"):
+        watch.descriptions.result(timeout=10)
+    watch.close()
+    for rank in ranks:
+        rank.close()
+
+
+def test_a_result_that_has_not_come_is_work(links: CoreLinks) -> None:
+    judge = RecordedLiveness()
+    watch = watch_over(links, Topology(tensor_size=2), judge)
+    assert judge.work.get(timeout=10) == (1, True)
     watch.close()

@@ -1,0 +1,22 @@
+"""The benchmark of all-reduces runs on CPUs, and its table says what was not measured."""
+
+from benchmarks.all_reduce import all_reduces, table
+
+
+def test_a_line_for_each_shape_and_a_column_for_each_backend() -> None:
+    lines = all_reduces("cpu", 2, [(1, 64), (4, 64)]).splitlines()
+    assert lines[0].startswith("## One all-reduce of bfloat16 between 2 processes, us")
+    assert lines[2] == "| tokens x hidden | gloo | shared_memory |"
+    cells = [line.strip("| ").split(" | ") for line in lines[4:]]
+    assert [row[0] for row in cells] == ["1 x 64", "4 x 64"]
+    assert all(float(figure) > 0 for row in cells for figure in row[1:])
+
+
+def test_what_is_too_long_for_one_shot_is_left_open() -> None:
+    seconds = {("NCCL", (1, 8)): 2e-6, ("one shot", (1, 8)): 1e-6, ("NCCL", (9, 8)): 5e-6}
+    assert table(2, [(1, 8), (9, 8)], seconds).splitlines()[2:] == [
+        "| tokens x hidden | NCCL | one shot |",
+        "|---|---|---|",
+        "| 1 x 8 | 2.0 | 1.0 |",
+        "| 9 x 8 | 5.0 | - |",
+    ]
