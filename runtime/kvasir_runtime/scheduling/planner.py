@@ -199,6 +199,7 @@ class Planner:
                 num_computed,
                 sampling,
                 num_candidates=0 if group is None else group.num_candidates,
+                extra_keys=sequence.blocks.extra_keys,
             )
         )
 

@@ -64,6 +64,17 @@ def test_a_fork_is_a_copy_with_its_own_sampling(make_rows: Any, make_plan: Any, 
     assert float(rows.sampling.temperature[3]) == 0.5
 
 
+def test_a_row_has_the_extra_keys_of_its_sequence_and_a_fork_its_sources(
+    make_rows: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[replace(new_sequence(row, [1]), extra_keys=(b"%d" % row,)) for row in (0, 1)]))
+    rows.apply(make_plan(forks=[Fork(0, 1, GREEDY), Fork(1, 2, GREEDY)]))
+    assert rows.extra_keys == [(b"0",), (b"0",), (b"1",), ()]
+    rows.apply(make_plan(added=[new_sequence(0, [1])]))
+    assert rows.extra_keys[0] == ()
+
+
 def test_forks_happen_at_once(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
     rows = make_rows()
     rows.apply(make_plan(added=[new_sequence(row, [10 + row, 20 + row]) for row in range(3)]))
