@@ -32,10 +32,10 @@ def _step_bytes(make_runner: Callable[[int], StepRunner], limits: SequenceLimits
     """(rows and the temporaries of the largest step, those of the largest decode), found by running over one page."""
     before = torch.cuda.memory_allocated()
     runner = make_runner(1)
-    rows_bytes = torch.cuda.memory_allocated() - before
     prefill = prefill_step(_prompts(limits), DEMANDING, max_drafts)
     decode = decode_step(limits.max_num_seqs, max_drafts, limits.max_model_len, DEMANDING)
     prefill_bytes, decode_bytes = _peak_bytes(runner, prefill), _peak_bytes(runner, decode)
+    rows_bytes = torch.cuda.memory_allocated() - before  # as wide as these steps' parameters
     del runner
     torch.cuda.empty_cache()
     return rows_bytes + max(prefill_bytes, decode_bytes), decode_bytes

@@ -258,7 +258,9 @@ class ModelRunner:
                 num_known=self._rows.num_known[rows].long(),
                 num_slots=num_slots,
                 token_ids=self._rows.token_ids,
-                shown=ShownRows(step.plan.rows, is_resumed, host_rows),
+                shown=ShownRows(
+                    step.plan.rows, is_resumed, host_rows, [self._rows.extra_keys[row] for row in host_rows]
+                ),
                 block_copies=step.plan.block_copies,
                 num_proposals=step.plan.num_proposals,
             )

@@ -1,6 +1,7 @@
 """A step's results on their way from the device, and what the scheduler gets once they have arrived."""
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,18 @@ from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.verify_drafts import VerifiedTokens
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.scheduling.step import Candidates, StepResult
+
+
+class Part(Enum):
+    """What a step's result is put together from, besides the scores of prompts."""
+
+    VERIFIED = auto()
+    LOGPROBS = auto()
+    CANDIDATES = auto()
+
+
+PartKey = Part | int
+"""A number is the row of a scored prompt."""
 
 
 @dataclass(slots=True)
@@ -32,14 +45,18 @@ class StepTensors:
     is_catching_up: bool = False
     """The proposer, with steps that it was not shown."""
 
-    def flat(self) -> list[Tensor]:
-        parts = [self.verified.token_ids, self.verified.num_accepted, self.verified.num_drafts]
+    def parts(self) -> dict[PartKey, tuple[Tensor, ...]]:
+        """What the host gets to see."""
+        verified = self.verified
+        parts: dict[PartKey, tuple[Tensor, ...]] = {
+            Part.VERIFIED: (verified.token_ids, verified.num_accepted, verified.num_drafts)
+        }
         if self.logprobs is not None:
-            parts.extend(self.logprobs.tensors())
+            parts[Part.LOGPROBS] = self.logprobs.tensors()
         if self.candidates is not None:
-            parts.extend(self.candidates)
-        for _, scores in self.prompts:
-            parts.extend(scores.tensors())
+            parts[Part.CANDIDATES] = self.candidates
+        for row, scores in self.prompts:
+            parts[row] = scores.tensors()
         return parts
 
 
@@ -52,30 +69,38 @@ class PendingResult:
         # The rows may serve other sequences by the time that the result is read.
         self._numbers = rows.sampling.num_logprobs[positions.host_rows] if step.logprobs is not None else None
         self._num_candidates = rows.num_candidates[positions.host_rows] if step.candidates is not None else None
-        self._num_prompt_logprobs = [int(rows.sampling.num_prompt_logprobs[row]) for row, _ in step.prompts]
-        self._download = transfers.download(step.flat())
+        self._num_prompt_logprobs = {row: int(rows.sampling.num_prompt_logprobs[row]) for row, _ in step.prompts}
+        parts = step.parts()
+        self._num_arrays = {key: len(tensors) for key, tensors in parts.items()}
+        self._download = transfers.download([tensor for tensors in parts.values() for tensor in tensors])
 
     def result(self) -> StepResult:
-        arrays = self._download.arrays()
-        token_ids, num_accepted, num_drafts = arrays[:3]
-        rest = arrays[3:]
+        parts = self._parts()
+        token_ids, num_accepted, num_drafts = parts[Part.VERIFIED]
         logprobs: dict[int, list[TokenLogprobs]] = {}
-        if self._step.logprobs is not None:
-            logprobs, rest = self._logprobs(rest[:3], num_accepted), rest[3:]
+        if Part.LOGPROBS in parts:
+            logprobs = self._logprobs(parts[Part.LOGPROBS], num_accepted)
         candidates: dict[int, Candidates] = {}
-        if self._step.candidates is not None:
-            candidates, rest = self._candidates(rest[0], rest[1]), rest[2:]
+        if Part.CANDIDATES in parts:
+            candidates = self._candidates(*parts[Part.CANDIDATES])
         return StepResult(
             token_ids=token_ids,
             num_accepted=num_accepted,
             num_drafts=num_drafts,
             logprobs=logprobs,
-            prompt_logprobs=self._prompt_logprobs(rest),
+            prompt_logprobs={
+                row: _prompt_logprobs(parts[row], number) for row, number in self._num_prompt_logprobs.items()
+            },
             candidates=candidates,
             processor_seconds=self._step.processor_seconds,
             proposer_seconds=self._step.proposer_seconds,
             is_catching_up=self._step.is_catching_up,
         )
+
+    def _parts(self) -> dict[PartKey, list[NDArray[Any]]]:
+        """`StepTensors.parts` on the host."""
+        arrays = iter(self._download.arrays())
+        return {key: [next(arrays) for _ in range(number)] for key, number in self._num_arrays.items()}
 
     def _logprobs(self, scores: list[NDArray[Any]], num_accepted: NDArray[Any]) -> dict[int, list[TokenLogprobs]]:
         """Entries of the tokens that hold, by row."""
@@ -102,9 +127,7 @@ class PendingResult:
             for row, number, ids, values in zip(rows, numbers, token_ids.tolist(), logprobs.tolist(), strict=True)
         }
 
-    def _prompt_logprobs(self, arrays: list[NDArray[Any]]) -> dict[int, list[TokenLogprobs]]:
-        scores = {}
-        for line, ((row, _), number) in enumerate(zip(self._step.prompts, self._num_prompt_logprobs, strict=True)):
-            ids, values, ranks = arrays[3 * line : 3 * line + 3]
-            scores[row] = entries(ids, values, ranks, [number] * len(ids))
-        return scores
+
+def _prompt_logprobs(scores: list[NDArray[Any]], number: int) -> list[TokenLogprobs]:
+    ids, values, ranks = scores
+    return entries(ids, values, ranks, [number] * len(ids))

@@ -45,6 +45,8 @@ class Rows:
         self.num_candidates = np.zeros(max_num_seqs, dtype=np.int32)
         """Of beams; on the host, as `prompt_lens` is."""
         self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.extra_keys: list[tuple[bytes, ...]] = [()] * max_num_seqs
+        """See `NewSequence`."""
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         """Entries of each row's tables that are its own; those behind them are of whoever had the row before."""
         self.version = 0
@@ -109,6 +111,7 @@ class Rows:
             self.token_ids[new.row, : len(own)] = own
             self.num_candidates[new.row] = new.num_candidates
             self.prompt_lens[new.row] = new.num_prompt_tokens
+            self.extra_keys[new.row] = new.extra_keys
             if self.sampling.traits[new.row] & Trait.PENALTIES:
                 self.penalty_counts.begin(new.row, own, new.num_prompt_tokens)
 
@@ -124,6 +127,8 @@ class Rows:
         self.num_blocks[targets] = 0  # its parent may go on to blocks that it does not share; writes will tell
         self.num_candidates[targets] = self.num_candidates[sources]
         self.prompt_lens[targets] = self.prompt_lens[sources]
+        for row, keys in zip(targets, [self.extra_keys[row] for row in sources], strict=True):
+            self.extra_keys[row] = keys
         self.sampling.write(targets, [fork.sampling for fork in forks])
         if self.sampling.traits_of(np.array(targets, dtype=np.int32)) & Trait.PENALTIES:
             self.penalty_counts.copy(source, target)

@@ -52,8 +52,10 @@ class SamplingRows:
         """The bits of unsigned seeds."""
         self.stop_token_ids = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
         """Kept from being sampled before min_tokens; a row's last is repeated to the width of the longest."""
+        self._num_stop_ids = np.zeros(num_rows, dtype=np.int64)
         self.bias_token_ids = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
         self.bias_values = torch.zeros((num_rows, 0), device=device)
+        self._num_biases = np.zeros(num_rows, dtype=np.int64)
         self.traits = np.zeros(num_rows, dtype=np.uint8)
         self.num_logprobs = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt_logprobs = np.zeros(num_rows, dtype=np.int64)
@@ -77,24 +79,32 @@ class SamplingRows:
         self._floats[:, index] = floats
         self._integers[:, index] = integers
         self.seeds[index] = seeds
+        self._fit_widths(rows, samplings)
         for row, sampling in zip(rows, samplings, strict=True):
             if self.traits[row] & Trait.MIN_TOKENS:
                 self._write_stop_tokens(row, self._known(sampling.stop_token_ids))
             if self.traits[row] & Trait.LOGIT_BIAS:
                 self._write_bias(row, sampling.logit_bias)
 
+    def _fit_widths(self, rows: Sequence[int], samplings: Sequence[SamplingParams]) -> None:
+        """To the longest lists that there are now: those that the rows held before are forgotten."""
+        for row, sampling in zip(rows, samplings, strict=True):
+            is_limited = self.traits[row] & Trait.MIN_TOKENS
+            self._num_stop_ids[row] = len(self._known(sampling.stop_token_ids)) if is_limited else 0
+            self._num_biases[row] = len(self._known(sampling.logit_bias))
+        self.stop_token_ids = _resized(self.stop_token_ids, int(self._num_stop_ids.max()))
+        self.bias_token_ids = _resized(self.bias_token_ids, int(self._num_biases.max()))
+        self.bias_values = _resized(self.bias_values, int(self._num_biases.max()))
+
     def _integers_of(self, sampling: SamplingParams) -> tuple[int, int]:
         return min(sampling.top_k or self.vocab_size, self.vocab_size), sampling.min_tokens
 
     def _write_stop_tokens(self, row: int, token_ids: list[int]) -> None:
-        self.stop_token_ids = _widened(self.stop_token_ids, len(token_ids))
         padded = _padded(token_ids, self.stop_token_ids.shape[1])
         (self.stop_token_ids[row],) = self._transfers.upload(np.array(padded, dtype=np.int64))
 
     def _write_bias(self, row: int, logit_bias: dict[int, float]) -> None:
         token_ids = self._known(logit_bias)
-        self.bias_token_ids = _widened(self.bias_token_ids, len(token_ids))
-        self.bias_values = _widened(self.bias_values, len(token_ids))
         padded = _padded(token_ids, self.bias_token_ids.shape[1])
         self.bias_token_ids[row], self.bias_values[row] = self._transfers.upload(
             np.array(padded, dtype=np.int64), np.array([logit_bias[token] for token in padded], dtype=np.float32)
@@ -139,10 +149,10 @@ def _padded(token_ids: list[int], width: int) -> list[int]:
     return token_ids + token_ids[-1:] * (width - len(token_ids))
 
 
-def _widened(tensor: Tensor, width: int) -> Tensor:
-    """The tensor with at least so many columns, new ones padded as rows are."""
+def _resized(tensor: Tensor, width: int) -> Tensor:
+    """The tensor with so many columns, new ones padded as rows are."""
     missing = width - tensor.shape[1]
     if missing <= 0:
-        return tensor
+        return tensor if missing == 0 else tensor[:, :width].clone()
     last = tensor[:, -1:] if tensor.shape[1] else tensor.new_zeros((tensor.shape[0], 1))
     return torch.cat((tensor, last.expand(-1, missing)), dim=1)

@@ -6,12 +6,23 @@ They use the first rows and whatever pages their block tables name; sequences th
 import numpy as np
 
 from kvasir_runtime.execution.executor import StepRunner
-from kvasir_runtime.requests.sampling_params import SamplingParams
+from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
-DEMANDING = SamplingParams(max_tokens=1, seed=0, top_p=0.9, top_k=50, min_p=0.01, presence_penalty=0.5, logprobs=1)
-"""Takes every way through the sampler but that of `ADJUSTED`."""
+DEMANDING = SamplingParams(
+    max_tokens=1,
+    seed=0,
+    min_tokens=1,
+    top_p=0.9,
+    top_k=50,
+    min_p=0.01,
+    presence_penalty=0.5,
+    logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0),
+    logprobs=1,
+    stop_token_ids=tuple(range(MAX_STOP_TOKEN_IDS)),
+)
+"""Takes every way through the sampler but that of `ADJUSTED`, with the longest lists that a client may send."""
 ADJUSTED = SamplingParams(max_tokens=1, seed=0, temperature=0.0, presence_penalty=0.5)
 """The most likely token of logits that were changed, and with it of another type."""
 

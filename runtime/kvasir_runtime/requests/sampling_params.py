@@ -2,6 +2,11 @@
 
 import msgspec
 
+MAX_LOGIT_BIAS = 1024
+"""Tokens that a client may change the logits of; each row of a batch is as wide as the one with most."""
+MAX_STOP_TOKEN_IDS = 1024
+"""The same of tokens that end a sequence, the model's own not counted."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one sequence is continued. All values are validated by the API process."""

@@ -40,14 +40,13 @@ class Planner:
     def draft(self) -> StepDraft:
         """The next step; what it computes counts as planned from now on."""
         draft = self._running.draft = StepDraft.empty(self._limits.max_num_batched_tokens)
-        num_preemptions = self._requests.num_preemptions
         for parent in list(self._running.parents):
             self._requests.fork_heirs(parent)
         rows = self._decoding_rows()[: draft.budget]
         depths = self._depths(rows)
         self._take_decodes(draft, rows, depths)
         self._take_prompts(draft)
-        if self._requests.num_preemptions == num_preemptions:
+        if not draft.has_preempted:
             self._admit_waiting(draft)
         self._running.draft = None
         draft.num_proposals = self._num_proposals(draft, depths)
@@ -117,8 +116,8 @@ class Planner:
             rows = np.concatenate((rows, np.array(draft.chunk_rows, dtype=np.int64)))
             rows = rows[~self._rows.is_beam[rows]]
         num_proposals = int(depths.max(initial=0))
-        if draft.chunk_rows and not num_proposals:
-            num_proposals = int(self._depths(rows).max(initial=0))
+        if draft.chunk_rows and len(rows) and not num_proposals:
+            num_proposals = self._depth.most_depth(rows) if len(depths) else int(self._depths(rows).max())
         self._rows.num_ready_drafts[rows] = num_proposals
         return num_proposals
 
@@ -200,6 +199,7 @@ class Planner:
                 num_computed,
                 sampling,
                 num_candidates=0 if group is None else group.num_candidates,
+                extra_keys=sequence.blocks.extra_keys,
             )
         )
 

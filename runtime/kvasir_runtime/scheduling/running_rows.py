@@ -33,6 +33,8 @@ class RunningRows:
         self.first_stop = np.zeros(num_rows, dtype=np.int64)
         """Known tokens from which on a stop token ends the sequence."""
         self.stop_ids = np.full((num_rows, 1), NO_TOKEN, dtype=np.int64)
+        """As wide as the longest list of those that run: a step compares each drawn token with all columns."""
+        self._num_stop_ids = np.zeros(num_rows, dtype=np.int64)
         self.request_ids = np.full(num_rows, None, dtype=object)
         self.indices = np.zeros(num_rows, dtype=np.int64)
         """Of each row's sequence in its request."""
@@ -106,6 +108,7 @@ class RunningRows:
     def vacate(self, row: int) -> None:
         self.sequences[row] = None
         self.capacity[row] = 0
+        self._drop_stop_ids(row)
         self.generation[row] += 1
         self._free.append(row)
 
@@ -126,3 +129,9 @@ class RunningRows:
             self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=NO_TOKEN)
         self.stop_ids[row] = NO_TOKEN
         self.stop_ids[row, : len(stop_ids)] = stop_ids
+        self._num_stop_ids[row] = len(stop_ids)
+
+    def _drop_stop_ids(self, row: int) -> None:
+        num_dropped, self._num_stop_ids[row] = self._num_stop_ids[row], 0
+        if num_dropped == self.stop_ids.shape[1] > 1:
+            self.stop_ids = self.stop_ids[:, : max(1, int(self._num_stop_ids.max()))].copy()

@@ -31,6 +31,8 @@ class NewSequence:
     sampling: SamplingParams
     num_candidates: int = 0
     """Of a beam: so many most likely tokens are reported instead of one being drawn; 0 draws."""
+    extra_keys: tuple[bytes, ...] = ()
+    """What keeps its blocks apart from those of equal tokens (a cache's salt)."""
 
 
 @dataclass(frozen=True, slots=True)

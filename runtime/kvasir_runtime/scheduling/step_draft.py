@@ -64,6 +64,7 @@ class StepDraft:
     """Blocks that became findable because this step writes them."""
     num_proposals: int = 0
     returned: ReturnedTokens | None = None
+    has_preempted: bool = False
 
     @classmethod
     def empty(cls, budget: int) -> "StepDraft":
@@ -87,8 +88,9 @@ class StepDraft:
         self.chunk_samples.append(samples)
 
     def drop(self, row: int) -> None:
-        """Compute nothing of a decode that was preempted; no chunk is, since every sequence is preempted only by one
-        that comes before it."""
+        """Compute nothing of a sequence that was preempted: of its decode, for no chunk is there yet, since every
+        sequence is preempted only by one that comes before it."""
+        self.has_preempted = True
         kept = self.decode_rows != row
         self.decode_rows, self.num_drafts = self.decode_rows[kept], self.num_drafts[kept]
         self.decode_starts = self.decode_starts[kept]

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+
 INT64 = 2**63
 MAX_STOP_STRINGS = 32
-MAX_STOP_TOKEN_IDS = 1024
 MAX_MESSAGES = 16384
 
 
@@ -38,6 +39,7 @@ Ignored = Any
 Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
 StopString = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)]
 Key = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -127,7 +129,7 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=2 * INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None

@@ -73,10 +73,23 @@ class DepthPolicy:
         if cost.needs_plain(drafts_pay=batch.drafts_pay):
             return np.zeros(len(rows), np.int64)
         if cost.is_probing:
+            cost.note_probe_planned()
             return self._probe_depths(rows, cost)
         if not (batch.drafts_pay or self._is_review_due(batch)):
             return np.zeros(len(rows), np.int64)
         return self._review(batch, rows)
+
+    def most_depth(self, rows: IntArray) -> int:
+        """The most drafts that pay for one of a batch of these requests, which nothing is decided for."""
+        batch = self._batches.of(len(rows))
+        cost = batch.cost
+        if cost.needs_plain(drafts_pay=batch.drafts_pay):
+            return 0
+        if cost.is_probing:
+            return int(self._probe_depths(rows, cost).max())
+        if not (batch.drafts_pay or self._is_review_due(batch)):
+            return 0
+        return int(self._paying_depths(batch, rows).max())
 
     def observe(self, rows: IntArray, num_asked: IntArray, num_accepted: IntArray) -> None:
         """Of each request of a step with drafts, how many the plan asked for and how many of them held (the token drawn
@@ -103,20 +116,24 @@ class DepthPolicy:
         if not batch.drafts_pay:
             self._acceptance.fade(rows, batch.steps_since_review)
         batch.steps_since_review, batch.num_forgotten = 0, self._num_forgotten
-        depths = np.zeros(len(rows), np.int64)
-        if cost.draft_seconds is not None and cost.may_draft(drafts_pay=batch.drafts_pay):
-            fixed_seconds = cost.draft_seconds + self._prompts.seconds_a_step
-            depths = best_depths(self._acceptance.chances[rows], cost.plain.mean, cost.draft_seconds, fixed_seconds)
+        depths = self._paying_depths(batch, rows)
         did_pay, batch.drafts_pay = batch.drafts_pay, bool(depths.any())
         cost.note_choice(drafts_paid=did_pay, drafts_pay=batch.drafts_pay)
         if not batch.drafts_pay and cost.is_probe_due:
             cost.begin_probe()
+            cost.note_probe_planned()
             return self._probe_depths(rows, cost)
         return depths
 
+    def _paying_depths(self, batch: _Batch, rows: IntArray) -> Depths:
+        cost = batch.cost
+        if cost.draft_seconds is None or not cost.may_draft(drafts_pay=batch.drafts_pay):
+            return np.zeros(len(rows), np.int64)
+        fixed_seconds = cost.draft_seconds + self._prompts.seconds_a_step
+        return best_depths(self._acceptance.chances[rows], cost.plain.mean, cost.draft_seconds, fixed_seconds)
+
     def _probe_depths(self, rows: IntArray, cost: BatchCost) -> Depths:
         """All drafts while nothing is known of their cost, then what promises most."""
-        cost.note_probe_planned()
         if cost.draft_seconds is None:
             return np.full(len(rows), self.max_depth)
         best = best_depths(self._acceptance.chances[rows], cost.plain.mean, cost.draft_seconds, least_gain=0.0)
@@ -157,6 +174,9 @@ class FixedDepth:
 
     def depths(self, rows: IntArray) -> Depths:
         return np.full(len(rows), self.max_depth)
+
+    def most_depth(self, rows: IntArray) -> int:
+        return self.max_depth
 
     def observe(self, rows: IntArray, num_asked: IntArray, num_accepted: IntArray) -> None:
         """Nothing is learned."""

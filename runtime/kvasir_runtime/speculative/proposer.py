@@ -27,6 +27,8 @@ class ShownRows:
     """Whether the proposer was not shown the step before of a sequence: new and forked ones, and those that went on
     without drafts."""
     sampled_rows: NDArray[np.int32]  # [num_sampled]
+    extra_keys: Sequence[tuple[bytes, ...]]  # [num_sampled]
+    """Texts of different keys must not show in each other's drafts, nor in their time."""
 
     @property
     def resumed_rows(self) -> NDArray[np.int32]:

@@ -1,8 +1,8 @@
 """The last tokens that a rank has seen, of running and finished sequences alike, findable by what stands before them.
 
 A ring of so many tokens, each linked to the ones before and after it in its sequence and to the last place where the
-same two tokens stood (the hash chains of LZ77). Memory is bounded by the ring; adding a token takes a few
-microseconds.
+same two tokens of the same domain stood (the hash chains of LZ77). Memory is bounded by the ring; adding a token takes
+a few microseconds.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,9 @@ class TokenHistory:
         """Tokens that are remembered."""
         return min(self._end, self._capacity)
 
-    def add(self, token: int, before: int | None) -> int:
-        """The place of a token that follows the one at `before` in its sequence (None: its first)."""
+    def add(self, token: int, before: int | None, domain: int = 0) -> int:
+        """The place of a token that follows the one at `before` in its sequence (None: its first). All of a sequence is
+        of one domain, and matches no other's."""
         place, slot = self._end, self._end % self._capacity
         self._forget(slot)
         self._end += 1
@@ -40,7 +41,7 @@ class TokenHistory:
         if before is not None and self._holds(before):
             earlier = before % self._capacity
             self._after[earlier] = place
-            key = self._token[earlier] << _SHIFT | token
+            key = domain << 2 * _SHIFT | self._token[earlier] << _SHIFT | token
             self._before[slot], self._key[slot] = before, key
             self._same[slot] = self._newest.get(key, _NOWHERE)
             self._newest[key] = place

@@ -301,6 +301,21 @@ def test_an_abort_of_the_last_request_ends_it_without_a_word_and_everybody_hears
     assert (last.num_running, last.num_waiting, last.num_blocks_used) == (0, 0, 0)
 
 
+def test_the_device_is_offered_time_whenever_the_core_has_nothing_to_do(make_core, channel, monkeypatch):
+    core = make_core(CountingRunner(), ahead=1)
+    offers: list[int] = []
+    monkeypatch.setattr(core._executor, "use_idle_time", lambda: offers.append(len(channel.timeouts)))
+    core.step()
+    channel.inbox.append(add("a", max_tokens=3))
+    for _ in range(6):
+        core.step()
+    idle = [turn for turn, timeout in enumerate(channel.timeouts) if timeout is None]
+    assert len(idle) < len(channel.timeouts)
+    assert idle[:2] == [0, 1], "the second time the request comes while the core waits"
+    assert idle[2:], "again after the last request"
+    assert offers == idle, "each time before it waits"
+
+
 def test_an_idle_core_says_so_once(make_core, channel):
     core = make_core(CountingRunner(), ahead=0)
     channel.inbox.append(add("a", max_tokens=1))

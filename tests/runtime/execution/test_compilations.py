@@ -14,12 +14,14 @@ from tests.runtime.exactness.speculators import NUM_DRAFTS, speculative_config
 from tests.runtime.kernels.triton_device import DEVICE
 from torch import Tensor
 
+from kvasir_runtime.attention import triton as triton_attention
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.transfers import Transfers, pack, unpack
 from kvasir_runtime.execution.worker import Worker, load_worker
+from kvasir_runtime.kernels.attention_tiles import Splits
 from kvasir_runtime.kernels.ops_triton import triton_ops
 from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
 from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
@@ -29,6 +31,7 @@ from kvasir_runtime.speculative.select import proposer_of
 GREEDY: dict[str, Any] = {}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
 PENALISED = {"presence_penalty": 0.5, "logprobs": 2}
+SHORT_SPLITS = Splits(max_splits=4, unit_keys=32)
 ON_GPU = DEVICE.type == "cuda"
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
@@ -53,6 +56,12 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def packed_upload(transfers: Transfers, *arrays: NDArray[np.generic]) -> tuple[Tensor, ...]:
     return unpack(pack(arrays, pin_memory=False), arrays)
+
+
+@pytest.fixture
+def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short sequences cross from one split of a decode's keys to two."""
+    monkeypatch.setattr(triton_attention, "splits_for", lambda num_kv_heads, num_sms: SHORT_SPLITS)
 
 
 @pytest.fixture
@@ -83,7 +92,7 @@ def test_an_argument_of_another_kind_counts_once(compilations: Compilations) -> 
     assert numbers == [1, 1, 2, 2, 2]
 
 
-@pytest.mark.usefixtures("_as_on_a_gpu")
+@pytest.mark.usefixtures("_as_on_a_gpu", "_short_splits")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # warming up attends to what memory happens to hold
 @pytest.mark.parametrize("method", [None, "draft_model", "eagle"])
 def test_nothing_compiles_while_prompts_and_batches_of_many_sizes_are_served(
@@ -103,4 +112,5 @@ def test_nothing_compiles_while_prompts_and_batches_of_many_sizes_are_served(
         engine.add(str(number), random.integers(0, 64, length).tolist(), max_tokens=3 + 2 * number, **params)
         engine.core.step()  # each joins those before it
     engine.finish(*map(str, range(6)))
+    assert [SHORT_SPLITS.count(num_keys) for num_keys in (16, 33, 40 + 3 + 2 * 3)] == [1, 2, 2]
     assert compilations.kernels[-1] == "serving"

@@ -13,6 +13,7 @@ from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
 from kvasir_runtime.execution.memory_profile import measure_memory
 from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, prefill_step, run
 from kvasir_runtime.execution.worker import load_worker
+from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from kvasir_runtime.scheduling.step import StepPlan
 
 TOTAL, FREE, ROWS_BYTES = 1_000_000, 700_000, 5_000
@@ -40,9 +41,12 @@ class FakeRunner:
     gpu: FakeGpu
     prefill_bytes: int
     decode_bytes: int
+    kept_bytes: int = 0
+    """By its rows, from the first step on."""
     plans: list[StepPlan] = field(default_factory=list)
 
     def forward(self, plan: StepPlan) -> None:
+        self.gpu.allocated += 0 if self.plans else self.kept_bytes
         self.plans.append(plan)
         self.gpu.take_for_a_moment(self.decode_bytes if plan.num_decodes else self.prefill_bytes)
 
@@ -89,6 +93,11 @@ def test_the_larger_step_the_rows_and_once_more_the_decode_for_graphs_count_as_u
     assert memory == DeviceMemory("cuda", TOTAL, used, graph_bytes=decode_bytes)
 
 
+def test_what_a_step_leaves_in_the_rows_counts_whichever_step_is_larger(gpu: FakeGpu) -> None:
+    plain = profile(gpu, FakeRunner(gpu, 30_000, 90_000))
+    assert profile(gpu, FakeRunner(gpu, 30_000, 90_000, kept_bytes=7_000)).used_bytes == plain.used_bytes + 7_000
+
+
 @pytest.mark.parametrize("max_drafts", [0, 3])
 def test_the_steps_that_run_are_the_largest_there_can_be(gpu: FakeGpu, max_drafts: int) -> None:
     runner = FakeRunner(gpu, 1, 1)
@@ -102,6 +111,8 @@ def test_the_steps_that_run_are_the_largest_there_can_be(gpu: FakeGpu, max_draft
         assert plan.samples.all()
         assert plan.num_proposals == max_drafts
         assert all(new.sampling == DEMANDING for new in plan.added)
+    assert (len(DEMANDING.logit_bias), len(DEMANDING.stop_token_ids)) == (MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS)
+    assert DEMANDING.min_tokens > 0
 
 
 def test_on_a_cpu_nothing_runs_and_the_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

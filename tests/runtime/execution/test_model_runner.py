@@ -1,6 +1,7 @@
 """Whole steps of a tiny model, from plan to result."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,13 +9,19 @@ import numpy as np
 import pytest
 import torch
 from tests.runtime.exactness.speculators import speculative_config
+from tests.runtime.speculative.conftest import make_llama
+from tests.runtime.speculative.host_reads import HostReads, unseen_by
 from torch import Tensor
 
+from kvasir_runtime.attention.backend import StepInputs
+from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
+from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.model_runner import ModelRunner
+from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.synthetic_steps import GREEDY
 from kvasir_runtime.execution.worker import Worker, load_worker
-from kvasir_runtime.kernels.step_ops import cpu_step_ops
+from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops, reference_step_ops
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.decoder import DecoderOutput
 from kvasir_runtime.scheduling.step import Fork, StepResult
@@ -218,6 +225,19 @@ def test_a_proposer_knows_which_sequences_it_was_not_shown_before(load: Any, mak
     assert [seen.shown.sampled_rows.tolist() for seen in proposer.seen] == [[0], [0], [0], [0, 1], [0, 1]]
 
 
+def test_a_proposer_is_told_the_extra_keys_of_those_that_drew(load: Any, make_plan: Any, new_sequence: Any) -> None:
+    proposer = ScriptedProposer([-1] * 40)
+    runner = load(proposer).runner
+    beam = new_sequence(1, PROMPT, candidates=2)
+    added = [replace(new, extra_keys=(b"%d" % new.row,)) for new in (new_sequence(0, PROMPT), beam)]
+    chunks = [(0, 0, 3, False), (1, 0, 5, True), (2, 0, 5, True)]
+    plan = make_plan(chunks=chunks, added=[*added, new_sequence(2, PROMPT)], tables=TABLE, proposals=1)
+    step(runner, plan)
+    assert list(proposer.seen[-1].shown.extra_keys) == [()]
+    step(runner, make_plan(decodes=[(2, 1)], starts=[5], chunks=[(0, 3, 2, True)], proposals=1))
+    assert list(proposer.seen[-1].shown.extra_keys) == [(), (b"0",)]
+
+
 def test_states_for_the_proposer_are_kept_only_in_steps_that_want_drafts(
     load: Any, make_plan: Any, new_sequence: Any
 ) -> None:
@@ -282,6 +302,23 @@ def test_a_beam_reports_candidates_and_waits_for_its_token(
     result = step(runner, plan)
     assert result.candidates[0].token_ids[0] == expected[6]
     assert set(result.candidates) == {0, 2}
+
+
+def test_every_part_of_a_result_finds_its_place_beside_all_others(load: Any, make_plan: Any, new_sequence: Any) -> None:
+    runner = load().runner
+    beam, plain = new_sequence(0, PROMPT, candidates=3), new_sequence(1, PROMPT, logprobs=2)
+    scored = [new_sequence(row, PROMPT, prompt_logprobs=number) for row, number in ((2, 1), (3, 2))]
+    chunks = [(0, 0, 5, True), (1, 0, 5, True), (2, 0, 3, False), (3, 0, 5, True)]
+    result = step(runner, make_plan(chunks=chunks, added=[beam, plain, *scored], tables=TABLE))
+    alone = step(runner, make_plan(chunks=[(1, 0, 5, True)], added=[plain]))
+    assert result.token_ids[1:, 0].tolist() == alone.token_ids[:, 0].tolist() * 2
+    assert result.num_accepted.tolist() == [0, 1, 1]
+    assert result.logprobs[1][0].token_ids == alone.logprobs[1][0].token_ids
+    assert result.candidates[0].token_ids[:2] == alone.logprobs[1][0].token_ids[1:]
+    assert {row: [entry.token_ids[0] for entry in entries] for row, entries in result.prompt_logprobs.items()} == {
+        2: PROMPT[1:4], 3: PROMPT[1:]
+    }  # fmt: skip
+    assert {row: len(entries[0].logprobs) for row, entries in result.prompt_logprobs.items()} == {2: 2, 3: 3}
 
 
 def test_copied_blocks_hold_what_their_sources_held(load: Any, generate: Any, make_plan: Any) -> None:
@@ -349,17 +386,7 @@ def test_prompt_logprobs_are_the_same_for_a_proposer_that_wants_all_hidden_state
 def test_a_steady_decode_uploads_new_blocks_and_downloads_its_result(
     params: Any, make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any
 ) -> None:
-    rows = make_rows(vocab_size=8, max_drafts=0)
-    runner = ModelRunner(
-        rows=rows,
-        buffer=torch.zeros((4, 8), dtype=torch.uint8),
-        compute=lambda inputs, kept, captures: DecoderOutput(torch.eye(8)[inputs.token_ids], ()),
-        to_logits=lambda hidden: hidden,
-        ops=cpu_step_ops(),
-        proposer=None,
-        max_num_batched_tokens=16,
-        transfers=transfers,
-    )
+    runner = without_a_decoder(make_rows(vocab_size=8, max_drafts=0), cpu_step_ops(), transfers)
     added = [new_sequence(row, [1, 2, 3], computed=2, **params) for row in range(2)]
     step(runner, make_plan(decodes=[(0, 1), (1, 1)], starts=[2, 2], added=added))
     transfers.uploads.clear()
@@ -370,6 +397,59 @@ def test_a_steady_decode_uploads_new_blocks_and_downloads_its_result(
     assert transfers.uploads == [16]
     # A token, and how many tokens and drafts there are, for each; besides those, two log-probabilities and a rank.
     assert transfers.downloads == [2 * (3 * 4 + ((2 * 8 + 2 * 4 + 8) if "logprobs" in params else 0))] * 3
+
+
+def without_a_decoder(rows: Rows, ops: StepOps, transfers: Any, proposer: Any = None) -> ModelRunner:
+    """Each token is followed by itself."""
+    vocab_size = rows.sampling.vocab_size
+    return ModelRunner(
+        rows=rows,
+        buffer=torch.zeros((4, 8), dtype=torch.uint8),
+        compute=lambda inputs, kept, captures: DecoderOutput(torch.eye(vocab_size)[inputs.token_ids], ()),
+        to_logits=lambda hidden: hidden,
+        ops=ops,
+        proposer=proposer,
+        max_num_batched_tokens=16,
+        transfers=transfers,
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 1.0, "top_p": 0.9, "top_k": 3},
+        {"temperature": 1.0, "min_p": 0.01},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+        {"logit_bias": {3: 1.0}},
+        {"min_tokens": 9, "stop_token_ids": (4, 5)},
+        {"logprobs": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("are_all", [True, False], ids=["all", "some"])
+@pytest.mark.parametrize("num_proposals", [0, 2])
+def test_a_steady_decode_reads_nothing_and_sends_nothing_but_through_the_seam(
+    num_proposals: int, are_all: bool, params: Any, make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As a GPU computes it. The plain twin of `prepare_inputs` reads lengths, which no GPU's kernel does."""
+    reads = HostReads(monkeypatch)
+    ops = reference_step_ops(drops_missing_drafts=False)
+    ops = replace(ops, prepare_inputs=unseen_by(reads, ops.prepare_inputs))
+    monkeypatch.setattr(transfers, "upload", unseen_by(reads, transfers.upload))
+    proposer = DeviceProposer([]) if num_proposals else None
+    runner = without_a_decoder(make_rows(vocab_size=8), ops, transfers, proposer)
+    added = [new_sequence(row, [1, 2, 3], computed=2, **(params if are_all or row else {})) for row in range(3)]
+    decodes = [(row, 1) for row in range(3)]
+    step(runner, make_plan(decodes=decodes, starts=[2] * 3, added=added, proposals=num_proposals))  # lays it out
+    for position in range(3, 6):
+        plan = make_plan(decodes=decodes, starts=[position] * 3, proposals=num_proposals)
+        with reads:
+            runner.forward(plan)
+            pending = runner.sample()
+        assert pending.result().num_accepted.tolist() == [1, 1, 1]
+    assert reads.found == []
 
 
 @pytest.mark.gpu
@@ -420,6 +500,31 @@ def assert_steady_steps_wait_for_nothing(
     for result in (one.result() for one in pending):
         known.extend(result.token_ids[0, : result.num_accepted[0]].tolist())
     assert known == expected[: len(known)]
+
+
+def test_a_backend_prepares_once_a_step_for_all_layers(
+    tmp_path: Path, make_plan: Any, new_sequence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[StepInputs] = []
+
+    class CountingAttention(ReferenceAttention):
+        def prepare(self, inputs: StepInputs) -> ReferenceStep:
+            prepared.append(inputs)
+            return super().prepare(inputs)
+
+    monkeypatch.setattr(worker_module, "select_backend", lambda *choice: CountingAttention())
+    make_llama(tmp_path, seed=0, num_hidden_layers=3)
+    worker = load_worker(
+        ModelConfig(model=str(tmp_path), device="cpu"),
+        CacheConfig(block_size=BLOCK_SIZE),
+        ExecutionConfig(num_threads=1),
+        SchedulerConfig(max_num_seqs=4),
+    )
+    prepared.clear()
+    step(worker.runner, make_plan(chunks=[(0, 0, 5, True)], added=[new_sequence(0, PROMPT)], tables=TABLE))
+    assert len(prepared) == 1
+    step(worker.runner, make_plan(decodes=[(0, 1)], starts=[5]))
+    assert len(prepared) == 2
 
 
 def test_a_mask_forbids_tokens_of_this_step(load: Any, generate: Any, make_plan: Any) -> None:

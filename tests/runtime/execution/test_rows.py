@@ -64,6 +64,17 @@ def test_a_fork_is_a_copy_with_its_own_sampling(make_rows: Any, make_plan: Any, 
     assert float(rows.sampling.temperature[3]) == 0.5
 
 
+def test_a_row_has_the_extra_keys_of_its_sequence_and_a_fork_its_sources(
+    make_rows: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    rows = make_rows()
+    rows.apply(make_plan(added=[replace(new_sequence(row, [1]), extra_keys=(b"%d" % row,)) for row in (0, 1)]))
+    rows.apply(make_plan(forks=[Fork(0, 1, GREEDY), Fork(1, 2, GREEDY)]))
+    assert rows.extra_keys == [(b"0",), (b"0",), (b"1",), ()]
+    rows.apply(make_plan(added=[new_sequence(0, [1])]))
+    assert rows.extra_keys[0] == ()
+
+
 def test_forks_happen_at_once(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
     rows = make_rows()
     rows.apply(make_plan(added=[new_sequence(row, [10 + row, 20 + row]) for row in range(3)]))
@@ -114,6 +125,21 @@ def test_a_rows_counts_begin_anew(make_rows: Any, make_plan: Any, new_sequence: 
     assert rows.penalty_counts.in_prompt[0].nonzero().tolist() == [[5], [6]]
     assert rows.penalty_counts.in_output[0].nonzero().tolist() == [[3]]
     assert int(rows.penalty_counts.in_output[0, 3]) == 1
+
+
+def test_lists_of_tokens_are_as_wide_as_the_longest_there_is(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows()
+    wide = {"logit_bias": {5: 1.0, 6: 2.0, 7: 3.0}, "min_tokens": 2, "stop_token_ids": (8, 9, 10, 11)}
+    narrow = {"logit_bias": {4: 4.0, 3: 5.0}, "min_tokens": 2, "stop_token_ids": (12, 13)}
+    rows.apply(make_plan(added=[new_sequence(0, [1], **wide), new_sequence(1, [1], **narrow)]))
+    sampling = rows.sampling
+    assert [sampling.bias_token_ids.shape[1], sampling.stop_token_ids.shape[1]] == [3, 4]
+    rows.apply(make_plan(added=[new_sequence(0, [1], stop_token_ids=(8, 9, 10))]))
+    assert sampling.bias_token_ids[1].tolist() == [4, 3]
+    assert sampling.bias_values[1].tolist() == [4.0, 5.0]
+    assert sampling.stop_token_ids[1].tolist() == [12, 13]
+    rows.apply(make_plan(added=[new_sequence(1, [1])]))
+    assert [sampling.bias_values.shape[1], sampling.stop_token_ids.shape[1]] == [0, 0]
 
 
 def test_only_differences_are_uploaded(make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any) -> None:

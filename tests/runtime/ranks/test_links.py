@@ -26,7 +26,7 @@ GREETING_OF_ANOTHER_MECHANISM = (b"\xff" + bytes(8) + b"\x7f" + bytes([3, 0]) + 
 SAMPLING = SamplingParams(max_tokens=4, seed=2**64 - 1, logit_bias={3: -1.5}, stop_token_ids=(7,))
 PLAN = StepPlan(
     number=5,
-    added=(NewSequence(1, [4, 5], 2, 0, SAMPLING),),
+    added=(NewSequence(1, [4, 5], 2, 0, SAMPLING, extra_keys=(b"salt",)),),
     forks=(Fork(1, 2, SAMPLING),),
     table_writes=np.array([[1, 0, 0, 9]], dtype=np.int32),
     token_writes=np.empty((0, 3), dtype=np.int32),

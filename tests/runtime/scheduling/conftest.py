@@ -34,10 +34,15 @@ class FixedDepth:
 
     def __init__(self, depth: int) -> None:
         self.max_depth = depth
+        self.num_asked = 0
         self.observed: list[tuple[int, int]] = []
 
     def depths(self, rows):
+        self.num_asked += 1
         return rows * 0 + self.max_depth
+
+    def most_depth(self, rows) -> int:
+        return self.max_depth
 
     def observe(self, rows, num_drafts, num_accepted) -> None:
         self.observed += zip(num_drafts.tolist(), num_accepted.tolist(), strict=True)
@@ -122,7 +127,7 @@ def make_engine() -> Callable[..., Engine]:
     def make(
         *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 32, chunked: bool = True, cache: bool = True,
         policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
-        wrong_drafts: int = 0, num_stages: int = 1,
+        wrong_drafts: int = 0, num_stages: int = 1, depth: FixedDepth | None = None,
     ) -> Engine:  # fmt: skip
         log = KvEventLog(BLOCK_SIZE, groups)
         log.take()
@@ -131,7 +136,7 @@ def make_engine() -> Callable[..., Engine]:
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN,
             enable_chunked_prefill=chunked, num_stages=num_stages,
         )  # fmt: skip
-        depth = FixedDepth(drafts) if drafts else None
+        depth = FixedDepth(drafts) if drafts else depth
         scheduler = Scheduler(limits, kv, waiting_queue(policy), depth)
         return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), max(ahead, num_stages - 1), log)
 

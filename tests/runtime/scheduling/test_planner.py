@@ -1,6 +1,7 @@
 """How a step's token budget, rows and blocks are shared out."""
 
 import pytest
+from tests.runtime.scheduling.conftest import FixedDepth
 from tests.runtime.scheduling.fake_rank import continuation
 
 from kvasir_runtime.kv_cache.spec import KvGroup
@@ -29,15 +30,32 @@ def test_more_decodes_than_the_budget_take_turns_by_rank(make_engine):
 
 
 def test_a_budget_smaller_than_the_number_of_decodes_goes_to_the_lowest_ranks(make_engine):
-    engine = make_engine(budget=2, policy="priority")
-    for index in range(2):
-        engine.add([index + 1] * 2, max_tokens=12, priority=1)
-    while len(engine.tokens) < 2:
+    """The sequences of a request are more than the budget once they have forked."""
+    engine = make_engine(budget=2)
+    engine.add([7] * 3, max_tokens=6, n=4)
+    tokens = engine.tokens
+    while len(tokens.get("request-1", [])) < 6:
         engine.step()
-    engine.add([7], max_tokens=6, priority=0)
-    engine.add([8], max_tokens=6, priority=0)
-    rows = [set(engine.step().rows.tolist()) for _ in range(3)]
-    assert all(len(step) == 2 for step in rows)
+    assert {name: len(line) for name, line in tokens.items()} == {"request-1": 6, "request-1.1": 6}
+    engine.run()
+    assert {name: len(line) for name, line in tokens.items()} == {
+        "request-1": 6, "request-1.1": 6, "request-1.2": 6, "request-1.3": 6
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("priority", "preempted"), [(0, "stream"), (2, "prompt")])
+def test_when_blocks_run_out_rank_decides_between_a_prompt_and_a_running_stream(make_engine, priority, preempted):
+    """The prompt was admitted with blocks enough for all of it; the stream has grown since."""
+    engine = make_engine(num_blocks=12, budget=4, policy="priority", cache=False)
+    stream = engine.add([1] * 3, max_tokens=30, priority=1)
+    engine.step()
+    prompt = engine.add([2] * 40, max_tokens=3, priority=priority)
+    admitted = []
+    while engine.scheduler.has_work:
+        plan = engine.step()
+        admitted += ["stream" if new.token_ids[0] == 1 else "prompt" for new in plan.added] if plan else []
+    assert admitted == ["prompt", preempted]
+    assert engine.tokens == {stream: continuation([1] * 3, 30), prompt: continuation([2] * 40, 3)}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +86,26 @@ def test_a_proposer_is_shown_the_chunks_of_a_prompt_before_anything_is_sampled(m
     engine = make_engine(budget=4, drafts=3)
     engine.add([1] * 6)
     assert [engine.step().num_proposals for _ in range(2)] == [3, 3]
+
+
+class NeverPays(FixedDepth):
+    """No drafts for what decodes, all where a batch is only looked at."""
+
+    def depths(self, rows):
+        return super().depths(rows) * 0
+
+
+def test_the_policy_is_asked_once_a_step_and_its_look_at_prompts_beside_decodes_counts_as_none(make_engine):
+    depth = NeverPays(3)
+    engine = make_engine(budget=4, depth=depth)
+    engine.add([1] * 3, max_tokens=12)
+    assert engine.step().num_proposals == 0, "prompts alone are the step that is asked for"
+    engine.add([2] * 6, max_tokens=12)
+    plans = [engine.step() for _ in range(4)]
+    assert [(plan.num_decodes, len(plan.rows), plan.num_proposals) for plan in plans] == [
+        (1, 2, 3), (1, 2, 3), (2, 2, 0), (2, 2, 0)
+    ]  # fmt: skip
+    assert depth.num_asked == 5
 
 
 def test_the_first_decode_has_the_drafts_that_its_prompts_last_step_proposed(make_engine):

@@ -78,6 +78,25 @@ def test_stop_tokens_take_as_many_columns_as_the_longest_list():
     assert (rows.stop_ids[2:] == NO_TOKEN).all()
 
 
+def test_columns_of_stop_tokens_end_with_the_sequence_that_needed_them():
+    rows = make_rows()
+    wide, none, narrow = occupy(rows, stop=tuple(range(5, 12))), occupy(rows), occupy(rows, stop=(6, 7))
+    rows.vacate(none)
+    assert rows.stop_ids.shape == (4, 7)
+    rows.vacate(wide)
+    assert rows.stop_ids[narrow].tolist() == [6, 7]
+    rows.vacate(narrow)
+    assert rows.stop_ids.shape == (4, 1)
+    assert rows.stop_ids[occupy(rows, stop=(9,))].tolist() == [9]
+
+
+def test_columns_of_stop_tokens_stay_for_another_that_needs_as_many():
+    rows = make_rows()
+    first, second = occupy(rows, stop=(5, 6)), occupy(rows, stop=(7, 8))
+    rows.vacate(first)
+    assert rows.stop_ids[second].tolist() == [7, 8]
+
+
 def test_a_new_occupant_has_no_drafts_to_tell_earlier_stages():
     rows = RunningRows(4, 32, num_stages=2, max_drafts=2)
     row = occupy(rows)

@@ -77,6 +77,13 @@ def test_another_salt_shares_nothing(make_engine):
     assert engine.step().num_new_tokens.tolist() == [10, 10]
 
 
+def test_the_rank_is_told_the_salt(make_engine):
+    engine = make_engine()
+    engine.add([7] * 10, salt="a")
+    engine.add([7] * 10)
+    assert [new.extra_keys for new in engine.step().added] == [(b"a",), ()]
+
+
 def test_the_salt_is_in_the_first_block_alone_and_reaches_the_others_through_it(make_engine):
     engine = make_engine()
     engine.add([7] * 12, salt="a", max_tokens=1)

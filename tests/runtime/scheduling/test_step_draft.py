@@ -71,7 +71,9 @@ def test_a_chunk_is_never_dropped():
 
 def test_a_dropped_decode_takes_its_drafts_along():
     draft = make_draft()
+    assert not draft.has_preempted
     draft.drop(3)
+    assert draft.has_preempted
     plan = draft.plan(0, RowChanges(), num_failures=0)
     assert (plan.rows.tolist(), plan.num_new_tokens.tolist(), plan.starts.tolist()) == ([5, 1, 2], [1, 4, 5], [9, 0, 8])
 

@@ -49,6 +49,8 @@ BAD_COMPLETIONS = [
     ({"stop_token_ids": [10**6]}, "stop_token_ids", "not in the vocabulary"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id"),
     ({"logit_bias": {"99999": 1}}, "logit_bias", "'99999' is no token id"),
+    ({"logit_bias": {str(token): 1 for token in range(1023)} | {"x": 1}}, "logit_bias", "is no token id"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "at most 1024 items"),
     ({"logprobs": 21}, "logprobs", "at most 20"),
     ({"n": 2, "best_of": 1}, "best_of", "best_of is 1, fewer than n, which is 2"),
     ({"best_of": 129}, "best_of", "at most 128 per prompt"),

@@ -159,7 +159,7 @@ class Rank:
                 self.computed[row] += len(ids)
             first += len(ids)
         own = [rows[index] for index in sampled]
-        shown = ShownRows(np.array(rows), ~self._was_shown[rows], np.array(own))
+        shown = ShownRows(np.array(rows), ~self._was_shown[rows], np.array(own), [()] * len(own))
         copies, self._copies = self._copies, []
         self._was_shown[rows] = num_proposals > 0
         for row in own:
@@ -284,7 +284,7 @@ def hidden_states(model: transformers.LlamaForCausalLM, token_ids: list[int]) ->
     return tuple(hidden[0] for hidden in output.hidden_states)
 
 
-def text_step(texts: dict[int, list[int]], num_proposals: int) -> VerifiedStep:
+def text_step(texts: dict[int, list[int]], num_proposals: int, salt: bytes | None = None) -> VerifiedStep:
     """A step after which the rows know these tokens, for proposers that look at nothing else."""
     nothing = torch.zeros(0, dtype=torch.int64)
     rows = list(texts)
@@ -302,7 +302,9 @@ def text_step(texts: dict[int, list[int]], num_proposals: int) -> VerifiedStep:
         num_known=torch.tensor([len(tokens) for tokens in texts.values()]),
         num_slots=torch.zeros(len(rows), dtype=torch.int64),
         token_ids=token_ids,
-        shown=ShownRows(np.array(rows), np.zeros(len(rows), dtype=np.bool_), np.array(rows)),
+        shown=ShownRows(
+            np.array(rows), np.zeros(len(rows), dtype=np.bool_), np.array(rows), [(salt,) if salt else ()] * len(rows)
+        ),
         block_copies=np.empty((0, 2), dtype=np.int32),
         num_proposals=num_proposals,
     )

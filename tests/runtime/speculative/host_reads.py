@@ -1,6 +1,6 @@
 """Finds what would make the host wait for a GPU, on a CPU: reading a tensor's numbers, or sending some to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,6 +57,14 @@ class HostReads(TorchFunctionMode):
             return call(*args, **kwargs)
 
         return noting
+
+
+def unseen_by(reads: HostReads, call: Callable[..., Any]) -> Callable[..., Any]:
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        with reads.unseen():
+            return call(*args, **kwargs)
+
+    return unseen
 
 
 def _has_mask(index: Any) -> bool:

@@ -343,6 +343,28 @@ def test_a_probe_ends_although_every_step_has_prompts() -> None:
     assert num_drafted == MOST_PROBE_PLANS
 
 
+def test_looking_at_a_batch_neither_counts_a_step_nor_uses_up_a_probe() -> None:
+    policy, rows = DepthPolicy(4, 2), np.arange(2)
+    for _ in range(PROBE_STEPS):
+        policy.observe_step(timed(2, 0.01))
+    assert policy.most_depth(rows) == 0, "a probe is begun by a step that is planned"
+    assert policy.depths(rows).tolist() == [2, 2]
+    for _ in range(MOST_PROBE_PLANS):
+        assert policy.most_depth(rows) == 2
+    assert sum(policy.depths(rows).any() for _ in range(MOST_PROBE_PLANS)) == MOST_PROBE_PLANS - 1
+
+
+@pytest.mark.parametrize(("acceptance", "depth"), [(1.0, 4), (0.0, 0)])
+def test_a_look_finds_what_pays_and_leaves_reviews_as_they_were(acceptance: float, depth: int) -> None:
+    engine = Engine([acceptance], seconds_a_draft=0.001)
+    engine.run(100)
+    while not (engine.step() == depth).all():
+        pass
+    before = replace(engine.policy._batches.of(1))
+    assert [engine.policy.most_depth(engine.rows) for _ in range(2 * REVIEW_STEPS)] == [depth] * 2 * REVIEW_STEPS
+    assert engine.policy._batches.of(1) == before
+
+
 def test_steps_in_which_a_proposer_catches_up_are_not_timed() -> None:
     cost = BatchCost()
     cost.observe(replace(timed(1, 99.0, num_asked=2, num_proposals=2), is_catching_up=True))

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.runtime.speculative.conftest import MAX_MODEL_LEN, PLACEMENT, Rank, make_llama, prompt
+import transformers
+from tests.runtime.speculative.conftest import MAX_MODEL_LEN, PLACEMENT, SHAPE, Rank, make_llama, prompt
 
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.config import SpeculativeConfig
@@ -33,4 +34,11 @@ def test_a_draft_model_is_loaded_from_its_folder(tmp_path: Path, target: Decoder
 def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path, target: Decoder) -> None:
     make_llama(tmp_path, seed=1, vocab_size=77)
     with pytest.raises(ConfigurationError, match="vocabulary of 77 tokens and the target one of 61"):
+        make(target, SpeculativeConfig(method="draft_model", model=str(tmp_path)))
+
+
+def test_a_draft_model_with_windows_is_refused(tmp_path: Path, target: Decoder) -> None:
+    config = transformers.MistralConfig(**SHAPE, architectures=["MistralForCausalLM"], sliding_window=8)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="has sliding-window layers, which cannot catch up"):
         make(target, SpeculativeConfig(method="draft_model", model=str(tmp_path)))

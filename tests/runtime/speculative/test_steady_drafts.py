@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.runtime.exactness.speculators import NUM_DRAFTS, speculative_config
 from tests.runtime.speculative.conftest import MAX_MODEL_LEN, MAX_NUM_SEQS, PLACEMENT, Rank, prompt
-from tests.runtime.speculative.host_reads import HostReads
+from tests.runtime.speculative.host_reads import HostReads, unseen_by
 from torch import Tensor
 
 from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
@@ -47,14 +47,6 @@ def host_reads(monkeypatch: pytest.MonkeyPatch) -> HostReads:
     for name in ("rotate_and_write", "attend"):
         monkeypatch.setattr(ReferenceStep, name, unseen_by(reads, getattr(ReferenceStep, name)))
     return reads
-
-
-def unseen_by(reads: HostReads, call: Callable[..., Any]) -> Callable[..., Any]:
-    def unseen(*args: Any, **kwargs: Any) -> Any:
-        with reads.unseen():
-            return call(*args, **kwargs)
-
-    return unseen
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -94,6 +94,23 @@ def test_a_request_finds_the_text_of_another() -> None:
     assert proposer.propose(text_step({1: [9, 2, 3]}, num_proposals=2)).tolist() == [[4, 5]]
 
 
+@pytest.mark.parametrize(("owner", "reader"), [(b"a", b"b"), (b"a", None), (None, b"a")])
+def test_a_request_finds_no_text_of_another_salt(owner: bytes | None, reader: bytes | None) -> None:
+    proposer = SuffixProposer()
+    proposer.propose(text_step({0: [1, 2, 3, 4, 5]}, 2, owner))
+    assert proposer.propose(text_step({1: [9, 2, 3]}, 2, reader)).tolist() == [[-1, -1]]
+    assert proposer.propose(text_step({1: [9, 2, 3, 6, 2, 3]}, 2, reader)).tolist() == [[6, 2]]
+    assert proposer.propose(text_step({2: [9, 2, 3]}, 2, owner)).tolist() == [[4, 5]]
+
+
+def test_a_row_taken_over_by_another_salt_is_not_spliced_to_the_text_that_it_held() -> None:
+    """Although the two end alike."""
+    proposer = SuffixProposer()
+    proposer.propose(text_step({1: [5, 6, 7, 8]}, 2, b"a"))
+    proposer.propose(text_step({0: [1, 2, 3, 4, 5, 6]}, 2, b"a"))
+    assert proposer.propose(text_step({0: [9, 9, 3, 4, 5, 6]}, 2, b"b")).tolist() == [[-1, -1]]
+
+
 def test_text_written_in_steps_that_were_not_shown_is_added_later() -> None:
     proposer = SuffixProposer()
     for length in (2, 5):
