@@ -6,15 +6,18 @@ Each rule is tried with several values of its own threshold, so that rules can b
 equally often. Prints a table a trace: share of requests within the SLO, replica-hours, the most replicas at once,
 changes, changes of direction, hours of replicas that were let go before they had served for five minutes, and how
 often and how long it woke from zero, which it may on the trace `nights` alone.
+With `--rules oracle` what whoever knows the trace would need, for several prices of a request in time (`oracle.py`).
 `python -m benchmarks.autoscaling.compare FILE` says what kvasir saves, off tables of this program.
 """
 
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.autoscaling.lineup import LINEUP
+from benchmarks.autoscaling.oracle import ORACLE, PRICES, oracle
 from benchmarks.autoscaling.simulation import Outcome, Setting, simulate
 from benchmarks.autoscaling.traffic import SHAPES, load
 from benchmarks.routing.engine import EngineModel
@@ -26,7 +29,10 @@ _HEAD = "| rule | threshold | in SLO, % | replica-hours | most | changes | turns
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    if arguments.split and ORACLE in arguments.rules:
+        parser.error("the oracle plans one role: leave --split out")
     for name in arguments.trace:
         trace = load(name, arguments.traces, arguments.seed)
         setting = setting_of(name, arguments.startup, is_split=arguments.split)
@@ -34,7 +40,7 @@ def main() -> None:
         print(f"\n{title}: {len(trace.requests)} requests\n\n{_HEAD}\n" + "|---" * 9 + "|", flush=True)
         begin = time.perf_counter()
         for rule in arguments.rules:
-            make, thresholds = LINEUP[rule]
+            make, thresholds = (partial(oracle, trace), PRICES) if rule == ORACLE else LINEUP[rule]
             for threshold in thresholds:
                 print(_row(rule, threshold, simulate(trace, setting, make(threshold, setting))), flush=True)
         print(f"{name}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
@@ -65,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     names = ["azure", "mooncake", *SHAPES]
     parser.add_argument("--traces", type=Path, required=True, help="folder of the recorded traces")
     parser.add_argument("--trace", nargs="+", default=names, choices=names, metavar="NAME")
-    parser.add_argument("--rules", nargs="+", default=list(LINEUP), choices=list(LINEUP), metavar="RULE")
+    parser.add_argument("--rules", nargs="+", default=list(LINEUP), choices=[*LINEUP, ORACLE], metavar="RULE")
     parser.add_argument("--startup", type=float, default=120.0, help="seconds until a replica serves")
     parser.add_argument("--split", action="store_true", help="prefill and decode apart, each with a fleet of its own")
     parser.add_argument("--seed", type=int, default=0)
