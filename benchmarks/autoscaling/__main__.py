@@ -16,11 +16,12 @@ import time
 from functools import partial
 from pathlib import Path
 
-from benchmarks.autoscaling.lineup import LINEUP
+from benchmarks.autoscaling.lineup import LINEUP, MakeRules
 from benchmarks.autoscaling.oracle import ORACLE, PRICES, oracle
 from benchmarks.autoscaling.simulation import Outcome, Setting, simulate
 from benchmarks.autoscaling.traffic import SHAPES, load
 from benchmarks.routing.engine import EngineModel
+from benchmarks.routing.trace import Trace
 
 # About a model of 8 billion parameters on an L4, and on an H100 for the long prompts.
 _SMALL = EngineModel(2500.0, 32768.0, 60_000, 128, 0.025, 2e-7)
@@ -40,10 +41,14 @@ def main() -> None:
         print(f"\n{title}: {len(trace.requests)} requests\n\n{_HEAD}\n" + "|---" * 9 + "|", flush=True)
         begin = time.perf_counter()
         for rule in arguments.rules:
-            make, thresholds = (partial(oracle, trace), PRICES) if rule == ORACLE else LINEUP[rule]
+            make, thresholds = _tried(rule, trace)
             for threshold in thresholds:
                 print(_row(rule, threshold, simulate(trace, setting, make(threshold, setting))), flush=True)
         print(f"{name}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+
+
+def _tried(rule: str, trace: Trace) -> tuple[MakeRules, tuple[float, ...]]:
+    return (partial(oracle, trace), PRICES) if rule == ORACLE else LINEUP[rule]
 
 
 def setting_of(name: str, startup_seconds: float, *, is_split: bool = False) -> Setting:
