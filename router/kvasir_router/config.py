@@ -235,7 +235,7 @@ class RouterConfig:
     )
     kv_index_size: int = field(
         default=1_000_000,
-        metadata=_flag("blocks remembered from KV events, of all endpoints of a service; 200 bytes each"),
+        metadata=_flag("blocks remembered from KV events, of all endpoints together; 200 bytes each"),
     )
     peers: HostPort | None = field(
         default=None,

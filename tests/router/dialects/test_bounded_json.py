@@ -18,7 +18,7 @@ from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields
 from kvasir_router.dialects.embeddings import Embeddings
 from kvasir_router.dialects.passthrough import Passthrough
 from kvasir_router.dialects.tokenize import Tokenize
-from kvasir_router.prefix_index.tokens import PromptTokenizer
+from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 from kvasir_router.relay.kv_transfer import without_clients_params
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ def prompt(dialect: Dialect, body: bytes) -> Prompt:
 async def index() -> AsyncIterator[Any]:
     """That renders and tokenises what it can."""
     parts = Parts()
-    parts.index.use_tokenizer(PromptTokenizer(card(), 2**20))
+    parts.index.use_tokenizer(PromptTokenizer(card(), PieceCache(2**20)))
     yield parts.index
     parts.threads.close()
 

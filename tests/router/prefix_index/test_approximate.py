@@ -11,6 +11,7 @@ from kvasir_router.prefix_index.approximate import (
     hash_blocks,
 )
 
+    PrefixMemory,
 LONG = hash_blocks(bytes(range(100)), 10, seed=b"1")  # ten blocks
 
 
@@ -197,7 +198,7 @@ def test_the_place_of_a_gone_endpoint_is_taken_by_the_next_without_its_blocks() 
 
 
 def test_all_endpoints_together_are_bounded_in_bytes() -> None:
-    bounded = ApproximatePrefixIndex(100, 10.0, 1, 10.0, max_bytes=12 * BYTES_PER_BLOCK)
+    bounded = ApproximatePrefixIndex(100, 10.0, 1, 10.0, PrefixMemory(12 * BYTES_PER_BLOCK))
     for url in ("a", "b", "a"):
         insert(bounded, url, LONG, now=0)
     assert (bounded.num_blocks("a"), bounded.num_blocks("b")) == (6, 6)
@@ -224,6 +225,19 @@ def test_random_use_agrees_with_plain_lists() -> None:
         asked = source.choice(prompts)
         expected = {url: held(twin, asked) for url, twin in twins.items()}
         assert one.match(key(asked), now) == {url: number for url, number in expected.items() if number}
+def test_indexes_that_share_a_memory_have_equal_parts_of_it_and_give_theirs_back() -> None:
+    memory = PrefixMemory(12 * BYTES_PER_BLOCK)
+    one, other = [ApproximatePrefixIndex(100, 10.0, 1, 10.0, memory) for _ in range(2)]
+    insert(one, "a", LONG, now=0)
+    insert(other, "b", LONG, now=5)
+    assert (one.num_blocks("a"), other.num_blocks("b")) == (10, 6)
+    one.expire(now=5)
+    assert one.num_blocks("a") == 6, "nothing was sent there since the other came"
+    one.expire(now=10)
+    insert(other, "b", LONG, now=10)
+    assert (one.num_blocks("a"), other.num_blocks("b")) == (0, 10)
+
+
 
 
 def held(blocks: list[int], asked: tuple[int, ...]) -> int:

@@ -12,6 +12,7 @@ from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.tokens import PromptTokenizer
 from kvasir_router.service import tokenizer_source
 from kvasir_router.service.tokenizer_source import TokenizerSource
+from kvasir_router.service.tokenizers import Tokenizers
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +27,7 @@ async def source(
     client: aiohttp.ClientSession, told: list[PromptTokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[TokenizerSource]:
     monkeypatch.setattr(tokenizer_source, "_RETRY_SECONDS", 0.02)
-    made = TokenizerSource(client, "secret", told.append)
+    made = TokenizerSource(client, "secret", Tokenizers(), told.append, None)
     yield made
     await made.close()
 
