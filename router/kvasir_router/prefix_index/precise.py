@@ -159,7 +159,8 @@ class PreciseIndex:
     def withdraw(self, url: str, chains: Chains) -> None:
         """The request that was sent there will not be computed."""
         for cache in self._caches(url):
-            self._guesses.remove(chains.get(self._block_size_of(cache), ()), cache.bit)
+            if chain := chains.get(self._block_size_of(cache)):
+                self._guesses.withdraw(chain, cache.bit)
 
     def expire(self, now: float) -> None:
         """Ends doubts that are over and frees some memory; to be called about every second."""
@@ -216,14 +217,14 @@ class PreciseIndex:
             self._release(cache.bit, known)
         if self._budget.num_held >= self._budget.max_blocks:
             self.num_refused += 1
-            return
             cache.is_complete = False
+            return
         cache.blocks[digest] = key
         self._holders[key] = self._holders.get(key, 0) | cache.bit
         self.num_held += 1
+        self._budget.num_held += 1
 
     def _remove(self, cache: _Cache, event: BlockRemoved) -> None:
-        self._budget.num_held += 1
         if event.group not in (None, cache.group):
             return
         for digest in event.digests:
@@ -274,12 +275,12 @@ class PreciseIndex:
         else:
             self._release(void.bit, key)
 
-    def _new_bit(self, now: float) -> int:
-        if self._resting and self._resting[0][0] <= now:
     def _free_one(self) -> None:
         self.num_held -= 1
         self._budget.num_held -= 1
 
+    def _new_bit(self, now: float) -> int:
+        if self._resting and self._resting[0][0] <= now:
             return self._resting.popleft()[1]
         self._num_bits += 1
         return 1 << self._num_bits - 1

@@ -188,6 +188,39 @@ def test_a_failed_dispatch_is_withdrawn_and_what_events_said_stays() -> None:
     assert index.match(chains_of(PROMPT), 0.1) == {"a": 8}
 
 
+@pytest.mark.parametrize("seconds_between", [0, 2])
+def test_what_a_sibling_in_flight_shares_with_a_failed_dispatch_is_expected_all_the_same(seconds_between: int) -> None:
+    index = index_of("a", "b")
+    index.apply("a", stored([0] * SIZE), 0)
+    sibling = [*PROMPT[:12], *[7] * 20]
+    index.insert("a", chains_of(sibling), 0)
+    index.insert("b", chains_of(PROMPT), 0)
+    index.insert("a", chains_of(PROMPT), seconds_between)
+    index.withdraw("a", chains_of(PROMPT))
+    assert index.match(chains_of(PROMPT), seconds_between) == {"a": 12, "b": 32}
+    index.withdraw("a", chains_of(sibling))
+    assert index.match(chains_of(PROMPT), seconds_between) == {"b": 32}
+
+
+def test_a_prompt_that_was_sent_twice_is_expected_until_both_have_failed() -> None:
+    index = index_of("a")
+    index.apply("a", stored([0] * SIZE), 0)
+    for _ in range(2):
+        index.insert("a", chains_of(PROMPT), 0)
+    index.withdraw("a", chains_of(PROMPT))
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32}
+    index.withdraw("a", chains_of(PROMPT))
+    assert index.match(chains_of(PROMPT), 0) == {}
+
+
+def test_dispatches_are_remembered_no_longer_than_guesses() -> None:
+    index = index_of("a")
+    index.insert("a", chains_of(PROMPT, precise.DEFAULT_BLOCK_SIZE), 0)
+    for now in (2, 4):
+        index.expire(now)
+    assert index._guesses._old_dispatches == index._guesses._new_dispatches == []
+
+
 def test_guesses_for_an_endpoint_without_events_are_nobodys() -> None:
     index = index_of()
     index.insert("a", chains_of(PROMPT, 16), 0)
