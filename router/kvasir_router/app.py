@@ -84,7 +84,7 @@ class Handler:
             logger.exception("request_id=%s failed", exchange.request_id)
             exchange.fail(RequestError("the router failed to handle this request; its log says why"))
         finally:
-            exchange.body.drop()
+            exchange.drop()
             self._count(exchange, job, status)
 
     async def _receive(self, exchange: Exchange) -> Job:

@@ -1,6 +1,7 @@
 """A stream whose engine is lost goes on at another, and its client sees one unbroken stream."""
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -80,6 +81,34 @@ async def test_a_stream_goes_on_if_no_more_of_a_block_has_come_than_is_held(
     body = await stream(client, router)
     assert (body == whole, b"stream_interrupted" in body) == (goes_on, not goes_on)
     assert body.startswith(whole[: len(engines[0].stream_bytes(1)) + (0 if goes_on else num_held - 13)])
+@pytest.mark.parametrize("num_tokens", [3, 4])
+async def test_a_stream_goes_on_if_the_budget_of_bodies_has_room_for_its_journal(
+    num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    num_bytes = len(json.dumps(BODY)) + len(b"[0]\n[1]\n[2]\n")
+    router = await start_router(*engines, max_body_size=num_bytes, max_held_body_size=num_bytes)
+    engines[0].die_after_tokens = num_tokens
+    body = await stream(client, router)
+    assert (body == whole, b"stream_interrupted" in body) == ((True, False) if num_tokens == 3 else (False, True))
+
+
+async def test_a_journal_counts_as_held_until_its_stream_ends(
+    engines: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].later_gate.clear()
+
+    def num_held() -> float:
+        (line,) = [line for line in router.metrics.render().splitlines() if line.startswith(b"kvasir_router_held_body")]
+        return float(line.split()[1])
+
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        await until(lambda: num_held() == len(engines[0].bodies[0]) + len(b"[0]\n"))
+        engines[0].later_gate.set()
+        await response.read()
+    await until(lambda: num_held() == 0)
+
+
 
 
 async def test_the_engine_that_goes_on_is_shown_the_routers_secret_too(
