@@ -60,6 +60,16 @@ async def test_a_stream_goes_on_at_another_engine(
     assert [engine.journals for engine in engines] == [[b""], [journal]]
 
 
+async def test_who_goes_on_with_a_stream_teaches_how_fast_it_prefills(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].die_after_tokens = 3
+    assert await stream(client, router) == whole
+    described = {one["url"]: one["num_prefill_observations"] for one in router.services.describe()}
+    assert described == {engine.url: 1 for engine in engines}
+
+
 @pytest.mark.parametrize("num_tokens", [3, 4])
 async def test_a_stream_goes_on_with_exactly_as_long_a_journal_as_is_kept(
     num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
@@ -71,16 +81,6 @@ async def test_a_stream_goes_on_with_exactly_as_long_a_journal_as_is_kept(
     assert (body == whole, b"stream_interrupted" in body) == ((True, False) if num_tokens == 3 else (False, True))
 
 
-@pytest.mark.parametrize(("num_held", "goes_on"), [(30, True), (31, False)])
-async def test_a_stream_goes_on_if_no_more_of_a_block_has_come_than_is_held(
-    num_held: int, goes_on: bool, engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 30)
-    router = await start_router(*engines)
-    engines[0].die_after_bytes = len(b": kvasir [0]\n" + engines[0].stream_bytes(1)) + num_held
-    body = await stream(client, router)
-    assert (body == whole, b"stream_interrupted" in body) == (goes_on, not goes_on)
-    assert body.startswith(whole[: len(engines[0].stream_bytes(1)) + (0 if goes_on else num_held - 13)])
 @pytest.mark.parametrize("num_tokens", [3, 4])
 async def test_a_stream_goes_on_if_the_budget_of_bodies_has_room_for_its_journal(
     num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any
@@ -109,6 +109,16 @@ async def test_a_journal_counts_as_held_until_its_stream_ends(
     await until(lambda: num_held() == 0)
 
 
+@pytest.mark.parametrize(("num_held", "goes_on"), [(30, True), (31, False)])
+async def test_a_stream_goes_on_if_no_more_of_a_block_has_come_than_is_held(
+    num_held: int, goes_on: bool, engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 30)
+    router = await start_router(*engines)
+    engines[0].die_after_bytes = len(b": kvasir [0]\n" + engines[0].stream_bytes(1)) + num_held
+    body = await stream(client, router)
+    assert (body == whole, b"stream_interrupted" in body) == (goes_on, not goes_on)
+    assert body.startswith(whole[: len(engines[0].stream_bytes(1)) + (0 if goes_on else num_held - 13)])
 
 
 async def test_the_engine_that_goes_on_is_shown_the_routers_secret_too(
