@@ -245,14 +245,16 @@ class Prober:
             watch.was_scraped = True
 
     async def _learn_instance(self, watch: _Watch) -> None:
-        """What it had cached before it was not ready is counted on only if it says that it is the same process."""
+        """What another process had cached is not counted on; one that was not ready and does not say may be another."""
         before, was_ready = watch.instance, watch.has_been_ready
         watch.instance, watch.has_been_ready = None, True
         with contextlib.suppress(*_NO_ANSWER):
             load = msgspec.json.decode(await self._get(f"{watch.url}/load"), type=_Load)
             watch.instance = load.instance
-        is_back = self._registry.state_of(watch.url) is EndpointState.NOT_READY and was_ready
-        if is_back and (before is None or before != watch.instance):
+        state = self._registry.state_of(watch.url)
+        is_told = before is not None and watch.instance is not None
+        is_another = before != watch.instance if is_told else state is EndpointState.NOT_READY
+        if was_ready and is_another and state is not EndpointState.UNREACHABLE:
             self._index.withdraw(watch.url)
 
     async def _learn_models(self, url: str) -> None:

@@ -111,18 +111,23 @@ async def test_the_cache_of_an_unreachable_engine_is_not_counted_on(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "num_blocks"),
+    ("away", "before", "after", "num_blocks"),
     [
-        (b'{"instance": "a"}', b'{"instance": "a"}', 1),
-        (b'{"instance": "a"}', b'{"instance": "b"}', 0),
-        (b"{}", b"{}", 0),
-        (b'{"instance": "a"}', b'{"instance": "\xff"}', 0),
+        (LOADING, b'{"instance": "a"}', b'{"instance": "a"}', 1),
+        (LOADING, b'{"instance": "a"}', b'{"instance": "b"}', 0),
+        (LOADING, b"{}", b"{}", 0),
+        (LOADING, b'{"instance": "a"}', b'{"instance": "\xff"}', 0),
+        (SILENT, b'{"instance": "a"}', b'{"instance": "a"}', 1),
+        (SILENT, b'{"instance": "a"}', b'{"instance": "b"}', 0),
+        (SILENT, b"{}", b"{}", 1),
+        (SILENT, b'{"instance": "a"}', b"{}", 1),
     ],
 )
-async def test_what_an_engine_had_cached_outlives_a_time_of_not_being_ready_in_the_same_process_only(
-    until: Until, before: bytes, after: bytes, num_blocks: int
+async def test_what_an_engine_had_cached_is_counted_on_in_the_same_process_only(
+    until: Until, away: int | None, before: bytes, after: bytes, num_blocks: int
 ) -> None:
-    engine = ScriptedEngine(READY, LOADING, LOADING, READY)
+    """An engine that is not ready for a while may be restarted; one that is silent for a moment is busy, as a rule."""
+    engine = ScriptedEngine(READY, away, away, READY)
     engine.loads = [before, after]
     async with engine.probed():
         await until(lambda: len(engine.states) == 5)
