@@ -161,3 +161,13 @@ def test_a_block_that_the_budget_has_no_room_for_is_passed_on_without_its_commen
     pieces = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
     assert b"".join(fed(journal, piece) for piece in pieces) == EVENTS
     assert journal.lines == b""
+
+
+def test_a_block_is_held_as_far_as_the_budget_has_room() -> None:
+    budget = BodyBudget(20)
+    journal = Journal(budget)
+    assert fed(journal, b"data: " + b"x" * 14) == b""
+    assert (budget.num_bytes, journal.is_given_up) == (20, False)
+    assert fed(journal, b"y") == b"data: " + b"x" * 14 + b"y"
+    assert (budget.num_bytes, journal.is_given_up) == (0, True)
+    assert fed(journal, b"z\n\ndata: b\n\n") == b"z\n\ndata: b\n\n"

@@ -30,12 +30,23 @@ CONFIG = RouterConfig(endpoint=(A.url,), prefix_block_size=10, bytes_per_token=1
 
 
 @pytest.fixture
-def service() -> Service:
+def factory() -> ServiceFactory:
+    return ServiceFactory(CONFIG, None, TenantLimits(None, None, lambda: None), DecisionLog(), None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def service(factory: ServiceFactory) -> Service:
     """Of A and B, both ready; nobody probes them."""
-    factory = ServiceFactory(CONFIG, None, TenantLimits(None, None, lambda: None), DecisionLog(), None)  # type: ignore[arg-type]
     made = factory.create(SETTINGS)
     made.registry.set_addresses({A, B}, EndpointState.READY)
     return made
+
+
+async def test_what_services_guess_to_be_cached_is_bounded_for_all_together(factory: ServiceFactory) -> None:
+    one, other = [factory.create(replace(SETTINGS, name=name)) for name in ("llama", "qwen")]
+    one.index.insert(A.url, await key_of(one), 0.0, None)
+    other.index.insert(B.url, await key_of(other), 0.0, None)
+    assert factory._prefix_memory.num_endpoints == 2
 
 
 async def key_of(service: Service, content: bytes = bytes(range(100))) -> PrefixKey:
