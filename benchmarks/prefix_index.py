@@ -23,8 +23,8 @@ import msgspec
 
 from kvasir_router.prefix_index.block_keys import prompt_keys
 from kvasir_router.prefix_index.kv_events import decode_events
-from kvasir_router.prefix_index.precise import PreciseIndex
-from kvasir_router.prefix_index.tokens import PromptTokenizer, TokenizerCard
+from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
+from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = (8_000, 100_000)
@@ -65,7 +65,7 @@ def match_rows() -> list[str]:
 
 def row(num_tokens: int, num_endpoints: int) -> str:
     shared, staggered, unknown = (tokens_of(num_tokens, first) for first in (1, 2, 3))
-    index = PreciseIndex(10**8)
+    index = PreciseIndex(BlockBudget(10**8))
     for number in range(num_endpoints):
         url = f"http://10.0.0.{number}:8000"
         index.reset(url, 0, is_complete=True)
@@ -86,7 +86,7 @@ def other_rows() -> list[str]:
     begin = time.perf_counter()
     batches = [decode_events(payload) for payload in payloads]
     decoded = time.perf_counter()
-    index = PreciseIndex(10**8)
+    index = PreciseIndex(BlockBudget(10**8))
     index.reset("engine", 0, is_complete=True)
     for batch in batches:
         for event in batch.events:
@@ -109,7 +109,7 @@ def token_rows() -> list[str]:
     """A conversation of messages of about 1 kB, by the example model's tokenizer."""
     rows = ["| conversation | tokenised anew | one message more |", "|---|---|---|"]
     for num_messages in (1, 4, 16, 40, 400):
-        tokenizer = PromptTokenizer(card(), cache_bytes=64 * 2**20)
+        tokenizer = PromptTokenizer(card(), PieceCache(64 * 2**20))
         text = "".join(message(number) for number in range(num_messages))
         begin = time.perf_counter()
         tokenizer.encode(text, add_special_tokens=False)
@@ -135,7 +135,7 @@ def card() -> TokenizerCard:
 
 def memory() -> tuple[float, float]:
     """Bytes a block of the first holder, and of the second."""
-    index = PreciseIndex(10**8)
+    index = PreciseIndex(BlockBudget(10**8))
     sizes = [resident_bytes()]
     for url in ("one", "two"):
         index.reset(url, 0, is_complete=True)

@@ -32,7 +32,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     try:
         keys = _read_folder(path) if path.is_dir() else _read_json(path)
         return tuple(key for key in keys if key.value)
-    except (OSError, msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeError) as error:
         raise ConfigError(
             f"--api-keys-file {path} must be a folder with a file of keys for each tenant, or a JSON object "
             f"key -> tenant: {error}"

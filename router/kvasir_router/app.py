@@ -24,6 +24,7 @@ from kvasir_router.errors import (
     UpstreamError,
 )
 from kvasir_router.job import Job
+from kvasir_router.large_bodies import LargeBodies
 from kvasir_router.liveness import while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Placement
@@ -61,6 +62,7 @@ class Handler:
     def __init__(self, parts: Parts, num_retries: int) -> None:
         self._parts = parts
         self._num_retries = num_retries
+        self._large_bodies = LargeBodies()
 
     async def handle(self, exchange: Exchange) -> None:
         """Every request gets an answer here, and is counted once."""
@@ -84,7 +86,7 @@ class Handler:
             logger.exception("request_id=%s failed", exchange.request_id)
             exchange.fail(RequestError("the router failed to handle this request; its log says why"))
         finally:
-            exchange.body.drop()
+            exchange.drop()
             self._count(exchange, job, status)
 
     async def _receive(self, exchange: Exchange) -> Job:
@@ -93,17 +95,19 @@ class Handler:
         tenant = None if api_keys is None else api_keys.tenant_of(headers)
         content = await exchange.receive()
         body_received = time.perf_counter()
-        fields = request.read_fields(exchange.dialect, content)
+        read = partial(self._large_bodies.read, len(content))
+        fields = await read(partial(request.read_fields, exchange.dialect, content))
         service = self._parts.services.of(request.model_of(fields))
         inference = await request.parse(
             request.Envelope(exchange.path, exchange.request_id, headers, tenant, exchange.dialect),
             fields,
             service.catalog.resolve,
             service.index,
+            read,
         )
         if service.is_paired:
             content = without_clients_params(fields, content)
-        exchange.body.content = request.engine_body(inference, content)
+        exchange.body.content = await read(partial(request.engine_body, inference, content))
         forwarded = forwarded_headers(
             headers, exchange.request_id, tenant, service.router_secret, is_resumable=inference.is_resumable
         )

@@ -192,8 +192,8 @@ class RouterConfig:
     max_held_body_size: int = field(
         default=256 * 2**20,
         metadata=_flag(
-            "request bodies held at once, all together, then 503; of --workers each holds an equal part, and no less "
-            "than one body of --max-body-size",
+            "request bodies and journals of streams held at once, all together, then 503; of --workers each holds an "
+            "equal part, and no less than one body of --max-body-size",
             read=parse_size,
             metavar="SIZE",
         ),
@@ -235,7 +235,7 @@ class RouterConfig:
     )
     kv_index_size: int = field(
         default=1_000_000,
-        metadata=_flag("blocks remembered from KV events, of all endpoints of a service; 200 bytes each"),
+        metadata=_flag("blocks remembered from KV events, of all endpoints together; 200 bytes each"),
     )
     peers: HostPort | None = field(
         default=None,

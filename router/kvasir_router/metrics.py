@@ -122,7 +122,9 @@ class Metrics:
         self._registry.register(DemandCollector(held))
 
     def observe_bodies(self, num_bytes: Callable[[], int]) -> None:
-        gauge = Gauge("kvasir_router_held_body_bytes", "Request bodies held.", registry=self._registry)
+        gauge = Gauge(
+            "kvasir_router_held_body_bytes", "Request bodies and journals of streams held.", registry=self._registry
+        )
         gauge.set_function(num_bytes)
 
     def observe_connections(self, num_open: Callable[[], int]) -> None:

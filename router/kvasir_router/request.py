@@ -4,8 +4,9 @@ What a body says is read by its dialect; how a prompt is cut and hashed is the i
 untouched. Only a model's alias, which no engine knows, is replaced by the model's own name.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
@@ -16,6 +17,7 @@ from kvasir_router.dialects.members import body_of, members_of, with_member
 from kvasir_router.errors import MalformedRequestError
 from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
 
+Work = Callable[[], Prompt | None]
 _SESSION_HEADER = b"x-session-id"
 # Of a prompt whose client names no session: as much as tells conversations apart, and does not grow with them.
 _SESSION_PROMPT_BYTES = 1024
@@ -74,16 +76,24 @@ def model_of(fields: RoutingFields) -> str | None:
     return fields.model if isinstance(fields.model, str) else None
 
 
+async def _at_once(work: Work) -> Prompt | None:
+    return work()
+
+
 async def parse(
-    envelope: Envelope, fields: RoutingFields, resolve: Callable[[str], str], index: PrefixIndex
+    envelope: Envelope,
+    fields: RoutingFields,
+    resolve: Callable[[str], str],
+    index: PrefixIndex,
+    do: Callable[[Work], Awaitable[Prompt | None]] = _at_once,
 ) -> InferenceRequest:
     """Raises MalformedRequestError (400) when the prompt is not UTF-8.
 
-    `resolve` gives the name by which engines know the model that the client has named.
+    `resolve` gives the name by which engines know the model that the client has named; `do` does what may take long.
     """
     asked = model_of(fields)
     model = None if asked is None else resolve(asked)
-    prompt = _prompt(envelope.dialect, fields, model)
+    prompt = await do(partial(_prompt, envelope.dialect, fields, model))
     return InferenceRequest(
         path=envelope.path,
         dialect=envelope.dialect,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_SECONDS = 10.0
-_LIMITS_SECONDS = 1.0
+_REFRESH_SECONDS = 1.0
 # Objects made and not freed; 700 by default, of which a request alone makes a hundred.
 _COLLECTION_THRESHOLD = 20_000
 # Probes, scrapes, and somebody who looks.
@@ -134,7 +134,7 @@ async def running(
         # The stack unwinds upwards: API server first, admin server last but one, so that probes can watch the drain.
         admin_app = create_admin_app(found.services, metrics, decisions, lambda: router.is_ready)
         await stack.enter_async_context(_task(found.run(), "discovery"))
-        await stack.enter_async_context(_task(_refresh_limits(found.services), "in-flight limits"))
+        await stack.enter_async_context(_task(_refresh(found.services), "refresh"))
         await stack.enter_async_context(_task(_housekeeping(found.services, parts.api_keys), "housekeeping"))
         await stack.enter_async_context(
             http_server(admin_app, admin_socket, Connections(_ADMIN_CONNECTIONS), shutdown_timeout_seconds=1.0)
@@ -194,12 +194,11 @@ def _probe_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
     )
 
 
-async def _refresh_limits(services: Services) -> None:
+async def _refresh(services: Services) -> None:
     while True:
-        await asyncio.sleep(_LIMITS_SECONDS)
+        await asyncio.sleep(_REFRESH_SECONDS)
         for service in services:
-            service.in_flight_limits.refresh()
-            service.admission.wake()  # time alone may have made room
+            service.refresh()
 
 
 def _observe_kv_events(metrics: Metrics, services: Services) -> None:

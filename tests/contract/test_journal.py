@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvasir_router.relay import journal as router
+from kvasir_router.relay.body import BodyBudget
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
@@ -33,7 +34,7 @@ def test_where_a_moved_streams_blocks_are_is_told_to_the_next_engine_alone() -> 
     writer = runtime.JournalWriter([one], 1700000000, "digest")
     moved = writer.begin() + writer.write(*DELTAS[0]) + writer.write_move(PARAMS)
     for stream, expected in ((moved, PARAMS), (moved + writer.write(*DELTAS[0]), None)):
-        kept = router.Journal()
+        kept = router.Journal(BodyBudget(10_000))
         kept.keep(kept.split(stream)[1])
         journal = runtime.read_journal(kept.lines)
         assert journal.moved == expected
@@ -49,23 +50,23 @@ def test_an_engine_knows_how_long_a_journal_the_router_keeps(
     """The first engine's lines and the second's together."""
     first = runtime.JournalWriter([REQUEST], 1700000000, "digest")
     stream = first.begin() + first.write(*DELTAS[0])
-    begun = runtime.read_journal(router.Journal().split(stream)[1])
+    begun = runtime.read_journal(router.Journal(BodyBudget(10_000)).split(stream)[1])
     headers = {runtime.RESUMABLE_HEADER: "1"}
     stream += runtime.event_writer(headers, [REQUEST], 1, "digest", begun).write(*DELTAS[1])
 
-    _, lines = router.Journal().split(stream)
+    _, lines = router.Journal(BodyBudget(10_000)).split(stream)
     for module in (router, runtime):
         monkeypatch.setattr(module, "MAX_JOURNAL_BYTES", len(lines) + num_bytes_spare)
-    kept = router.Journal()
+    kept = router.Journal(BodyBudget(10_000))
     kept.keep(lines)
     second = runtime.event_writer(headers, [REQUEST], 1, "digest", begun)
     second.write(*DELTAS[1])
-    assert (second.can_continue, kept.is_too_long) == ((True, False) if num_bytes_spare == 0 else (False, True))
+    assert (second.can_continue, kept.is_given_up) == ((True, False) if num_bytes_spare == 0 else (False, True))
 
 
 def test_the_router_sees_that_a_stream_is_moved() -> None:
     writer = runtime.JournalWriter([REQUEST], 1700000000, "digest")
-    kept = router.Journal()
+    kept = router.Journal(BodyBudget(10_000))
     blocks = [
         writer.begin(),
         *(writer.write(delta, event) for delta, event in DELTAS),
@@ -87,7 +88,7 @@ def test_headers_are_the_same() -> None:
 def test_what_an_engine_writes_another_reads_behind_the_clients_body() -> None:
     writer = runtime.JournalWriter([REQUEST], 1700000000, "digest")
     stream = writer.begin() + b"".join(writer.write(delta, event) for delta, event in DELTAS)
-    kept = router.Journal()
+    kept = router.Journal(BodyBudget(10_000))
     events, lines = kept.split(stream)
     kept.keep(lines)
     assert events == b"".join(event for _, event in DELTAS)

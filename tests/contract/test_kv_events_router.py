@@ -19,7 +19,7 @@ from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.mixed import MixedIndex
-from kvasir_router.prefix_index.precise import PreciseIndex
+from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.subscriber import Timing
 from kvasir_router.prefix_index.threads import Threads
 from kvasir_router.service.event_feed import EventFeed
@@ -79,7 +79,7 @@ class Router:
         self.threads = Threads()
         self.reports: list[LoadReport] = []
         loop = asyncio.get_running_loop()
-        self.precise = PreciseIndex(10_000)
+        self.precise = PreciseIndex(BlockBudget(10_000))
         self.feed = EventFeed(
             ports, self.precise, lambda url, report: self.reports.append(report), self.context, loop.time,
             timing=Timing(verify_interval=0.2, replay_timeout=1.0),

@@ -10,7 +10,7 @@ import pytest
 
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.completions import Completions
-from kvasir_router.prefix_index.tokens import PromptTokenizer, TokenizerCard
+from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.server.chat_template import ChatTemplate
@@ -75,7 +75,7 @@ class Both:
         compiled = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
         self.engine = PromptBuilder(tokenizer, compiled)
         card = msgspec.json.decode(to_json(TokenizerDescription(tokenizer, template).response), type=TokenizerCard)
-        self.router = PromptTokenizer(card, 10**6)
+        self.router = PromptTokenizer(card, PieceCache(10**6))
 
     def check_chat(self, body: dict[str, Any]) -> list[int] | None:
         """The same tokens, or refused by the engine and unknown to the router."""

@@ -130,8 +130,8 @@ def test_files_that_cannot_be_read_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"k1": "blue"}))
     keys = ApiKeys.load(path)
-    for broken in ("{", None):
-        path.write_text(broken) if broken else path.unlink()
+    for broken in (b"{", b'{"k\xff":"a"}', None):
+        path.write_bytes(broken) if broken else path.unlink()
         keys.reload()
         assert is_let_in(keys, "k1")
 

@@ -11,6 +11,7 @@ from yarl import URL
 
 from kvasir_router import server
 from kvasir_router.routes import DIALECTS
+from kvasir_router.service import load, prefill_rate
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -257,6 +258,66 @@ async def test_a_revoked_key_is_refused_once_the_keys_were_read_again(
 async def models_status(client: aiohttp.ClientSession, router: Any, key: str) -> int:
     async with client.get(router.url + "/v1/models", headers={"authorization": f"Bearer {key}"}) as response:
         return response.status
+
+
+@pytest.mark.parametrize(
+    "body", [chat("x" * 400_000), chat("x" * 400_000, stream=True), {"model": "tiny", "input": "x" * 400}]
+)
+async def test_every_whole_answer_teaches_how_fast_its_engine_is(
+    body: dict[str, Any], engine: Any, start_router: Any, client: Any
+) -> None:
+    """A prompt of 100,000 tokens is expected to take longer than the answer took here."""
+    router = await start_router(engine)
+    path = "/v1/embeddings" if "input" in body else CHAT
+    async with client.post(router.url + path, json=body) as response:
+        assert response.status == 200
+        await response.read()
+    (described,) = router.services.describe()
+    assert described["num_prefill_observations"] == 1
+
+
+async def test_an_error_teaches_nothing(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine)
+    engine.status = 400
+    async with client.post(router.url + CHAT, json=chat("x" * 400_000)) as response:
+        assert response.status == 400
+    (described,) = router.services.describe()
+    assert described["num_prefill_observations"] == 0
+
+
+async def test_what_an_engine_said_of_its_load_is_forgotten_while_the_router_runs(
+    engine: Any, start_router: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is idle, so that nobody scrapes it again."""
+    monkeypatch.setattr(server, "_REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(load, "SCRAPE_LIFETIME_SECONDS", 0.3)
+    engine.metrics = "kvasir_kv_cache_usage_ratio 0.5"
+    router = await start_router(engine)
+    await until(lambda: router.services.describe()[0]["kv_usage"] == 0.5)
+    await until(lambda: router.services.describe()[0]["kv_usage"] is None)
+
+
+async def test_rates_return_to_what_is_known_of_all_while_the_router_runs(
+    engine: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_HOUSEKEEPING_SECONDS", 0.01)
+    monkeypatch.setattr(prefill_rate, "_HALF_LIFE_SECONDS", 0.01)
+    router = await start_router(engine)
+    (endpoint,) = router.services.of(None).registry
+    async with client.post(router.url + CHAT, json=chat("x" * 400_000)) as response:
+        await response.read()
+    assert endpoint.load.prefill.num_observations == 1
+    await until(lambda: not endpoint.load.prefill.has_evidence)
+
+
+async def test_prompts_are_forgotten_while_the_router_runs(
+    engine: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_HOUSEKEEPING_SECONDS", 0.01)
+    router = await start_router(engine, prefix_ttl=0.2)
+    async with client.post(router.url + CHAT, json=chat("x" * 4000)) as response:
+        await response.read()
+    await until(lambda: router.services.describe()[0]["prefix_blocks"] == 0)
 
 
 async def test_named_models_are_listed_without_any_endpoint(engine: Any, start_router: Any, client: Any) -> None:

@@ -43,6 +43,20 @@ async def test_another_endpoint_answers_when_one_fails_before_the_first_byte(
     assert engines[0].requests != []
 
 
+async def test_an_engine_that_failed_is_not_expected_to_have_cached_the_prompt(
+    engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines, policy="roundRobin")
+    engines[0].die_before_headers = True
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 4000}]}
+    for _ in range(2):
+        async with client.post(router.url + CHAT, json=body) as response:
+            assert (response.status, response.headers["x-engine"]) == (200, "two")
+    assert engines[0].requests != []
+    blocks = {one["url"]: one["prefix_blocks"] for one in router.services.describe()}
+    assert (blocks[engines[0].url], blocks[engines[1].url] > 0) == (0, True)
+
+
 async def test_another_endpoint_answers_when_one_is_gone(engines: Any, start_router: Any, client: Any) -> None:
     router = await start_router(*engines, policy="roundRobin", probe_interval=60.0)
     await engines[0].stop()

@@ -247,12 +247,63 @@ async def test_each_request_of_a_connection_may_have_as_many_headers(start_route
 
 async def test_an_answer_that_has_begun_is_not_mixed_with_a_refusal(start_router: Any, engine: Any) -> None:
     router = await start_router(engine)
-    engine.num_tokens, engine.token_seconds = 10**6, 0.01
+    engine.later_gate.clear()
     async with connected(router) as connection:
         await connection.send(request(BODY[:-1] + b',"stream":true}'))
         await connection.received(b"data: ")
         await connection.send(b"SSH-2.0-OpenSSH\r\n")
-        assert b"HTTP/1.1" not in await connection.until_closed()
+        engine.later_gate.set()
+        stream, _, refusal = (await connection.until_closed()).partition(b"HTTP/1.1 400")
+    assert (b"[DONE]" in stream, stream.endswith(b"0\r\n\r\n"), b"malformed_http" in refusal) == (True, True, True)
+
+
+async def test_a_body_that_turns_out_malformed_is_refused_once_its_answer_cannot_be_whole(
+    start_router: Any, engine: Any
+) -> None:
+    router = await start_router(engine)
+    async with connected(router) as connection:
+        await connection.send(CHUNKED, b"nonsense\r\n")
+        assert status_and_code(await connection.until_closed()) == (400, "malformed_http")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+@pytest.mark.parametrize("junk", [b"SSH-2.0-OpenSSH\r\n", CHUNKED + b"nonsense\r\n", b"GET / HTTP/1.1\r\nbad\r\n\r\n"])
+async def test_what_was_asked_before_nonsense_is_answered_first(
+    junk: bytes, num_requests: int, start_router: Any, engine: Any
+) -> None:
+    router = await start_router(engine)
+    engine.gate.clear()
+    async with connected(router) as connection:
+        await connection.send(request() * num_requests + junk)
+        await engine.wait_for_requests(1)
+        await connection.send(b"and more\r\n" * 10)
+        engine.gate.set()
+        for _ in range(num_requests):
+            assert (await connection.answer())[0] == 200
+        assert status_and_code(await connection.until_closed()) == (400, "malformed_http")
+    assert len(engine.requests) == num_requests
+
+
+async def test_a_client_that_leaves_after_nonsense_has_left(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    engine.gate.clear()
+    async with connected(router) as connection:
+        await connection.send(request() + b"SSH-2.0-OpenSSH\r\n")
+        await engine.wait_for_requests(1)
+    await asyncio.wait_for(engine.aborted.wait(), 5)
+
+
+async def test_nonsense_behind_a_request_is_not_taken_in_for_ever(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine)
+    engine.gate.clear()
+    async with connected(router) as connection:
+        await connection.send(request() + b"SSH-2.0-OpenSSH\r\n")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await connection.send(*[b"x" * 2**16] * 1000)
+        engine.gate.set()
+        assert (await connection.answer())[0] == 200
 
 
 async def test_what_is_no_http_is_told_so_in_openais_shape(start_router: Any, engine: Any) -> None:

@@ -9,11 +9,12 @@ from tests.router.parts import a_request, an_endpoint
 from kvasir_router.errors import UpstreamBrokenError, UpstreamRefusedError
 from kvasir_router.job import Job
 from kvasir_router.placement.placement import Placement, leg_on
+from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.journal import Journal
 
 
 def test_whose_kv_a_moved_stream_has_is_remembered_while_others_refuse_it() -> None:
-    journal = Journal()
+    journal = Journal(BodyBudget(1000))
     exchange = SimpleNamespace(journal=journal, has_started=True, can_go_elsewhere=True)
     unused = cast(Any, None)
     job = Job(cast(Any, exchange), unused, unused, unused, b"", 0.0, 1)

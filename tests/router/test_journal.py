@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from kvasir_router.relay import journal as journal_module
+from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.journal import Journal
 
 STREAM = (
@@ -17,6 +18,10 @@ STREAM = (
 )
 EVENTS = b'data: {"text":"a"}\n\ndata: {"text":": kvasir "}\n\ndata: [DONE]\n\n'
 LINES = b'{"id":1}\n[0]\n[1]\n[2]\n'
+
+
+def a_journal(max_bytes: int = 2**30) -> Journal:
+    return Journal(BodyBudget(max_bytes))
 
 
 def fed(journal: Journal, *chunks: bytes) -> bytes:
@@ -31,7 +36,7 @@ def fed(journal: Journal, *chunks: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 40, 1000])
 def test_events_and_lines_come_apart_in_chunks_of_any_size(size: int) -> None:
-    journal = Journal()
+    journal = a_journal()
     starts = [*range(0, len(STREAM), size), len(STREAM)]
     assert fed(journal, *(STREAM[start:end] for start, end in pairwise(starts))) == EVENTS
     assert journal.lines == LINES
@@ -39,7 +44,7 @@ def test_events_and_lines_come_apart_in_chunks_of_any_size(size: int) -> None:
 
 @pytest.mark.parametrize("cut", range(len(STREAM)))
 def test_a_cut_anywhere_leaves_as_many_lines_as_events(cut: int) -> None:
-    journal = Journal()
+    journal = a_journal()
     relayed = fed(journal, STREAM[:cut])
     blocks = STREAM[:cut].split(b"\n\n")[:-1]
     assert relayed.count(b"data: {") == sum(b"data: {" in block for block in blocks)
@@ -47,13 +52,13 @@ def test_a_cut_anywhere_leaves_as_many_lines_as_events(cut: int) -> None:
 
 
 def test_lines_count_only_once_they_are_kept() -> None:
-    journal = Journal()
+    journal = a_journal()
     _, lines = journal.split(b": kvasir [0]\ndata: x\n\n")
     assert (lines, journal.num_bytes) == (b"[0]\n", 0)
 
 
 def test_half_an_event_is_forgotten_when_another_engine_goes_on() -> None:
-    journal = Journal()
+    journal = a_journal()
     fed(journal, b": kvasir [0]\ndata: a\n\n: kvasir [1]\ndata: b")
     journal.drop_unfinished_block()
     assert fed(journal, b": kvasir [1]\ndata: b\n\n") == b"data: b\n\n"
@@ -61,7 +66,7 @@ def test_half_an_event_is_forgotten_when_another_engine_goes_on() -> None:
 
 
 def test_only_the_line_of_a_move_says_that_the_kv_comes_along() -> None:
-    journal = Journal()
+    journal = a_journal()
     assert not journal.is_moved
     fed(journal, b': kvasir {"id":1,"seeds":[7]}\n\n')
     assert not journal.is_moved
@@ -75,7 +80,7 @@ def test_only_the_line_of_a_move_says_that_the_kv_comes_along() -> None:
 
 def test_a_large_event_in_many_pieces_is_read_once() -> None:
     """A prompt's log probabilities are one event of many MiB: 0.03 s, against 15 s when each piece is joined."""
-    journal, start = Journal(), time.process_time()
+    journal, start = a_journal(), time.process_time()
     event = b"data: " + b"x" * 2**23 + b"\n\n"
     assert fed(journal, b": kvasir [0]\n", *(event[at : at + 2**11] for at in range(0, len(event), 2**11))) == event
     assert (journal.lines, time.process_time() - start < 2) == (b"[0]\n", True)
@@ -83,24 +88,24 @@ def test_a_large_event_in_many_pieces_is_read_once() -> None:
 
 def test_a_journal_beyond_its_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_JOURNAL_BYTES", 10)
-    journal = Journal()
+    journal = a_journal()
     journal.keep(b"[0]\n[1]\n")
     journal.keep(b"3\n")
-    assert (journal.is_too_long, journal.num_bytes) == (False, 10)
+    assert (journal.is_given_up, journal.num_bytes) == (False, 10)
     journal.keep(b"\n")
     journal.keep(b"[3]\n")
-    assert (journal.is_too_long, journal.lines) == (True, b"")
+    assert (journal.is_given_up, journal.lines) == (True, b"")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_block_is_held_up_to_its_bound_and_beyond_is_passed_on(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
     comment, event = b": kvasir [1]\n", b"data: " + b"x" * 21
-    journal = Journal()
+    journal = a_journal()
     assert fed(journal, b": kvasir [0]\ndata: a\n\n" + comment, event) == b"data: a\n\n"
-    assert (journal.is_too_long, journal.lines) == (False, b"[0]\n")
+    assert (journal.is_given_up, journal.lines) == (False, b"[0]\n")
     assert fed(journal, b"y") == event + b"y"
-    assert (journal.is_too_long, journal.lines) == (True, b"")
+    assert (journal.is_given_up, journal.lines) == (True, b"")
     rest = b"z" * 50 + b"\n\n: kvasir [2]\ndata: b\n\n: kvasir"
     pieces = [rest[at : at + size] for at in range(0, len(rest), size)]
     assert fed(journal, *pieces) == b"z" * 50 + b"\n\ndata: b\n\n"
@@ -113,14 +118,56 @@ def test_of_a_comment_beyond_the_bound_nothing_is_passed_on(
     end: bytes, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
-    journal = Journal()
+    journal = a_journal()
     assert fed(journal, b": kvasir ", *[b"x"] * size, end or b"x") == b""
-    assert (journal.is_too_long, len(journal._beginning_of_block) <= 40) == (True, True)
+    assert (journal.is_given_up, len(journal._beginning_of_block) <= 40) == (True, True)
     assert fed(journal, b"" if end else b"\n", b"data: a\n\n", b"data: b\n\n") == b"data: a\n\ndata: b\n\n"
 
 
 def test_a_block_that_never_ends_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
-    journal = Journal()
+    journal = a_journal()
     assert fed(journal, b"data: ", *[b"x\n"] * 1000) == b"data: " + b"x\n" * 1000
     assert not journal._beginning_of_block
+
+
+def test_what_is_kept_counts_in_the_budget_until_it_is_dropped() -> None:
+    budget = BodyBudget(100)
+    journal = Journal(budget)
+    assert fed(journal, b": kvasir [0]\ndata: a\n\n: kvasir [1]\nda") == b"data: a\n\n"
+    assert budget.num_bytes == len(b"[0]\n" + b": kvasir [1]\nda")
+    journal.drop_unfinished_block()
+    assert budget.num_bytes == len(b"[0]\n")
+    for _ in range(2):
+        journal.drop()
+        assert (budget.num_bytes, journal.is_given_up) == (0, True)
+
+
+def test_a_journal_that_the_budget_has_no_room_for_is_given_up() -> None:
+    budget = BodyBudget(10)
+    budget.take(2)
+    journal = Journal(budget)
+    journal.keep(b"[0]\n[1]\n")
+    assert (journal.is_given_up, budget.num_bytes) == (False, 10)
+    journal.keep(b"[2]\n")
+    assert (journal.is_given_up, journal.lines, budget.num_bytes) == (True, b"", 2)
+    journal.keep(b"[3]\n")
+    assert (journal.lines, budget.num_bytes) == (b"", 2)
+
+
+@pytest.mark.parametrize("size", [1, 3, 9, 1000])
+def test_a_block_that_the_budget_has_no_room_for_is_passed_on_without_its_comment(size: int) -> None:
+    journal = a_journal(0)
+    pieces = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
+    assert b"".join(fed(journal, piece) for piece in pieces) == EVENTS
+    assert journal.lines == b""
+
+
+def test_a_block_is_held_as_far_as_the_budget_has_room() -> None:
+    budget = BodyBudget(20)
+    journal = Journal(budget)
+    assert fed(journal, b"data: " + b"x" * 14) == b""
+    assert (budget.num_bytes, journal.is_given_up) == (20, False)
+    assert fed(journal, b"y") == b"data: " + b"x" * 14 + b"y"
+    assert (budget.num_bytes, journal.is_given_up) == (0, True)
+    assert fed(journal, b"z\n\ndata: b\n\n") == b"z\n\ndata: b\n\n"

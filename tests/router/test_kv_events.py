@@ -10,7 +10,7 @@ from tests.router.prefix_index.publisher import Publisher, publishing
 from tests.router.prefix_index.test_tokens import card, chat, ids
 
 from kvasir_router.config import KvEventPorts
-from kvasir_router.prefix_index.tokens import PromptTokenizer
+from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -72,7 +72,7 @@ def stored(tokens: list[int]) -> list[Any]:
 
 def prompt_tokens() -> list[int]:
 
-    return ids(PromptTokenizer(card(), 10**6).tokens(chat(MESSAGES)))
+    return ids(PromptTokenizer(card(), PieceCache(10**6)).tokens(chat(MESSAGES)))
 
 
 async def ask(client: Any, router: Any, **fields: Any) -> None:

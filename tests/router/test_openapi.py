@@ -5,7 +5,8 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 import schemathesis
@@ -29,6 +30,8 @@ DOCUMENT = openapi.document(DIALECTS)
 # Names that the router knows, so that some requests get through to the engine.
 DOCUMENT["components"]["schemas"]["Request"]["properties"]["model"]["examples"] = ["tiny"]
 schema = schemathesis.openapi.from_dict(DOCUMENT)
+# The router, in its thread, draws requests' ids while Hypothesis looks at the same generator.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 
 
 async def _answer(request: web.Request) -> web.Response:
@@ -38,7 +41,7 @@ async def _answer(request: web.Request) -> web.Response:
     return web.json_response({"object": "answer"})
 
 
-async def _serve(urls: list[str], is_up: threading.Event, stop: asyncio.Event) -> None:
+async def _serve(urls: list[str], is_up: threading.Event, stop: asyncio.Event, keys: Path | None) -> None:
     """An engine that answers everything, and a router in front of it."""
     app = web.Application(client_max_size=2**30)
     app.router.add_route("*", "/{path:.*}", _answer)
@@ -48,7 +51,9 @@ async def _serve(urls: list[str], is_up: threading.Event, stop: asyncio.Event) -
     engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
-        config = RouterConfig(port=0, admin_port=0, endpoint=(engine,), probe_interval=0.05, shutdown_timeout=2.0)
+        config = RouterConfig(
+            port=0, admin_port=0, endpoint=(engine,), probe_interval=0.05, shutdown_timeout=2.0, api_keys_file=keys
+        )
         router = await stack.enter_async_context(running(config))
         (service,) = router.services
         async with asyncio.timeout(10):
@@ -59,12 +64,12 @@ async def _serve(urls: list[str], is_up: threading.Event, stop: asyncio.Event) -
         await stop.wait()
 
 
-@pytest.fixture(scope="module")
-def router_url() -> Iterator[str]:
+@contextmanager
+def _served(keys: Path | None = None) -> Iterator[str]:
     """Of a router in a thread: the client that sends the requests blocks."""
     urls: list[str] = []
     is_up, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(urls, is_up, stop)))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(urls, is_up, stop, keys)))
     thread.start()
     try:
         assert is_up.wait(20)
@@ -75,10 +80,37 @@ def router_url() -> Iterator[str]:
         loop.close()
 
 
+@pytest.fixture(scope="module")
+def router_url() -> Iterator[str]:
+    with _served() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def closed_router_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of one that wants a key."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.json"
+    keys.write_text('{"sk-1": "blue"}')
+    with _served(keys) as url:
+        yield url
+
+
 @schema.parametrize()
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_one_that_the_document_promises(case: schemathesis.Case, router_url: str) -> None:
     case.call_and_validate(base_url=router_url, checks=CHECKS, timeout=10)
+
+
+@pytest.mark.parametrize("key", ["sk-1", "sk-2", None])
+@schema.parametrize()
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+def test_without_a_known_key_every_answer_is_a_refusal_that_the_document_promises(
+    case: schemathesis.Case, key: str | None, closed_router_url: str
+) -> None:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    answer = case.call_and_validate(base_url=closed_router_url, checks=CHECKS, headers=headers, timeout=10)
+    if answer.status_code != 405:  # which is said of paths, to everybody
+        assert (answer.status_code == 401) == (key != "sk-1")
 
 
 def test_the_document_names_every_refusal_and_each_path_that_of_other_methods() -> None:

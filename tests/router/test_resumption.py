@@ -1,6 +1,7 @@
 """A stream whose engine is lost goes on at another, and its client sees one unbroken stream."""
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -59,6 +60,16 @@ async def test_a_stream_goes_on_at_another_engine(
     assert [engine.journals for engine in engines] == [[b""], [journal]]
 
 
+async def test_who_goes_on_with_a_stream_teaches_how_fast_it_prefills(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].die_after_tokens = 3
+    assert await stream(client, router) == whole
+    described = {one["url"]: one["num_prefill_observations"] for one in router.services.describe()}
+    assert described == {engine.url: 1 for engine in engines}
+
+
 @pytest.mark.parametrize("num_tokens", [3, 4])
 async def test_a_stream_goes_on_with_exactly_as_long_a_journal_as_is_kept(
     num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
@@ -68,6 +79,34 @@ async def test_a_stream_goes_on_with_exactly_as_long_a_journal_as_is_kept(
     engines[0].die_after_tokens = num_tokens
     body = await stream(client, router)
     assert (body == whole, b"stream_interrupted" in body) == ((True, False) if num_tokens == 3 else (False, True))
+
+
+@pytest.mark.parametrize("num_tokens", [3, 4])
+async def test_a_stream_goes_on_if_the_budget_of_bodies_has_room_for_its_journal(
+    num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    num_bytes = len(json.dumps(BODY)) + len(b"[0]\n[1]\n[2]\n")
+    router = await start_router(*engines, max_body_size=num_bytes, max_held_body_size=num_bytes)
+    engines[0].die_after_tokens = num_tokens
+    body = await stream(client, router)
+    assert (body == whole, b"stream_interrupted" in body) == ((True, False) if num_tokens == 3 else (False, True))
+
+
+async def test_a_journal_counts_as_held_until_its_stream_ends(
+    engines: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    router = await start_router(*engines)
+    engines[0].later_gate.clear()
+
+    def num_held() -> float:
+        (line,) = [line for line in router.metrics.render().splitlines() if line.startswith(b"kvasir_router_held_body")]
+        return float(line.split()[1])
+
+    async with client.post(router.url + CHAT, json=BODY) as response:
+        await until(lambda: num_held() == len(engines[0].bodies[0]) + len(b"[0]\n"))
+        engines[0].later_gate.set()
+        await response.read()
+    await until(lambda: num_held() == 0)
 
 
 @pytest.mark.parametrize(("num_held", "goes_on"), [(30, True), (31, False)])

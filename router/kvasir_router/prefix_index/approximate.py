@@ -71,8 +71,20 @@ def hash_blocks(content: bytes, block_bytes: int, seed: bytes) -> tuple[int, ...
     return tuple(hashes)
 
 
+class PrefixMemory:
+    """Of all indexes of a process together: each endpoint that holds anything has an equal part of it."""
+
+    def __init__(self, max_bytes: int = 256 * 2**20) -> None:
+        self._max_blocks = max_bytes // BYTES_PER_BLOCK
+        self.num_endpoints = 0
+
+    @property
+    def max_blocks_per_endpoint(self) -> int:
+        return self._max_blocks // max(self.num_endpoints, 1)
+
+
 class ApproximatePrefixIndex:
-    """Bounded per endpoint, and in bytes for all of them together."""
+    """Bounded per endpoint, and by `memory`, which indexes may share."""
 
     def __init__(
         self,
@@ -80,10 +92,10 @@ class ApproximatePrefixIndex:
         ttl_seconds: float,
         block_tokens: int,
         bytes_per_token: float,
-        max_bytes: int = 256 * 2**20,
+        memory: PrefixMemory | None = None,
     ) -> None:
         self._max_blocks = max_blocks_per_endpoint
-        self._max_blocks_together = max_bytes // BYTES_PER_BLOCK
+        self._memory = memory or PrefixMemory()
         self._ttl_seconds = ttl_seconds
         self._block_tokens = block_tokens
         self._bytes_per_token = bytes_per_token
@@ -145,11 +157,14 @@ class ApproximatePrefixIndex:
     def expire(self, now: float) -> None:
         oldest = now - self._ttl_seconds
         self._expires_at = inf
-        for holder in self._holders.values():
+        for holder in tuple(self._holders.values()):
             while holder.dispatches and holder.dispatches[0].at <= oldest:
                 self._drop_oldest(holder)
+            self._shrink(holder, self._limit(None))  # others may have come since its last dispatch
             if holder.dispatches:
                 self._expires_at = min(self._expires_at, holder.dispatches[0].at + self._ttl_seconds)
+            else:
+                self._forget_holder(holder)
 
     def num_blocks(self, url: str) -> int:
         holder = self._holders.get(url)
@@ -179,6 +194,7 @@ class ApproximatePrefixIndex:
         number = next((number for number, known in enumerate(self._urls) if known is None), len(self._urls))
         self._urls[number : number + 1] = [url]
         holder = self._holders[url] = _Holder(url, 1 << number)
+        self._memory.num_endpoints += 1
         return holder
 
     def _num_held(self, holder: _Holder, hashes: Sequence[int]) -> int:
@@ -192,7 +208,7 @@ class ApproximatePrefixIndex:
         return low
 
     def _limit(self, capacity_tokens: int | None) -> int:
-        limit = min(self._max_blocks, self._max_blocks_together // len(self._holders))
+        limit = min(self._max_blocks, self._memory.max_blocks_per_endpoint)
         return limit if capacity_tokens is None else min(limit, capacity_tokens // self._block_tokens)
 
     def _shrink(self, holder: _Holder, limit: int) -> None:
@@ -239,6 +255,7 @@ class ApproximatePrefixIndex:
         while holder.dispatches:
             self._drop_oldest(holder)
         del self._holders[holder.url]
+        self._memory.num_endpoints -= 1
         self._urls[holder.bit.bit_length() - 1] = None
 
 

@@ -3,7 +3,7 @@
 Two maps take turns, so that growing old costs nothing a block: a guess lives for one to two lifetimes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class Guesses:
@@ -13,6 +13,8 @@ class Guesses:
         self._lifetime_seconds = lifetime_seconds
         self._new: dict[int, int] = {}  # block key -> bits of the endpoints
         self._old: dict[int, int] = {}
+        self._new_dispatches: list[tuple[int, Sequence[int]]] = []  # bit, block keys
+        self._old_dispatches: list[tuple[int, Sequence[int]]] = []
         self._new_since = float("-inf")
 
     @property
@@ -24,13 +26,31 @@ class Guesses:
         age = now - self._new_since
         if age < self._lifetime_seconds:
             return
-        self._old = self._new if age < self.max_age_seconds else {}
-        self._new, self._new_since = {}, now
+        is_recent = age < self.max_age_seconds
+        self._old, self._old_dispatches = (self._new, self._new_dispatches) if is_recent else ({}, [])
+        self._new, self._new_dispatches, self._new_since = {}, [], now
 
-    def add(self, keys: Iterable[int], bit: int) -> None:
+    def add(self, keys: Sequence[int], bit: int) -> None:
+        """Of one dispatch, in the prompt's order."""
+        if not keys:
+            return
+        self._new_dispatches.append((bit, keys))
         new = self._new
         for key in keys:
             new[key] = new.get(key, 0) | bit
+
+    def withdraw(self, chain: Sequence[int], bit: int) -> None:
+        """The dispatch of that prompt has failed: what no other dispatch there is expected to leave is not expected."""
+        for dispatches in (self._new_dispatches, self._old_dispatches):
+            for number, (its_bit, keys) in enumerate(dispatches):
+                if its_bit == bit and keys[-1] == chain[-1]:
+                    del dispatches[number]
+                    self.remove(self._left_by_nobody(keys, bit), bit)
+                    return
+
+    def _left_by_nobody(self, keys: Sequence[int], bit: int) -> set[int]:
+        others = (its_keys for its_bit, its_keys in (*self._new_dispatches, *self._old_dispatches) if its_bit == bit)
+        return set(keys).difference(*others)
 
     def remove(self, keys: Iterable[int], bit: int) -> None:
         for guesses in (self._new, self._old):

@@ -30,7 +30,8 @@ class MixedKey:
 
 
 class MixedIndex:
-    """`on_withdrawn` is told of an endpoint whose cache is said to be void, so that its events are learned anew.
+    """`on_withdrawn` is told of an endpoint whose cache is said to be void, so that its events are learned anew, and
+    `on_text` of every prompt that a tokenizer is wanted for.
 
     `base_models` are what engines serve without an adapter; where none is known, every model is taken for one.
     """
@@ -42,20 +43,24 @@ class MixedIndex:
         threads: Threads,
         base_models: Callable[[], frozenset[str]],
         on_withdrawn: Callable[[str], None],
+        on_text: Callable[[], None] = lambda: None,
     ) -> None:
         self._approximate = approximate
         self._precise = precise
         self._threads = threads
         self._base_models = base_models
         self._on_withdrawn = on_withdrawn
+        self._on_text = on_text
         self._tokenizer: PromptTokenizer | None = None  # the engines' own, once one has told
 
-    def use_tokenizer(self, tokenizer: PromptTokenizer) -> None:
+    def use_tokenizer(self, tokenizer: PromptTokenizer | None) -> None:
         self._tokenizer = tokenizer
 
     async def key(self, prompt: Prompt) -> MixedKey:
         approximate = await self._approximate.key(prompt)
         chains, num_tokens = None, approximate.num_tokens
+        if not prompt.is_token_ids:
+            self._on_text()
         if prompt.is_token_ids or self._tokenizer is not None:
             found = await self._threads.run(len(prompt.content), partial(self._chains, prompt))
             chains, num_tokens = found if found is not None else (chains, num_tokens)

@@ -28,6 +28,14 @@ Chains = Mapping[int, Sequence[int]]
 """Block size in tokens -> keys of a prompt's full blocks."""
 
 
+@dataclass(slots=True)
+class BlockBudget:
+    """Of all indexes of a process together."""
+
+    max_blocks: int
+    num_held: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class _Cache:
     """Of one data-parallel rank of an endpoint; most have but rank 0."""
@@ -64,9 +72,9 @@ class _Void:
 class PreciseIndex:
     """Times are seconds of any steady clock, given by the caller."""
 
-    def __init__(self, max_blocks: int, guess_seconds: float = 2.0) -> None:
-        """`max_blocks` bounds what is remembered of all endpoints together; blocks beyond are not believed."""
-        self._max_blocks = max_blocks
+    def __init__(self, budget: BlockBudget, guess_seconds: float = 2.0) -> None:
+        """Blocks beyond the budget are not believed, and whoever holds them is not known completely."""
+        self._budget = budget
         self._holders: dict[int, int] = {}  # key -> bits of the caches
         self._guesses = Guesses(guess_seconds)
         self._endpoints: dict[str, dict[int, _Cache]] = {}  # by rank
@@ -78,7 +86,7 @@ class PreciseIndex:
         self._num_bits = 0
         self.num_held = 0  # of all caches, a block held twice counted twice, those not freed yet included
         self.num_orphans = 0  # stored after a block that is not known: they match nothing
-        self.num_refused = 0  # beyond `max_blocks`
+        self.num_refused = 0  # beyond the budget
 
     def block_sizes(self) -> frozenset[int]:
         """In which prompts are to be cut."""
@@ -151,7 +159,8 @@ class PreciseIndex:
     def withdraw(self, url: str, chains: Chains) -> None:
         """The request that was sent there will not be computed."""
         for cache in self._caches(url):
-            self._guesses.remove(chains.get(self._block_size_of(cache), ()), cache.bit)
+            if chain := chains.get(self._block_size_of(cache)):
+                self._guesses.withdraw(chain, cache.bit)
 
     def expire(self, now: float) -> None:
         """Ends doubts that are over and frees some memory; to be called about every second."""
@@ -206,12 +215,14 @@ class PreciseIndex:
         known = cache.pop(digest)
         if known is not None:
             self._release(cache.bit, known)
-        if self.num_held >= self._max_blocks:
+        if self._budget.num_held >= self._budget.max_blocks:
             self.num_refused += 1
+            cache.is_complete = False
             return
         cache.blocks[digest] = key
         self._holders[key] = self._holders.get(key, 0) | cache.bit
         self.num_held += 1
+        self._budget.num_held += 1
 
     def _remove(self, cache: _Cache, event: BlockRemoved) -> None:
         if event.group not in (None, cache.group):
@@ -223,7 +234,7 @@ class PreciseIndex:
                 self._guesses.remove((key,), cache.bit)
 
     def _release(self, bit: int, key: int) -> None:
-        self.num_held -= 1
+        self._free_one()
         bits = self._holders.get(key, 0) & ~bit
         if bits:
             self._holders[key] = bits
@@ -260,9 +271,13 @@ class PreciseIndex:
 
     def _free_block(self, void: _Void, digest: Digest, key: int) -> None:
         if void.lives_on is not None and digest in void.lives_on.blocks:
-            self.num_held -= 1  # an event has named it since
+            self._free_one()  # an event has named it since
         else:
             self._release(void.bit, key)
+
+    def _free_one(self) -> None:
+        self.num_held -= 1
+        self._budget.num_held -= 1
 
     def _new_bit(self, now: float) -> int:
         if self._resting and self._resting[0][0] <= now:

@@ -21,7 +21,8 @@ import tokenizers
 from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index.chat_template import ChatTemplate, conversation_fields, template_messages
 
-_ENTRY_BYTES = 250  # of a cached piece besides its text and tokens: the map's entry and the objects' heads
+ENTRY_BYTES = 320
+"""Of a cached piece besides its text and tokens: the map's entry and the objects' heads."""
 
 
 class TokenizerCard(msgspec.Struct, frozen=True):
@@ -44,40 +45,44 @@ class Separator:
 
 
 class PieceCache:
-    """Texts and their tokens, the least recently used dropped first. Used by several threads."""
+    """Texts and their tokens, of several tokenizers; the least recently used dropped first. Used by several threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._tokens: OrderedDict[str, bytes] = OrderedDict()
+        self._tokens: OrderedDict[tuple[object, str], bytes] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = 0
 
-    def get(self, text: str) -> bytes | None:
+    def get(self, owner: object, text: str) -> bytes | None:
+        key = (owner, text)
         with self._lock:
-            tokens = self._tokens.get(text)
+            tokens = self._tokens.get(key)
             if tokens is not None:
-                self._tokens.move_to_end(text)
+                self._tokens.move_to_end(key)
             return tokens
 
-    def put(self, text: str, tokens: bytes) -> None:
+    def put(self, owner: object, text: str, tokens: bytes) -> None:
+        key = (owner, text)
         with self._lock:
-            if text in self._tokens:
+            if key in self._tokens:
                 return
-            self._tokens[text] = tokens
+            self._tokens[key] = tokens
             self.num_bytes += _num_bytes(text, tokens)
             while self.num_bytes > self._max_bytes:
-                self.num_bytes -= _num_bytes(*self._tokens.popitem(last=False))
+                (_, oldest), its_tokens = self._tokens.popitem(last=False)
+                self.num_bytes -= _num_bytes(oldest, its_tokens)
 
 
 class PromptTokenizer:
-    """Used by several threads; `encode` lets others run meanwhile."""
+    """Used by several threads; `encode` lets others run meanwhile. `pieces` may be shared with other tokenizers."""
 
-    def __init__(self, card: TokenizerCard, cache_bytes: int) -> None:
+    def __init__(self, card: TokenizerCard, pieces: PieceCache) -> None:
         """Raises UnusableTokenizerError."""
         self.digest = card.digest
+        self._owner = object()  # of pieces that may outlive this tokenizer
         self._backend = _read_backend(card.tokenizer)
         self._template = _read_template(card)
-        self._pieces = PieceCache(cache_bytes)
+        self._pieces = pieces
         self._prefix, self._suffix = _around(self._backend)
         self._separator = find_separator(self._backend, json.loads(card.tokenizer), card.chat_template or "")
 
@@ -108,10 +113,10 @@ class PromptTokenizer:
         return None if text is None else self.encode(text, add_special_tokens=fields.add_special_tokens)
 
     def _piece(self, text: str) -> bytes:
-        tokens = self._pieces.get(text)
+        tokens = self._pieces.get(self._owner, text)
         if tokens is None:
             tokens = _encode(self._backend, text)
-            self._pieces.put(text, tokens)
+            self._pieces.put(self._owner, text, tokens)
         return tokens
 
 
@@ -184,4 +189,4 @@ def _read_template(card: TokenizerCard) -> ChatTemplate | None:
 
 
 def _num_bytes(text: str, tokens: bytes) -> int:
-    return sys.getsizeof(text) + len(tokens) + _ENTRY_BYTES
+    return sys.getsizeof(text) + len(tokens) + ENTRY_BYTES

@@ -1,4 +1,5 @@
-"""Request bodies while they are held, all of this process together within one budget of bytes.
+"""Request bodies while they are held, all of this process together within one budget of bytes. The journals of streams
+are taken from it as well.
 
 A body is held from its first byte, in the queue as well, until nothing can need it any more: no other attempt, and no
 engine that goes on with its stream. Whoever handles the request drops it at the latest.
@@ -21,7 +22,7 @@ class BodyBudget:
         self.num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Raises BodyBudgetExceededError (503)."""
+        """Fewer than none are given back. Raises BodyBudgetExceededError (503)."""
         if self.num_bytes + num_bytes > self._max_bytes:
             raise BodyBudgetExceededError(
                 f"the router holds {self.num_bytes} bytes of requests already, of at most {self._max_bytes}; "
@@ -29,9 +30,6 @@ class BodyBudget:
                 retry_after_seconds=_RETRY_SECONDS,
             )
         self.num_bytes += num_bytes
-
-    def give_back(self, num_bytes: int) -> None:
-        self.num_bytes -= num_bytes
 
 
 class Body:
@@ -42,7 +40,7 @@ class Body:
     def __init__(self, budget: BodyBudget, max_bytes: int, announced_bytes: int = 0) -> None:
         self.content = b""
         self.is_over = False  # whole, or refused
-        self._budget = budget
+        self.budget = budget
         self._max_bytes = max_bytes
         self._chunks: list[bytes] = []
         self._num_bytes = 0
@@ -61,7 +59,7 @@ class Body:
             self._refuse(self._too_large())
             return
         try:
-            self._budget.take(len(chunk))
+            self.budget.take(len(chunk))
         except BodyBudgetExceededError as error:
             self._refuse(error)
             return
@@ -90,7 +88,7 @@ class Body:
     def drop(self) -> None:
         """May be repeated."""
         self._is_dropped = True
-        self._budget.give_back(self._num_bytes)
+        self.budget.take(-self._num_bytes)
         self._num_bytes = 0
         self._chunks = []
         self.content = b""

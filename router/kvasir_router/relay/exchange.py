@@ -56,7 +56,7 @@ class Exchange:
     @property
     def can_go_elsewhere(self) -> bool:
         """Another endpoint could still give the answer, or the rest of it."""
-        return not self.has_started or (self.journal is not None and not self.journal.is_too_long)
+        return not self.has_started or (self.journal is not None and not self.journal.is_given_up)
 
     @property
     def has_whole_stream(self) -> bool:
@@ -100,6 +100,12 @@ class Exchange:
 
     def end(self) -> None:
         self._writer.end()
+
+    def drop(self) -> None:
+        """Nothing can need its body or journal any more."""
+        self.body.drop()
+        if self.journal is not None:
+            self.journal.drop()
 
     def fail(self, error: RequestError) -> None:
         """An error as answer, or as the last event of a stream, as the client's API has them.

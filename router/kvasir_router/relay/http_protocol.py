@@ -101,11 +101,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_bytes_ahead = 0
         self._idle_since = 0.0
         self._is_in_head = False
+        self._is_in_message = False  # the rest of the last request is still to come
         self._num_headers = 0
         self._num_header_bytes = 0
         self._has_understood = False  # something of what came last
         self._num_held_bytes = 0  # that the parser has taken in since it last said anything
         self._refusal: RequestError | None = None  # what the parser is stopped for
+        self._late_refusal: RequestError | None = None  # of what came behind requests that are yet to be answered
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
@@ -158,6 +160,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # What the client sends
 
     def data_received(self, data: bytes) -> None:
+        if self._late_refusal is not None:
+            self._hold_ahead(data)  # it is not read, only whether the client leaves
+            return
         self._has_understood = False
         try:
             self.parser.feed_data(data)
@@ -172,9 +177,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif not self._unanswered:
             self._start_head_timer()
         elif len(self._unanswered) > 1:
-            self._num_bytes_ahead += len(data)
-            if self._num_bytes_ahead > MAX_HEAD_BYTES:
-                self.flow.pause_reading()
+            self._hold_ahead(data)
+
+    def _hold_ahead(self, data: bytes) -> None:
+        self._num_bytes_ahead += len(data)
+        if self._num_bytes_ahead > MAX_HEAD_BYTES:
+            self.flow.pause_reading()
 
     def on_message_begin(self) -> None:
         """What uvicorn makes of a head is made when it turns out to be for the application."""
@@ -195,6 +203,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
+        self._is_in_message = True
         self._has_understood = True
         self._stop_head_timer()
         self._counted_in.busy(self)
@@ -237,6 +246,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if cast(RequestParser, self.parser).is_upgrade_ignored:
             return
         self._has_understood = True
+        self._is_in_message = False
         if self._receiving is not None:
             self._receiving.body.end()
         else:
@@ -327,6 +337,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._drain.ended()
         if self.transport.is_closing():
             return
+        if self._late_refusal is not None and not self._num_whole:
+            self._refuse(self._late_refusal)
+            return
         if self._unanswered:
             self._begin_next()
             return
@@ -371,9 +384,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._reader_timer.cancel()
             self._reader_timer = None
 
+    @property
+    def _num_whole(self) -> int:
+        """Unanswered requests that have come whole."""
+        return max(len(self._unanswered) - self._is_in_message, 0)
+
     def _refuse(self, error: RequestError) -> None:
-        """Answers, where no other answer has begun, and closes."""
+        """Answers, where no other answer has begun, and closes; after the answers to whatever was whole before."""
         if self.transport.is_closing():
+            return
+        if self._num_whole:
+            self._late_refusal = error
             return
         if not self._unanswered or not _has_started(self._unanswered[0]):
             body = error.body()

@@ -2,8 +2,12 @@
 
 An engine that keeps one puts a comment line before each event, in the event's own block (blocks end at an empty line).
 The comments are taken out of what the client gets and kept; only engines read them, but for the end of the last one. A
-block is passed on whole or not at all, so what the journal accounts for is exactly what the client has.
+block is passed on whole or not at all, so what the journal accounts for is exactly what the client has. What is kept
+counts in the budget of held bodies; where that has no room, the journal is given up, and the stream goes on without.
 """
+
+from kvasir_router.errors import BodyBudgetExceededError
+from kvasir_router.relay.body import BodyBudget
 
 RESUMABLE_HEADER = "x-kvasir-resumable"
 """In a request: keep a journal. In an answer: here it is."""
@@ -21,11 +25,16 @@ _END_OF_MOVE = b"}]\n"
 
 
 class Journal:
-    def __init__(self) -> None:
+    """Whoever handles the request drops it at the latest."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_counted_bytes = 0
         self._lines = bytearray()
         self._beginning_of_block = bytearray()  # a large one may come in thousands of pieces
         self._last_of_passed = b""  # last byte of a block that is passed on as it comes; none: there is no such block
-        self.is_too_long = False
+        self.is_given_up = False
+        """The stream cannot be continued: the journal, or a block, was too long, or nothing could need it any more."""
 
     @property
     def lines(self) -> bytes:
@@ -69,19 +78,37 @@ class Journal:
 
     def keep(self, lines: bytes) -> None:
         """Accounts for events that the client has."""
-        if len(self._lines) + len(lines) > MAX_JOURNAL_BYTES:
-            self._give_up()
-        if not self.is_too_long:
+        if not self.is_given_up:
             self._lines += lines
+        if not self._is_within_budget() or len(self._lines) > MAX_JOURNAL_BYTES:
+            self._give_up()
 
     def drop_unfinished_block(self) -> None:
         """Before another engine goes on: it writes that block again."""
         self._beginning_of_block.clear()
+        self._is_within_budget()
+
+    def drop(self) -> None:
+        """Nothing can need it any more. May be repeated."""
+        self._beginning_of_block.clear()
+        self._give_up()
+
+    def _is_within_budget(self) -> bool:
+        """Counts what is held now, if there is room for it."""
+        num_bytes = len(self._lines) + len(self._beginning_of_block)
+        try:
+            self._budget.take(num_bytes - self._num_counted_bytes)
+        except BodyBudgetExceededError:
+            return False
+        self._num_counted_bytes = num_bytes
+        return True
 
     def _hold(self, piece: bytes) -> bytes:
-        """Of an unfinished block. Returns what is passed on once it is too long: all so far but its comment."""
+        """Of an unfinished block. Returns what is passed on once it is too much: all so far but its comment."""
         self._beginning_of_block += piece
-        if len(self._beginning_of_block) <= MAX_BLOCK_BYTES:
+        num_bytes, is_within_budget = len(self._beginning_of_block), self._is_within_budget()
+        may_be_comment = num_bytes < len(_COMMENT)
+        if num_bytes <= MAX_BLOCK_BYTES and (is_within_budget or may_be_comment):
             return b""
         self._give_up()
         event = bytes(self._beginning_of_block)
@@ -91,6 +118,7 @@ class Journal:
             if not event:
                 self._beginning_of_block += _COMMENT + newline
         self._last_of_passed = event[-1:]
+        self._is_within_budget()
         return event
 
     def _pass_on(self, chunk: bytes) -> tuple[bytes, bytes]:
@@ -105,8 +133,9 @@ class Journal:
         return chunk[:size] + events, lines
 
     def _give_up(self) -> None:
-        self.is_too_long = True
+        self.is_given_up = True
         self._lines.clear()
+        self._is_within_budget()
 
 
 def _joined(parts: list[bytes], end: bytes) -> bytes:

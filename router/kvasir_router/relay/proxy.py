@@ -87,7 +87,7 @@ class Proxy:
                 exchange.body.drop()
                 await exchange.relay(answer, exchange.write)
             else:
-                exchange.journal = Journal()
+                exchange.journal = Journal(exchange.body.budget)
                 await _relay_events(answer, exchange, exchange.journal)
             return answer.status
         finally:
@@ -150,7 +150,7 @@ async def _relay_events(answer: UpstreamAnswer, exchange: Exchange, journal: Jou
         if events:
             exchange.write(events)
         journal.keep(lines)
-        if journal.is_too_long:
+        if journal.is_given_up:
             exchange.body.drop()
 
     await exchange.relay(answer, write)

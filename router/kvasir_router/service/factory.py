@@ -19,7 +19,7 @@ from kvasir_router.placement.placement import Policy
 from kvasir_router.placement.power_of_two import PowerOfTwo
 from kvasir_router.placement.round_robin import RoundRobin
 from kvasir_router.placement.session_affinity import SessionAffinity
-from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, PrefixMemory
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.service.catalog import ModelCatalog
 from kvasir_router.service.health import Prober
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from kvasir_router.service.following import FollowingFactory
     from kvasir_router.service.peer_feed import PeerFeed
 
+# Behind a gateway: so long after its last prompt a service has no tokenizer in memory.
+_TOKENIZER_IDLE_SECONDS = 600.0
 _POLICIES: dict[PolicyName, type[Policy]] = {
     "finishTime": FinishTime,
     "leastWork": LeastWork,
@@ -82,6 +84,7 @@ class ServiceFactory:
         self._tenant_limits = tenant_limits
         self._decisions = decisions
         self._peer_feed = peer_feed
+        self._prefix_memory = PrefixMemory()
         self._followings = _followings(config, session)
 
     def create(self, settings: ServiceSettings) -> Service:
@@ -107,7 +110,11 @@ class ServiceFactory:
             self._peer_feed.attach(settings.name, peers)
         following = None
         index: PrefixIndex = ApproximatePrefixIndex(
-            config.prefix_index_size, config.prefix_ttl, config.prefix_block_size, config.bytes_per_token
+            config.prefix_index_size,
+            config.prefix_ttl,
+            config.prefix_block_size,
+            config.bytes_per_token,
+            self._prefix_memory,
         )
         if self._followings is not None:
             following = self._followings.create(index, registry, settings.router_secret, admission.wake)
@@ -159,7 +166,8 @@ def _followings(config: RouterConfig, session: aiohttp.ClientSession) -> "Follow
         return None
     from kvasir_router.service.following import FollowingFactory  # 160 ms and 9 MB, see there
 
-    return FollowingFactory(config.kv_events, config.kv_index_size, session, time.perf_counter)
+    idle_seconds = _TOKENIZER_IDLE_SECONDS if config.gateway else None
+    return FollowingFactory(config.kv_events, config.kv_index_size, session, time.perf_counter, idle_seconds)
 
 
 def _queue_limits(settings: ServiceSettings) -> QueueLimits:

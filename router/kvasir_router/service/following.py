@@ -13,13 +13,14 @@ from kvasir_router.config import KvEventPorts
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.prefix_index.mixed import MixedIndex
-from kvasir_router.prefix_index.precise import PreciseIndex
+from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.subscriber import Context
 from kvasir_router.prefix_index.threads import Threads
 from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.registry import Registry
 from kvasir_router.service.tokenizer_source import TokenizerSource
+from kvasir_router.service.tokenizers import Tokenizers
 
 
 class Following:
@@ -44,7 +45,9 @@ class Following:
 
 
 class FollowingFactory:
-    """What all services share: ZMQ's I/O thread, and the threads in which long prompts are tokenised."""
+    """What all services share: ZMQ's I/O thread, the threads in which long prompts are tokenised, tokenizers, and the
+    bound on the blocks that are remembered.
+    """
 
     def __init__(
         self,
@@ -52,10 +55,15 @@ class FollowingFactory:
         max_blocks: int,
         session: aiohttp.ClientSession,
         clock: Callable[[], float],
+        tokenizer_idle_seconds: float | None,
     ) -> None:
-        """`session` asks engines for their tokenizer; its owner closes it."""
+        """`session` asks engines for their tokenizer; its owner closes it. `tokenizer_idle_seconds`: see
+        TokenizerSource.
+        """
         self._ports = ports
-        self._max_blocks = max_blocks
+        self._blocks = BlockBudget(max_blocks)
+        self._tokenizers = Tokenizers()
+        self._tokenizer_idle_seconds = tokenizer_idle_seconds
         self._session = session
         self._clock = clock
         self._context: Context = zmq.Context()
@@ -72,10 +80,15 @@ class FollowingFactory:
                 endpoint.load.report(report, self._clock())
                 on_room()
 
-        precise = PreciseIndex(self._max_blocks)
+        precise = PreciseIndex(self._blocks)
         feed = EventFeed(self._ports, precise, report, self._context, self._clock)
-        index = MixedIndex(approximate, precise, self._threads, lambda: registry.own_models, feed.resync)
-        return Following(feed, TokenizerSource(self._session, router_secret, index.use_tokenizer), index)
+        index = MixedIndex(
+            approximate, precise, self._threads, lambda: registry.own_models, feed.resync, lambda: source.want()
+        )
+        source = TokenizerSource(
+            self._session, router_secret, self._tokenizers, index.use_tokenizer, self._tokenizer_idle_seconds
+        )
+        return Following(feed, source, index)
 
     def close(self) -> None:
         """After all that it has made."""

@@ -42,7 +42,9 @@ _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 # A busy engine may miss a probe; a refused connection or an answer counts at once. With the default interval a stopped
 # engine is found within 7.4 s: 1 s until the next probe, three of 2 s, and 0.2 s between them.
 _SILENT_PROBES_TO_EJECT = 3
-_NO_ANSWER = (aiohttp.ClientError, OSError, msgspec.DecodeError)
+_NO_ANSWER = (aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeError)
+# An engine of another make has no /ready, or keeps it to itself.
+_NO_WORD = frozenset({401, 403, 404, 405})
 _NOBODY_THERE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 
@@ -58,6 +60,12 @@ class _Card(msgspec.Struct):
     id: str
 
 
+class _Load(msgspec.Struct):
+    """The part of /load that tells one process from the next."""
+
+    instance: str | None = None
+
+
 class _Listing(msgspec.Struct):
     """The part of /v1/models that routing needs."""
 
@@ -69,6 +77,8 @@ class _Watch:
     address: Address
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     num_silent: int = 0
+    instance: str | None = None  # of the process that was ready last; None: not known
+    has_been_ready: bool = False
     has_listed: bool = False  # its models
     num_since_listed: int = 0  # probes
     was_scraped: bool = False
@@ -139,7 +149,7 @@ class Prober:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, address: Address, watch: _Watch) -> None:
-        while not watch.is_gone or self._ledger.has_in_flight(watch.url):
+        while not watch.is_gone or (self._ledger.has_in_flight(watch.url) and not self._is_succeeded(watch)):
             try:
                 await self._pace.turn()
                 await self._probe(watch)
@@ -150,6 +160,10 @@ class Prober:
                 async with asyncio.timeout(self._seconds_to_next(watch)):
                     await watch.wake.wait()
         del self._watches[address]
+
+    def _is_succeeded(self, gone: _Watch) -> bool:
+        """Another pod has its address by now, whose own watch tells of whatever is in flight there."""
+        return any(watch.url == gone.url and not watch.is_gone for watch in self._watches.values())
 
     def _seconds_to_next(self, watch: _Watch) -> float:
         if (watch.is_gone or self._is_ready(watch)) and not watch.num_silent:
@@ -162,6 +176,8 @@ class Prober:
     async def _probe(self, watch: _Watch) -> None:
         finding = await self._find(watch.url)
         watch.num_silent = watch.num_silent + 1 if finding is _Finding.SILENT else 0
+        if finding is _Finding.READY and not watch.has_listed and not watch.is_gone:
+            await self._learn_instance(watch)
         if not watch.is_gone:
             self._report(watch, self._state(watch, finding))
         if finding is _Finding.NOT_READY and self._migration is not None:
@@ -181,9 +197,9 @@ class Prober:
             health = await self._status(f"{url}/health")
             if health >= 500:
                 return _Finding.UNHEALTHY
-            if ready != 404:
+            if ready not in _NO_WORD:
                 return _Finding.NOT_READY
-            # An engine of another make has no /ready, and perhaps no /health: then that it lists its models must do.
+            # Perhaps it has no /health either: then that it lists its models must do.
             alive = await self._status(f"{url}/v1/models") if health == 404 else health
             return _Finding.READY if alive == 200 else _Finding.NOT_READY
         except TimeoutError:
@@ -227,6 +243,19 @@ class Prober:
         with contextlib.suppress(*_NO_ANSWER):
             await self._learn_kv(watch.url)
             watch.was_scraped = True
+
+    async def _learn_instance(self, watch: _Watch) -> None:
+        """What another process had cached is not counted on; one that was not ready and does not say may be another."""
+        before, was_ready = watch.instance, watch.has_been_ready
+        watch.instance, watch.has_been_ready = None, True
+        with contextlib.suppress(*_NO_ANSWER):
+            load = msgspec.json.decode(await self._get(f"{watch.url}/load"), type=_Load)
+            watch.instance = load.instance
+        state = self._registry.state_of(watch.url)
+        is_told = before is not None and watch.instance is not None
+        is_another = before != watch.instance if is_told else state is EndpointState.NOT_READY
+        if was_ready and is_another and state is not EndpointState.UNREACHABLE:
+            self._index.withdraw(watch.url)
 
     async def _learn_models(self, url: str) -> None:
         listing = msgspec.json.decode(await self._get(f"{url}/v1/models"), type=_Listing)

@@ -204,7 +204,7 @@ class EndpointLoad:
         self._foresee()
 
     def expire(self, now: float) -> None:
-        """To be called now and then: forgets what has not been said again for too long."""
+        """To be called every second: forgets what has not been said again for too long."""
         if self._report is not None and not self._report.holds(now - self._reported_at):
             self.forget_report()
         if self._scraped_at is not None and now - self._scraped_at > SCRAPE_LIFETIME_SECONDS:

@@ -155,6 +155,14 @@ class Service:
         if isinstance(error, UpstreamConnectError):
             self.prober.eject(url)
 
+    def refresh(self) -> None:
+        """What time alone changes of its engines, room for a request among it; to be called every second."""
+        now = self._clock()
+        self.in_flight_limits.refresh()
+        for endpoint in self.registry:
+            endpoint.load.expire(now)
+        self.admission.wake()
+
     def expire(self) -> None:
         """Forgets what is too old to be believed; to be called now and then."""
         now = self._clock()
@@ -162,8 +170,6 @@ class Service:
         self._prefill.refresh(now)
         if self.pairing is not None:
             self.pairing.transfers.refresh(self.registry.urls(), now)
-        for endpoint in self.registry:
-            endpoint.load.expire(now)
 
     def describe(self) -> list[dict[str, Any]]:
         """For /endpoints: everything known of each endpoint, as plain JSON."""

@@ -1,7 +1,8 @@
 """Learns the engines' tokenizer: one engine of each revision is asked, since its revision decides what it serves.
 
 The newest answer is used. Engines of another make have none to give (404); then there is none, and prompts other than
-token ids are matched approximately.
+token ids are matched approximately. Behind a gateway most services may be asked nothing for hours: theirs is learned
+when the first prompt wants it, and dropped once none has for a while.
 """
 
 import asyncio
@@ -15,27 +16,37 @@ from kvasir_router.config import ROUTER_SECRET_VARIABLE
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.tokens import PromptTokenizer, TokenizerCard, UnusableTokenizerError
 from kvasir_router.relay.proxy import ROUTER_SECRET_HEADER
+from kvasir_router.service.tokenizers import Tokenizers
 
 logger = logging.getLogger(__name__)
 
-CACHE_BYTES = 64 * 2**20
-"""Of texts and their tokens, a service."""
 _RETRY_SECONDS = 2.0
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 _decoder = msgspec.json.Decoder(TokenizerCard)
 
 
 class TokenizerSource:
-    """`on_tokenizer` gets each tokenizer that differs from the last. Its task runs while there is somebody to ask."""
+    """`on_tokenizer` gets each tokenizer that differs from the last, and None when it is dropped. Its task runs while
+    there is somebody to ask.
+    """
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         router_secret: str | None,
-        on_tokenizer: Callable[[PromptTokenizer], None],
+        tokenizers: Tokenizers,
+        on_tokenizer: Callable[[PromptTokenizer | None], None],
+        idle_seconds: float | None,
     ) -> None:
-        """`router_secret` is what engines know the router by."""
+        """`router_secret` is what engines know the router by. `idle_seconds`: a tokenizer that nobody has wanted for so
+        long is dropped; None: it is wanted from the start, for good.
+        """
         self._session = session
+        self._tokenizers = tokenizers
+        self._idle_seconds = idle_seconds
+        self._is_wanted = idle_seconds is None
+        self._last_wanted = 0.0  # of the event loop's clock
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._headers = {} if router_secret is None else {ROUTER_SECRET_HEADER: router_secret}
         self._on_tokenizer = on_tokenizer
         self._addresses: frozenset[Address] = frozenset()
@@ -53,13 +64,41 @@ class TokenizerSource:
         self._addresses = frozenset(addresses)
         self._without &= self._addresses
         self._known_revisions &= {address.revision for address in self._addresses}
-        if self.is_done and self._to_ask():
-            self._task = asyncio.create_task(self._ask_all(), name="tokenizer source")
+        self._begin()
+
+    def want(self) -> None:
+        """To be called with every prompt that could be tokenised."""
+        if self._idle_seconds is None:
+            return
+        self._last_wanted = asyncio.get_running_loop().time()
+        if not self._is_wanted:
+            self._is_wanted = True
+            self._drop_later(self._idle_seconds)
+            self._begin()
 
     async def close(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def _begin(self) -> None:
+        if self.is_done and self._to_ask():
+            self._task = asyncio.create_task(self._ask_all(), name="tokenizer source")
+
+    def _drop_later(self, seconds: float) -> None:
+        self._idle_timer = asyncio.get_running_loop().call_later(seconds, self._drop_if_idle)
+
+    def _drop_if_idle(self) -> None:
+        assert self._idle_seconds is not None
+        seconds_left = self._last_wanted + self._idle_seconds - asyncio.get_running_loop().time()
+        if seconds_left > 0:
+            self._drop_later(seconds_left)
+            return
+        self._is_wanted, self._digest = False, None
+        self._known_revisions.clear()
+        self._on_tokenizer(None)
 
     async def _ask_all(self) -> None:
         while True:
@@ -71,6 +110,8 @@ class TokenizerSource:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _to_ask(self) -> list[Address]:
+        if not self._is_wanted:
+            return []
         unknown = self._addresses - self._without
         return [address for address in unknown if address.revision not in self._known_revisions]
 
@@ -99,7 +140,9 @@ class TokenizerSource:
 
     async def _use(self, card: TokenizerCard, address: Address) -> None:
         if card.digest != self._digest:
-            tokenizer = await asyncio.to_thread(PromptTokenizer, card, CACHE_BYTES)
+            tokenizer = await self._tokenizers.of(card)
+            if not self._is_wanted:
+                return
             self._digest = card.digest
             self._on_tokenizer(tokenizer)
             logger.info("endpoint %s has told its tokenizer, digest %s", address.url, card.digest[:12])

@@ -11,6 +11,7 @@ from tests.router.prefix_index.test_mixed import Parts
 from tests.router.prefix_index.test_tokens import card
 
 from kvasir_router import request
+from kvasir_router.dialects import bounded_json
 from kvasir_router.dialects.bounded_json import MAX_ELEMENTS, BoundedDecoder, is_too_much
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.completions import Completions
@@ -18,7 +19,7 @@ from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields
 from kvasir_router.dialects.embeddings import Embeddings
 from kvasir_router.dialects.passthrough import Passthrough
 from kvasir_router.dialects.tokenize import Tokenize
-from kvasir_router.prefix_index.tokens import PromptTokenizer
+from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 from kvasir_router.relay.kv_transfer import without_clients_params
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +42,7 @@ def prompt(dialect: Dialect, body: bytes) -> Prompt:
 async def index() -> AsyncIterator[Any]:
     """That renders and tokenises what it can."""
     parts = Parts()
-    parts.index.use_tokenizer(PromptTokenizer(card(), 2**20))
+    parts.index.use_tokenizer(PromptTokenizer(card(), PieceCache(2**20)))
     yield parts.index
     parts.threads.close()
 
@@ -158,3 +159,9 @@ async def test_a_body_of_many_values_is_relayed_as_it_is(
     async with client.post(router.url + "/v1/chat/completions", data=io.BytesIO(body)) as response:
         assert response.status == 200
     assert engine.bodies == [body]
+
+
+@pytest.mark.parametrize("shift", range(-4, 2))
+def test_what_lies_across_two_slices_counts_once(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_json, "_SLICE_BYTES", 100)
+    assert bounded_json._num_elements(b"x" * (100 + shift) + rb"\u005b" + b"," * 200) == 202

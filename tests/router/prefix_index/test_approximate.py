@@ -1,13 +1,17 @@
 import random
+import threading
+from typing import Any
 
 import pytest
 
 from kvasir_router.dialects.dialect import Prompt
+from kvasir_router.prefix_index import approximate
 from kvasir_router.prefix_index.approximate import (
     BYTES_PER_BLOCK,
     MAX_BLOCKS_PER_PROMPT,
     ApproximatePrefixIndex,
     BlockHashes,
+    PrefixMemory,
     hash_blocks,
 )
 
@@ -46,6 +50,24 @@ def test_a_huge_prompt_is_hashed_up_to_a_bound() -> None:
 
 def test_prompts_of_another_seed_share_no_block() -> None:
     assert not set(LONG) & set(hash_blocks(bytes(range(100)), 10, seed=b"2"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("num_bytes_more", "is_in_loop"), [(0, True), (1, False)])
+async def test_what_takes_long_to_hash_is_hashed_in_a_thread(
+    num_bytes_more: int, is_in_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def hashed(*arguments: Any) -> tuple[int, ...]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return hash_blocks(*arguments)
+
+    monkeypatch.setattr(approximate, "hash_blocks", hashed)
+    content = b"x" * (approximate._THREAD_BYTES + num_bytes_more)
+    made = ApproximatePrefixIndex(100, 10.0, block_tokens=1024, bytes_per_token=4.0)
+    found = await made.key(Prompt(content, is_token_ids=False, seed=b"s"))
+    assert (threads, found.hashes) == ([is_in_loop], hash_blocks(content, 4096, b"s"))
 
 
 @pytest.mark.anyio
@@ -197,10 +219,23 @@ def test_the_place_of_a_gone_endpoint_is_taken_by_the_next_without_its_blocks() 
 
 
 def test_all_endpoints_together_are_bounded_in_bytes() -> None:
-    bounded = ApproximatePrefixIndex(100, 10.0, 1, 10.0, max_bytes=12 * BYTES_PER_BLOCK)
+    bounded = ApproximatePrefixIndex(100, 10.0, 1, 10.0, PrefixMemory(12 * BYTES_PER_BLOCK))
     for url in ("a", "b", "a"):
         insert(bounded, url, LONG, now=0)
     assert (bounded.num_blocks("a"), bounded.num_blocks("b")) == (6, 6)
+
+
+def test_indexes_that_share_a_memory_have_equal_parts_of_it_and_give_theirs_back() -> None:
+    memory = PrefixMemory(12 * BYTES_PER_BLOCK)
+    one, other = [ApproximatePrefixIndex(100, 10.0, 1, 10.0, memory) for _ in range(2)]
+    insert(one, "a", LONG, now=0)
+    insert(other, "b", LONG, now=5)
+    assert (one.num_blocks("a"), other.num_blocks("b")) == (10, 6)
+    one.expire(now=5)
+    assert one.num_blocks("a") == 6, "nothing was sent there since the other came"
+    one.expire(now=10)
+    insert(other, "b", LONG, now=10)
+    assert (one.num_blocks("a"), other.num_blocks("b")) == (0, 10)
 
 
 def test_many_dispatches_of_few_blocks_do_not_grow_it() -> None:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvasir_router.prefix_index.block_keys import prompt_keys
 from kvasir_router.prefix_index.event_order import Action, Apply, EventOrder, Lost, Replay, Reset
 from kvasir_router.prefix_index.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvasir_router.prefix_index.precise import DOUBT_SECONDS, PreciseIndex
+from kvasir_router.prefix_index.precise import DOUBT_SECONDS, BlockBudget, PreciseIndex
 
 Path = tuple[int, ...]
 """A block as all blocks up to it; each is one token here."""
@@ -45,7 +45,7 @@ class Following(RuleBasedStateMachine):
         self.engine = Engine(0)
         self.messages: dict[bytes, Event] = {}  # payload -> event
         self.sent: list[tuple[int, bytes]] = []  # by the process of now
-        self.index = PreciseIndex(1000)
+        self.index = PreciseIndex(BlockBudget(1000))
         self.order = EventOrder()
         self.asked: int | None = None
         self.perform(self.order.resync())

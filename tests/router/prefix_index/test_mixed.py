@@ -14,9 +14,9 @@ from kvasir_router.prefix_index import threads as threads_module
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.kv_events import BlockStored, extra_key
 from kvasir_router.prefix_index.mixed import MixedIndex
-from kvasir_router.prefix_index.precise import PreciseIndex
+from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.threads import Threads
-from kvasir_router.prefix_index.tokens import PromptTokenizer
+from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 
 pytestmark = pytest.mark.anyio
 SIZE = 16
@@ -36,7 +36,7 @@ def stored(tokens: "array[int]", adapter: bytes = b"", salt: bytes = b"") -> Blo
 class Parts:
     def __init__(self) -> None:
         self.withdrawn: list[str] = []
-        self.precise = PreciseIndex(10_000)
+        self.precise = PreciseIndex(BlockBudget(10_000))
         self.threads = Threads()
         approximate = ApproximatePrefixIndex(1000, 100, block_tokens=SIZE, bytes_per_token=4)
         base = frozenset({"base"})
@@ -85,7 +85,7 @@ async def test_a_salted_prompt_is_its_own(parts: Parts) -> None:
 
 
 async def test_text_is_matched_by_its_tokens_once_the_tokenizer_is_known(parts: Parts) -> None:
-    tokenizer = PromptTokenizer(card(), 10**6)
+    tokenizer = PromptTokenizer(card(), PieceCache(10**6))
     prompt = Prompt(b"def hello(name): return name " * 20, False, b"", is_text=True, model="base")
     tokens = array("I", ids(tokenizer.tokens(prompt)))
     parts.precise.reset("told", 0, is_complete=True)
@@ -107,7 +107,7 @@ async def test_what_cannot_be_tokenised_is_guessed_even_where_events_tell_all(pa
 async def test_a_guess_is_no_longer_than_the_prompt_is_known_to_be(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = PromptTokenizer(card(), 10**6)
+    tokenizer = PromptTokenizer(card(), PieceCache(10**6))
     monkeypatch.setattr(tokenizer, "tokens", lambda prompt: array("I", [1] * 20).tobytes())
     parts.index.use_tokenizer(tokenizer)
     key = await parts.index.key(Prompt(b"x" * 640, False, b"", is_text=True, model="base"))

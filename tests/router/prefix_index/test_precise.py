@@ -9,7 +9,7 @@ import pytest
 from kvasir_router.prefix_index import precise
 from kvasir_router.prefix_index.block_keys import prompt_keys
 from kvasir_router.prefix_index.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Digest, extra_key
-from kvasir_router.prefix_index.precise import DOUBT_SECONDS, Chains, PreciseIndex
+from kvasir_router.prefix_index.precise import DOUBT_SECONDS, BlockBudget, Chains, PreciseIndex
 
 SIZE = 4
 PROMPT = list(range(100, 132))  # eight blocks
@@ -38,7 +38,7 @@ def names(tokens: list[int], by: str = "", size: int = SIZE) -> list[Digest]:
 
 
 def index_of(*urls: str) -> PreciseIndex:
-    index = PreciseIndex(1000, guess_seconds=2)
+    index = PreciseIndex(BlockBudget(1000), guess_seconds=2)
     for url in urls:
         index.reset(url, 0, is_complete=True)
     return index
@@ -188,6 +188,39 @@ def test_a_failed_dispatch_is_withdrawn_and_what_events_said_stays() -> None:
     assert index.match(chains_of(PROMPT), 0.1) == {"a": 8}
 
 
+@pytest.mark.parametrize("seconds_between", [0, 2])
+def test_what_a_sibling_in_flight_shares_with_a_failed_dispatch_is_expected_all_the_same(seconds_between: int) -> None:
+    index = index_of("a", "b")
+    index.apply("a", stored([0] * SIZE), 0)
+    sibling = [*PROMPT[:12], *[7] * 20]
+    index.insert("a", chains_of(sibling), 0)
+    index.insert("b", chains_of(PROMPT), 0)
+    index.insert("a", chains_of(PROMPT), seconds_between)
+    index.withdraw("a", chains_of(PROMPT))
+    assert index.match(chains_of(PROMPT), seconds_between) == {"a": 12, "b": 32}
+    index.withdraw("a", chains_of(sibling))
+    assert index.match(chains_of(PROMPT), seconds_between) == {"b": 32}
+
+
+def test_a_prompt_that_was_sent_twice_is_expected_until_both_have_failed() -> None:
+    index = index_of("a")
+    index.apply("a", stored([0] * SIZE), 0)
+    for _ in range(2):
+        index.insert("a", chains_of(PROMPT), 0)
+    index.withdraw("a", chains_of(PROMPT))
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32}
+    index.withdraw("a", chains_of(PROMPT))
+    assert index.match(chains_of(PROMPT), 0) == {}
+
+
+def test_dispatches_are_remembered_no_longer_than_guesses() -> None:
+    index = index_of("a")
+    index.insert("a", chains_of(PROMPT, precise.DEFAULT_BLOCK_SIZE), 0)
+    for now in (2, 4):
+        index.expire(now)
+    assert index._guesses._old_dispatches == index._guesses._new_dispatches == []
+
+
 def test_guesses_for_an_endpoint_without_events_are_nobodys() -> None:
     index = index_of()
     index.insert("a", chains_of(PROMPT, 16), 0)
@@ -308,11 +341,27 @@ def test_a_cleared_cache_is_known_completely_again() -> None:
 
 
 def test_memory_is_bounded_and_what_is_beyond_is_not_believed() -> None:
-    index = PreciseIndex(5, guess_seconds=2)
+    index = PreciseIndex(BlockBudget(5), guess_seconds=2)
     index.reset("a", 0, is_complete=True)
     index.apply("a", stored(PROMPT), 0)
     assert (index.num_held, index.num_refused) == (5, 3)
-    assert index.match(chains_of(PROMPT), 0) == {"a": 20}
+    assert (index.match(chains_of(PROMPT), 0), index.is_complete("a")) == ({"a": 20}, False)
+
+
+def test_memory_is_bounded_for_all_indexes_together() -> None:
+    budget = BlockBudget(10)
+    one, other = PreciseIndex(budget), PreciseIndex(budget)
+    for index in (one, other):
+        index.reset("a", 0, is_complete=True)
+        index.apply("a", stored(PROMPT), 0)
+    assert (one.num_held, other.num_held, other.num_refused) == (8, 2, 6)
+    one.doubt("a", 0)
+    one.apply("a", stored(PROMPT[:8]), 0)
+    one.forget("a")
+    one.expire(DOUBT_SECONDS)
+    assert budget.num_held == other.num_held == 2
+    other.apply("a", stored(PROMPT), 0)
+    assert other.num_held == 8
 
 
 def test_seventy_endpoints_are_told_apart() -> None:

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index.tokens import (
+    ENTRY_BYTES,
     PieceCache,
     PromptTokenizer,
     TokenizerCard,
@@ -42,7 +43,7 @@ def ids(tokens: bytes | None) -> list[int]:
 
 @pytest.fixture(scope="module")
 def own() -> PromptTokenizer:
-    return PromptTokenizer(card(), 10**6)
+    return PromptTokenizer(card(), PieceCache(10**6))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_text_that_is_not_utf8_has_no_tokens(own: PromptTokenizer) -> None:
 
 
 def test_a_model_without_template_has_no_conversations() -> None:
-    plain = PromptTokenizer(card(chat_template=None), 10**6)
+    plain = PromptTokenizer(card(chat_template=None), PieceCache(10**6))
     assert plain.tokens(chat([{"role": "user", "content": "hi"}])) is None
 
 
@@ -206,7 +207,7 @@ def test_a_text_is_not_cut_where_that_could_change_its_tokens(tokenizer: tokeniz
 @settings(max_examples=60, deadline=None)
 def test_other_steps_see_each_piece_alone(steps: dict[str, Any], pieces: list[str]) -> None:
     tokenizer = with_tokens(words(**steps), special("<a>"))
-    prompts = PromptTokenizer(card(tokenizer, "<a>"), 10**6)
+    prompts = PromptTokenizer(card(tokenizer, "<a>"), PieceCache(10**6))
     assert prompts._separator is not None
     text = "".join(pieces)
     assert ids(prompts.encode(text, add_special_tokens=False)) == tokenizer.encode(text, add_special_tokens=False).ids
@@ -215,27 +216,36 @@ def test_other_steps_see_each_piece_alone(steps: dict[str, Any], pieces: list[st
 def test_special_tokens_go_around_a_text() -> None:
     around = processors.TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 4)])
     tokenizer = with_tokens(words(pre_tokenizer=pre_tokenizers.Whitespace(), post_processor=around), special("<a>"))
-    prompts = PromptTokenizer(card(tokenizer, "<a>"), 10**6)
+    prompts = PromptTokenizer(card(tokenizer, "<a>"), PieceCache(10**6))
     for text in ("a b<a>a", ""):
         assert ids(prompts.encode(text, add_special_tokens=True)) == tokenizer.encode(text).ids
 
 
 def test_what_is_no_tokenizer_or_template_is_said() -> None:
     with pytest.raises(UnusableTokenizerError, match=r"tokenizer\.json cannot be read"):
-        PromptTokenizer(TokenizerCard("{}", "digest"), 10**6)
+        PromptTokenizer(TokenizerCard("{}", "digest"), PieceCache(10**6))
     with pytest.raises(UnusableTokenizerError, match="no Jinja"):
-        PromptTokenizer(card(chat_template="{% if %}"), 10**6)
+        PromptTokenizer(card(chat_template="{% if %}"), PieceCache(10**6))
 
 
 def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
-    cache = PieceCache(max_bytes=3 * (250 + 49 + 1 + 4))
+    piece_bytes = ENTRY_BYTES + 49 + 1 + 4
+    cache = PieceCache(max_bytes=3 * piece_bytes)
     for text in ("a", "b", "c"):
-        cache.put(text, b"1234")
-    assert cache.get("a") == b"1234"
-    cache.put("d", b"1234")
-    assert [cache.get(text) is not None for text in "abcd"] == [True, False, True, True]
-    cache.put("e" * 2000, b"")
-    assert cache.num_bytes <= 3 * 304
+        cache.put(None, text, b"1234")
+    assert cache.get(None, "a") == b"1234"
+    cache.put(None, "d", b"1234")
+    assert [cache.get(None, text) is not None for text in "abcd"] == [True, False, True, True]
+    cache.put(None, "e" * 2000, b"")
+    assert cache.num_bytes <= 3 * piece_bytes
+
+
+def test_two_tokenizers_may_share_a_cache_and_not_their_tokens(whole: tokenizers.Tokenizer) -> None:
+    pieces = PieceCache(10**6)
+    bytewise = tokenizers.Tokenizer(models.WordLevel({"def": 0, "?": 1}, unk_token="?"))
+    for tokenizer in (whole, bytewise):
+        prompts = PromptTokenizer(card(tokenizer, None), pieces)
+        assert ids(prompts.encode("def", add_special_tokens=False)) == tokenizer.encode("def").ids
 
 
 def test_bytes_that_an_engine_makes_another_prompt_of_have_no_tokens(own: PromptTokenizer) -> None:

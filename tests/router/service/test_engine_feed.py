@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from kvasir_router.prefix_index.event_statistics import EventStatistics
-from kvasir_router.prefix_index.precise import PreciseIndex
+from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.subscriber import EventListener, Subscriber
 from kvasir_router.service.engine_feed import EngineFeed
 from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
@@ -44,7 +44,7 @@ class Engine:
         self.made: list[tuple[int, FakeSubscriber]] = []
         self.heard: list[LoadReport] = []
         self.error: zmq.ZMQError | None = None
-        self.index = PreciseIndex(100)
+        self.index = PreciseIndex(BlockBudget(100))
         self.feed = EngineFeed(
             URL, self._subscribe, self.index, lambda _, report: self.heard.append(report), lambda: self.now
         )

@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import pytest
+from tests.router.parts import a_request
 
 from kvasir_router.endpoints.address import Address
+from kvasir_router.placement.placement import Placement, leg_on
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
 from kvasir_router.service import health
 from kvasir_router.service.health import Prober
@@ -38,6 +41,9 @@ class ScriptedEngine:
         self.num_scrapes = 0
         self.num_listings = 0
         self.models = b'{"data": []}'
+        self.loads: list[bytes] = []  # what /load answers, one after the other, then for ever the last
+        self.statuses: dict[str, int] = {}  # of other pages than /ready, where not 200
+        self.ledger = Ledger(lambda: None)
         self.registry = Registry(lambda: EndpointLoad(1, FleetPrefill().new_member()), lambda: None, own_models={"m"})
         self.registry.set_addresses({ENGINE}, EndpointState.UNKNOWN)
         self.index = ApproximatePrefixIndex(1, 1.0, 1, 1.0)
@@ -47,7 +53,7 @@ class ScriptedEngine:
     async def probed(self, interval_seconds: float = 0.001) -> AsyncIterator[Prober]:
         session = cast(aiohttp.ClientSession, self)
         pace = ProbePace(per_second=1e6)
-        prober = Prober(self.registry, Ledger(lambda: None), self.index, session, interval_seconds, pace)
+        prober = Prober(self.registry, self.ledger, self.index, session, interval_seconds, pace)
         prober.follow({ENGINE})
         yield prober
         await prober.close()
@@ -55,7 +61,10 @@ class ScriptedEngine:
     @contextlib.asynccontextmanager
     async def get(self, url: str, **options: Any) -> AsyncIterator[Any]:
         if not url.endswith("/ready"):
-            yield SimpleNamespace(status=200, read=partial(self._read, url))
+            status = self.statuses.get(url.removeprefix(ENGINE.url), 200)
+            if status != 200 and options.get("raise_for_status"):
+                raise aiohttp.ClientError
+            yield SimpleNamespace(status=status, read=partial(self._read, url))
             return
         self.states.append(self.registry.state_of(ENGINE.url))
         if not self._answers:
@@ -68,6 +77,8 @@ class ScriptedEngine:
     async def _read(self, url: str) -> bytes:
         self.num_scrapes += url.endswith("/metrics")
         self.num_listings += url.endswith("/v1/models")
+        if url.endswith("/load") and self.loads:
+            return self.loads.pop(0) if len(self.loads) > 1 else self.loads[0]
         return b"kvasir_kv_cache_usage_ratio 0.5" if url.endswith("/metrics") else self.models
 
 
@@ -99,6 +110,37 @@ async def test_the_cache_of_an_unreachable_engine_is_not_counted_on(
     assert engine.index.num_blocks(ENGINE.url) == num_blocks
 
 
+@pytest.mark.parametrize(
+    ("away", "before", "after", "num_blocks"),
+    [
+        (LOADING, b'{"instance": "a"}', b'{"instance": "a"}', 1),
+        (LOADING, b'{"instance": "a"}', b'{"instance": "b"}', 0),
+        (LOADING, b"{}", b"{}", 0),
+        (LOADING, b'{"instance": "a"}', b'{"instance": "\xff"}', 0),
+        (SILENT, b'{"instance": "a"}', b'{"instance": "a"}', 1),
+        (SILENT, b'{"instance": "a"}', b'{"instance": "b"}', 0),
+        (SILENT, b"{}", b"{}", 1),
+        (SILENT, b'{"instance": "a"}', b"{}", 1),
+    ],
+)
+async def test_what_an_engine_had_cached_is_counted_on_in_the_same_process_only(
+    until: Until, away: int | None, before: bytes, after: bytes, num_blocks: int
+) -> None:
+    """An engine that is not ready for a while may be restarted; one that is silent for a moment is busy, as a rule."""
+    engine = ScriptedEngine(READY, away, away, READY)
+    engine.loads = [before, after]
+    async with engine.probed():
+        await until(lambda: len(engine.states) == 5)
+    assert (engine.states[-1], engine.index.num_blocks(ENGINE.url)) == (EndpointState.READY, num_blocks)
+
+
+async def test_an_engine_that_is_ready_for_the_first_time_has_lost_nothing(until: Until) -> None:
+    engine = ScriptedEngine(LOADING, READY, READY)
+    async with engine.probed():
+        await until(lambda: len(engine.states) == 4)
+    assert engine.index.num_blocks(ENGINE.url) == 1
+
+
 UP, DOWN, NOT_READY = EndpointState.READY, EndpointState.UNREACHABLE, EndpointState.NOT_READY
 
 
@@ -117,6 +159,48 @@ async def test_an_engine_that_was_never_ready_is_out_at_its_first_silence(until:
 
 async def test_an_engine_that_says_it_is_not_ready_is_believed_at_once(until: Until) -> None:
     assert await states_after(until, READY, LOADING, READY) == [UP, NOT_READY, UP]
+
+
+@pytest.mark.parametrize(
+    ("ready", "health", "models", "state"),
+    [
+        (401, 200, 200, UP),
+        (403, 200, 200, UP),
+        (404, 200, 200, UP),
+        (405, 200, 200, UP),
+        (404, 429, 200, NOT_READY),
+        (403, 404, 200, UP),
+        (404, 405, 200, NOT_READY),
+        (404, 404, 401, NOT_READY),
+        (429, 200, 200, NOT_READY),
+        (500, 200, 200, NOT_READY),
+        (404, 500, 200, DOWN),
+    ],
+)
+async def test_an_engine_that_does_not_say_whether_it_is_ready_is_asked_otherwise(
+    until: Until, ready: int, health: int, models: int, state: EndpointState
+) -> None:
+    engine = ScriptedEngine(ready)
+    engine.statuses = {"/health": health, "/v1/models": models}
+    async with engine.probed():
+        await until(lambda: len(engine.states) == 2)
+    assert engine.states[1] is state
+
+
+async def test_a_gone_engine_is_watched_until_its_requests_are_over_or_another_has_its_address(until: Until) -> None:
+    engine = ScriptedEngine(*[READY] * 100_000)
+    endpoint = engine.registry.get(ENGINE.url)
+    assert endpoint is not None
+    engine.ledger.dispatch(a_request(), Placement(leg_on(endpoint, a_request(), {})), 0.0)
+    successor = replace(ENGINE, uid="successor")
+    async with engine.probed() as prober:
+        prober.follow(frozenset())
+        num_probes = len(engine.states)
+        await until(lambda: len(engine.states) > num_probes + 2)
+        assert prober._watches.keys() == {ENGINE}
+        prober.follow({successor})
+        await until(lambda: prober._watches.keys() == {successor})
+    assert engine.ledger.has_in_flight(ENGINE.url)
 
 
 async def test_an_idle_services_engines_are_probed_seldom(until: Until) -> None:

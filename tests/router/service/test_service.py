@@ -16,6 +16,7 @@ from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
 from kvasir_router.service.ledger import Ticket
+from kvasir_router.service.load import SCRAPE_LIFETIME_SECONDS
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.service.service import Service
 
@@ -29,12 +30,23 @@ CONFIG = RouterConfig(endpoint=(A.url,), prefix_block_size=10, bytes_per_token=1
 
 
 @pytest.fixture
-def service() -> Service:
+def factory() -> ServiceFactory:
+    return ServiceFactory(CONFIG, None, TenantLimits(None, None, lambda: None), DecisionLog(), None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def service(factory: ServiceFactory) -> Service:
     """Of A and B, both ready; nobody probes them."""
-    factory = ServiceFactory(CONFIG, None, TenantLimits(None, None, lambda: None), DecisionLog(), None)  # type: ignore[arg-type]
     made = factory.create(SETTINGS)
     made.registry.set_addresses({A, B}, EndpointState.READY)
     return made
+
+
+async def test_what_services_guess_to_be_cached_is_bounded_for_all_together(factory: ServiceFactory) -> None:
+    one, other = [factory.create(replace(SETTINGS, name=name)) for name in ("llama", "qwen")]
+    one.index.insert(A.url, await key_of(one), 0.0, None)
+    other.index.insert(B.url, await key_of(other), 0.0, None)
+    assert factory._prefix_memory.num_endpoints == 2
 
 
 async def key_of(service: Service, content: bytes = bytes(range(100))) -> PrefixKey:
@@ -123,6 +135,18 @@ async def test_what_is_too_old_is_forgotten(service: Service) -> None:
     service._clock = lambda: float("inf")
     service.expire()
     assert [one["prefix_blocks"] for one in service.describe()] == [0, 0]
+
+
+async def test_what_an_engine_said_of_its_load_too_long_ago_is_forgotten_at_the_next_refresh(service: Service) -> None:
+    endpoint = service.registry.get(A.url)
+    assert endpoint is not None
+    endpoint.load.scraped(kv_usage=0.5, kv_capacity_tokens=100, num_waiting=None, now=100.0)
+    service._clock = lambda: 100.0 + SCRAPE_LIFETIME_SECONDS
+    service.refresh()
+    assert endpoint.load.kv_usage == 0.5
+    service._clock = lambda: 100.1 + SCRAPE_LIFETIME_SECONDS
+    service.refresh()
+    assert endpoint.load.kv_usage is None
 
 
 async def test_prompts_are_paired_once_an_engine_has_a_part_only(service: Service) -> None:

@@ -1,7 +1,8 @@
 """Which engines are asked for their tokenizer, and how often."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -9,24 +10,25 @@ from msgspec.structs import asdict, replace
 from tests.router.prefix_index.test_tokens import card
 
 from kvasir_router.endpoints.address import Address
-from kvasir_router.prefix_index.tokens import PromptTokenizer
+from kvasir_router.prefix_index.tokens import PromptTokenizer, TokenizerCard
 from kvasir_router.service import tokenizer_source
 from kvasir_router.service.tokenizer_source import TokenizerSource
+from kvasir_router.service.tokenizers import Tokenizers
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def told() -> list[PromptTokenizer]:
+def told() -> list[PromptTokenizer | None]:
     return []
 
 
 @pytest.fixture
 async def source(
-    client: aiohttp.ClientSession, told: list[PromptTokenizer], monkeypatch: pytest.MonkeyPatch
+    client: aiohttp.ClientSession, told: list[PromptTokenizer | None], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[TokenizerSource]:
     monkeypatch.setattr(tokenizer_source, "_RETRY_SECONDS", 0.02)
-    made = TokenizerSource(client, "secret", told.append)
+    made = TokenizerSource(client, "secret", Tokenizers(), told.append, None)
     yield made
     await made.close()
 
@@ -40,7 +42,7 @@ def addresses(*engines: Any, revision: str = "") -> frozenset[Address]:
 
 
 async def test_one_engine_of_a_revision_is_asked(
-    engines: list[Any], source: TokenizerSource, told: list[PromptTokenizer], until: Callable[..., Any]
+    engines: list[Any], source: TokenizerSource, told: list[PromptTokenizer | None], until: Callable[..., Any]
 ) -> None:
     for engine in engines:
         engine.tokenizer_card = asdict(card())
@@ -53,7 +55,7 @@ async def test_one_engine_of_a_revision_is_asked(
 
 
 async def test_another_revision_is_asked_and_the_same_tokenizer_is_not_told_again(
-    engines: list[Any], source: TokenizerSource, told: list[PromptTokenizer], until: Callable[..., Any]
+    engines: list[Any], source: TokenizerSource, told: list[PromptTokenizer | None], until: Callable[..., Any]
 ) -> None:
     one, two = engines
     one.tokenizer_card = two.tokenizer_card = asdict(card())
@@ -69,7 +71,11 @@ async def test_another_revision_is_asked_and_the_same_tokenizer_is_not_told_agai
 
 @pytest.mark.parametrize("answer", [None, {"tokenizer": "{}", "digest": "d"}, {"digest": "d"}])
 async def test_an_engine_without_a_usable_tokenizer_is_asked_once_and_then_another(
-    engines: list[Any], source: TokenizerSource, told: list[PromptTokenizer], until: Callable[..., Any], answer: Any
+    engines: list[Any],
+    source: TokenizerSource,
+    told: list[PromptTokenizer | None],
+    until: Callable[..., Any],
+    answer: Any,
 ) -> None:
     without, having = engines
     without.tokenizer_card, having.tokenizer_card = answer, asdict(card())
@@ -81,7 +87,7 @@ async def test_an_engine_without_a_usable_tokenizer_is_asked_once_and_then_anoth
 
 
 async def test_an_engine_that_is_not_up_yet_is_asked_again(
-    engine: Any, source: TokenizerSource, told: list[PromptTokenizer], until: Callable[..., Any]
+    engine: Any, source: TokenizerSource, told: list[PromptTokenizer | None], until: Callable[..., Any]
 ) -> None:
     engine.tokenizer_card = asdict(card())
     await engine.stop()
@@ -92,7 +98,7 @@ async def test_an_engine_that_is_not_up_yet_is_asked_again(
 
 
 async def test_an_engine_is_told_who_asks(
-    engine: Any, source: TokenizerSource, told: list[PromptTokenizer], until: Callable[..., Any]
+    engine: Any, source: TokenizerSource, told: list[PromptTokenizer | None], until: Callable[..., Any]
 ) -> None:
     engine.tokenizer_card = asdict(card())
     source.follow(addresses(engine))
@@ -100,8 +106,29 @@ async def test_an_engine_is_told_who_asks(
     assert engine.headers[0]["x-kvasir-router-secret"] == "secret"
 
 
+async def test_what_nobody_wants_any_more_when_it_is_loaded_is_dropped_at_once(
+    engine: Any, client: aiohttp.ClientSession, told: list[PromptTokenizer | None], until: Callable[..., Any]
+) -> None:
+    engine.tokenizer_card = asdict(card())
+    gate, tokenizers = asyncio.Event(), Tokenizers()
+
+    class Slow:
+        async def of(self, its_card: TokenizerCard) -> PromptTokenizer:
+            await gate.wait()
+            return await tokenizers.of(its_card)
+
+    source = TokenizerSource(client, None, cast(Tokenizers, Slow()), told.append, 0.2)
+    source.follow(addresses(engine))
+    source.want()
+    await until(lambda: told == [None])
+    gate.set()
+    await until(lambda: source.is_done)
+    assert (told, len(tokenizers)) == ([None], 0)
+    await source.close()
+
+
 async def test_an_address_that_comes_back_may_be_another_engines(
-    engine: Any, source: TokenizerSource, told: list[PromptTokenizer], until: Callable[..., Any]
+    engine: Any, source: TokenizerSource, told: list[PromptTokenizer | None], until: Callable[..., Any]
 ) -> None:
     source.follow(addresses(engine))
     await until(lambda: asked(engine) == 1 and source.is_done)

@@ -1,0 +1,80 @@
+"""Which bodies are read in a thread, and that others are served meanwhile."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from kvasir_router import large_bodies, request
+from kvasir_router.large_bodies import LOOP_BYTES, LargeBodies
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+
+
+def chat(text: str) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+
+
+async def test_only_what_takes_long_is_read_in_a_thread() -> None:
+    bodies = LargeBodies()
+    threads = [await bodies.read(num_bytes, threading.current_thread) for num_bytes in (LOOP_BYTES, LOOP_BYTES + 1)]
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+async def test_one_large_body_is_read_at_a_time(until: Any) -> None:
+    bodies, gate, begun = LargeBodies(), threading.Event(), list[int]()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        gate.wait()
+
+    first, second = [asyncio.create_task(bodies.read(LOOP_BYTES + 1, lambda n=n: work(n))) for n in (1, 2)]
+    await until(lambda: begun == [1])
+    assert await bodies.read(LOOP_BYTES, lambda: "at once") == "at once"
+    assert begun == [1]
+    gate.set()
+    await asyncio.gather(first, second)
+    assert begun == [1, 2]
+
+
+async def test_others_are_served_while_a_large_body_is_read(
+    engine: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_bodies, "LOOP_BYTES", 1000)
+    begun, gate, read_fields = threading.Event(), threading.Event(), request.read_fields
+
+    def slowly(dialect: Any, body: bytes) -> Any:
+        if len(body) > 1000:
+            begun.set()
+            gate.wait(10)
+        return read_fields(dialect, body)
+
+    monkeypatch.setattr(request, "read_fields", slowly)
+    router = await start_router(engine, model="tiny", model_alias=("alias",))
+
+    async def ask(text: str, model: str) -> int:
+        async with client.post(router.url + CHAT, json=chat(text) | {"model": model}) as response:
+            await response.read()
+            return int(response.status)
+
+    large = asyncio.create_task(ask("x" * 2000, "alias"))
+    await until(begun.is_set)
+    assert await ask("x", "tiny") == 200
+    assert not gate.is_set()
+    gate.set()
+    assert await large == 200
+    assert [(one["model"], len(one["messages"][0]["content"])) for one in engine.requests] == [
+        ("tiny", 1),
+        ("tiny", 2000),
+    ]
+
+
+async def test_a_large_body_that_is_no_json_is_refused(
+    engine: Any, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_bodies, "LOOP_BYTES", 1000)
+    router = await start_router(engine)
+    async with client.post(router.url + CHAT, data=b"{" * 2000) as response:
+        assert response.status == 400
