@@ -50,6 +50,7 @@ def _settings(arguments: argparse.Namespace) -> Iterator[Setting]:
         prefill_tokens_per_second=arguments.prefill_rate,
         context_doubling_tokens=arguments.context_doubling,
         kv_capacity_tokens=arguments.kv_tokens,
+        fetch_tokens_per_second=arguments.fetch_rate,
     )
     for num_replicas, speed, num_routers in product(arguments.replicas, arguments.speed, arguments.routers):
         yield Setting(
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     model = EngineModel()
     parser.add_argument("--prefill-rate", type=float, default=model.prefill_tokens_per_second, help="tokens/s")
     parser.add_argument("--context-doubling", type=float, default=model.context_doubling_tokens, help="tokens")
+    parser.add_argument("--fetch-rate", type=float, default=model.fetch_tokens_per_second, help="tokens/s from a peer")
     parser.add_argument("--kv-tokens", type=int, default=model.kv_capacity_tokens, help="of one engine")
     return parser
 

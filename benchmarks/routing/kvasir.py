@@ -1,7 +1,8 @@
 """Our router's own parts in virtual time: admission, loads, ledger, index and policy; only the bytes are missing.
 
 What it knows: `heard` from KV events and load reports, both late, and its own dispatches since; `approximate` from what
-it sent, and from metrics scraped once a second. Either hears its peers, unless they are told not to.
+it sent, and from metrics scraped once a second. Either hears its peers, unless they are told not to. Engines may fetch
+prefixes from one another.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ from kvasir_router.config import RouterConfig
 from kvasir_router.endpoints.address import Address
 from kvasir_router.picker import Picker
 from kvasir_router.placement.costs.own_prefill import work_left
-from kvasir_router.placement.placement import Placement, Policy
+from kvasir_router.placement.placement import Fetch, Placement, Policy
+from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
 from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
 from kvasir_router.request import InferenceRequest
@@ -67,6 +69,10 @@ class HeardIndex:
                 depths[engine] = self._deepen(engine, blocks, depth)
         return {self._urls[engine]: depth * self._block_tokens for engine, depth in depths.items()}
 
+    def written(self, key: PrefixKey) -> Mapping[str, int]:
+        depths = self._heard.depths(cast(BlockHashes, key).hashes)
+        return {self._urls[engine]: depth * self._block_tokens for engine, depth in depths.items()}
+
     def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
         guesses = self._guesses[self._numbers[url]]
         for block in cast(BlockHashes, key).hashes:
@@ -106,10 +112,12 @@ class Kvasir:
     Only its queue is without bounds, so that every request gets an answer and rules can be compared.
     """
 
-    def __init__(self, world: World, policy: Policy, index: PrefixIndex) -> None:
+    def __init__(
+        self, world: World, policy: Policy, index: PrefixIndex, fetching: PrefixFetching | None = None
+    ) -> None:
         self.world = world
         self.index = index
-        self._picker = Picker(policy)
+        self._picker = Picker(policy, fetching=fetching)
         self._fleet = FleetPrefill()
         self._registry = Registry(
             lambda: EndpointLoad(_DEFAULTS.max_in_flight, self._fleet.new_member()),
@@ -120,7 +128,8 @@ class Kvasir:
         self._registry.set_addresses({Address(url) for url in urls}, EndpointState.READY)
         self._numbers = {url: number for number, url in enumerate(urls)}
         self.endpoints = sorted(self._registry.serving("m"), key=lambda endpoint: self._numbers[endpoint.url])
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         self.peers = Peers(
             self._registry, self._clock, lambda: self.admission.next_waiting(), lambda: self.admission.wake()
         )
@@ -160,14 +169,19 @@ class Kvasir:
 
     def _place(self, request: InferenceRequest) -> Placement | None:
         now = self._clock()
-        return self._picker.pick(request, self._registry.serving("m"), self._cached(request), now)
+        assert request.prefix is not None
+        written = partial(self.index.written, request.prefix)
+        return self._picker.pick(request, self._registry.serving("m"), self._cached(request), now, written=written)
 
     def _dispatch(self, job: Job, placement: Placement) -> None:
         now, endpoint = self._clock(), placement.leg.endpoint
         assert job.request.prefix is not None
         self.index.insert(endpoint.url, job.request.prefix, now, endpoint.load.kv_capacity_tokens)
         (self._tickets[job.number],) = self._ledger.dispatch(job.request, placement, now)
-        self.world.send(job, self._numbers[endpoint.url])
+        self._send(job, placement, self._numbers[endpoint.url])
+
+    def _send(self, job: Job, placement: Placement, engine: int) -> None:
+        self.world.send(job, engine)
 
     def _least_work(self, request: InferenceRequest) -> float:
         return work_left(request.num_prompt_tokens, max(self._cached(request).values(), default=0))
@@ -180,9 +194,11 @@ class Kvasir:
 class HeardKvasir(Kvasir):
     """Engines tell it what they have cached and how busy they are."""
 
-    def __init__(self, world: World, policy: Policy, heard: LateBlockMap) -> None:
+    def __init__(
+        self, world: World, policy: Policy, heard: LateBlockMap, fetching: PrefixFetching | None = None
+    ) -> None:
         index = HeardIndex(urls_of(world), heard, world.late_seconds, world.block_tokens)
-        super().__init__(world, policy, index)
+        super().__init__(world, policy, index, fetching)
         self._heard_index = index
 
     def report(self, engine: int, report: LoadReport, now: float) -> None:
@@ -193,6 +209,44 @@ class HeardKvasir(Kvasir):
         super().first_token(job, now)
         assert job.request.prefix is not None
         self._heard_index.is_told(job.engine, job.request.prefix, now)
+
+
+class FetchingKvasir(HeardKvasir):
+    """Engines besides fetch prefixes from one another, where that is faster by their own true rates."""
+
+    def __init__(self, world: World, policy: Policy, heard: LateBlockMap) -> None:
+        self._fetching = PrefixFetching()
+        super().__init__(world, policy, heard, self._fetching)
+        self._fetches: dict[int, Fetch] = {}
+
+    def first_token(self, job: Job, now: float) -> None:
+        if (fetch := self._fetches.pop(job.number, None)) is not None:
+            ticket = self._tickets[job.number]
+            self._fetching.learn(fetch, ticket.url, ticket.seconds_late(now), now)
+        super().first_token(job, now)
+
+    def every_second(self, now: float) -> None:
+        super().every_second(now)
+        self._fetching.transfers.refresh(frozenset(self._numbers), now)
+
+    def _send(self, job: Job, placement: Placement, engine: int) -> None:
+        """It reaches the engine's queue once the blocks have: those that the peer has when it is asked."""
+        if (fetch := placement.fetch) is None:
+            self.world.send(job, engine)
+            return
+        self._fetches[job.number] = fetch
+        receiver, peer = self.world.engines[engine], self.world.engines[self._numbers[fetch.peer_url]]
+        num_there, num_cached = peer.cached_tokens(job), receiver.cached_tokens(job)
+        seconds = receiver.model.fetch_seconds(num_there - num_cached)
+        if seconds >= receiver.model.prefill_seconds(num_there - num_cached, num_cached):
+            self.world.send(job, engine)
+            return
+
+        def land() -> None:
+            receiver.land(job.blocks[: num_there // self.world.block_tokens], self._clock())
+            self.world.send(job, engine)
+
+        self._loop.call_later(seconds, land)
 
 
 class ApproximateKvasir(Kvasir):

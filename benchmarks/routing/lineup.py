@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.routing.blocks import LateBlockMap
-from benchmarks.routing.kvasir import ApproximateKvasir, HeardKvasir, introduce
+from benchmarks.routing.kvasir import ApproximateKvasir, FetchingKvasir, HeardKvasir, introduce
 from benchmarks.routing.rivals.aibrix import Aibrix
 from benchmarks.routing.rivals.dynamo import Active, Dynamo
 from benchmarks.routing.rivals.llm_d import LlmD
@@ -35,6 +35,11 @@ def _heard_kvasir(world: World, num_routers: int) -> list[Rule]:
     return [*introduce(world, [HeardKvasir(world, FinishTime(), heard) for _ in range(num_routers)])]
 
 
+def _fetching_kvasir(world: World, num_routers: int) -> list[Rule]:
+    heard = _heard(world)
+    return [*introduce(world, [FetchingKvasir(world, FinishTime(), heard) for _ in range(num_routers)])]
+
+
 def _approximate_kvasir(world: World, num_routers: int) -> list[Rule]:
     return [*introduce(world, [ApproximateKvasir(world, FinishTime()) for _ in range(num_routers)])]
 
@@ -45,6 +50,7 @@ def _heard(world: World) -> LateBlockMap:
 
 LINEUP: dict[str, MakeRules] = {
     "kvasir, KV events": _heard_kvasir,
+    "kvasir, KV fetched": _fetching_kvasir,
     "kvasir, approximate": _approximate_kvasir,
     "round robin": _each(RoundRobin),
     "SGLang cache_aware": _each(SglangCacheAware),

@@ -17,4 +17,5 @@ def report_of(engine: Engine, arrived: tuple[str, ...], now: float) -> LoadRepor
         prefill_tokens_per_second=engine.prefill_tokens_per_second,
         arrived=arrived,
         instance="0",
+        kv_transfer_port=5600,
     )

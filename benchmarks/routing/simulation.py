@@ -154,7 +154,7 @@ def _jobs(trace: Trace, setting: Setting) -> list[Job]:
     source = Random(f"routers-{setting.seed}")
     jobs = []
     for number, traced in enumerate(trace.requests):
-        request = request_of(number, traced, trace.block_tokens)
+        request = request_of(number, traced, trace.block_tokens, can_transfer_kv=True)
         router = source.randrange(setting.num_routers)
         jobs.append(Job(number, traced, traced.arrived / setting.speed, request, router))
     return jobs

@@ -14,6 +14,7 @@ from kvasir_router.admission.deadline import deadline_seconds_of
 from kvasir_router.admission.queued_request import QueuedRequest
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.api_keys import ApiKeys
+from kvasir_router.dialects.dialect import ABSENT
 from kvasir_router.errors import (
     BadGatewayError,
     PrefillFailedError,
@@ -27,10 +28,10 @@ from kvasir_router.job import Job
 from kvasir_router.large_bodies import LargeBodies
 from kvasir_router.liveness import while_alive
 from kvasir_router.metrics import Metrics
-from kvasir_router.placement.placement import Placement
+from kvasir_router.placement.placement import Fetch, Placement
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import RawHeaders
-from kvasir_router.relay.kv_transfer import without_clients_params
+from kvasir_router.relay.kv_transfer import lookup_params, without_clients_params
 from kvasir_router.relay.proxy import Proxy, forwarded_headers
 from kvasir_router.remote_prefill import PrefillLeg, RemotePrefills
 from kvasir_router.request import InferenceRequest
@@ -105,7 +106,7 @@ class Handler:
             service.index,
             read,
         )
-        if service.is_paired:
+        if fields.kv_transfer_params is not ABSENT and service.tells_engines_of_others:
             content = without_clients_params(fields, content)
         exchange.body.content = await read(partial(request.engine_body, inference, content))
         forwarded = forwarded_headers(
@@ -167,19 +168,21 @@ class Handler:
         try:
             with while_alive(ticket, lambda: job.exchange.can_go_elsewhere):
                 if placement.prefill is None:
-                    return await self._attempt(job, ticket, None)
+                    return await self._attempt(job, ticket, None, placement.fetch)
                 async with self._parts.remote_prefills.beside(job, placement, tickets) as prefill:
-                    return await self._attempt(job, ticket, prefill)
+                    return await self._attempt(job, ticket, prefill, None)
         finally:
             if release is not None:
                 release.cancel()
             for each in tickets:
                 each.finish()
 
-    async def _attempt(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None) -> int:
+    async def _attempt(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None, fetch: Fetch | None) -> int:
         """From the beginning, or from what the client has. `prefill` None: there is one leg only."""
         exchange, journal = job.exchange, job.exchange.journal
         kv_transfer_params = None if prefill is None else prefill.kv_transfer_params
+        if fetch is not None:
+            kv_transfer_params = lookup_params(fetch.peer_url, fetch.peer_port)
         if exchange.has_started and journal is not None:
             return await self._parts.proxy.resume(
                 exchange,
@@ -199,7 +202,7 @@ class Handler:
             job.headers,
             ticket.url,
             relay_unavailable=not has_other,
-            on_first_byte=lambda status: self._note_first_byte(job, ticket, prefill, status),
+            on_first_byte=lambda status: self._note_first_byte(job, ticket, prefill, fetch, status),
             kv_transfer_params=kv_transfer_params,
         )
 
@@ -236,7 +239,9 @@ class Handler:
             return None
         return asyncio.get_running_loop().call_later(ticket.expected_prefill_seconds, ticket.release_prefill)
 
-    def _note_first_byte(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None, status: int) -> None:
+    def _note_first_byte(
+        self, job: Job, ticket: Ticket, prefill: PrefillLeg | None, fetch: Fetch | None, status: int
+    ) -> None:
         now = time.perf_counter()
         if prefill is not None:
             prefill.decode_has_begun(now, is_from_start=status == 200)
@@ -246,6 +251,8 @@ class Handler:
         if status == 200 and not job.request.is_stream:
             ticket.whole_answer(now)
         elif status == 200:
+            if fetch is not None and job.service.fetching is not None:
+                job.service.fetching.learn(fetch, ticket.url, ticket.seconds_late(now), now)
             ticket.first_token(now)
             self._parts.metrics.time_to_first_byte(job.request.model or "").observe(now - job.exchange.arrived)
 

@@ -60,6 +60,10 @@ class Metrics:
         self.kv_transfer_seconds = self._histogram(
             "kv_transfer_seconds", "End of a remote prefill to the first token, of streams.", _SECONDS
         )
+        self._prefix_fetches = self._counter(
+            "prefix_fetches", "Requests whose engine was told to fetch a prefix that a peer has cached."
+        )
+        self._prefix_fetch_tokens = self._counter("prefix_fetch_tokens", "Prompt tokens that they were to fetch.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens dispatched, estimated.")
         self.in_flight = Gauge("kvasir_router_in_flight", "Requests being handled.", registry=self._registry)
         self._request_duration = cache(self._duration.labels)
@@ -99,6 +103,9 @@ class Metrics:
             self._remote_prefills.inc()
         elif placement.local_prefill is not None:
             self._local_prefill_count(placement.local_prefill.value).inc()
+        if placement.fetch is not None:
+            self._prefix_fetches.inc()
+            self._prefix_fetch_tokens.inc(placement.fetch.num_tokens)
         if own_seconds is not None:
             self._overhead_seconds.observe(own_seconds)
 

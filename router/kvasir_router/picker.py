@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kvasir_router.placement.pairing import Pairing, partners
 from kvasir_router.placement.placement import Placement, Policy
+from kvasir_router.placement.prefix_fetching import PrefixFetching, Written, peers
 from kvasir_router.placement.traffic_split import TrafficSplit
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
@@ -36,12 +37,21 @@ class OnPlaced(Protocol):
 
 
 class Picker:
-    """`on_placed` is told of every placement before it is dispatched. `pairing` None: nobody prefills for others."""
+    """`on_placed` is told of every placement before it is dispatched. `pairing` None: nobody prefills for others.
+    `fetching` None: nobody fetches from others.
+    """
 
-    def __init__(self, policy: Policy, on_placed: OnPlaced | None = None, pairing: Pairing | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        on_placed: OnPlaced | None = None,
+        pairing: Pairing | None = None,
+        fetching: PrefixFetching | None = None,
+    ) -> None:
         self._policy = policy
         self._on_placed = on_placed
         self._pairing = pairing
+        self._fetching = fetching
         self._split = TrafficSplit()
 
     @property
@@ -56,9 +66,11 @@ class Picker:
         now: float,
         avoid: Set[str] = frozenset(),
         prefills: Sequence[Endpoint] | None = None,
+        written: Written | None = None,
     ) -> Placement | None:
         """On one of the endpoints, which serve the model; None when none has room. `avoid`: it has failed there.
-        `prefills` may prefill for those that decode; None: the service has no such roles.
+        `prefills` may prefill for those that decode; None: the service has no such roles. `written`: what engines say
+        that they have cached; None: this request's KV is not fetched.
         """
         choice = candidates(endpoints, avoid, now)
         if not choice:
@@ -68,6 +80,8 @@ class Picker:
         policy = self._policy
         if self._pairing is not None and prefills is not None:
             policy = self._pairing.policy(policy, partners(prefills, now, avoid))
+        elif self._fetching is not None and written is not None and (able := peers(endpoints, now, avoid)):
+            policy = self._fetching.policy(policy, able, written)
         placement = policy.place(request, choice, cached, now)
         if self._on_placed is not None:
             self._on_placed(policy, request, choice, cached, placement, now)

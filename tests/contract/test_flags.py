@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from tests.contract.rendered import router_config, runtime_configs, service_with
+from tests.contract.rendered import FIELDS, router_config, runtime_configs, service_with
 
 from kvasir_operator.api.model import InferenceService, ParallelismSpec, RouterSpec
 from kvasir_operator.manifests import load_services
@@ -106,3 +106,14 @@ def test_the_router_of_a_split_service_pairs_where_the_engines_listen() -> None:
     config = router_config(service_with(model={"source": "pvc://models/big"}, disaggregation=SPLIT))
 
     assert (config.kv_transfer_port, config.remote_prefill_min_tokens) == (5600, 512)
+
+
+def test_engines_that_exchange_kv_give_and_take_within_their_revision() -> None:
+    [config] = runtime_configs(service_with(model={"source": "pvc://models/big"}, engine={"kvTransfer": True}))
+
+    transfer = config.cache.kv_transfer_config
+    assert transfer is not None
+    assert (transfer.can_produce, transfer.can_consume, transfer.kv_load_failure_policy) == (True, True, "recompute")
+    extra = transfer.kv_connector_extra_config
+    assert (extra.side_channel_host, extra.side_channel_port) == (FIELDS["POD_IP"], 5600)
+    assert extra.revision == FIELDS["KVASIR_REVISION"]

@@ -118,4 +118,4 @@ def test_a_load_report_is_an_array_in_the_agreed_order() -> None:
     topic, sequence, payload = published(lambda publisher: publisher.publish_load(report))
 
     assert (topic, len(sequence)) == (b"kvasir-load", 8)
-    assert msgspec.msgpack.decode(payload) == [1, 2, 3, 4, 5, 6, 7, 8.5, 9.5, ["a", "b"], "cafe", 1]
+    assert msgspec.msgpack.decode(payload) == [1, 2, 3, 4, 5, 6, 7, 8.5, 9.5, ["a", "b"], "cafe", 1, None]

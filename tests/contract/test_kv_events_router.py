@@ -236,6 +236,16 @@ async def test_an_engines_load_is_read(
     await until_reported(router, engine.publisher, report=report, of=REPORT)
 
 
+async def test_an_engine_tells_where_it_exchanges_kv(
+    start_engine: Callable[..., Engine], start_router: Callable[..., Router]
+) -> None:
+    engine, router = start_engine(), start_router()
+    await router.until_matched(0, TOKENS)
+    report = LoadReport(2, 3, 4, 5, 6, 7, 8.5, None, ("a", "b"), "cafe", kv_transfer_port=5600)
+    told = msgspec.structs.replace(REPORT, kv_transfer_port=5600)
+    await until_reported(router, engine.publisher, report=report, of=told)
+
+
 async def test_data_parallel_ranks_are_one_endpoint_that_has_cached_what_one_of_them_has(
     start_engine: Callable[..., Engine], start_router: Callable[..., Router]
 ) -> None:

@@ -7,6 +7,7 @@ from kvasir_router.relay.kv_transfer import (
     Handover,
     concurrent_handover,
     decode_body,
+    lookup_params,
     params_of_answer,
     prefill_body,
     sequential_handover,
@@ -22,6 +23,7 @@ PREFILL_URL = "http://10.0.0.7:8000"
 PRODUCER, CONSUMER = (
     KvTransferConfig(kv_connector="NixlConnector", kv_role=role) for role in ("kv_producer", "kv_consumer")
 )
+BOTH = KvTransferConfig(kv_connector="NixlConnector")
 FIELDS = {
     "model": "m",
     "stream": True,
@@ -69,6 +71,19 @@ def test_a_decode_engine_reads_where_to_ask_for_what_the_prefill_engine_keeps(
     assert (decode.do_remote_prefill, decode.do_remote_decode) == (True, False)
     assert (decode.remote_host, decode.remote_port) == ("10.0.0.7", 5600)
     assert decode.remote_key == prefill.transfer_id
+    assert request.model_copy(update={"kv_transfer_params": None}) == parse(model, content)
+
+
+@routes
+def test_an_engine_reads_which_peer_to_ask_for_what_it_has_cached(
+    model: type[ChatCompletionRequest] | type[CompletionRequest], body: dict[str, object]
+) -> None:
+    """Without a key, which would be one under which something is kept."""
+    content = msgspec.json.encode(body)
+    told = lookup_params("http://10.0.0.7:8000", 5600)
+    request, params = read(model, b"".join(decode_body(content, told)), BOTH)
+    assert (params.is_pull, params.remote_host, params.remote_port) == (True, "10.0.0.7", 5600)
+    assert (params.remote_key, params.do_remote_decode) == (None, False)
     assert request.model_copy(update={"kv_transfer_params": None}) == parse(model, content)
 
 

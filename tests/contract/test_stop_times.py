@@ -15,7 +15,9 @@ SETTINGS = OperatorSettings()
 SPLIT = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}
 
 
-@pytest.mark.parametrize("spec", [{}, {"rollout": {"drainTimeout": "0s"}}, {"disaggregation": SPLIT}])
+@pytest.mark.parametrize(
+    "spec", [{}, {"rollout": {"drainTimeout": "0s"}}, {"disaggregation": SPLIT}, {"engine": {"kvTransfer": True}}]
+)
 def test_after_its_drain_an_engine_has_time_for_its_last_answers_and_for_the_blocks_it_keeps(
     spec: dict[str, Any],
 ) -> None:

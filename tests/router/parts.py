@@ -8,6 +8,7 @@ from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.load import EndpointLoad, InFlight
+from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import Endpoint
 
@@ -48,6 +49,13 @@ def an_endpoint(
     for name, value in load.items():
         setattr(found, name, value)
     return Endpoint(Address(url, role=role, revision=revision, traffic_weight=traffic_weight), found)
+
+
+def an_exchanging(url: str, *, port: int = 5600, **options: Any) -> Endpoint:
+    """The same of an engine that exchanges cached prefixes with others."""
+    endpoint = an_endpoint(url, **options)
+    endpoint.load.report(LoadReport(0, 0, 0, 0, 0, 0, 0.0, None, (), "i", kv_transfer_port=port), 0.0)
+    return endpoint
 
 
 def chatting(endpoint: Endpoint, request_id: str, *, cached: int, uncached: int, num_output_tokens: int = 256) -> None:

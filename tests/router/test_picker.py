@@ -1,12 +1,13 @@
 from typing import Any
 
 import pytest
-from tests.router.parts import a_request, an_endpoint
+from tests.router.parts import a_request, an_endpoint, an_exchanging
 
 from kvasir_router.endpoints.address import Role
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
+from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.service.registry import Endpoint
 
 
@@ -67,3 +68,38 @@ def test_a_pair_is_of_the_revision_whose_turn_it_is() -> None:
         assert placement is not None
         pairs.append("".join(leg.endpoint.url for leg in placement.legs))
     assert sorted(pairs) == ["d49p49", "d49p49", "d50p50", "d50p50"]
+
+
+def fetched_from(picker: Picker, *endpoints: Endpoint, **options: Any) -> str | None:
+    request, cached = a_request(1000, can_transfer_kv=True), {"a": 900}
+    options = {"written": lambda: cached} | options
+    placement = picker.pick(request, endpoints, cached, 0.0, **options)
+    assert placement is not None
+    return None if placement.fetch is None else placement.fetch.peer_url
+
+
+def test_a_holder_without_room_is_fetched_from() -> None:
+    endpoints = an_exchanging("a", max_in_flight=0), an_exchanging("b")
+    assert fetched_from(Picker(FinishTime(), fetching=PrefixFetching()), *endpoints) == "a"
+    assert fetched_from(Picker(FinishTime()), *endpoints) is None
+    assert fetched_from(Picker(FinishTime(), fetching=PrefixFetching()), *endpoints, written=None) is None
+
+
+def test_a_holder_where_the_request_has_failed_is_not_fetched_from() -> None:
+    endpoints = an_exchanging("a"), an_exchanging("b")
+    picker = Picker(FinishTime(), fetching=PrefixFetching())
+    assert fetched_from(picker, *endpoints, avoid=frozenset({"a"})) is None
+
+
+def test_the_holder_of_another_revision_is_not_fetched_from_by_the_one_whose_turn_it_is() -> None:
+    endpoints = [an_exchanging("a", revision="old"), an_exchanging("b", revision="new", traffic_weight=100)]
+    picker = Picker(FinishTime(), fetching=PrefixFetching())
+    assert fetched_from(picker, *endpoints) is None
+    endpoints = [an_exchanging("a", revision="new", max_in_flight=0), endpoints[1]]
+    assert fetched_from(picker, *endpoints) == "a"
+
+
+def test_a_service_of_prefill_and_decode_engines_fetches_nothing() -> None:
+    endpoints = an_exchanging("a", max_in_flight=0), an_exchanging("b")
+    picker = Picker(FinishTime(), pairing=Pairing(), fetching=PrefixFetching())
+    assert fetched_from(picker, *endpoints, prefills=[]) is None

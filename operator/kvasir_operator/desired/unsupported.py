@@ -52,7 +52,7 @@ def unsupported_features(
     return [
         *_model(spec.model, spec.engine, server_version),
         *_engine(spec.engine, server_version),
-        *_disaggregation(spec),
+        *_kv_transfer(spec),
         *(() if has_prometheus else _scaling(spec)),
         *_router(spec.router, has_gateway),
     ]
@@ -107,20 +107,26 @@ def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Itera
         yield UnsupportedFeature("spec.engine.adapters", "LoRA is not supported yet: only the base model is served")
 
 
-def _disaggregation(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:
+def _kv_transfer(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:
     """What the engine refuses beside `--kv-transfer-config`."""
     split = spec.disaggregation
-    if split is None:
+    if split is None and not spec.engine.kv_transfer:
         return
     if not spec.engine.kv_cache.prefix_caching:
-        message = "false, but decode pods find what prefill pods send in their prefix cache: leave it out"
+        message = "false, but pods find what others send in their prefix cache: leave it out"
         yield _blocking("spec.engine.kvCache.prefixCaching", message)
-    for name, role in (("prefill", split.prefill), ("decode", split.decode)):
-        degrees = (("pipeline", role.parallelism.pipeline, "stages"), ("data", role.parallelism.data, "copies"))
+    exchanging = {"spec.parallelism": spec.parallelism}
+    if split is not None:
+        exchanging = {
+            "spec.disaggregation.prefill.parallelism": split.prefill.parallelism,
+            "spec.disaggregation.decode.parallelism": split.decode.parallelism,
+        }
+    for path, parallelism in exchanging.items():
+        degrees = (("pipeline", parallelism.pipeline, "stages"), ("data", parallelism.data, "copies"))
         for field, degree, parts in degrees:
             if degree > 1:
                 yield _blocking(
-                    f"spec.disaggregation.{name}.parallelism.{field}",
+                    f"{path}.{field}",
                     f"{degree} {parts} of an engine exchange no KV yet, only tensor-parallel ranks do: write 1",
                 )
 

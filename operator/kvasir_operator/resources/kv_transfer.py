@@ -1,4 +1,6 @@
-"""How prefill and decode pods of a service exchange KV blocks: the engine's connector, its environment and port.
+"""How pods of a service exchange KV blocks: the engine's connector, its environment and port.
+
+Prefill pods give and decode pods take; pods that do both exchange cached prefixes where the manifest says so.
 
 Engines of different revisions refuse one another's blocks: each tells its own revision, which it reads from its label,
 since the revision is made from the template that this is part of.
@@ -15,17 +17,17 @@ KV_TRANSFER_FLAG: Final = "--kv-transfer-config"
 _POD_IP_ENV: Final = "POD_IP"
 _REVISION_ENV: Final = "KVASIR_REVISION"
 _KV_ROLES: Final = {labels.ROLE_PREFILL: "kv_producer", labels.ROLE_DECODE: "kv_consumer"}
-# How long prefill keeps blocks that nobody has fetched yet or asked to be kept.
+# How long a pod keeps blocks that nobody has fetched yet or asked to be kept.
 _LEASE_SECONDS: Final = 30
 
 
 def kv_transfer_flags(role: EngineRole) -> list[str]:
-    """None for a role that computes prompts and answers alike."""
-    return [KV_TRANSFER_FLAG, json.dumps(_config(_KV_ROLES[role.name]))] if role.name in _KV_ROLES else []
+    kv_role = _kv_role(role)
+    return [] if kv_role is None else [KV_TRANSFER_FLAG, json.dumps(_config(kv_role))]
 
 
 def kv_transfer_env(role: EngineRole) -> list[dict[str, Any]]:
-    if role.name not in _KV_ROLES:
+    if _kv_role(role) is None:
         return []
     address = {"name": _POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return [address, label_env(_REVISION_ENV, labels.REVISION_LABEL)]
@@ -33,13 +35,18 @@ def kv_transfer_env(role: EngineRole) -> list[dict[str, Any]]:
 
 def kv_transfer_ports(role: EngineRole) -> list[dict[str, Any]]:
     """The side channel's; blocks themselves travel on ports of the transport's choice."""
-    if role.name not in _KV_ROLES:
+    if _kv_role(role) is None:
         return []
     return [{"name": "kv-transfer", "containerPort": labels.ENGINE_KV_TRANSFER_PORT, "protocol": "TCP"}]
 
 
+def _kv_role(role: EngineRole) -> str | None:
+    """None: its pods exchange no KV."""
+    return _KV_ROLES.get(role.name, "kv_both" if role.engine.kv_transfer else None)
+
+
 def _config(kv_role: str) -> dict[str, Any]:
-    """A transfer that fails costs a prefill on the decode side, and no request."""
+    """A transfer that fails costs a prefill where the blocks were to come, and no request."""
     return {
         "kv_connector": "NixlConnector",
         "kv_role": kv_role,

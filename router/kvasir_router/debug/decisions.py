@@ -38,6 +38,7 @@ class Decision:
     url: str
     prefill_url: str | None  # None: `url` prefills itself
     local_prefill: str | None  # why, where another might have
+    fetch_url: str | None  # who has more of the prompt cached, and is asked for it; None: nobody is
     cached_tokens: int  # where it is prefilled
     cost_seconds: float | None  # None: the policy compares no costs
     costs: tuple[EndpointCost, ...]  # of all that were compared; empty where the policy compares none
@@ -79,6 +80,7 @@ class DecisionLog:
             url=placement.leg.endpoint.url,
             prefill_url=None if prefill is None else prefill.endpoint.url,
             local_prefill=placement.local_prefill,
+            fetch_url=None if placement.fetch is None else placement.fetch.peer_url,
             cached_tokens=(prefill or placement.leg).cached_tokens,
             cost_seconds=placement.cost_seconds,
             costs=tuple(

@@ -15,7 +15,7 @@ from kvasir_router.service.registry import Endpoint
 @dataclass(frozen=True, slots=True)
 class Leg:
     """An endpoint's part of a request, with the prompt tokens that it has cached, those that it must compute, and
-    those whose KV another endpoint computes for it.
+    those whose KV it gets from another endpoint, which computes them for it or has them cached.
     """
 
     endpoint: Endpoint
@@ -34,11 +34,23 @@ class LocalPrefill(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """A prefix that an endpoint is to fetch from a peer, which has it cached."""
+
+    peer_url: str
+    peer_port: int  # of its side channel
+    num_tokens: int  # behind those that the endpoint has cached itself
+    gained_seconds: float  # by which the first token comes sooner: prefill saved, less the transfer beyond the queue
+    queue_seconds: float  # ahead at the endpoint, which hide as many of the transfer
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     leg: Leg  # serves the request, or decodes it where another prefills
     prefill: Leg | None = None
     cost_seconds: float | None = None  # what the policy expects; None where it compares no costs
     local_prefill: LocalPrefill | None = None  # None: another prefills, or the endpoint has no such role
+    fetch: Fetch | None = None  # None: what it has not cached it computes, or gets from who prefills
 
     @property
     def legs(self) -> tuple[Leg, ...]:

@@ -128,6 +128,10 @@ class ApproximatePrefixIndex:
             holders = remaining
         return held
 
+    def written(self, key: PrefixKey) -> Mapping[str, int]:
+        """Engines have said nothing."""
+        return {}
+
     def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
         hashes = cast(BlockHashes, key).hashes
         if not hashes:

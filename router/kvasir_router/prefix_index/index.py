@@ -27,6 +27,10 @@ class PrefixIndex(Protocol):
         """Endpoint url -> leading tokens of the prompt that it has cached; only those above 0."""
         ...
 
+    def written(self, key: PrefixKey) -> Mapping[str, int]:
+        """The same by the endpoints' own word alone: what has been sent there since is not taken for cached."""
+        ...
+
     def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
         """The prompt was sent there, and is expected to be cached; `capacity_tokens` is what its KV cache holds."""
         ...

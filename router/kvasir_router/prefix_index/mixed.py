@@ -74,6 +74,10 @@ class MixedIndex:
                 matched[url] = max(matched.get(url, 0), min(num_tokens, mixed.num_tokens))
         return matched
 
+    def written(self, key: PrefixKey) -> Mapping[str, int]:
+        mixed = cast(MixedKey, key)
+        return {} if mixed.chains is None else self._precise.written(mixed.chains)
+
     def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
         mixed = cast(MixedKey, key)
         if mixed.chains is not None:

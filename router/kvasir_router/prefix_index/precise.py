@@ -10,7 +10,7 @@ DOUBT_SECONDS), or a request with that block was sent there a moment ago (see `G
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir_router.prefix_index.block_keys import block_keys, root_key
@@ -139,13 +139,11 @@ class PreciseIndex:
     def match(self, chains: Chains, now: float) -> dict[str, int]:
         """Endpoint url -> leading tokens that one of its ranks holds; only those above 0."""
         self._guesses.rotate(now)
-        matched: dict[str, int] = {}
-        for block_size, live in self._live.items():
-            for bit, num_blocks in self._depths(chains.get(block_size, ()), live):
-                if num_blocks:
-                    url = self._by_bit[bit].url
-                    matched[url] = max(matched.get(url, 0), num_blocks * block_size)
-        return matched
+        return self._matched(chains, self._guesses.holders)
+
+    def written(self, chains: Chains) -> dict[str, int]:
+        """The same by events alone, without guesses."""
+        return self._matched(chains, _nobody)
 
     def insert(self, url: str, chains: Chains, now: float) -> None:
         """Expects the prompt's blocks there until events tell, in whichever rank: the first stands for all."""
@@ -173,13 +171,23 @@ class PreciseIndex:
     def _caches(self, url: str) -> Collection[_Cache]:
         return self._endpoints.get(url, {}).values()
 
-    def _depths(self, chain: Sequence[int], live: int) -> Iterator[tuple[int, int]]:
+    def _matched(self, chains: Chains, expected: Callable[[int], int]) -> dict[str, int]:
+        """`expected`: bits of the caches that hold a block by no event's word."""
+        matched: dict[str, int] = {}
+        for block_size, live in self._live.items():
+            for bit, num_blocks in self._depths(chains.get(block_size, ()), live, expected):
+                if num_blocks:
+                    url = self._by_bit[bit].url
+                    matched[url] = max(matched.get(url, 0), num_blocks * block_size)
+        return matched
+
+    def _depths(self, chain: Sequence[int], live: int, expected: Callable[[int], int]) -> Iterator[tuple[int, int]]:
         """(bit, number of leading blocks held) of each live cache."""
         holders = self._holders
         for depth, key in enumerate(chain):
             held = holders.get(key, 0) & live
             if held != live:
-                held |= self._guesses.holders(key) & live
+                held |= expected(key) & live
                 for bit in _bits(live ^ held):
                     yield bit, depth
                 live = held
@@ -297,6 +305,10 @@ class PreciseIndex:
     def _block_size_of(self, cache: _Cache) -> int:
         """That of the others where its own events have not told yet."""
         return self._usual_block_size if cache.block_size is None else cache.block_size
+
+
+def _nobody(key: int) -> int:
+    return 0
 
 
 def _bits(mask: int) -> Iterator[int]:

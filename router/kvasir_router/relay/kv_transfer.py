@@ -3,6 +3,8 @@
 `kvasir`: both at once. Both are given the same id, which nobody can guess; the decode engine asks for its blocks at the
 prefill engine's side channel and gets them while they are computed. `vllm`: one after the other. The prefill engine's
 answer says where its blocks are, and is passed on to the decode engine.
+
+A request of one leg has the field where its engine is to fetch a cached prefix from a peer: the place, without an id.
 """
 
 import secrets
@@ -46,8 +48,7 @@ def concurrent_handover(prefill_url: str, port: int) -> Handover:
     transfer = {"transfer_id": secrets.token_hex(16)}
     prefill = {"do_remote_decode": True, "do_remote_prefill": False}
     decode = {"do_remote_prefill": True, "do_remote_decode": False}
-    where = {"remote_host": Origin.parse(prefill_url).host, "remote_port": port}
-    return Handover(_json(prefill | transfer), _json(decode | where | transfer))
+    return Handover(_json(prefill | transfer), _json(decode | _place(prefill_url, port) | transfer))
 
 
 def sequential_handover(prefill_url: str, port: int) -> Handover:
@@ -60,6 +61,11 @@ def sequential_handover(prefill_url: str, port: int) -> Handover:
 
 
 HANDOVERS: Mapping[KvTransferProtocolName, NewHandover] = {"kvasir": concurrent_handover, "vllm": sequential_handover}
+
+
+def lookup_params(peer_url: str, port: int) -> bytes:
+    """For an engine that is to fetch what a peer has cached of the prompt."""
+    return _json({"do_remote_prefill": True, "do_remote_decode": False} | _place(peer_url, port))
 
 
 def params_of_answer(answer: bytes) -> bytes | None:
@@ -94,13 +100,17 @@ def without_clients_params(fields: RoutingFields, body: bytes) -> bytes:
         return body
     if bytes(fields.kv_transfer_params) != b"null":
         raise KvTransferParamsError(
-            f"{FIELD} is this router's to write: it chooses who prefills; leave it out", param=FIELD
+            f"{FIELD} is this router's to write: it chooses whose KV is used; leave it out", param=FIELD
         )
     if fields.is_large:
         return body
     members = members_of(body)
     del members[FIELD]
     return body_of(members)
+
+
+def _place(url: str, port: int) -> dict[str, Any]:
+    return {"remote_host": Origin.parse(url).host, "remote_port": port}
 
 
 def _json(params: Mapping[str, Any]) -> bytes:

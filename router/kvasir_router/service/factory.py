@@ -17,6 +17,7 @@ from kvasir_router.placement.least_work import LeastWork
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
 from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.placement.round_robin import RoundRobin
 from kvasir_router.placement.session_affinity import SessionAffinity
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, PrefixMemory
@@ -119,6 +120,7 @@ class ServiceFactory:
         if self._followings is not None:
             following = self._followings.create(index, registry, settings.router_secret, admission.wake)
             index = following.index
+        fetching = PrefixFetching() if config.kv_transfer_port and following is not None else None
         migration = Migration(registry, ledger, self._session, settings.router_secret)
         prober = Prober(
             registry,
@@ -136,8 +138,9 @@ class ServiceFactory:
             admission,
             catalog=_catalog(settings, registry),
             policy=settings.policy,
-            picker=self._picker(settings, pairing),
+            picker=self._picker(settings, pairing, fetching),
             pairing=pairing,
+            fetching=fetching,
             router_secret=settings.router_secret,
             clock=time.perf_counter,
         )
@@ -146,7 +149,7 @@ class ServiceFactory:
         """New settings of a service that runs: what it knows of its endpoints stays, and what is in flight there."""
         service.catalog = _catalog(settings, service.registry)
         service.policy = settings.policy
-        service.picker = self._picker(settings, service.pairing)
+        service.picker = self._picker(settings, service.pairing, service.fetching)
         if service.pairing is not None:
             service.pairing.remote_min_tokens = settings.remote_prefill_min_tokens
         service.registry.set_own_models(_own_models(settings))
@@ -157,8 +160,8 @@ class ServiceFactory:
         if self._followings is not None:
             self._followings.close()
 
-    def _picker(self, settings: ServiceSettings, pairing: Pairing | None) -> Picker:
-        return Picker(_POLICIES[settings.policy](), partial(self._decisions.add, settings.name), pairing)
+    def _picker(self, settings: ServiceSettings, pairing: Pairing | None, fetching: PrefixFetching | None) -> Picker:
+        return Picker(_POLICIES[settings.policy](), partial(self._decisions.add, settings.name), pairing, fetching)
 
 
 def _followings(config: RouterConfig, session: aiohttp.ClientSession) -> "FollowingFactory | None":

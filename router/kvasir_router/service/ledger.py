@@ -44,6 +44,10 @@ class Ticket:
     def expected_prefill_seconds(self) -> float:
         return self._load.prefill.estimate_seconds(self.request.work_ahead)
 
+    def seconds_late(self, now: float) -> float:
+        """How much later than the prefill ahead, its own included, should end."""
+        return now - self.request.measured_from - self.expected_prefill_seconds
+
     @property
     def is_engine_prefilling(self) -> bool:
         """Any request's prompt."""
@@ -52,9 +56,9 @@ class Ticket:
     def first_token(self, now: float, num_generated_tokens: int = 0, seconds: float | None = None) -> None:
         """Its prefill is over, and how long it took is one observation of the rate. Where it goes on with a stream that
         another engine has begun, the tokens generated there were computed again. `seconds`: since its dispatch, where
-        another has measured them.
+        another has measured them. A prefill that had to wait for KV from elsewhere teaches nothing of the rate.
         """
-        if self._is_prefilling and self.request.uncached_tokens:
+        if self._is_prefilling and self.request.uncached_tokens and not self.request.received_tokens:
             work = self.request.work_ahead + num_generated_tokens
             measured = now - self.request.measured_from if seconds is None else seconds
             self._load.prefill.observe(work, measured, now)
@@ -73,7 +77,7 @@ class Ticket:
         """It comes in one piece: its prefill took as long where nothing is decoded, else no longer."""
         if not self.request.num_output_tokens:
             self.first_token(now)
-        elif self.request.uncached_tokens:
+        elif self.request.uncached_tokens and not self.request.received_tokens:
             self._load.prefill.observe_at_most(self.request.work_ahead, now - self.request.measured_from, now)
 
     def finish(self) -> None:

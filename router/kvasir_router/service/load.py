@@ -26,14 +26,14 @@ class InFlight:
     cached_tokens: int
     uncached_tokens: int
     num_output_tokens: int  # expected
-    received_tokens: int = 0  # whose KV another endpoint computes
+    received_tokens: int = 0  # whose KV comes from another endpoint: of all that is not cached, or before the uncached
     is_peers: bool = False  # another router has sent it, and told
     work: float = field(init=False)
     work_ahead: float = field(init=False, default=0.0)  # its own included, at `measured_from`
     measured_from: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        self.work = work(self.uncached_tokens, self.cached_tokens)
+        self.work = work(self.uncached_tokens, self.cached_tokens + self.received_tokens)
 
     def compute_what_it_should_receive(self) -> None:
         self.uncached_tokens, self.received_tokens = self.received_tokens, 0
@@ -59,9 +59,9 @@ class EndpointLoad:
     __slots__ = (
         "_foreign_work", "_head_started_at", "_num_peers", "_own_kv_tokens", "_own_prefill_tokens", "_own_work",
         "_prefilling", "_receiving", "_report", "_reported_at", "_scraped_at", "_unreported",
-        "foreign_prefill_seconds", "kv_capacity_tokens", "kv_usage", "kv_used_tokens", "last_dispatch",
-        "max_in_flight", "num_in_flight", "own_prefill_seconds", "prefill", "prefill_done_at", "prefill_rest_seconds",
-        "resident_tokens",
+        "foreign_prefill_seconds", "kv_capacity_tokens", "kv_transfer_port", "kv_usage", "kv_used_tokens",
+        "last_dispatch", "max_in_flight", "num_in_flight", "own_prefill_seconds", "prefill", "prefill_done_at",
+        "prefill_rest_seconds", "resident_tokens",
     )  # fmt: skip
 
     def __init__(self, max_in_flight: int, prefill: PrefillRate) -> None:
@@ -72,6 +72,7 @@ class EndpointLoad:
         self.last_dispatch = 0  # number of the last request sent there; 0: none yet
         self.kv_usage: float | None = None  # share of KV in use, 0..1, by the engine's last word
         self.kv_capacity_tokens: int | None = None  # None until the engine has told
+        self.kv_transfer_port: int | None = None  # by its own word; None: it exchanges no cached prefixes
         self.prefill_done_at = 0.0  # when the prefill known of will be done, if all goes as expected
         self.kv_used_tokens = 0.0  # KV that requests hold or will have added at their end
         self.prefill_rest_seconds = 0.0  # of it what has not begun: left even if the head is late
@@ -127,7 +128,7 @@ class EndpointLoad:
         self._own_kv_tokens += request.new_kv_tokens
         if not self._is_reported(request):
             self._unreported[request] = None
-        if request.received_tokens:
+        if request.received_tokens and not request.uncached_tokens:
             self._receiving[request] = None
             self._foresee()
         else:
@@ -178,6 +179,7 @@ class EndpointLoad:
         for request in arrived:
             del self._unreported[request]
         self.kv_capacity_tokens = report.kv_capacity_tokens or None
+        self.kv_transfer_port = report.kv_transfer_port
         self.kv_usage = report.kv_used_tokens / report.kv_capacity_tokens if report.kv_capacity_tokens else None
         self._foreign_work, self._scraped_at = 0.0, None
         self._head_started_at = now
@@ -190,7 +192,7 @@ class EndpointLoad:
     def forget_report(self) -> None:
         """The engine is silent, or another process now."""
         self._report = None
-        self.kv_usage = None
+        self.kv_usage = self.kv_transfer_port = None
         self._foresee()
 
     def scraped(

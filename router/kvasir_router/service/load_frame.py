@@ -29,6 +29,7 @@ class _Frame(msgspec.Struct, array_like=True, gc=False):
     arrived: tuple[str, ...]
     instance: str
     data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=_MAX_DATA_PARALLEL)] = 1
+    kv_transfer_port: Annotated[int, msgspec.Meta(ge=1, lt=2**16)] | None = None
 
 
 _decoder = msgspec.msgpack.Decoder(_Frame)
@@ -54,4 +55,5 @@ def decode_load(payload: bytes) -> LoadReport:
         arrived=frame.arrived,
         instance=frame.instance,
         data_parallel_size=frame.data_parallel_size,
+        kv_transfer_port=frame.kv_transfer_port,
     )

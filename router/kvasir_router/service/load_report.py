@@ -20,6 +20,7 @@ class LoadReport:
     arrived: tuple[str, ...]  # x-request-ids received since the last report
     instance: str  # of the engine's process: another one has an empty cache
     data_parallel_size: int = 1  # ranks of the engine, each of which publishes for itself
+    kv_transfer_port: int | None = None  # of its side channel; None: it does not exchange cached prefixes with others
 
     def holds(self, age_seconds: float) -> bool:
         """What has no work may be silent."""

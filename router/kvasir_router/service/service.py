@@ -16,6 +16,7 @@ from kvasir_router.picker import Picker
 from kvasir_router.placement.costs.own_prefill import work_left
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Placement, decode_leg_on
+from kvasir_router.placement.prefix_fetching import PrefixFetching, Written
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.catalog import ModelCatalog
@@ -49,7 +50,7 @@ class Fleet:
 class Service:
     """`router_secret` is what its engines know this router by; None where nothing is set. `clock` counts seconds.
 
-    `pairing` None: no engine of it prefills for another.
+    `pairing` None: no engine of it prefills for another. `fetching` None: none fetches what others have cached.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Service:
         policy: PolicyName,
         picker: Picker,
         pairing: Pairing | None,
+        fetching: PrefixFetching | None,
         router_secret: str | None,
         clock: Callable[[], float],
     ) -> None:
@@ -80,6 +82,7 @@ class Service:
         self.policy = policy
         self.picker = picker
         self.pairing = pairing
+        self.fetching = fetching
         self.router_secret = router_secret
         self._prefill = fleet.prefill
         self._clock = clock
@@ -97,6 +100,13 @@ class Service:
         """Its prompts may be prefilled by one engine and decoded by another."""
         return self.pairing is not None and self.registry.is_disaggregated
 
+    @property
+    def tells_engines_of_others(self) -> bool:
+        """Engines get `kv_transfer_params` from this router, and so from nobody else."""
+        if self.is_paired:
+            return True
+        return self.fetching is not None and any(each.load.kv_transfer_port is not None for each in self.registry)
+
     def ask_for_engine(self) -> None:
         """To be called before admission: a wake begins where there is none."""
         if self.registry.is_empty:
@@ -113,12 +123,16 @@ class Service:
         serving = self.registry.serving(request.model)
         if moved_from is None:
             prefills = self.registry.prefilling(request.model) if self.is_paired else None
-            return self.picker.pick(request, serving, cached, now, avoid, prefills)
+            return self.picker.pick(request, serving, cached, now, avoid, prefills, self._written(request))
         receivers = [one for one in serving if one.revision == moved_from and one.url not in avoid]
         placement = self.picker.pick(request, receivers, cached, now, avoid)
         if placement is None:
             return self.picker.pick(request, serving, cached, now, avoid)
         return replace(placement, leg=decode_leg_on(placement.leg.endpoint, request, cached))
+
+    def _written(self, request: InferenceRequest) -> Written | None:
+        prefix = request.prefix
+        return None if prefix is None else lambda: self.index.written(prefix)
 
     def least_work(self, request: InferenceRequest) -> float:
         """What of its prefill is left to do on the endpoint that has cached the most."""
@@ -170,6 +184,8 @@ class Service:
         self._prefill.refresh(now)
         if self.pairing is not None:
             self.pairing.transfers.refresh(self.registry.urls(), now)
+        if self.fetching is not None:
+            self.fetching.transfers.refresh(self.registry.urls(), now)
 
     def describe(self) -> list[dict[str, Any]]:
         """For /endpoints: everything known of each endpoint, as plain JSON."""
@@ -194,6 +210,7 @@ class Service:
             "num_prefill_observations": load.prefill.num_observations,
             "kv_usage": load.kv_usage,
             "kv_capacity_tokens": load.kv_capacity_tokens,
+            "kv_transfer_port": load.kv_transfer_port,
             "prefix_blocks": self.index.num_blocks(endpoint.url),
             "kv_events": None if self.following is None else self.following.describe(endpoint.url),
         }

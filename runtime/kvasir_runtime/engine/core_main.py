@@ -101,7 +101,7 @@ def _serve(
         )  # fmt: skip
         gc.collect()
         gc.freeze()  # what loading left behind is not walked again in the middle of a step
-        feed = None if publisher is None else router_feed(config, rank, publisher, instance)
+        feed = None if publisher is None else router_feed(config, rank, publisher, instance, agent)
         engine_core(config, rank, ranks.executor, channel, feed, agent).run()
 
 
@@ -120,11 +120,27 @@ def draft_depth(speculative: SpeculativeConfig | None, max_num_seqs: int) -> Dep
     return DepthPolicy(max_num_seqs, most) if speculative.adaptive else FixedDepth(most)
 
 
-def router_feed(config: RuntimeConfig, rank: RankDescription, publisher: EventPublisher, instance: str) -> RouterFeed:
+def router_feed(
+    config: RuntimeConfig,
+    rank: RankDescription,
+    publisher: EventPublisher,
+    instance: str,
+    agent: TransferAgent | None = None,
+) -> RouterFeed:
     events = config.cache.kv_events_config
     num_cores = config.parallel.data_parallel_size
-    reporter = LoadReporter(events.load_hz, instance, num_cores) if events is not None and events.load_hz else None
+    reporter = None
+    if events is not None and events.load_hz:
+        port = _exchange_port(config.cache.kv_transfer_config, agent)
+        reporter = LoadReporter(events.load_hz, instance, num_cores, port)
     return RouterFeed(KvEventLog(config.cache.block_size, rank.layout.groups), publisher, reporter)
+
+
+def _exchange_port(transfer: KvTransferConfig | None, agent: TransferAgent | None) -> int | None:
+    """Where other engines ask for what is cached here; None where this one only gives, or only takes."""
+    if transfer is None or agent is None or not (transfer.can_produce and transfer.can_consume):
+        return None
+    return agent.place.port
 
 
 def engine_core(

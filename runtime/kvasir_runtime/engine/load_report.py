@@ -12,7 +12,7 @@ VERSION = 1
 BUSY_SECONDS = 1.0
 """An engine that works reports so often, whether anything a router reads has changed or not."""
 REPEAT_SECONDS = 10.0
-"""The same of an idle one of several cores: how many there are is heard only in reports."""
+"""The same of an idle one of several cores, or one that exchanges KV: that is heard only in reports."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -33,16 +33,23 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Of the engine core; another one has cached nothing of this one's."""
     data_parallel_size: int = 1
     """Engine cores there are: each reports for itself, rank r on the ports that are r higher."""
+    kv_transfer_port: int | None = None
+    """Of the side channel, where the engine gives others what it has cached as it fetches from them; None: it does
+    not."""
 
 
 class LoadReporter:
     """Decides what is due. Times are seconds of one monotonic clock."""
 
-    def __init__(self, load_hz: float, instance: str, data_parallel_size: int = 1) -> None:
+    def __init__(
+        self, load_hz: float, instance: str, data_parallel_size: int = 1, kv_transfer_port: int | None = None
+    ) -> None:
         self._interval = 1 / load_hz
         self._instance = instance
         self._data_parallel_size = data_parallel_size
-        self._repeat_seconds = REPEAT_SECONDS if data_parallel_size > 1 else float("inf")
+        self._kv_transfer_port = kv_transfer_port
+        is_repeated = data_parallel_size > 1 or kv_transfer_port is not None
+        self._repeat_seconds = REPEAT_SECONDS if is_repeated else float("inf")
         self._arrived: list[str] = []
         self._last: LoadReport | None = None
         self._last_time = float("-inf")
@@ -91,4 +98,5 @@ class LoadReporter:
             arrived=self._arrived,
             instance=self._instance,
             data_parallel_size=self._data_parallel_size,
+            kv_transfer_port=self._kv_transfer_port,
         )

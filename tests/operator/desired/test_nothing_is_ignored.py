@@ -68,6 +68,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.maxNumBatchedTokens": ({}, {"engine": {"maxNumBatchedTokens": 512}}),
     "engine.memoryUtilization": ({}, {"engine": {"memoryUtilization": 0.5}}),
     "engine.scheduling": ({}, {"engine": {"scheduling": "fcfs"}}),
+    "engine.kvTransfer": ({}, {"engine": {"kvTransfer": True}}),
     "engine.kvCache.blockSize": ({}, {"engine": {"kvCache": {"blockSize": 32}}}),
     "engine.kvCache.dtype": ({}, {"engine": {"kvCache": {"dtype": "fp8_e4m3"}}}),
     "engine.kvCache.prefixCaching": ({}, {"engine": {"kvCache": {"prefixCaching": False}}}),

@@ -134,6 +134,28 @@ def test_roles_that_are_apart_need_a_prefix_cache(make_service: MakeService) -> 
     assert unsupported_features(make_service(engine=without)) == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"engine": {"kvTransfer": True, "kvCache": {"prefixCaching": False}}}, "spec.engine.kvCache.prefixCaching"),
+        ({"engine": {"kvTransfer": True}, "parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline"),
+        ({"engine": {"kvTransfer": True}, "parallelism": {"data": 2}}, "spec.parallelism.data"),
+    ],
+)
+def test_what_the_engine_refuses_beside_kv_transfer_starts_no_engine(
+    make_service: MakeService, fields: dict[str, Any], path: str
+) -> None:
+    [feature] = blocking(unsupported_features(make_service(**fields)))
+    assert feature.field_path == path
+    without = fields["engine"] | {"kvTransfer": False}
+    assert not unsupported_features(make_service(**fields | {"engine": without}))
+
+
+def test_tensor_parallel_ranks_may_exchange_kv(make_service: MakeService) -> None:
+    service = make_service(engine={"kvTransfer": True}, parallelism={"tensor": 2})
+    assert not unsupported_features(service)
+
+
 @pytest.mark.parametrize("degree", [{"tensor": 8}, {"pipeline": 4}, {"data": 2}, {"tensor": 2, "expert": True}])
 def test_every_kind_of_parallelism_is_acted_on(make_service: MakeService, degree: dict[str, Any]) -> None:
     assert unsupported_features(make_service(parallelism=degree)) == []

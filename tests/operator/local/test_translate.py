@@ -301,6 +301,19 @@ def test_prefill_and_decode_exchange_kv_on_their_own_addresses(translate: Transl
     assert ("--kv-transfer-port", "5600") in told
 
 
+def test_pods_that_exchange_cached_prefixes_do_so_on_their_own_addresses(translate: Translate) -> None:
+    service = translate(replicas=2, engine={"kvTransfer": True})
+    [router] = service.routers
+    places = set()
+
+    for pod in service.engines:
+        config = json.loads(dict(pairwise(pod.command))["--kv-transfer-config"])["kv_connector_extra_config"]
+        places.add((config["side_channel_host"], config["side_channel_port"]))
+    assert places == {(pod.listeners[0].address, 5600) for pod in service.engines}
+    assert len(places) == 2
+    assert "--kv-transfer-port" not in router.command, "engines tell their ports themselves"
+
+
 def test_where_prefill_engines_had_to_take_different_ports_none_prefills_for_others(
     translate: Translate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

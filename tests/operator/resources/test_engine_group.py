@@ -181,7 +181,16 @@ def test_prefill_and_decode_exchange_kv_of_their_own_revision_alone(
     assert 5600 in [port["containerPort"] for port in container["ports"]]
 
 
-def test_a_role_that_does_both_exchanges_none(make_service: MakeService) -> None:
+def test_a_role_that_does_both_exchanges_kv_both_ways_where_the_manifest_says_so(make_service: MakeService) -> None:
+    container = container_of(render(make_service(engine={"kvTransfer": True})))
+    config = json.loads(dict(pairwise(container["command"]))["--kv-transfer-config"])
+
+    assert (config["kv_role"], config["kv_load_failure_policy"]) == ("kv_both", "recompute")
+    assert {"POD_IP", "KVASIR_REVISION"} <= {each["name"] for each in container["env"]}
+    assert 5600 in [port["containerPort"] for port in container["ports"]]
+
+
+def test_a_role_that_does_both_exchanges_none_by_default(make_service: MakeService) -> None:
     container = container_of(render(make_service()))
 
     assert "--kv-transfer-config" not in container["command"]

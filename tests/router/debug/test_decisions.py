@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from tests.router.parts import a_request, an_endpoint
+from tests.router.parts import a_request, an_endpoint, an_exchanging
 
 from kvasir_router.debug.decisions import KEPT_A_SECOND, MAX_DECISIONS, DecisionLog
 from kvasir_router.endpoints.address import Role
@@ -11,6 +11,7 @@ from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
+from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.placement.round_robin import RoundRobin
 
 
@@ -80,3 +81,15 @@ def test_a_pair_is_shown_with_what_every_other_would_have_cost() -> None:
     assert [(cost.prefill_url, cost.cached_tokens) for cost in decision.costs] == [(None, 0), ("p", 400)]
     picker.pick(a_request(500, can_transfer_kv=True), [decode], {"d": 490}, 0.0, prefills=[])
     assert next(iter(log)).local_prefill == "no_prefill_endpoint"
+
+
+def test_who_is_asked_for_a_prefix_is_shown() -> None:
+    log = DecisionLog()
+    picker = Picker(FinishTime(), partial(log.add, "llama"), fetching=PrefixFetching())
+    busy, idle = an_exchanging("a", prefill_tokens=8000), an_exchanging("b")
+    for cached in ({"a": 400}, {}):
+        picker.pick(a_request(500, can_transfer_kv=True), [busy, idle], cached, 0.0, written=lambda: {"a": 400})
+    nothing, fetched = log
+    assert (fetched.url, fetched.fetch_url, nothing.fetch_url) == ("b", "a", None)
+    [chosen] = [sum(cost.terms_seconds.values()) for cost in fetched.costs if cost.url == "b"]
+    assert fetched.cost_seconds == pytest.approx(chosen)

@@ -60,6 +60,18 @@ async def test_events_overrule_the_guess_where_they_tell_all(parts: Parts) -> No
     assert parts.index.match(key, 10) == {"told": 32, "untold": 64}
 
 
+async def test_only_events_say_what_is_written(parts: Parts) -> None:
+    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.apply("told", stored(array("I", [1] * 32)), 0)
+    key = await parts.index.key(token_prompt(64))
+    unknown = await parts.index.key(Prompt(b"x" * 640, False, b"", model="base"))
+    for url in ("told", "untold"):
+        parts.index.insert(url, key, 0, None)
+        parts.index.insert(url, unknown, 0, None)
+    assert parts.index.match(key, 0) == {"told": 64, "untold": 64}
+    assert (parts.index.written(key), parts.index.written(unknown)) == ({"told": 32}, {})
+
+
 async def test_where_the_beginning_is_not_known_the_longer_match_counts(parts: Parts) -> None:
     parts.precise.reset("partly", 0, is_complete=False)
     short, long = [await parts.index.key(token_prompt(num_tokens)) for num_tokens in (32, 64)]

@@ -161,6 +161,15 @@ def test_a_dispatch_is_believed_until_events_had_time_to_tell() -> None:
     assert index.match(chains_of(PROMPT), 4) == {"a": 8}
 
 
+def test_what_is_written_is_told_without_guesses() -> None:
+    index = index_of("a", "b")
+    index.apply("a", stored(PROMPT[:8]), 0)
+    for url in ("a", "b"):
+        index.insert(url, chains_of(PROMPT), 0)
+    assert index.match(chains_of(PROMPT), 0) == {"a": 32, "b": 32}
+    assert index.written(chains_of(PROMPT)) == {"a": 8}
+
+
 def test_guesses_of_a_busy_router_grow_old_as_well() -> None:
     index = index_of("a")
     index.apply("a", stored([0] * SIZE), 0)

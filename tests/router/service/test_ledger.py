@@ -5,6 +5,7 @@ from kvasir_router.dialects.embeddings import Embeddings
 from kvasir_router.dialects.openai import EXPECTED_OUTPUT_TOKENS
 from kvasir_router.placement.placement import Leg, Placement
 from kvasir_router.service.ledger import Ledger, Ticket
+from kvasir_router.service.prefill_rate import work
 from kvasir_router.service.registry import Endpoint
 
 
@@ -232,3 +233,33 @@ def test_a_decode_engine_that_has_begun_needs_no_prefill() -> None:
     ticket.finish()
     ticket.prefill_after_all(1.2)
     assert counts(decode) == (0, 0, 0)
+
+
+def fetching(endpoint: Endpoint, *, now: float = 0.0) -> Ticket:
+    """Of a prompt of 1000 tokens 100 are cached and 800 come from a peer."""
+    (ticket,) = Ledger(Room()).dispatch(a_request(1000), Placement(Leg(endpoint, 100, 100, 800)), now)
+    return ticket
+
+
+def test_what_is_fetched_from_a_peer_is_kv_and_no_prefill_but_the_rest_is() -> None:
+    endpoint = an_endpoint("a", kv_capacity_tokens=10**6)
+    ticket = fetching(endpoint)
+    assert counts(endpoint) == (1, 100, 1000 + EXPECTED_OUTPUT_TOKENS)
+    assert endpoint.load.kv_used_tokens == 900 + EXPECTED_OUTPUT_TOKENS
+    assert endpoint.load.queue_seconds(0.0) == pytest.approx(work(100, 900) / 1000)
+    ticket.first_token(1.0)
+    assert counts(endpoint)[1] == 0
+    ticket.finish()
+    assert counts(endpoint) == (0, 0, 0)
+
+
+def test_a_prefill_behind_a_transfer_teaches_no_rate() -> None:
+    endpoint = an_endpoint("a")
+    fetching(endpoint).first_token(5.0)
+    fetching(endpoint).whole_answer(0.0)
+    assert endpoint.load.prefill.num_observations == 0
+
+
+def test_how_late_a_first_token_is_beside_its_prefill_alone() -> None:
+    ticket = fetching(an_endpoint("a"), now=10.0)
+    assert ticket.seconds_late(10.0 + ticket.expected_prefill_seconds + 0.5) == pytest.approx(0.5)

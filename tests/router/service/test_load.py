@@ -312,3 +312,12 @@ def test_own_requests_that_wait_for_kv_are_not_taken_for_others_prompts() -> Non
     assert one.num_decoding == 1
     one.scraped(None, None, num_waiting=1, now=0.0)
     assert one.queue_seconds(0.0) > seconds(100)
+
+
+def test_where_an_engine_exchanges_kv_is_known_as_long_as_its_word_holds() -> None:
+    one = load()
+    assert one.kv_transfer_port is None
+    one.report(replace(IDLE, kv_transfer_port=5600), now=0.0)
+    assert one.kv_transfer_port == 5600
+    one.forget_report()
+    assert one.kv_transfer_port is None

@@ -12,7 +12,7 @@ FIELDS = [3, 2, 300, 40, 5000, 60_000, 7.5, 812.5, ["one", "two"], "0123456789ab
 
 def test_a_report_is_a_version_and_its_fields_in_order() -> None:
     report = decode_load(msgspec.msgpack.encode([1, *FIELDS]))
-    assert astuple(report) == (3, 2, 300, 40, 5000, 60_000, 7.5, 812.5, ("one", "two"), "0123456789abcdef", 1)
+    assert astuple(report) == (3, 2, 300, 40, 5000, 60_000, 7.5, 812.5, ("one", "two"), "0123456789abcdef", 1, None)
 
 
 def test_an_engine_that_has_prefilled_nothing_has_no_rate() -> None:
@@ -32,8 +32,19 @@ def test_no_engine_has_so_many_ranks(size: int) -> None:
         decode_load(msgspec.msgpack.encode([1, *FIELDS, size]))
 
 
+@pytest.mark.parametrize("port", [None, 1, 65535])
+def test_an_engine_that_exchanges_kv_says_at_which_port(port: int | None) -> None:
+    assert decode_load(msgspec.msgpack.encode([1, *FIELDS, 1, port])).kv_transfer_port == port
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_no_engine_listens_there(port: int) -> None:
+    with pytest.raises(MalformedReportError, match="no load report"):
+        decode_load(msgspec.msgpack.encode([1, *FIELDS, 1, port]))
+
+
 def test_fields_that_came_later_are_ignored() -> None:
-    assert decode_load(msgspec.msgpack.encode([1, *FIELDS, 1, "later"])) == decode_load(
+    assert decode_load(msgspec.msgpack.encode([1, *FIELDS, 1, None, "later"])) == decode_load(
         msgspec.msgpack.encode([1, *FIELDS])
     )
 

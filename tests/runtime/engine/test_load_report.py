@@ -5,11 +5,19 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from kvasir_runtime.config import CacheConfig, KvEventsConfig, ModelConfig, ParallelConfig, RuntimeConfig
+from kvasir_runtime.config import (
+    CacheConfig,
+    KvEventsConfig,
+    KvTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    RuntimeConfig,
+)
 from kvasir_runtime.engine.core_main import router_feed
 from kvasir_runtime.engine.load_report import REPEAT_SECONDS, LoadReport, LoadReporter
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.stats import SchedulerStats
+from kvasir_runtime.transfer.commands import Place
 
 HZ = 20
 INTERVAL = 1 / HZ
@@ -60,6 +68,24 @@ def test_a_report_says_how_many_cores_report_for_themselves(size):
 
 
 @pytest.mark.parametrize(
+    ("role", "port"), [("kv_both", 5600), ("kv_producer", None), ("kv_consumer", None), (None, None)]
+)
+def test_a_report_says_where_cached_prefixes_are_exchanged(role, port):
+    transfer = None if role is None else KvTransferConfig(kv_connector="NixlConnector", kv_role=role)
+    events = KvEventsConfig(enable_kv_cache_events=True, load_hz=HZ)
+    config = RuntimeConfig(
+        model=ModelConfig(model="m"), cache=CacheConfig(kv_events_config=events, kv_transfer_config=transfer)
+    )
+    rank, publisher, agent = Mock(), Mock(), None
+    rank.layout.groups = (KvGroup((0,), None),)
+    if transfer is not None:
+        agent = Mock(place=Place(engine_id="e", host="10.0.0.7", port=5600))
+    router_feed(config, rank, publisher, "cafe", agent).publish(IDLE)
+    [report] = publisher.publish_load.call_args.args
+    assert report.kv_transfer_port == port
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"num_running": 1}, {"num_waiting": 1}, {"waiting_uncached_tokens": 1}, {"running_uncached_tokens": 1},
@@ -75,8 +101,9 @@ def test_an_idle_engine_tells_nothing_however_long(reporter):
     assert reporter.wait_seconds(3600.0) is None
 
 
-def test_an_idle_core_of_several_tells_the_same_again_for_routers_that_have_come_since():
-    reporter = LoadReporter(HZ, "cafe", 2)
+@pytest.mark.parametrize("told", [{"data_parallel_size": 2}, {"kv_transfer_port": 5600}])
+def test_an_idle_core_of_several_or_that_exchanges_kv_tells_it_again_for_routers_that_have_come_since(told):
+    reporter = LoadReporter(HZ, "cafe", **told)
     first = reporter.due(IDLE, 1.0)
     assert reporter.due(IDLE, 2.0) is None
     assert reporter.wait_seconds(2.0) == REPEAT_SECONDS - 1

@@ -1,0 +1,160 @@
+"""Real engines behind a real router: a prefix that one has cached is fetched by another that gets the request, and
+where it cannot be had, computed there; the tokens are the same."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.contract.test_migration import total, wait_for
+from tests.runtime.cli.conftest import Server, a_free_port
+
+MODEL = Path("examples/models/kvasir-python-700k")
+COMPLETION = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+ROUTER = str(Path(sys.executable).parent / "kvasir-router")
+SIZE = 16
+NUM_TOKENS = 1000
+NUM_CACHED = (NUM_TOKENS - 1) // SIZE * SIZE
+
+
+class Engine(Server):
+    """On a host of its own, as a pod is. Small steps make prefill slow enough for fetching to pay on any machine."""
+
+    def __init__(self, number: int, events: int, replay: int, revision: str) -> None:
+        self.host = f"127.0.0.{number}"
+        self.event_ports = f"{events}:{replay}"
+        extra = {"side_channel_host": self.host, "side_channel_port": 0, "revision": revision}
+        transfer = {"kv_connector": "NixlConnector", "kv_connector_extra_config": extra}
+        published = {
+            "enable_kv_cache_events": True,
+            "endpoint": f"tcp://{self.host}:{events}",
+            "replay_endpoint": f"tcp://{self.host}:{replay}",
+            "load_hz": 20,
+        }
+        super().__init__(
+            MODEL, "--host", self.host, "--kv-transfer-config", json.dumps(transfer), "--kv-events-config",
+            json.dumps(published), "--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "32",
+        )  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+@dataclass
+class Router:
+    """It places by turns: where a prefix is says nothing about who gets the request."""
+
+    url: str
+    admin_url: str
+
+    def knows(self, engines: Sequence[Engine]) -> bool:
+        """That they are ready, and exchange KV: what an idle engine says every 10 s."""
+        try:
+            known = self._endpoints()
+        except httpx.ConnectError:
+            return False
+        return all(
+            known[engine.url]["kv_transfer_port"] and known[engine.url]["state"] == "ready" for engine in engines
+        )
+
+    def num_blocks(self, engine: Engine) -> int:
+        return int(self._endpoints()[engine.url]["prefix_blocks"])
+
+    def _endpoints(self) -> dict[str, dict]:
+        return {each["url"]: each for each in httpx.get(f"{self.admin_url}/endpoints").json()}
+
+    def num_fetches(self) -> float:
+        families = text_string_to_metric_families(httpx.get(f"{self.admin_url}/metrics").text)
+        name = "kvasir_router_prefix_fetches_total"
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[Engine]]:
+    """Two of one revision, and one that says to be of another, whose blocks they refuse."""
+    ports = a_free_port(), a_free_port()
+    servers = [Engine(number, *ports, revision) for number, revision in ((2, "one"), (3, "one"), (4, "other"))]
+    try:
+        for server in servers:
+            server.wait_ready()
+        yield servers
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.end()
+
+
+StartRouter = Callable[..., Router]
+
+
+@pytest.fixture
+def start_router() -> Iterator[StartRouter]:
+    """start_router(*engines): once it knows that they exchange KV."""
+    with ExitStack() as stack:
+
+        def start(*behind: Engine) -> Router:
+            port, admin_port = a_free_port(), a_free_port()
+            endpoints = [flag for engine in behind for flag in ("--endpoint", engine.url)]
+            ports = ("--port", str(port), "--admin-port", str(admin_port))
+            process = subprocess.Popen(
+                [ROUTER, "serve", *ports, "--policy", "roundRobin", "--kv-events", behind[0].event_ports, *endpoints]
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
+            wait_for(lambda: router.knows(behind))
+            return router
+
+        yield start
+
+
+def prompt(number: int) -> list[int]:
+    return [5 + (number * 101 + position * 37) % 400 for position in range(NUM_TOKENS)]
+
+
+def ask(url: str, number: int) -> dict:
+    answer = httpx.post(f"{url}/v1/completions", json=COMPLETION | {"prompt": prompt(number)}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def tokens(answer: dict) -> list[int]:
+    return answer["choices"][0]["token_ids"]
+
+
+def num_cached(answer: dict) -> int:
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_prefix_that_a_peer_has_cached_is_fetched(engines: list[Engine], start_router: StartRouter) -> None:
+    holder, other, _ = engines
+    router = start_router(holder, other)
+    computed = ask(holder.url, 1)
+    wait_for(lambda: router.num_blocks(holder) >= NUM_TOKENS // SIZE)
+    answers = [ask(router.url, 1) for _ in range(2)]  # one of them by each
+    assert [tokens(answer) for answer in answers] == [tokens(computed)] * 2
+    assert [num_cached(answer) for answer in answers] == [NUM_CACHED] * 2
+    assert router.num_fetches() == 1
+    assert total(other, "kvasir_kv_transfer_blocks_total", direction="received") == NUM_CACHED // SIZE
+    assert total(holder, "kvasir_kv_transfer_blocks_total", direction="sent") == NUM_CACHED // SIZE
+    assert total(other, "kvasir_kv_transfer_failures_total") == 0
+
+
+def test_what_a_peer_does_not_give_is_computed(engines: list[Engine], start_router: StartRouter) -> None:
+    """The router takes them for one revision, and they refuse each other's blocks."""
+    other, _, stranger = engines
+    router = start_router(other, stranger)
+    computed = ask(stranger.url, 2)
+    wait_for(lambda: router.num_blocks(stranger) >= NUM_TOKENS // SIZE)
+    answers = [ask(router.url, 2) for _ in range(2)]
+    assert [tokens(answer) for answer in answers] == [tokens(computed)] * 2
+    assert sorted(num_cached(answer) for answer in answers) == [0, NUM_CACHED]
+    assert router.num_fetches() == 1
+    assert total(other, "kvasir_kv_transfer_failures_total", reason="handshake") == 1
