@@ -6,18 +6,22 @@ Each rule is tried with several values of its own threshold, so that rules can b
 equally often. Prints a table a trace: share of requests within the SLO, replica-hours, the most replicas at once,
 changes, changes of direction, hours of replicas that were let go before they had served for five minutes, and how
 often and how long it woke from zero, which it may on the trace `nights` alone.
+With `--rules oracle` what whoever knows the trace would need, for several prices of a request in time (`oracle.py`).
 `python -m benchmarks.autoscaling.compare FILE` says what kvasir saves, off tables of this program.
 """
 
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from benchmarks.autoscaling.lineup import LINEUP
+from benchmarks.autoscaling.lineup import LINEUP, MakeRules
+from benchmarks.autoscaling.oracle import ORACLE, PRICES, oracle
 from benchmarks.autoscaling.simulation import Outcome, Setting, simulate
 from benchmarks.autoscaling.traffic import SHAPES, load
 from benchmarks.routing.engine import EngineModel
+from benchmarks.routing.trace import Trace
 
 # About a model of 8 billion parameters on an L4, and on an H100 for the long prompts.
 _SMALL = EngineModel(2500.0, 32768.0, 60_000, 128, 0.025, 2e-7)
@@ -26,7 +30,10 @@ _HEAD = "| rule | threshold | in SLO, % | replica-hours | most | changes | turns
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    if arguments.split and ORACLE in arguments.rules:
+        parser.error("the oracle plans one role: leave --split out")
     for name in arguments.trace:
         trace = load(name, arguments.traces, arguments.seed)
         setting = setting_of(name, arguments.startup, is_split=arguments.split)
@@ -34,10 +41,14 @@ def main() -> None:
         print(f"\n{title}: {len(trace.requests)} requests\n\n{_HEAD}\n" + "|---" * 9 + "|", flush=True)
         begin = time.perf_counter()
         for rule in arguments.rules:
-            make, thresholds = LINEUP[rule]
+            make, thresholds = _tried(rule, trace)
             for threshold in thresholds:
                 print(_row(rule, threshold, simulate(trace, setting, make(threshold, setting))), flush=True)
         print(f"{name}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+
+
+def _tried(rule: str, trace: Trace) -> tuple[MakeRules, tuple[float, ...]]:
+    return (partial(oracle, trace), PRICES) if rule == ORACLE else LINEUP[rule]
 
 
 def setting_of(name: str, startup_seconds: float, *, is_split: bool = False) -> Setting:
@@ -65,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     names = ["azure", "mooncake", *SHAPES]
     parser.add_argument("--traces", type=Path, required=True, help="folder of the recorded traces")
     parser.add_argument("--trace", nargs="+", default=names, choices=names, metavar="NAME")
-    parser.add_argument("--rules", nargs="+", default=list(LINEUP), choices=list(LINEUP), metavar="RULE")
+    parser.add_argument("--rules", nargs="+", default=list(LINEUP), choices=[*LINEUP, ORACLE], metavar="RULE")
     parser.add_argument("--startup", type=float, default=120.0, help="seconds until a replica serves")
     parser.add_argument("--split", action="store_true", help="prefill and decode apart, each with a fleet of its own")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Each of kvasir's rows beside the cheapest other rule that keeps the SLO as often or more often.
+"""Each of kvasir's rows beside the cheapest other rule, and the oracle, that keep the SLO as often or more often.
 
     python -m benchmarks.autoscaling.compare FILE...
 
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+from benchmarks.autoscaling.oracle import ORACLE
 
 OURS = "kvasir"
 _HEADING = re.compile(r"^(?:## )?([\w-]+)[:,] \d+ requests$")
@@ -43,12 +45,19 @@ def rows_of(text: str) -> Iterable[Row]:
 
 def cheapest_other(ours: Row, rows: Iterable[Row]) -> Row | None:
     """None where no other keeps the SLO as often."""
-    others = [row for row in rows if row.trace == ours.trace and row.rule != OURS]
-    others.sort(key=lambda row: (row.rule, row.threshold))
-    as_often = [row for row in others if row.attainment >= ours.attainment]
+    return _cheapest(ours, [row for row in rows if row.rule not in (OURS, ORACLE)])
+
+
+def cheapest_oracle(ours: Row, rows: Iterable[Row]) -> Row | None:
+    return _cheapest(ours, [row for row in rows if row.rule == ORACLE])
+
+
+def _cheapest(ours: Row, rows: Iterable[Row]) -> Row | None:
+    rows = sorted((row for row in rows if row.trace == ours.trace), key=lambda row: (row.rule, row.threshold))
+    as_often = [row for row in rows if row.attainment >= ours.attainment]
     between = [
         _between(low, high, ours.attainment)
-        for pair in pairwise(others)
+        for pair in pairwise(rows)
         for low, high in [sorted(pair, key=lambda row: row.attainment)]
         if low.rule == high.rule and low.attainment < ours.attainment < high.attainment
     ]
@@ -64,15 +73,17 @@ def _between(low: Row, high: Row, attainment: float) -> Row:
 
 def compared(rows: Sequence[Row]) -> Iterable[str]:
     """Lines of a table."""
-    yield "| trace | kvasir: threshold, in SLO, replica-hours | cheapest other | replica-hours |"
-    yield "|---|---|---|---|"
+    yield "| trace | kvasir: threshold, in SLO, replica-hours | cheapest other | replica-hours | oracle |"
+    yield "|---|---|---|---|---|"
     for ours in (row for row in rows if row.rule == OURS):
-        other = cheapest_other(ours, rows)
+        other, oracle = cheapest_other(ours, rows), cheapest_oracle(ours, rows)
         if other is None:
-            yield f"| {ours.trace} | {ours} | none | |"
+            beside = "none | "
         else:
             saving = 100 * (ours.replica_hours / other.replica_hours - 1)
-            yield f"| {ours.trace} | {ours} | {other.rule} {other} | {saving:+.0f} % |"
+            beside = f"{other.rule} {other} | {saving:+.0f} % "
+        least = "" if oracle is None else f" {oracle.replica_hours:.2f}"
+        yield f"| {ours.trace} | {ours} | {beside}|{least} |"
 
 
 def main(files: Sequence[str]) -> None:

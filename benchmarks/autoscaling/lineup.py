@@ -59,7 +59,10 @@ LINEUP: Mapping[str, tuple[MakeRules, tuple[float, ...]]] = MappingProxyType(
         "hpa-kv-usage": (_each(lambda target, *_: HpaOnKvUsage(target, MOST_REPLICAS)), (0.15, 0.25, 0.4, 0.6, 0.8)),
         "keda-queue": (_each(lambda queue, *_: KedaOnQueueLength(queue, MOST_REPLICAS), None), (0.25, 0.5, 1, 2, 5)),
         "aibrix-kpa": (_each(lambda target, *_: AibrixKpa(target, MOST_REPLICAS)), (0.15, 0.25, 0.35, 0.5)),
-        "wva-saturation": (_each(lambda kv, *_: WvaSaturation(kv, MOST_REPLICAS), 0.1), (0.3, 0.4, 0.6, 0.8)),
+        "wva-saturation": (
+            _each(lambda kv, *_: WvaSaturation(kv, MOST_REPLICAS), 0.1),
+            (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.8),
+        ),
         "llm-d-tokens": (_each(_llm_d, None), (0.25, 0.5, 1.0, 1.5)),
         "dynamo-load": (_each(_dynamo), (0.25, 0.5, 0.75, 1.0)),
     }

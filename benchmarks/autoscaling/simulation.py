@@ -89,17 +89,23 @@ class _Simulation:
         return self._outcome()
 
     def _arrive(self, job: Job, now: float) -> None:
+        """What no replica takes has arrived all the same; nothing of it is known to be cached."""
+        num_expected_cached = self._send(job, now)
+        self._entry.arrived(now, job.num_input_tokens - num_expected_cached)
+
+    def _send(self, job: Job, now: float) -> int:
+        """Prompt tokens that its replica is to have cached."""
         if self._wake_begun_at is None and not all(role.fleet.num_wanted for role in self._roles.values()):
             self._wake_begun_at = now
         sent = _prefill_of(job) if self._setting.is_split else job
         replica = self._entry.fleet.send(sent, now)
         if replica is None:
-            return
+            return 0
         if self._wake_begun_at is not None:
             self._wake_seconds.append(now - self._wake_begun_at)
             self._wake_begun_at = None
-        self._entry.arrived(now, job.num_input_tokens - sent.num_expected_cached)
         self._changed(self._entry, replica)
+        return sent.num_expected_cached
 
     def _changed(self, role: Role, replica: Replica) -> None:
         engine = replica.engine
@@ -178,7 +184,7 @@ class _Simulation:
             return
         held, role.fleet.held = role.fleet.held, []
         for job in held:
-            self._arrive(self._jobs[job.number], now)
+            self._send(self._jobs[job.number], now)
 
     def _every(self, seconds: float, happen: Callable[[float], None], now: float) -> None:
         if now + seconds <= self._end:

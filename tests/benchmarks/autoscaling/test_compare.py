@@ -1,6 +1,6 @@
 """The comparison of the autoscaling benchmark's tables."""
 
-from benchmarks.autoscaling.compare import Row, cheapest_other, compared, rows_of
+from benchmarks.autoscaling.compare import Row, cheapest_oracle, cheapest_other, compared, rows_of
 
 TABLES = """
 ramp: 10 requests
@@ -49,6 +49,13 @@ def test_nothing_is_between_different_rules_or_traces() -> None:
 
 def test_the_difference_is_in_per_cent_of_the_others_hours() -> None:
     assert list(compared(ROWS))[2:] == [
-        "| ramp | 0.75: 95.0 %, 4.00 | wva-saturation 0.3: 99.0 %, 5.00 | -20 % |",
-        "| step | 1: 99.9 %, 2.00 | none | |",
+        "| ramp | 0.75: 95.0 %, 4.00 | wva-saturation 0.3: 99.0 %, 5.00 | -20 % | |",
+        "| step | 1: 99.9 %, 2.00 | none | | |",
     ]
+
+
+def test_the_oracle_stands_beside_the_others_and_is_none_of_them() -> None:
+    oracle = Row("ramp", "oracle", 2, 96.0, 3.0)
+    assert cheapest_other(ROWS[0], [*ROWS, oracle]) == ROWS[3]
+    assert cheapest_oracle(ROWS[0], [*ROWS, oracle]) == oracle
+    assert list(compared([*ROWS, oracle]))[2].endswith("| -20 % | 3.00 |")

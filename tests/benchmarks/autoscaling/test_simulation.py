@@ -63,6 +63,27 @@ def test_requests_are_held_while_nothing_serves() -> None:
     assert 0.5 < outcome.attainment < 0.95
 
 
+class Watched(Planned):
+    """And the rate at which prompt tokens arrived, each time."""
+
+    def __init__(self, *plan: tuple[float, int]) -> None:
+        super().__init__(*plan)
+        self.rates: dict[float, float] = {}
+
+    def wanted(self, views: Mapping[str, FleetView]) -> Mapping[str, int]:
+        view = views[SERVE]
+        self.rates[view.now] = view.uncached_tokens_per_second
+        return super().wanted(views)
+
+
+def test_held_requests_have_arrived_when_they_came_and_not_when_a_replica_serves() -> None:
+    rule = Watched((10, 0), (20, 1))
+    simulate(Trace("even", 64, tuple(requests(1.0, 300, 60, 1))), SETTING, rule)
+    assert {at: rate for at, rate in rule.rates.items() if at >= 60} == pytest.approx(
+        {at: 60.0 for at in rule.rates if at >= 60}, rel=0.04
+    )
+
+
 def test_a_shape_has_as_many_requests_as_it_says() -> None:
     trace = shaped("step", SHAPES["step"])
     assert len(trace.requests) == pytest.approx(2.0 * 2100 + 7.0 * 1500, rel=0.05)
