@@ -12,6 +12,9 @@ from kvasir_operator.api.model import ScalingBehavior, ScalingPolicy, ScalingRul
 TOLERANCE = 0.1
 UP_WINDOW_SECONDS = 0
 DOWN_WINDOW_SECONDS = 300
+"""At most, where none is asked for."""
+LEAST_DOWN_WINDOW_SECONDS = 60
+"""Rates are over a minute."""
 _UP_POLICIES = (ScalingPolicy("Percent", 100, 15),)
 _DOWN_POLICIES = (ScalingPolicy("Percent", 50, 60),)
 MOST_SECONDS = 3600
@@ -43,11 +46,35 @@ def rounded(needed: float, former: int, growth_tolerance: float = TOLERANCE) -> 
     return math.ceil(needed - 1e-9)
 
 
-def stabilized(recommendations: Sequence[Recommendation], current: int, behavior: ScalingBehavior, now: float) -> int:
+def default_down_window_seconds(changes: Iterable[Change], startup_seconds: float) -> float:
+    """As long as a replica takes to start, which is what it costs to have let one go that is wanted again; where load
+    came back within a HorizontalPodAutoscaler's window, that. `changes`: of the last hour, oldest first."""
+    if _has_come_back(changes):
+        return DOWN_WINDOW_SECONDS
+    return min(max(startup_seconds, LEAST_DOWN_WINDOW_SECONDS), DOWN_WINDOW_SECONDS)
+
+
+def _has_come_back(changes: Iterable[Change]) -> bool:
+    shrunk_at = -math.inf
+    for change in changes:
+        if change.delta < 0:
+            shrunk_at = change.at
+        elif change.at - shrunk_at <= DOWN_WINDOW_SECONDS:
+            return True
+    return False
+
+
+def stabilized(
+    recommendations: Sequence[Recommendation],
+    current: int,
+    behavior: ScalingBehavior,
+    now: float,
+    default_down_seconds: float = DOWN_WINDOW_SECONDS,
+) -> int:
     """The latest recommendation, as far as all of each direction's window agree. The latest is the last of them."""
     latest = recommendations[-1].replicas
     up = _within(recommendations, now, _window(behavior.scale_up, UP_WINDOW_SECONDS))
-    down = _within(recommendations, now, _window(behavior.scale_down, DOWN_WINDOW_SECONDS))
+    down = _within(recommendations, now, _window(behavior.scale_down, default_down_seconds))
     lowest, highest = min([latest, *up]), max([latest, *down])
     if lowest > current:
         return lowest
@@ -63,7 +90,7 @@ def limited(wanted: int, current: int, changes: Sequence[Change], behavior: Scal
     return current
 
 
-def _window(rules: ScalingRules, default: int) -> int:
+def _window(rules: ScalingRules, default: float) -> float:
     return default if rules.stabilization_window_seconds is None else rules.stabilization_window_seconds
 
 

@@ -12,13 +12,14 @@ from kvasir_operator.autoscaling.behavior import (
     TOLERANCE,
     Change,
     Recommendation,
+    default_down_window_seconds,
     limited,
     rounded,
     stabilized,
 )
 from kvasir_operator.autoscaling.capacity import capacity_of, is_saturated, with_throughput
 from kvasir_operator.autoscaling.demand import BUSIEST_KV_USAGE, Demand, Need, demand_of
-from kvasir_operator.autoscaling.drain import is_passing, queued_tokens
+from kvasir_operator.autoscaling.drain import backlog_growth, is_passing, queued_tokens, with_backlog
 from kvasir_operator.autoscaling.forecast import TREND_SECONDS, PastNeed, forecast
 from kvasir_operator.autoscaling.hold import why_held
 from kvasir_operator.autoscaling.latency import Latency, Trial, attainable, judged, latency_need, standing_trial
@@ -102,8 +103,8 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
 def _demand(situation: RoleSituation, sample: RoleSample, memory: Memory) -> Demand:
     assert memory.capacity is not None
     target, ttft = situation.spec.target_kv_cache_usage, _ttft_seconds(situation)
-    starting = _starting(situation, memory)
-    return demand_of(sample, memory.capacity, target, ttft, situation.startup_seconds, starting)
+    starting, growth = _starting(situation, memory), backlog_growth(memory.backlogs)
+    return demand_of(sample, memory.capacity, target, ttft, situation.startup_seconds, starting, growth)
 
 
 def _starting(situation: RoleSituation, memory: Memory) -> list[float]:
@@ -148,7 +149,8 @@ def _paced(situation: RoleSituation, need: Need, memory: Memory) -> tuple[int, M
     wanted = min(max(whole, spec.min_replicas, 1), spec.max_replicas)
     kept = [each for each in former if each.at > now - MOST_SECONDS]
     recommendations = (*kept, Recommendation(now, wanted))
-    stable = stabilized(recommendations, current, spec.behavior, now)
+    down_seconds = default_down_window_seconds(memory.changes, situation.startup_seconds)
+    stable = stabilized(recommendations, current, spec.behavior, now, down_seconds)
     paced = limited(stable, current, memory.changes, spec.behavior, now)
     return paced, replace(memory, recommendations=recommendations)
 
@@ -208,6 +210,7 @@ def _slo_seconds(situation: RoleSituation, reason: ScalingReason) -> float | Non
 
 
 def _with_sample(memory: Memory, situation: RoleSituation, sample: RoleSample) -> Memory:
+    memory = replace(memory, backlogs=with_backlog(memory.backlogs, sample))
     warm = [replica for replica in sample.replicas if replica.name in situation.warm]
     capacity = capacity_of(warm or sample.replicas, memory.capacity)
     if capacity is None or len(warm) < len(sample.replicas):

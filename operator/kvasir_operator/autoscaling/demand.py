@@ -52,16 +52,17 @@ def demand_of(
     ttft_seconds: float | None,
     startup_seconds: float,
     starting: Sequence[float] = (),
+    backlog_growth: float = 0.0,
 ) -> Demand:
     """The largest of all limits'. `ttft_seconds`: the SLO of the time to the first token; None where there is none.
 
-    `starting`: seconds until each of the replicas on their way serves.
+    `starting`: seconds until each of the replicas on their way serves. `backlog_growth`: uncached tokens a second.
     """
     backlog_seconds = max(startup_seconds, LEAST_BACKLOG_SECONDS)
     busiest = _busiest_need(sample)
     kv = _kv_need(sample, capacity, target_kv_usage, backlog_seconds)
     arriving = _arriving_replicas(sample, capacity, ttft_seconds)
-    prefill = _prefill_need(sample, capacity, ttft_seconds, backlog_seconds, arriving, starting)
+    prefill = _prefill_need(sample, capacity, ttft_seconds, backlog_seconds, arriving, starting, backlog_growth)
     in_use = kv_tokens_in_use(sample) / (capacity.kv_tokens * target_kv_usage)
     return Demand(max((kv, busiest, prefill), key=lambda need: need.replicas), max(in_use, busiest.replicas, arriving))
 
@@ -128,12 +129,18 @@ def _prefill_need(
     backlog_seconds: float,
     for_arriving: float,
     starting: Sequence[float],
+    backlog_growth: float,
 ) -> Need:
-    """What replicas do beyond the load that arrives works off what waits, so that only one of the two is added."""
+    """What replicas do beyond the load that arrives works off what waits, so that only one of the two is added.
+
+    A queue that grows tells of arrivals sooner than their rate over a minute.
+    """
     rate = capacity.prefill_tokens_per_second
     if rate is None:
         return Need(0.0, ScalingReason.PREFILL_DEMAND, "no prefill rate measured yet")
     arriving, queued = sample.uncached_tokens_per_second, queued_tokens(sample, ttft_seconds)
+    if queued and backlog_growth > 0:
+        arriving = max(arriving, sample.computed_tokens_per_second + backlog_growth)
     most = min(rate, capacity.saturated_tokens_per_second or rate)
     ahead = queue_ahead(queued, arriving, most, len(sample.replicas), starting, backlog_seconds) if queued else 0.0
     with_backlog = (arriving + max(queued, ahead) / backlog_seconds) / most

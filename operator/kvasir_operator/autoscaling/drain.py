@@ -2,8 +2,32 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvasir_operator.autoscaling.sample import RoleSample
+
+GROWTH_SECONDS = 30.0
+"""Over which a queue's growth is seen: so long that one long prompt is no growth, and shorter than rates are over."""
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Prompt tokens still to be computed when a sample was taken."""
+
+    at: float
+    tokens: float
+
+
+def with_backlog(past: Sequence[Backlog], sample: RoleSample) -> tuple[Backlog, ...]:
+    """With this sample's; one that is seen a second time counts once."""
+    kept = (each for each in past if sample.at - GROWTH_SECONDS <= each.at < sample.at)
+    return (*kept, Backlog(sample.at, uncached_tokens(sample)))
+
+
+def backlog_growth(backlogs: Sequence[Backlog]) -> float:
+    """Tokens a second; 0 where only one moment is known."""
+    first, last = backlogs[0], backlogs[-1]
+    return (last.tokens - first.tokens) / (last.at - first.at) if last.at > first.at else 0.0
 
 
 def uncached_tokens(sample: RoleSample) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from kvasir_operator.api.model import AutoscalingSpec
 from kvasir_operator.autoscaling.behavior import Change, Recommendation
 from kvasir_operator.autoscaling.capacity import Capacity
+from kvasir_operator.autoscaling.drain import Backlog
 from kvasir_operator.autoscaling.forecast import PastNeed
 from kvasir_operator.autoscaling.latency import Trial
 from kvasir_operator.autoscaling.reasons import EXPECTED_HOLDS, HoldReason, ScalingReason
@@ -62,6 +63,8 @@ class Memory:
     saturated_since: float | None = None
     """From when on no replica has kept up with what it was sent."""
     trial: Trial | None = None
+    backlogs: tuple[Backlog, ...] = ()
+    """Of the last half minute."""
     queued_at: float | None = None
     """When prompts waited last for more than the SLO allows."""
     idle_since: float | None = None

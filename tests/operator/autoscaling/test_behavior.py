@@ -3,7 +3,14 @@
 import pytest
 
 from kvasir_operator.api.model import ScalingBehavior, ScalingPolicy, ScalingRules
-from kvasir_operator.autoscaling.behavior import Change, Recommendation, limited, rounded, stabilized
+from kvasir_operator.autoscaling.behavior import (
+    Change,
+    Recommendation,
+    default_down_window_seconds,
+    limited,
+    rounded,
+    stabilized,
+)
 
 DEFAULT = ScalingBehavior()
 
@@ -45,6 +52,35 @@ def past(*pairs):
 )
 def test_down_waits_for_its_window_and_up_does_not(recommendations, expected):
     assert stabilized(recommendations, 5, DEFAULT, now=1000) == expected
+
+
+@pytest.mark.parametrize(("startup", "expected"), [(5, 60), (60, 60), (61, 61), (300, 300), (301, 300)])
+def test_down_waits_for_as_long_as_a_start_takes_and_no_longer_than_a_horizontal_pod_autoscaler(
+    startup: float, expected: float
+) -> None:
+    assert default_down_window_seconds([], startup) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([Change(0, -1), Change(300, 1)], 300),
+        ([Change(0, -1), Change(301, 1)], 120),
+        ([Change(0, -2), Change(200, -1), Change(500, 1)], 300),
+        ([Change(0, 1), Change(10, -1), Change(20, -1)], 120),
+        ([Change(0, -1), Change(301, 1), Change(302, -1), Change(303, 1)], 300),
+    ],
+)
+def test_down_waits_for_300_seconds_once_load_came_back_within_them(changes: list[Change], expected: float) -> None:
+    assert default_down_window_seconds(changes, 120.0) == expected
+
+
+def test_a_window_that_is_asked_for_holds_whatever_a_start_takes() -> None:
+    behavior = ScalingBehavior(scale_down=ScalingRules(stabilization_window_seconds=200))
+    assert stabilized(past((801, 6), (1000, 2)), 5, behavior, 1000, default_down_seconds=60) == 5
+    assert stabilized(past((800, 6), (1000, 2)), 5, behavior, 1000, default_down_seconds=300) == 2
+    assert stabilized(past((940, 6), (1000, 2)), 5, DEFAULT, 1000, default_down_seconds=60) == 2
+    assert stabilized(past((941, 6), (1000, 2)), 5, DEFAULT, 1000, default_down_seconds=60) == 5
 
 
 def test_up_takes_the_lowest_of_its_own_window():

@@ -9,6 +9,7 @@ from kvasir_operator.api.model import ScalingBehavior, ScalingRules
 from kvasir_operator.api.quantity import Duration
 from kvasir_operator.autoscaling.behavior import Change, Recommendation
 from kvasir_operator.autoscaling.decide import decide
+from kvasir_operator.autoscaling.drain import Backlog
 from kvasir_operator.autoscaling.forecast import PastNeed
 from kvasir_operator.autoscaling.hold import STALE_SECONDS
 from kvasir_operator.autoscaling.idle import idle_seconds, noting_idleness
@@ -47,10 +48,12 @@ def test_shrinks_to_what_demand_needs():
 
 
 def test_shrinking_waits_for_its_window():
-    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 299, 4),))
-    assert replicas_of(situation(100, 100, 100, 100), memory) == 4
-    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 300, 4),))
-    assert replicas_of(situation(100, 100, 100, 100), memory) == 2
+    given = situation(100, 100, 100, 100, startup_seconds=200.0)
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 199, 4),))
+    assert replicas_of(given, memory) == 4
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 200, 4),))
+    assert replicas_of(given, memory) == 2
+    assert replicas_of(given, replace(memory, changes=(Change(NOW - 900, -1), Change(NOW - 600, 1)))) == 4
 
 
 def test_a_role_seen_first_does_not_shrink_at_once():
@@ -399,3 +402,12 @@ def test_what_keeps_prompts_within_the_slo_leaves_no_tenth_to_spare(ttft: str | 
     verdict, _ = decide(situation(10, 10, sample=seen, spec=spec(slo=slo(ttft))), KNOWN)
     assert verdict.needed == pytest.approx(2.11, abs=0.02)
     assert verdict.replicas == expected
+
+
+def test_a_queue_that_has_grown_since_the_last_decision_calls_for_more_at_once() -> None:
+    seen = sample(0, held_tokens=300, uncached_tokens_per_second=100, computed_tokens_per_second=100)
+    given = situation(0, sample=seen, startup_seconds=60.0)
+    verdict, memory = decide(given, replace(KNOWN, backlogs=(Backlog(NOW - 15, 0),)))
+    assert memory.backlogs == (Backlog(NOW - 15, 0), Backlog(NOW, 300))
+    assert verdict.needed == pytest.approx((120 + (300 + 20 * 60) / 60) / 100)
+    assert decide(given, KNOWN)[0].needed == 1.25  # for what arrives, over four fifths of the rate

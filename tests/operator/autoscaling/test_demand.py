@@ -92,3 +92,22 @@ def test_what_replicas_were_seen_to_compute_at_most_bounds_what_they_are_taken_t
     waiting = sample(0, held_tokens=3000)
     roomy = Capacity(1e9, 100, 50)
     assert demand_of(waiting, roomy, 0.5, 1.0, 60).need.replicas == pytest.approx(3000 / 60 / 50)
+
+
+@pytest.mark.parametrize(("growth", "arriving"), [(80.0, 150 + 80), (50.0, 200), (0.0, 200), (-60.0, 200)])
+def test_a_queue_that_grows_tells_of_arrivals_before_their_rate_does(growth: float, arriving: float) -> None:
+    """Of 300 tokens/s computed in all a queue that does not grow tells nothing."""
+    roomy = Capacity(1e9, 100)
+    computed = 150.0 if growth > 0 else 300.0
+    waiting = sample(0, held_tokens=2000, uncached_tokens_per_second=200, computed_tokens_per_second=computed)
+    ahead = 2000 + arriving * 60 - 100 * 60
+    need = demand_of(waiting, roomy, 0.5, None, 60, backlog_growth=growth).need
+    assert need.replicas == pytest.approx((arriving + ahead / 60) / 100)
+
+
+@pytest.mark.parametrize(("held", "is_queue"), [(200, False), (201, True)])
+def test_what_is_under_way_within_the_slo_does_not_grow_a_queue(held: float, is_queue: bool) -> None:
+    seen = sample(0, held_tokens=held, uncached_tokens_per_second=200, computed_tokens_per_second=200)
+    steady = demand_of(seen, Capacity(1e9, 100), 0.5, 1.0, 60).need.replicas
+    growing = demand_of(seen, Capacity(1e9, 100), 0.5, 1.0, 60, backlog_growth=100).need.replicas
+    assert (growing > steady) is is_queue

@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 from tests.operator.autoscaling.situations import NOW, load, sample
 
-from kvasir_operator.autoscaling.drain import drain_seconds, is_passing, queue_ahead, queued_tokens
+from kvasir_operator.autoscaling.drain import (
+    GROWTH_SECONDS,
+    Backlog,
+    backlog_growth,
+    drain_seconds,
+    is_passing,
+    queue_ahead,
+    queued_tokens,
+    with_backlog,
+)
 from kvasir_operator.autoscaling.sample import RoleSample
 
 WINDOW_SECONDS = 60.0
@@ -73,3 +82,18 @@ def test_a_queue_grows_by_what_replicas_and_those_on_their_way_do_not_compute(
 ) -> None:
     ahead = queue_ahead(500, arriving=300, rate=100, num_serving=1, starting=starting, ahead_seconds=60)
     assert ahead == max(0, expected)
+
+
+def test_a_queue_grows_by_what_waits_more_than_half_a_minute_before() -> None:
+    past = (Backlog(NOW - GROWTH_SECONDS - 1, 9000), Backlog(NOW - GROWTH_SECONDS, 100), Backlog(NOW - 15, 700))
+    backlogs = with_backlog(past, queue(1000))
+    assert backlogs == (*past[1:], Backlog(NOW, 1000))
+    assert backlog_growth(backlogs) == 900 / GROWTH_SECONDS
+
+
+def test_a_sample_that_is_seen_twice_counts_once() -> None:
+    assert with_backlog((Backlog(NOW, 700),), queue(1000)) == (Backlog(NOW, 1000),)
+
+
+def test_of_one_moment_no_growth_is_known() -> None:
+    assert backlog_growth((Backlog(NOW, 1000),)) == 0
