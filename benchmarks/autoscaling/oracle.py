@@ -2,8 +2,8 @@
 
 Plans the replicas of each half minute by dynamic programming over a queue of the trace's prefills, then runs the plan
 through the simulation like a rule. Its threshold is a price, in replica-seconds: what it pays to have one more request
-begin in time. The plan is the cheapest for that queue, in which answers take of an engine's time what they take on
-average: it shows that so few replica-hours do, not that fewer never would.
+begin in time. The plan is the cheapest for that queue, in which nothing is cached and answers take of an engine's time
+what they take on average: it shows that so few replica-hours do, not that fewer never would.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,15 +79,10 @@ def plan(trace: Trace, price: float, setting: Setting) -> tuple[int, ...]:
 
 
 def _bins(trace: Trace, model: EngineModel) -> list[list[_Prompt]]:
-    """Blocks that came before are taken to be cached still."""
-    seen: set[int] = set()
     bins: list[list[_Prompt]] = [[] for _ in range(int(trace.requests[-1].arrived / BIN_SECONDS) + 1)]
-    for request in trace.requests:
-        depth = next((i for i, block in enumerate(request.blocks) if block not in seen), len(request.blocks))
-        num_cached = min(depth * trace.block_tokens, request.num_input_tokens - 1)
-        seen.update(request.blocks)
-        seconds = model.prefill_seconds(request.num_input_tokens - num_cached, num_cached)
-        bins[int(request.arrived / BIN_SECONDS)].append(_Prompt(request.arrived, seconds))
+    for each in trace.requests:
+        prompt = _Prompt(each.arrived, model.prefill_seconds(each.num_input_tokens, 0))
+        bins[int(each.arrived / BIN_SECONDS)].append(prompt)
     return bins
 
 

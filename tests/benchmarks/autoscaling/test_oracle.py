@@ -5,7 +5,6 @@ from benchmarks.autoscaling.oracle import BIN_SECONDS, Planned, oracle, plan
 from benchmarks.autoscaling.simulation import Setting, simulate
 from benchmarks.autoscaling.traffic import shaped
 from benchmarks.routing.engine import EngineModel
-from benchmarks.routing.trace import Trace, TraceRequest
 
 SETTING = Setting(EngineModel(2500.0, 32768.0, 60_000, 128, 0.025, 2e-7), 3.0, 0.1, startup_seconds=60.0)
 STEP = shaped("step", lambda at: 7.0 if 300 <= at < 600 else 1.0, duration_seconds=900.0)
@@ -43,13 +42,3 @@ def test_a_pause_shorter_than_a_start_lets_no_replica_go() -> None:
 @pytest.mark.parametrize(("now", "expected"), [(30.0, 1), (60.0, 3), (120.0, 3), (150.0, 2), (600.0, 2)])
 def test_replicas_are_asked_for_as_long_before_as_they_take_to_start(now: float, expected: int) -> None:
     assert Planned((1, 1, 1, 1, 3, 2), startup_seconds=60.0)._wanted(now) == expected
-
-
-def test_blocks_that_came_before_cost_no_prefill() -> None:
-    def needed(is_shared: bool) -> int:
-        blocks = [tuple(range(40)) if is_shared else tuple(range(40 * i, 40 * i + 40)) for i in range(1800)]
-        requests = tuple(TraceRequest(i / 2, 2560, 1, blocks[i]) for i in range(1800))
-        return max(plan(Trace("t", 64, requests), DEAR, SETTING)[FIRST_CHOICE:])
-
-    assert needed(is_shared=True) == 1
-    assert needed(is_shared=False) > 1
