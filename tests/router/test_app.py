@@ -290,10 +290,10 @@ async def test_what_an_engine_said_of_its_load_is_forgotten_while_the_router_run
 ) -> None:
     """The service is idle, so that nobody scrapes it again."""
     monkeypatch.setattr(server, "_REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr(load, "SCRAPE_LIFETIME_SECONDS", 0.3)
     engine.metrics = "kvasir_kv_cache_usage_ratio 0.5"
     router = await start_router(engine)
     await until(lambda: router.services.describe()[0]["kv_usage"] == 0.5)
+    monkeypatch.setattr(load, "SCRAPE_LIFETIME_SECONDS", 0.0)
     await until(lambda: router.services.describe()[0]["kv_usage"] is None)
 
 

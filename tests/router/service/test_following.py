@@ -27,10 +27,10 @@ Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 class Gateway:
-    """Services that follow one engine each, one that has gone idle after `idle_seconds`."""
+    """Services that follow one engine each."""
 
-    def __init__(self, client: aiohttp.ClientSession, idle_seconds: float) -> None:
-        self.factory = FollowingFactory(PORTS, 10, client, lambda: 0.0, idle_seconds)
+    def __init__(self, client: aiohttp.ClientSession) -> None:
+        self.factory = FollowingFactory(PORTS, 10, client, lambda: 0.0, tokenizer_idle_seconds=600.0)
         self.services: list[Following] = []
 
     def service(self, engine: Any) -> Following:
@@ -51,7 +51,7 @@ class Gateway:
 async def gateway(client: aiohttp.ClientSession, engines: list[Any]) -> AsyncIterator[Gateway]:
     for engine in engines:
         engine.tokenizer_card = asdict(card())
-    made = Gateway(client, idle_seconds=600.0)
+    made = Gateway(client)
     yield made
     await made.close()
 
@@ -62,11 +62,6 @@ def tokenizer_of(service: Following) -> Any:
 
 def is_loaded(service: Following) -> bool:
     return tokenizer_of(service) is not None
-
-
-def is_wanted_and_loaded(service: Following) -> bool:
-    service._tokenizers.want()
-    return is_loaded(service)
 
 
 async def test_no_limit_of_zmqs_own_is_met_by_many_ranks(gateway: Gateway) -> None:
@@ -99,29 +94,29 @@ async def test_another_tokenizer_under_the_same_digest_is_another(
 
 
 async def test_a_tokenizer_that_nobody_wants_any_more_is_freed_and_loaded_again(
-    client: aiohttp.ClientSession, engine: Any, until: Until
+    gateway: Gateway, engine: Any, until: Until
 ) -> None:
-    engine.tokenizer_card = asdict(card())
-    gateway = Gateway(client, idle_seconds=0.2)
     service = gateway.service(engine)
+    source = service._tokenizers
     for num_loaded in (1, 2):
-        await until(lambda: is_wanted_and_loaded(service))
+        await service.index.key(TEXT)
+        await until(partial(is_loaded, service))
         assert engine.num_tokenizer_requests == num_loaded
-        await until(lambda: tokenizer_of(service) is None and len(gateway.factory._tokenizers) == 0)
-    await gateway.close()
+        source._last_wanted -= 600.0
+        source._drop_if_idle()
+        assert not is_loaded(service)
+        await until(lambda: len(gateway.factory._tokenizers) == 0)  # the thread that has loaded it may still hold it
 
 
-async def test_a_tokenizer_that_is_wanted_all_the_time_stays(
-    client: aiohttp.ClientSession, engine: Any, until: Until
-) -> None:
-    engine.tokenizer_card = asdict(card())
-    gateway = Gateway(client, idle_seconds=0.3)
+async def test_a_tokenizer_that_was_wanted_again_stays(gateway: Gateway, engine: Any, until: Until) -> None:
     service = gateway.service(engine)
-    await until(lambda: is_wanted_and_loaded(service))
-    timer = service._tokenizers._idle_timer
-    await until(lambda: is_wanted_and_loaded(service) and service._tokenizers._idle_timer is not timer)
-    assert engine.num_tokenizer_requests == 1
-    await gateway.close()
+    source = service._tokenizers
+    await service.index.key(TEXT)
+    await until(partial(is_loaded, service))
+    source._last_wanted -= 600.0
+    await service.index.key(TEXT)
+    source._drop_if_idle()
+    assert is_loaded(service)
 
 
 async def test_blocks_are_counted_for_all_services_together(gateway: Gateway, engines: list[Any]) -> None:
