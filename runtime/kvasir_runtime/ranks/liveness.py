@@ -8,8 +8,9 @@ from kvasir_runtime.heartbeat import BEAT_SECONDS, SILENT_SECONDS
 MOST_AT_ONCE = 2 * BEAT_SECONDS
 """Between two looks."""
 AWAITED_SECONDS = 20.0
-"""For a rank that all others of its tensor group wait for. They do equal work from one collective to the next: what may
-take longer on one of them is to compile a kernel, or an expert that many tokens go to."""
+"""For a rank that all others of its tensor group wait for, or a third of a longer stall time. They do equal work from
+one collective to the next: what may take longer on one of them is to compile a kernel, or an expert that many tokens go
+to."""
 
 
 class RankLiveness:
@@ -17,10 +18,11 @@ class RankLiveness:
         """`tensor_size` neighbours each share layers, and take part in the same collectives."""
         self._tensor_size = tensor_size
         self._stall_seconds = max(stall_seconds, SILENT_SECONDS)
+        self._awaited_seconds = max(AWAITED_SECONDS, stall_seconds / 3)
         self._silence: list[float | None] = [None] * num_ranks
         """Seconds since the last sign of life; None before the first."""
         self._work = [(0, 0)] * num_ranks
-        """Steps that are done, collectives that are begun."""
+        """Steps that are done, collectives that are begun in the next."""
         self._awaited = [0.0] * num_ranks
         """Seconds without progress, while all others of the tensor group were ahead."""
         self._num_sent = 0
@@ -28,7 +30,7 @@ class RankLiveness:
         self._since_progress = 0.0
 
     def hear(self, rank: int, num_steps: int, num_collectives: int) -> None:
-        """A long step makes progress from one collective to the next."""
+        """A long step makes progress from one collective to the next. They are counted since it began."""
         self._silence[rank] = 0.0
         if (num_steps, num_collectives) != self._work[rank]:
             self._work[rank] = num_steps, num_collectives
@@ -55,7 +57,7 @@ class RankLiveness:
             if silence is not None and silence > SILENT_SECONDS:
                 return f"rank {rank} has given no sign of life for {silence:.0f} seconds ({self._progress})"
         for rank, awaited in enumerate(self._awaited):
-            if awaited > AWAITED_SECONDS:
+            if awaited > self._awaited_seconds:
                 return f"rank {rank} has been awaited by its tensor group for {awaited:.0f} seconds ({self._progress})"
         if self._since_progress > self._stall_seconds:
             return f"no rank has made progress for {self._since_progress:.0f} seconds ({self._progress})"

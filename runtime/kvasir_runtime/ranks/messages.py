@@ -39,6 +39,8 @@ class RankProgress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rank: int
     num_steps: int
     """Finished by the rank's thread; on CUDA, launched."""
+    num_calls: int
+    """Collectives begun since the last step began."""
     counts: CountsByGroup
 
 

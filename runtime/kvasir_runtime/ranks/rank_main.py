@@ -127,6 +127,7 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
     while True:
         match links.receive():
             case Forward(plan=plan):
+                signs.begin_step()
                 runner.forward(plan)
             case Sample(mask=mask):
                 pending = runner.sample(mask)

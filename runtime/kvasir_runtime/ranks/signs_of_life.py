@@ -4,7 +4,7 @@ import threading
 import time
 
 from kvasir_runtime.heartbeat import BEAT_SECONDS
-from kvasir_runtime.parallel.counts import CollectiveCounts, Group
+from kvasir_runtime.parallel.counts import CountsByGroup
 from kvasir_runtime.parallel.groups import RankGroups
 from kvasir_runtime.ranks.links import RankLinks
 from kvasir_runtime.ranks.messages import RankProgress
@@ -17,11 +17,16 @@ class SignsOfLife:
     def __init__(self, links: RankLinks, groups: RankGroups, status: RankStatus) -> None:
         self.num_steps = 0
         """Counted up by the thread that runs them."""
+        self._num_calls_before = 0
         self._links = links
         self._groups = groups
         self._status = status
         self._beat()
         threading.Thread(target=self._run, name="signs-of-life", daemon=True).start()
+
+    def begin_step(self) -> None:
+        """Collectives count from here: ranks whose captures ended apart agree again."""
+        self._num_calls_before = _num_calls(self._counts())
 
     def _run(self) -> None:
         while True:
@@ -29,9 +34,16 @@ class SignsOfLife:
             self._beat()
 
     def _beat(self) -> None:
-        groups = self._groups
         self._status.beat(self.num_steps)
-        counts: dict[Group, CollectiveCounts] = {"tensor": groups.tensor.counts.copy()}
-        if groups.link is not None:
-            counts["pipeline"] = groups.link.counts.copy()
-        self._links.send(RankProgress(groups.place.rank, self.num_steps, counts))
+        before, counts = self._num_calls_before, self._counts()
+        self._links.send(RankProgress(self._groups.place.rank, self.num_steps, _num_calls(counts) - before, counts))
+
+    def _counts(self) -> CountsByGroup:
+        counts: CountsByGroup = {"tensor": self._groups.tensor.counts.copy()}
+        if self._groups.link is not None:
+            counts["pipeline"] = self._groups.link.counts.copy()
+        return counts
+
+
+def _num_calls(counts: CountsByGroup) -> int:
+    return sum(sum(each.calls) for each in counts.values())

@@ -135,8 +135,7 @@ class RankWatch:
     def _hear(self, progress: RankProgress) -> None:
         self._counts[progress.rank] = progress.counts
         self._show_counts(self._counts.values())
-        num_collectives = sum(sum(counts.calls) for counts in progress.counts.values())
-        self._liveness.hear(progress.rank, progress.num_steps, num_collectives)
+        self._liveness.hear(progress.rank, progress.num_steps, progress.num_calls)
 
     def _gather_evidence(self) -> None:
         deadline = time.monotonic() + EVIDENCE_SECONDS

@@ -55,7 +55,7 @@ def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Core
     core = CoreLinks(chosen, keys)
     ranks = [RankLinks(core.bound, rank, keys) for rank in range(2)]
     for rank, end in enumerate(ranks):
-        end.send(RankProgress(rank, 0, {}))
+        end.send(RankProgress(rank, 0, 0, {}))
     seen = 0
     while seen < 2:  # both are connected
         seen += len(core.receive(10))
@@ -130,7 +130,7 @@ def test_a_rank_that_goes_is_noticed_and_so_is_a_core(tmp_path: Path) -> None:
     core = CoreLinks(network_addresses("127.0.0.1", 2))
     ranks = [RankLinks(core.bound, rank) for rank in range(2)]
     core.send()
-    ranks[1].send(RankProgress(1, 0, {}))
+    ranks[1].send(RankProgress(1, 0, 0, {}))
     assert core.receive(10)
     ranks[1].close()
     while not core.lost_ranks:
@@ -172,7 +172,7 @@ def test_a_stranger_that_comes_and_goes_is_no_rank_that_was_lost(keys: CurveKeys
             while stranger.recv(4096):
                 pass  # until it is hung up on
     rank = RankLinks(core.bound, 0, keys)
-    rank.send(RankProgress(0, 0, {}))
+    rank.send(RankProgress(0, 0, 0, {}))
     while not core.receive(10):
         pass  # the refusal has woken it
     assert core.lost_ranks == set()
@@ -185,7 +185,7 @@ def test_a_rank_that_has_closed_its_links_says_no_more(tmp_path: Path) -> None:
     core = CoreLinks(ipc_addresses(tmp_path, 1))
     rank = RankLinks(core.bound, 0)
     rank.close()
-    rank.send(RankProgress(0, 1, {}))
+    rank.send(RankProgress(0, 1, 0, {}))
     assert core.receive(0.1) == []
     core.close()
 

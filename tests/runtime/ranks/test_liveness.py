@@ -96,6 +96,15 @@ def test_a_rank_that_all_others_of_its_tensor_group_wait_for_is_named(
     )
 
 
+def test_a_group_that_may_stand_still_for_longer_may_wait_for_a_third_of_it() -> None:
+    patient = RankLiveness(2, 6 * AWAITED_SECONDS, tensor_size=2)
+    patient.sent(1)
+    wait(patient, 2 * AWAITED_SECONDS, {0: (0, 4), 1: (0, 3)})
+    assert patient.problem() is None
+    wait(patient, 1, {0: (0, 4), 1: (0, 3)})
+    assert str(patient.problem()).startswith("rank 1 has been awaited by its tensor group for 41 seconds")
+
+
 @pytest.mark.parametrize(
     "seen",
     [

@@ -28,8 +28,8 @@ def test_a_node_learns_at_the_address_of_node_0_where_the_core_listens(host: str
         assert told == core.bound
         assert point.own_address == host
         rank = RankLinks(told, 0, None)
-        rank.send(RankProgress(0, 7, {}))
-        assert core.receive(20) == [RankProgress(0, 7, {})]
+        rank.send(RankProgress(0, 7, 0, {}))
+        assert core.receive(20) == [RankProgress(0, 7, 0, {})]
         rank.close()
 
 

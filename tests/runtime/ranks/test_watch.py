@@ -86,10 +86,10 @@ def test_hope_that_ends_ends_the_group(links: CoreLinks, monkeypatch: pytest.Mon
 
 def test_a_rank_that_the_other_waits_for_ends_the_group(links: CoreLinks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "AWAITED_SECONDS", 0.0)
-    watch = watch_over(links, Topology(tensor_size=2))
+    watch = watch_over(links, Topology(tensor_size=2), RankLiveness(2, stall_seconds=0, tensor_size=2))
     ranks = [RankLinks(links.bound, rank) for rank in range(2)]
     for number, num_collectives in enumerate((7, 0)):
-        ranks[number].send(RankProgress(number, 0, {"tensor": CollectiveCounts([num_collectives], [0])}))
+        ranks[number].send(RankProgress(number, 0, num_collectives, {"tensor": CollectiveCounts([9], [0])}))
     with pytest.raises(RankFailedError, match="rank 1 has been awaited by its tensor group"):
         watch.descriptions.result(timeout=10)
     watch.close()
