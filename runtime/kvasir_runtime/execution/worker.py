@@ -24,6 +24,7 @@ from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
 from kvasir_runtime.execution.startup_timer import StartupTimer
 from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, decode_step, prefill_step, run
+from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import make_weight
 from kvasir_runtime.kernels.linear_weight import LinearWeight
@@ -194,10 +195,11 @@ def _measured_weight(timer: StartupTimer, path: str, weight: Tensor, bias: Tenso
 
 
 def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> None:
-    """Run every kernel that serving runs: a prefill, and decodes with and without all that sampling can do."""
+    """Run every kernel that serving runs: a prefill, decodes with and without all that sampling can do, and one of keys
+    enough to be split."""
     length = min(2, limits.max_model_len)
     num_drafts = min(max_drafts, limits.max_model_len - 1, limits.max_num_batched_tokens - 1)
     for sampling in (GREEDY, DEMANDING):
         run(runner, prefill_step([length], sampling, max_drafts))
         run(runner, decode_step(1, num_drafts, length, sampling))
-    run(runner, decode_step(1, 0, length, ADJUSTED))
+    run(runner, decode_step(1, 0, min(2 * SPLIT_UNIT_KEYS, limits.max_model_len), ADJUSTED))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.runtime.compilations import Compilations
-from tests.runtime.exactness.conftest import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, PLAIN, engine_over
+from tests.runtime.exactness.conftest import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, PLAIN, engine_over
 from tests.runtime.exactness.speculators import NUM_DRAFTS, speculative_config
 from tests.runtime.kernels.triton_device import DEVICE
 from torch import Tensor
@@ -76,7 +76,7 @@ def load(folder: Path, speculative: SpeculativeConfig | None) -> Worker:
     execution = ExecutionConfig(num_threads=1, speculative_config=speculative)
     return load_worker(
         ModelConfig(model=str(folder), device=DEVICE.type, dtype="bfloat16"),
-        CacheConfig(block_size=16, num_gpu_blocks_override=64),
+        CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=64),
         execution,
         SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
         proposer_of(execution),
@@ -111,6 +111,7 @@ def test_nothing_compiles_while_prompts_and_batches_of_many_sizes_are_served(
     ):
         engine.add(str(number), random.integers(0, 64, length).tolist(), max_tokens=3 + 2 * number, **params)
         engine.core.step()  # each joins those before it
-    engine.finish(*map(str, range(6)))
+    outputs = engine.finish(*map(str, range(6))).outputs
+    assert [outputs[str(number)][-1].finish_reason for number in range(6)] == ["length"] * 6
     assert [SHORT_SPLITS.count(num_keys) for num_keys in (16, 33, 40 + 3 + 2 * 3)] == [1, 2, 2]
     assert compilations.kernels[-1] == "serving"
