@@ -101,6 +101,23 @@ def test_two_api_processes_share_the_port_and_the_engine(serve):
     assert server.end()[0] == 0
 
 
+def test_drafts_that_hold_change_no_text(serve):
+    config = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
+    servers = [serve(), serve("--speculative-config", json.dumps(config))]
+    body = BODY | {"prompt": "to be or not to be or not to be or", "max_tokens": 200}
+    plain, drafted = [
+        httpx.post(f"{server.wait_ready().url}/v1/completions", json=body, timeout=60).json() for server in servers
+    ]
+    assert drafted["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert [num_accepted(server) > 0 for server in servers] == [False, True]
+
+
+def num_accepted(server) -> float:
+    """Of draft tokens."""
+    series = re.compile(r"^kvasir_spec_decode_num_accepted_tokens_total\{.*\} (\S+)$", re.MULTILINE)
+    return sum(float(value) for value in series.findall(httpx.get(f"{server.url}/metrics").text))
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded(serve):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
