@@ -33,7 +33,7 @@ from kvasir_runtime.transfer.commands import (
 )
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
-from kvasir_runtime.transfer.worth import is_worth_pulling
+from kvasir_runtime.transfer.worth import is_worth_pulling, patience_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +159,7 @@ class KvTransfers:
             hashes=arrival.hashes,
             first=arrival.first,
             is_lookup=is_lookup,
+            patience_seconds=self._patience_seconds(arrival, rate) if is_lookup else None,
         )
         self._pulls[request_id] = PullUnderWay(arrival, wish)
         self._agent.post(wish)
@@ -177,6 +178,9 @@ class KvTransfers:
         return self._is_worth_pulling(arrival, rate) and self._remote.make_room(
             arrival, self._scheduler.last_step_under_way
         )
+
+    def _patience_seconds(self, arrival: Arrival, rate: float | None) -> float:
+        return patience_seconds((len(arrival.hashes) - arrival.first) * self._scheduler.block_size, rate)
 
     def _is_worth_pulling(self, arrival: Arrival, prefill_tokens_per_second: float | None) -> bool:
         """Of a prefix that a peer may have cached; what was computed for this request is pulled anyway."""
