@@ -106,7 +106,7 @@ class Handler:
             service.index,
             read,
         )
-        if fields.kv_transfer_params is not ABSENT and service.tells_engines_of_others:
+        if fields.kv_transfer_params is not ABSENT:
             content = without_clients_params(fields, content)
         exchange.body.content = await read(partial(request.engine_body, inference, content))
         forwarded = forwarded_headers(

@@ -416,16 +416,11 @@ async def test_a_client_may_not_write_kv_transfer_params_where_this_router_does(
     assert split.decodes[0].received == [True]
 
 
-async def test_they_pass_to_engines_that_this_router_does_not_pair(
-    split: Split, start_router: Any, client: Any
-) -> None:
-    params = {"do_remote_prefill": True, "remote_port": 1}
-    off = await split.start(kv_transfer_port=0)
-    assert (await ask(client, off, kv_transfer_params=params))[0] == 200
-    router = await start_router(split.decodes[0])
-    assert (await ask(client, router, kv_transfer_params=params))[0] == 200
-    assert [request["kv_transfer_params"] for request in split.decodes[0].requests] == [params, params]
-    assert split.prefills[0].requests == []
+async def test_nor_where_it_does_not_since_engines_may_obey_them(split: Split, start_router: Any, client: Any) -> None:
+    params = {"do_remote_prefill": True, "remote_host": "10.0.0.7", "remote_port": 1}
+    for router in (await split.start(kv_transfer_port=0), await start_router(split.decodes[0])):
+        assert (await ask(client, router, kv_transfer_params=params))[0] == 400
+    assert split.decodes[0].requests == []
 
 
 async def test_requests_wait_while_only_prefill_engines_are_left(split: Split, client: Any, until: Any) -> None:

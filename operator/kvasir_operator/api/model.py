@@ -149,8 +149,9 @@ class EngineSpec:
     """Order of waiting requests; fair gives equal shares to tenants."""
     kv_cache: KVCacheSpec = field(default_factory=KVCacheSpec)
     kv_transfer: bool = False
-    """Pods of a revision exchange KV blocks: one fetches a prefix that another has cached where that is faster than
-    computing it, and one that drains hands running requests over. Prefill and decode pods do in any case."""
+    """Experimental. Pods of a revision exchange KV blocks: one fetches a prefix that another has cached where that is
+    faster than computing it, and one that drains hands running requests over. Prefill and decode pods do in any
+    case."""
     speculative: SpeculativeSpec | None = None
     adapters: AdaptersSpec | None = None
     args: EngineArgs = ()

@@ -100,13 +100,6 @@ class Service:
         """Its prompts may be prefilled by one engine and decoded by another."""
         return self.pairing is not None and self.registry.is_disaggregated
 
-    @property
-    def tells_engines_of_others(self) -> bool:
-        """Engines get `kv_transfer_params` from this router, and so from nobody else."""
-        if self.is_paired:
-            return True
-        return self.fetching is not None and any(each.load.kv_transfer_port is not None for each in self.registry)
-
     def ask_for_engine(self) -> None:
         """To be called before admission: a wake begins where there is none."""
         if self.registry.is_empty:

@@ -33,7 +33,7 @@ from kvasir_runtime.transfer.commands import (
 )
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
-from kvasir_runtime.transfer.worth import is_worth_pulling
+from kvasir_runtime.transfer.worth import is_worth_pulling, patience_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class KvTransfers:
         request_id, is_lookup = message.request_id, params.remote_key is None
         self._scheduler.add(message, is_held=True)
         arrival = self._remote.expect(request_id)
-        if arrival is None or (is_lookup and not self._is_worth_pulling(arrival, rate)):
+        if arrival is None or (is_lookup and not self._can_be_looked_up(arrival, rate)):
             self._remote.forget(request_id)
             self._scheduler.release(request_id)
             return
@@ -159,6 +159,7 @@ class KvTransfers:
             hashes=arrival.hashes,
             first=arrival.first,
             is_lookup=is_lookup,
+            patience_seconds=self._patience_seconds(arrival, rate) if is_lookup else None,
         )
         self._pulls[request_id] = PullUnderWay(arrival, wish)
         self._agent.post(wish)
@@ -167,6 +168,19 @@ class KvTransfers:
             self._scheduler.release(request_id)
         else:
             self._landless.append(arrival)
+
+    def _can_be_looked_up(self, arrival: Arrival, rate: float | None) -> bool:
+        """It takes its pages at once: what waited for some would keep a peer's blocks held, and its prompt could be
+        computed meanwhile."""
+        is_missing_some = arrival.first < len(arrival.hashes)
+        if not is_missing_some or any(other.landing is None for other in self._landless):
+            return False
+        return self._is_worth_pulling(arrival, rate) and self._remote.make_room(
+            arrival, self._scheduler.last_step_under_way
+        )
+
+    def _patience_seconds(self, arrival: Arrival, rate: float | None) -> float:
+        return patience_seconds((len(arrival.hashes) - arrival.first) * self._scheduler.block_size, rate)
 
     def _is_worth_pulling(self, arrival: Arrival, prefill_tokens_per_second: float | None) -> bool:
         """Of a prefix that a peer may have cached; what was computed for this request is pulled anyway."""

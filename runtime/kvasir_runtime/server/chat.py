@@ -42,7 +42,7 @@ def chat_routes(serving: Serving) -> APIRouter:
         body, journal = split_body(await read_body(request, max_bytes), request.headers)
         chat = parse(ChatCompletionRequest, body)
         model = serving.check_model(chat.model)
-        resolved = await _resolve(serving, chat, tenant_of(request))
+        resolved = await _resolve(serving, chat, request)
         created = journal.created(int(time.time()))
         requests = journal.continued(
             [resolved],
@@ -70,7 +70,7 @@ def chat_routes(serving: Serving) -> APIRouter:
     return router
 
 
-async def _resolve(serving: Serving, chat: ChatCompletionRequest, tenant: str) -> GenerateRequest:
+async def _resolve(serving: Serving, chat: ChatCompletionRequest, request: Request) -> GenerateRequest:
     limits = serving.limits()
     prompt_token_ids = await serving.prompts.chat_prompt(chat, limits)
     sampling = sampling_params(
@@ -90,9 +90,9 @@ async def _resolve(serving: Serving, chat: ChatCompletionRequest, tenant: str) -
         n=chat.num_sequences,
         beam=beam_search(chat),
         priority=chat.priority,
-        tenant=tenant,
+        tenant=tenant_of(request),
         cache_salt=chat.cache_salt,
-        kv_transfer_params=transfer_params(chat, serving.kv_transfer),
+        kv_transfer_params=transfer_params(request, chat, serving.kv_transfer),
     )
 
 

@@ -41,7 +41,7 @@ def completion_routes(serving: Serving) -> APIRouter:
         model = serving.check_model(wishes.model)
         limits = serving.limits()
         prompts = await serving.prompts.completion_prompts(wishes, limits)
-        transfer = transfer_params(wishes, serving.kv_transfer, len(prompts))
+        transfer = transfer_params(request, wishes, serving.kv_transfer, len(prompts))
         resolve = _Resolver(serving, wishes, limits, new_request_id("cmpl"), tenant_of(request), transfer)
         created = journal.created(int(time.time()))
         requests = journal.continued(

@@ -3,21 +3,28 @@
 from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
 
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.server.errors import NotTheRouterError
 from kvasir_runtime.server.protocol import GenerationFields
+from kvasir_runtime.service_secret import SECRET_VARIABLE
 from kvasir_runtime.transfer.params import KvTransferParams
 
 FIELD = "kv_transfer_params"
+STRANGER = "kvasir.stranger"
+"""In the ASGI scope of a request that does not show the secret which this server shares with its router."""
 
 
 def transfer_params(
-    request: GenerationFields, transfer: KvTransferConfig | None, num_prompts: int = 1
+    request: Request, wishes: GenerationFields, transfer: KvTransferConfig | None, num_prompts: int = 1
 ) -> KvTransferParams | None:
-    """None where nothing is asked for. Raises InvalidRequestError."""
-    fields = request.kv_transfer_params
+    """None where nothing is asked for. Raises InvalidRequestError, and NotTheRouterError for a stranger's: this engine
+    would connect to whatever they name, and keep blocks for whoever comes.
+    """
+    fields = wishes.kv_transfer_params
     if fields is None:
         return None
     params = KvTransferParams(
@@ -31,6 +38,11 @@ def transfer_params(
     )
     if not (params.is_pull or params.do_remote_decode):
         return None
+    if STRANGER in request.scope:
+        raise NotTheRouterError(
+            f"{FIELD}: only the router may say whom this engine exchanges KV with; it shows the value of "
+            f"{SECRET_VARIABLE}, which both must be started with"
+        )
     _check(params, transfer, num_prompts)
     return params
 

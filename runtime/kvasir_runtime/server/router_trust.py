@@ -1,10 +1,11 @@
-"""Which requests are the router's: only it may name a tenant, ask for a journal, hand one over, have streams leave, and
-get the tokenizer.
+"""Which requests are the router's: only it may name a tenant, ask for a journal, hand one over, have streams leave, get
+the tokenizer, and say whom KV is exchanged with.
 
 With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
 is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
 client's; a journal is refused, because what is behind the client's own body cannot be told apart from it, and so is the
-tokenizer, which may be a model's own.
+tokenizer, which may be a model's own. Where there is a secret, so are `kv_transfer_params`; without one anybody's are
+taken, for routers of other makes.
 """
 
 import ipaddress
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir_runtime.server.errors import NotTheRouterError, error_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
+from kvasir_runtime.server.kv_transfer import STRANGER
 from kvasir_runtime.server.probes import MIGRATE_PATH
 from kvasir_runtime.server.serving import TENANT_HEADER
 from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
@@ -42,7 +44,8 @@ class RouterTrustMiddleware:
             await _refused(f"{MIGRATE_PATH}: only the router can have streams go on elsewhere")(scope, receive, send)
         else:
             headers = [header for header in scope["headers"] if header[0] not in _DROPPED]
-            await self._app({**scope, "headers": headers}, receive, send)
+            stranger = {} if self._secret is None else {STRANGER: True}
+            await self._app({**scope, **stranger, "headers": headers}, receive, send)
 
     def _is_from_router(self, scope: Scope) -> bool:
         if self._secret is None:

@@ -185,9 +185,9 @@ class TransferAgent:
                 self._pulls.receive(endpoint, answer, now)
             except Exception:  # it does not keep to the protocol; others must not wait for what a turn would lose
                 logger.exception("the KV transfer's peer %s:%d said what makes no sense", *endpoint)
-                self._pulls.lose_peer(endpoint)
+                self._pulls.lose_peer(endpoint, now)
         for endpoint in self._channel.lost():
-            self._pulls.lose_peer(endpoint)
+            self._pulls.lose_peer(endpoint, now)
             self._channel.hang_up(endpoint)
 
     def _answer(self, puller: bytes, question: FromPuller, now: float) -> None:
@@ -232,25 +232,25 @@ class TransferAgent:
         """What the state machines ask for, until they ask for nothing more."""
         pulls = self._pulls
         while pulls.new_peers or pulls.reads or pulls.cancelled_reads or pulls.lost_peers:
-            self._meet_new_peers()
+            self._meet_new_peers(now)
             for request_id in _taken(pulls.cancelled_reads):
                 if request_id in self._reads:
                     self._connector.cancel(self._reads[request_id].number)
             for read in _taken(pulls.reads):
                 self._start(read, now)
-            self._part_from_lost_peers()
+            self._part_from_lost_peers(now)
         for endpoint, question in _taken(pulls.outbox):
-            self._ask(endpoint, question)
+            self._ask(endpoint, question, now)
         for puller, answer in _taken(self._offers.outbox):
             self._channel.answer(puller, answer)
 
-    def _ask(self, endpoint: Endpoint, question: FromPuller) -> None:
+    def _ask(self, endpoint: Endpoint, question: FromPuller, now: float) -> None:
         try:
             self._channel.ask(endpoint, question)
         except KvTransferError:
-            self._pulls.lose_peer(endpoint)
+            self._pulls.lose_peer(endpoint, now)
 
-    def _meet_new_peers(self) -> None:
+    def _meet_new_peers(self, now: float) -> None:
         for endpoint, meta in _taken(self._pulls.new_peers):
             try:
                 if meta.engine_id == self.place.engine_id:
@@ -258,7 +258,7 @@ class TransferAgent:
                 self._departed = [engine_id for engine_id in self._departed if engine_id != meta.engine_id]
                 self._connector.add_peer(meta.engine_id, meta.regions)
             except KvTransferError as error:
-                self._pulls.refuse_peer(endpoint, str(error))
+                self._pulls.refuse_peer(endpoint, str(error), now)
 
     def _start(self, read: Read, now: float) -> None:
         try:
@@ -268,10 +268,10 @@ class TransferAgent:
         except KvTransferError as error:
             self._pulls.read_ended(read, Failure("read", str(error)), now)
 
-    def _part_from_lost_peers(self) -> None:
+    def _part_from_lost_peers(self, now: float) -> None:
         for endpoint, engine_id in _taken(self._pulls.lost_peers):
             for question in [ask for to, ask in self._pulls.outbox if to == endpoint]:
-                self._ask(endpoint, question)
+                self._ask(endpoint, question, now)
             self._pulls.outbox = [(to, ask) for to, ask in self._pulls.outbox if to != endpoint]
             self._channel.hang_up(endpoint)
             if engine_id is not None:

@@ -74,6 +74,8 @@ class BeginPull:
     """Of them, the first that is not here."""
     is_lookup: bool = False
     """The other side has not been told to keep them: it is asked for what it has cached."""
+    patience_seconds: float | None = None
+    """After so long it is given up, whatever has come; None: while blocks come, never."""
 
 
 @dataclass(frozen=True, slots=True)

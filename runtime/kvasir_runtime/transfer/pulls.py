@@ -6,6 +6,7 @@ everything is here and the peer says that it had kept the blocks until then, or 
 what is to be sent, read or told collects in lists, and the caller brings the time.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from kvasir_runtime.service_secret import SECRET_VARIABLE
@@ -33,6 +34,8 @@ SILENT_SECONDS = 5.0
 """Without a word for so long, a peer is taken for dead."""
 UNKNOWN_SECONDS = 5.0
 """How long a peer may not have heard of a request whose legs were sent at once."""
+AVOIDED_SECONDS = 30.0
+"""How long a peer that could not be reached, or did not answer in time, is not looked up at."""
 
 Endpoint = tuple[str, int]
 
@@ -72,6 +75,7 @@ class Pull:
     deadline: float
     num_read: int
     """Blocks from the first of the prompt on that are here."""
+    give_up_at: float = math.inf
     landing: dict[int, BlockIds] | None = None
     """None: there is no room for them yet."""
     offered: list[tuple[list[int | None], list[int | None] | None]] = field(default_factory=list)
@@ -109,6 +113,7 @@ class Pulls:
         self._counts = counts
         self._peers: dict[Endpoint, Peer] = {}
         self._pulls: dict[str, Pull] = {}
+        self._avoided_until: dict[Endpoint, float] = {}
         self.outbox: list[tuple[Endpoint, FromPuller]] = []
         self.new_peers: list[tuple[Endpoint, Meta]] = []
         """Handshakes that went well; the connector is to know them before anything is read."""
@@ -120,6 +125,9 @@ class Pulls:
         self.events: list[PullEnded] = []
 
     def begin(self, wish: BeginPull, now: float) -> None:
+        if wish.is_lookup and now < self._avoided_until.get((wish.host, wish.port), -math.inf):
+            self.events.append(PullEnded(wish.request_id, wish.first))
+            return
         peer = self._peer((wish.host, wish.port), now)
         if wish.key in peer.pulls:
             self._counts.failed("unknown")
@@ -127,6 +135,8 @@ class Pulls:
             self.events.append(PullEnded(wish.request_id, wish.first, failure))
             return
         pull = Pull(wish, peer, began=now, deadline=now + self._timeout, num_read=wish.first)
+        if wish.patience_seconds is not None:
+            pull.give_up_at = now + wish.patience_seconds
         self._pulls[wish.request_id] = peer.pulls[wish.key] = pull
         if peer.engine_id is not None:
             self._claim(pull)
@@ -149,7 +159,7 @@ class Pulls:
         peer.last_heard = now
         match message:
             case Meta():
-                self._greet(peer, message)
+                self._greet(peer, message, now)
             case Beat():
                 self._look_for_unknown(peer, message, now)
             case _:
@@ -157,14 +167,14 @@ class Pulls:
                 if pull is not None and pull.failure is None:
                     self._hear(pull, message, now)
 
-    def refuse_peer(self, endpoint: Endpoint, reason: str) -> None:
+    def refuse_peer(self, endpoint: Endpoint, reason: str, now: float) -> None:
         """The connector cannot read from it."""
-        self._give_up(endpoint, "handshake", reason)
+        self._give_up(endpoint, "handshake", reason, now)
 
-    def lose_peer(self, endpoint: Endpoint) -> None:
+    def lose_peer(self, endpoint: Endpoint, now: float) -> None:
         """Its connection broke, or cannot be had."""
         reason = f"there is no connection, or it is refused, as where {SECRET_VARIABLE} differs"
-        self._give_up(endpoint, "unreachable", reason)
+        self._give_up(endpoint, "unreachable", reason, now)
 
     def read_ended(self, read: Read, failure: Failure | None, now: float) -> None:
         """The read writes nothing any more."""
@@ -186,16 +196,27 @@ class Pulls:
             if not peer.pulls:
                 continue
             if now - peer.last_heard >= SILENT_SECONDS:
-                self._give_up(peer.endpoint, "unreachable", f"it has said nothing for {SILENT_SECONDS:g} s")
+                self._give_up(peer.endpoint, "unreachable", f"it has said nothing for {SILENT_SECONDS:g} s", now)
             elif now >= peer.next_heartbeat:
                 peer.next_heartbeat = now + HEARTBEAT_SECONDS
                 self._beat(peer)
         for pull in list(self._pulls.values()):
-            if pull.is_due(now):
+            if now >= pull.give_up_at and pull.failure is None:
+                self._avoid(pull.peer.endpoint, now)
+                self._fail(pull, "timeout", "they take longer than computing them")
+            elif pull.is_due(now):
+                self._avoid(pull.peer.endpoint, now)
                 self._fail(pull, "timeout", f"nothing has come for {self._timeout:g} s")
+
+    def _avoid(self, endpoint: Endpoint, now: float) -> None:
+        self._avoided_until = {each: until for each, until in self._avoided_until.items() if now < until}
+        self._avoided_until[endpoint] = now + AVOIDED_SECONDS
 
     def next_deadline(self) -> float | None:
         deadlines = [pull.deadline for pull in self._pulls.values() if pull.is_timed]
+        deadlines += [
+            pull.give_up_at for pull in self._pulls.values() if pull.failure is None and pull.give_up_at < math.inf
+        ]
         deadlines += [
             min(peer.next_heartbeat, peer.last_heard + SILENT_SECONDS) for peer in self._peers.values() if peer.pulls
         ]
@@ -210,12 +231,12 @@ class Pulls:
             peer.last_heard, peer.next_heartbeat = now, now + HEARTBEAT_SECONDS
         return peer
 
-    def _greet(self, peer: Peer, meta: Meta) -> None:
+    def _greet(self, peer: Peer, meta: Meta, now: float) -> None:
         if peer.engine_id is not None:
             return  # asked twice
         reason = refusal(self._identity, meta.identity)
         if reason is not None:
-            self._give_up(peer.endpoint, "handshake", reason)
+            self._give_up(peer.endpoint, "handshake", reason, now)
             return
         peer.engine_id, peer.num_ranks = meta.engine_id, len(meta.regions)
         self.new_peers.append((peer.endpoint, meta))
@@ -316,11 +337,12 @@ class Pulls:
         else:
             self._end(pull)
 
-    def _give_up(self, endpoint: Endpoint, reason: FailureReason, message: str) -> None:
+    def _give_up(self, endpoint: Endpoint, reason: FailureReason, message: str, now: float) -> None:
         """All pulls from a peer fail; the next one greets it anew."""
         peer = self._peers.pop(endpoint, None)
         if peer is None:
             return
+        self._avoid(endpoint, now)
         for pull in list(peer.pulls.values()):
             if pull.failure is None:
                 self._fail(pull, reason, message)

@@ -126,6 +126,22 @@ def test_a_server_does_what_its_role_is(start_server, cache: CacheConfig, params
         assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True), answer.text
 
 
+@pytest.mark.parametrize("params", [TO_PREFILL, TO_DECODE, {"remote_host": "10.0.0.7", "remote_port": 22}])
+def test_with_a_secret_set_only_who_shows_it_says_whom_to_exchange_kv_with(
+    start_server, monkeypatch: pytest.MonkeyPatch, params: dict
+) -> None:
+    monkeypatch.setenv("KVASIR_ROUTER_SECRET", "s3cret")
+    with start_server(cache=cache_of()) as running:
+        for route, body in ROUTES:
+            body = body | {"kv_transfer_params": params}
+            refused = running.http.post(route, json=body, headers={"x-kvasir-router-secret": "s3cre"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_the_router")
+            assert running.core.received == []
+        assert running.http.post(route, json=body | {"kv_transfer_params": {}}).status_code == 200
+        assert running.http.post(route, json=body, headers={"x-kvasir-router-secret": "s3cret"}).status_code == 200
+        assert [request.kv_transfer_params is None for request in running.core.received] == [True, False]
+
+
 def test_drain_tells_of_blocks_that_other_engines_have_yet_to_read(server: Running) -> None:
     wait_ready(server.http)
     server.core.tell_stats(transfers=TransferStats(num_leased_blocks=3))

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from tests.runtime.scheduling.fake_rank import continuation
-from tests.runtime.transfer.simulation import BLOCK_SIZE, World, to_decode, to_prefill
+from tests.runtime.transfer.simulation import BLOCK_SIZE, World, from_cache_of, to_decode, to_prefill
 
 from kvasir_runtime.transfer.messages import Blocks, Claim, FromKeeper, Withdrawn
 from kvasir_runtime.transfer.metrics import TransferCounts
@@ -101,6 +101,30 @@ def test_a_prefill_engine_that_says_nothing_any_more(world: World) -> None:
     world.run(decode, "d")
     assert world.clock.now - started < 7
     assert decode.tokens["d"] == continuation(PROMPT, 6)
+
+
+def test_a_lookup_at_a_silent_peer_ends_in_its_time_and_the_peer_is_left_alone(world: World) -> None:
+    peer, engine = world.engine("p"), world.engine("d")
+    peer.line.is_silent = True
+    engine.prefill_tokens_per_second = 28.0  # 1 s for the 7 blocks, and 1 s of grace
+    started = world.clock.now
+    engine.add("d", PROMPT, from_cache_of("p"))
+    while world.clock.now < started + 1.9:
+        world.turn()
+    assert engine.tokens["d"] == []
+    world.run(engine, "d")
+    assert world.clock.now < started + 3
+    assert engine.agent.stats(0).num_failures == {"timeout": 1}
+    peer.line.is_silent = False
+    for number, is_asked in ((1, False), (2, True)):
+        world.clock.now = started + (31.5 if number == 1 else 33.0)
+        prompt = [number, *PROMPT]
+        peer.add(f"p{number}", prompt)
+        world.run(peer, f"p{number}")
+        engine.add(f"d{number}", prompt, from_cache_of("p"))
+        world.run(engine, f"d{number}")
+        assert (engine.agent.stats(0).num_blocks_received > 0) == is_asked
+    assert engine.agent.stats(0).num_failures == {"timeout": 1}
 
 
 def test_an_engine_that_comes_back_is_greeted_anew(world: World) -> None:

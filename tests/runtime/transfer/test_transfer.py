@@ -198,6 +198,29 @@ def test_a_peer_that_has_cached_less_gives_what_there_is(world: World) -> None:
     assert engine.tokens["d"] == continuation(PROMPT, 6)
 
 
+@pytest.mark.parametrize(("num_blocks", "num_received"), [(16, 0), (17, NUM_BLOCKS)])
+def test_a_lookup_that_has_no_pages_at_once_is_computed_in_its_turn(
+    world: World, num_blocks: int, num_received: int
+) -> None:
+    peer, engine = world.engine("p"), world.engine("d", num_blocks=num_blocks, max_num_seqs=1, budget=64)
+    peer.add("before", PROMPT)
+    world.run(peer, "before")
+    engine.add("runs", list(range(100, 137)), max_tokens=2)  # 10 blocks
+    world.turn()
+    assert engine.kv.pool.num_used == 10
+    engine.add("d", PROMPT, from_cache_of("p"))
+    engine.add("later", PROMPT[::-1])
+    world.run(engine, "d")
+    assert num_received or not engine.tokens["later"], "who waits for blocks is overtaken, who computes is not"
+    assert engine.tokens["d"] == continuation(PROMPT, 6)
+    assert engine.agent.stats(0).num_blocks_received == num_received
+    world.run(engine, "later")
+    world.settle()
+    asked = {"pulled": 1} if num_received else {}
+    assert peer.agent.stats(0).num_offers_ended == asked, "nothing is kept for who cannot take it"
+    assert (peer.kv.pool.num_used, engine.kv.pool.num_used) == (0, 0)
+
+
 def test_a_running_request_goes_on_elsewhere_from_its_kv(world: World) -> None:
     """What a router does with a drained engine's stream: the tokens so far by the journal, their KV from its cache."""
     old, new = world.engine("p"), world.engine("d")
