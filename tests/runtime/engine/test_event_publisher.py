@@ -130,7 +130,7 @@ def test_load_has_a_topic_and_sequences_of_its_own(publish, connect):
     (topic, first, payload), (_, second, _) = reader.recv_multipart(), reader.recv_multipart()
     assert (topic, msgspec.msgpack.decode(payload)) == (
         b"kvasir-load",
-        [1, 1, 0, 0, 0, 16, 64, 2.0, None, ["a"], "cafe", 1],
+        [1, 1, 0, 0, 0, 16, 64, 2.0, None, ["a"], "cafe", 1, None],
     )
     assert int.from_bytes(second, "big") == int.from_bytes(first, "big") + 1
 
