@@ -192,8 +192,9 @@ class RouterConfig:
     max_held_body_size: int = field(
         default=256 * 2**20,
         metadata=_flag(
-            "request bodies and journals of streams held at once, all together, then 503; of --workers each holds an "
-            "equal part, and no less than one body of --max-body-size",
+            "request bodies and journals of streams held at once, all together, then 503; journals take half of it at "
+            "most, and have an eighth as much for themselves; of --workers each holds an equal part, and no less than "
+            "one body of --max-body-size",
             read=parse_size,
             metavar="SIZE",
         ),

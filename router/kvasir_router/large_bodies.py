@@ -1,4 +1,7 @@
-"""Reading of bodies that would hold up the event loop: in a thread, and one at a time, to bound the objects held."""
+"""Reading of bodies that would hold up the event loop: in a thread, and one at a time, to bound the objects held.
+
+A thread cannot be cancelled: who is cancelled while it reads ends when the thread has, and holds the body until then.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -20,4 +23,14 @@ class LargeBodies:
         if num_bytes <= LOOP_BYTES:
             return work()
         async with self._reading:
-            return await asyncio.to_thread(work)
+            reading = asyncio.get_running_loop().run_in_executor(None, work)
+            is_cancelled = False
+            while not reading.done():
+                try:
+                    await asyncio.wait([reading])
+                except asyncio.CancelledError:
+                    is_cancelled = True
+            if is_cancelled:
+                reading.exception()  # nobody is left to be told
+                raise asyncio.CancelledError
+            return reading.result()

@@ -268,7 +268,16 @@ async def test_a_body_that_turns_out_malformed_is_refused_once_its_answer_cannot
 
 
 @pytest.mark.parametrize("num_requests", [1, 2])
-@pytest.mark.parametrize("junk", [b"SSH-2.0-OpenSSH\r\n", CHUNKED + b"nonsense\r\n", b"GET / HTTP/1.1\r\nbad\r\n\r\n"])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        CHUNKED + b"nonsense\r\n",
+        b"GET / HTTP/1.1\r\nbad\r\n\r\n",
+        b"POST http://a:999999" + CHAT + b" HTTP/1.1\r\n\r\n",
+        b"GET http://a:999999/v1/models HTTP/1.1\r\n\r\n",
+    ],
+)
 async def test_what_was_asked_before_nonsense_is_answered_first(
     junk: bytes, num_requests: int, start_router: Any, engine: Any
 ) -> None:

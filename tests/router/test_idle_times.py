@@ -69,6 +69,18 @@ def connected(loop: VirtualTimeLoop, answer_seconds: float = 0.0) -> tuple[Bound
     return protocol, transport
 
 
+@pytest.mark.parametrize("method", [b"POST", b"GET"])
+@pytest.mark.parametrize("before", [b"", REQUEST])
+def test_a_drain_does_not_wait_for_a_head_that_was_refused(before: bytes, method: bytes, loop: VirtualTimeLoop) -> None:
+    protocol, transport = connected(loop)
+    protocol.data_received(before + method + b" http://a:999999/chat HTTP/1.1\r\n\r\n")
+    loop.run_until_complete(asyncio.sleep(1))
+    assert (transport.num_answers, transport.is_closed) == (bool(before), True)
+    protocol.connection_lost(None)
+    loop.run_until_complete(protocol._drain.finish(limit_seconds=100))
+    assert loop.time() < 100
+
+
 def test_a_connection_is_kept_for_its_time_after_each_answer(loop: VirtualTimeLoop) -> None:
     protocol, transport = connected(loop)
     for number in range(3):

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from kvasir_router.errors import BodyBudgetExceededError
 from kvasir_router.relay import journal as journal_module
 from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.journal import Journal
@@ -144,15 +145,42 @@ def test_what_is_kept_counts_in_the_budget_until_it_is_dropped() -> None:
 
 
 def test_a_journal_that_the_budget_has_no_room_for_is_given_up() -> None:
-    budget = BodyBudget(10)
+    budget = BodyBudget(16)
     budget.take(2)
     journal = Journal(budget)
     journal.keep(b"[0]\n[1]\n")
     assert (journal.is_given_up, budget.num_bytes) == (False, 10)
-    journal.keep(b"[2]\n")
+    journal.keep(b"\n")
     assert (journal.is_given_up, journal.lines, budget.num_bytes) == (True, b"", 2)
     journal.keep(b"[3]\n")
     assert (journal.lines, budget.num_bytes) == (b"", 2)
+
+
+def test_a_burst_of_bodies_does_not_end_a_small_journal() -> None:
+    budget = BodyBudget(32)
+    budget.take(32)
+    journal = Journal(budget)
+    journal.keep(b"[0]\n")
+    assert (journal.is_given_up, budget.num_bytes) == (False, 36)
+    journal.keep(b"\n")
+    assert (journal.is_given_up, budget.num_bytes) == (True, 32)
+
+
+def test_journals_leave_half_of_the_budget_and_their_own_part_to_bodies() -> None:
+    budget = BodyBudget(32)
+    first, second = Journal(budget), Journal(budget)
+    first.keep(b"x" * 8)
+    second.keep(b"x" * 8)
+    budget.take(20)
+    with pytest.raises(BodyBudgetExceededError):
+        budget.take(1)
+    second.keep(b"x")
+    assert (first.is_given_up, second.is_given_up, budget.num_bytes) == (False, True, 28)
+    budget.take(8)
+    for journal in (first, second):
+        journal.drop()
+    budget.take(-28)
+    assert budget.num_bytes == 0
 
 
 @pytest.mark.parametrize("size", [1, 3, 9, 1000])
@@ -164,7 +192,7 @@ def test_a_block_that_the_budget_has_no_room_for_is_passed_on_without_its_commen
 
 
 def test_a_block_is_held_as_far_as_the_budget_has_room() -> None:
-    budget = BodyBudget(20)
+    budget = BodyBudget(40)
     journal = Journal(budget)
     assert fed(journal, b"data: " + b"x" * 14) == b""
     assert (budget.num_bytes, journal.is_given_up) == (20, False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,13 +31,58 @@ async def test_one_large_body_is_read_at_a_time(until: Any) -> None:
         begun.append(number)
         gate.wait()
 
-    first, second = [asyncio.create_task(bodies.read(LOOP_BYTES + 1, lambda n=n: work(n))) for n in (1, 2)]
+    first, second = [asyncio.create_task(bodies.read(LOOP_BYTES + 1, partial(work, n))) for n in (1, 2)]
     await until(lambda: begun == [1])
     assert await bodies.read(LOOP_BYTES, lambda: "at once") == "at once"
     assert begun == [1]
     gate.set()
     await asyncio.gather(first, second)
     assert begun == [1, 2]
+
+
+async def test_who_is_cancelled_lets_the_next_read_only_when_the_thread_has_ended(until: Any) -> None:
+    bodies, gate, begun = LargeBodies(), threading.Event(), list[int]()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        gate.wait(10)
+
+    first, second = [asyncio.create_task(bodies.read(LOOP_BYTES + 1, partial(work, n))) for n in (1, 2)]
+    await until(lambda: begun == [1])
+    for _ in range(2):
+        first.cancel()
+        await asyncio.wait([first, second], timeout=0.05)
+        assert (begun, first.done()) == ([1], False)
+    gate.set()
+    await second
+    assert (begun, first.cancelled()) == ([1, 2], True)
+
+
+async def test_the_body_of_a_client_that_left_counts_as_long_as_it_is_read(
+    engine: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_bodies, "LOOP_BYTES", 1000)
+    begun, gate = threading.Event(), threading.Event()
+
+    def slowly(dialect: Any, body: bytes) -> Any:
+        begun.set()
+        gate.wait(10)
+        raise ValueError("nobody sees it")
+
+    monkeypatch.setattr(request, "read_fields", slowly)
+    router = await start_router(engine, model="tiny")
+    asked = asyncio.create_task(client.post(router.url + CHAT, json=chat("x" * 2000)))
+    await until(begun.is_set)
+    asked.cancel()
+    await until(lambda: figure(router, "connections") == 0)
+    assert figure(router, "held_body_bytes") > 2000
+    gate.set()
+    await until(lambda: figure(router, "held_body_bytes") == 0)
+
+
+def figure(router: Any, name: str) -> float:
+    lines = router.metrics.render().decode().splitlines()
+    return float(next(line for line in lines if line.startswith(f"kvasir_router_{name} ")).split()[1])
 
 
 async def test_others_are_served_while_a_large_body_is_read(

@@ -1,5 +1,6 @@
 """Request bodies while they are held, all of this process together within one budget of bytes. The journals of streams
-are taken from it as well.
+are taken from it as well, up to a bound, so that bodies always have room; and journals have a little of their own, so
+that a burst of bodies does not end them.
 
 A body is held from its first byte, in the queue as well, until nothing can need it any more: no other attempt, and no
 engine that goes on with its stream. Whoever handles the request drops it at the latest.
@@ -17,19 +18,41 @@ _RETRY_SECONDS = 1
 
 
 class BodyBudget:
+    """Journals have at most half as much, an eighth of it beside what bodies may take. Fewer bytes than none are given
+    back, which always succeeds.
+    """
+
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self.num_bytes = 0
+        self._max_journal_bytes = max_bytes // 2
+        self._own_journal_bytes = max_bytes // 8
+        self._num_body_bytes = 0
+        self._num_journal_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_body_bytes + self._num_journal_bytes
 
     def take(self, num_bytes: int) -> None:
-        """Fewer than none are given back. Raises BodyBudgetExceededError (503)."""
-        if self.num_bytes + num_bytes > self._max_bytes:
+        """For a body. Raises BodyBudgetExceededError (503)."""
+        if not self._is_enough(self._num_body_bytes + num_bytes, self._num_journal_bytes):
             raise BodyBudgetExceededError(
                 f"the router holds {self.num_bytes} bytes of requests already, of at most {self._max_bytes}; "
                 "try again later",
                 retry_after_seconds=_RETRY_SECONDS,
             )
-        self.num_bytes += num_bytes
+        self._num_body_bytes += num_bytes
+
+    def take_for_journal(self, num_bytes: int) -> bool:
+        """Nothing is taken where that is too much."""
+        num_journal_bytes = self._num_journal_bytes + num_bytes
+        if num_journal_bytes > self._max_journal_bytes or not self._is_enough(self._num_body_bytes, num_journal_bytes):
+            return False
+        self._num_journal_bytes = num_journal_bytes
+        return True
+
+    def _is_enough(self, num_body_bytes: int, num_journal_bytes: int) -> bool:
+        return num_body_bytes + max(num_journal_bytes - self._own_journal_bytes, 0) <= self._max_bytes
 
 
 class Body:

@@ -153,8 +153,10 @@ class Exchange:
     def leave(self) -> None:
         """The client's connection is gone: nobody is left to work for."""
         self.has_client_left = True
-        self.body.drop()
-        if self._task is not None:
+        if self._task is None:
+            self.body.drop()
+        else:
+            self._task.add_done_callback(lambda _: self.body.drop())  # the task may not even have started
             self._task.cancel()
 
 

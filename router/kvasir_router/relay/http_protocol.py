@@ -202,12 +202,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """What raises here makes nonsense of the head: it is no request that was begun."""
         self._is_in_head = False
-        self._is_in_message = True
         self._has_understood = True
         self._stop_head_timer()
         self._counted_in.busy(self)
-        self._drain.begun()
         self._receiving = self._exchange()
         if self._receiving is not None:
             self._queue(self._receiving)
@@ -232,6 +231,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._queue(cycle)
 
     def _queue(self, request: Exchange | RequestResponseCycle) -> None:
+        self._is_in_message = True
+        self._drain.begun()
         self._unanswered.append(request)
         self._begin_next()
 

@@ -6,7 +6,6 @@ block is passed on whole or not at all, so what the journal accounts for is exac
 counts in the budget of held bodies; where that has no room, the journal is given up, and the stream goes on without.
 """
 
-from kvasir_router.errors import BodyBudgetExceededError
 from kvasir_router.relay.body import BodyBudget
 
 RESUMABLE_HEADER = "x-kvasir-resumable"
@@ -96,9 +95,7 @@ class Journal:
     def _is_within_budget(self) -> bool:
         """Counts what is held now, if there is room for it."""
         num_bytes = len(self._lines) + len(self._beginning_of_block)
-        try:
-            self._budget.take(num_bytes - self._num_counted_bytes)
-        except BodyBudgetExceededError:
+        if not self._budget.take_for_journal(num_bytes - self._num_counted_bytes):
             return False
         self._num_counted_bytes = num_bytes
         return True

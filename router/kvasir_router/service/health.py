@@ -39,6 +39,8 @@ _IDLE_INTERVALS = (5.0, 15.0)
 # Adapters come and go seldom; so many probes later their list is read again.
 _PROBES_PER_LISTING = 5
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+# An engine that came back gets no requests until it has said which process it is, or has not in this time.
+_INSTANCE_TIMEOUT = aiohttp.ClientTimeout(total=0.5)
 # A busy engine may miss a probe; a refused connection or an answer counts at once. With the default interval a stopped
 # engine is found within 7.4 s: 1 s until the next probe, three of 2 s, and 0.2 s between them.
 _SILENT_PROBES_TO_EJECT = 3
@@ -249,7 +251,7 @@ class Prober:
         before, was_ready = watch.instance, watch.has_been_ready
         watch.instance, watch.has_been_ready = None, True
         with contextlib.suppress(*_NO_ANSWER):
-            load = msgspec.json.decode(await self._get(f"{watch.url}/load"), type=_Load)
+            load = msgspec.json.decode(await self._get(f"{watch.url}/load", _INSTANCE_TIMEOUT), type=_Load)
             watch.instance = load.instance
         state = self._registry.state_of(watch.url)
         is_told = before is not None and watch.instance is not None
@@ -282,7 +284,7 @@ class Prober:
         async with self._session.get(url, timeout=_PROBE_TIMEOUT) as response:
             return response.status
 
-    async def _get(self, url: str) -> bytes:
+    async def _get(self, url: str, limit: aiohttp.ClientTimeout = _PROBE_TIMEOUT) -> bytes:
         """Raises aiohttp.ClientResponseError where the engine has no such page."""
-        async with self._session.get(url, timeout=_PROBE_TIMEOUT, raise_for_status=True) as response:
+        async with self._session.get(url, timeout=limit, raise_for_status=True) as response:
             return await response.read()
