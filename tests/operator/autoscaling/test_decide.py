@@ -7,7 +7,7 @@ from tests.operator.autoscaling.situations import KNOWN, NOW, load, sample, situ
 
 from kvasir_operator.api.model import ScalingBehavior, ScalingRules
 from kvasir_operator.api.quantity import Duration
-from kvasir_operator.autoscaling.behavior import Change, Recommendation
+from kvasir_operator.autoscaling.behavior import GAP_SECONDS, Change, Recommendation
 from kvasir_operator.autoscaling.decide import decide
 from kvasir_operator.autoscaling.drain import Backlog
 from kvasir_operator.autoscaling.forecast import PastNeed
@@ -49,11 +49,29 @@ def test_shrinks_to_what_demand_needs():
 
 def test_shrinking_waits_for_its_window():
     given = situation(100, 100, 100, 100, startup_seconds=200.0)
-    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 199, 4),))
+    lower = Recommendation(NOW - 15, 1)
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 199, 4), lower))
     assert replicas_of(given, memory) == 4
-    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 200, 4),))
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 200, 4), lower))
     assert replicas_of(given, memory) == 2
     assert replicas_of(given, replace(memory, changes=(Change(NOW - 900, -1), Change(NOW - 600, 1)))) == 4
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(GAP_SECONDS, 4), (GAP_SECONDS + 1, 8)])
+def test_after_a_hold_the_window_begins_anew(ago: float, expected: int) -> None:
+    given = situation(*[50] * 8, startup_seconds=60.0)
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 60, 8), Recommendation(NOW - ago, 2)))
+    assert replicas_of(given, memory) == expected
+
+
+def test_one_low_sample_after_a_rollout_as_long_as_the_window_shrinks_nothing() -> None:
+    memory = replace(KNOWN, recommendations=tuple(Recommendation(NOW - 130 - ago, 8) for ago in (60, 45, 30, 15, 0)))
+    given = situation(*[50] * 8, startup_seconds=120.0)
+    _, memory = decide(replace(given, is_rolling=True), memory)
+    for later, expected in ((0, 8), *((each, 8) for each in range(15, 120, 15)), (120, 4)):
+        at = NOW + later
+        verdict, memory = decide(replace(given, now=at, sample=replace(sample(*[50] * 8), at=at)), memory)
+        assert (later, verdict.replicas) == (later, expected)
 
 
 def test_a_role_seen_first_does_not_shrink_at_once():
