@@ -426,6 +426,15 @@ def test_a_queue_that_has_grown_since_the_last_decision_calls_for_more_at_once()
     seen = sample(0, held_tokens=300, uncached_tokens_per_second=100, computed_tokens_per_second=100)
     given = situation(0, sample=seen, startup_seconds=60.0)
     verdict, memory = decide(given, replace(KNOWN, backlogs=(Backlog(NOW - 15, 0),)))
-    assert memory.backlogs == (Backlog(NOW - 15, 0), Backlog(NOW, 300))
+    assert memory.backlogs == (Backlog(NOW - 15, 0), Backlog(NOW, 300, {"pod-0": 0}))
     assert verdict.needed == pytest.approx((120 + (300 + 20 * 60) / 60) / 100)
     assert decide(given, KNOWN)[0].needed == 1.25  # for what arrives, over four fifths of the rate
+
+
+def test_a_steady_queue_of_which_a_replica_is_seen_later_has_not_grown() -> None:
+    both = tuple(load(name, uncached_tokens=6000, kv_capacity_tokens=1e9) for name in ("pod-0", "pod-1"))
+    rates = {"uncached_tokens_per_second": 200, "computed_tokens_per_second": 200}
+    ready = {"pod-0": 1000.0, "pod-1": COLD_SECONDS - 1}
+    before = situation(0, 0, ready=ready, now=NOW - 15, sample=sample(replicas=both[:1], at=NOW - 15, **rates))
+    given = situation(0, 0, ready=ready, sample=sample(replicas=both, **rates))
+    assert decide(given, decide(before, KNOWN)[1])[0].needed == decide(given, KNOWN)[0].needed
