@@ -19,6 +19,8 @@ _UP_POLICIES = (ScalingPolicy("Percent", 100, 15),)
 _DOWN_POLICIES = (ScalingPolicy("Percent", 50, 60),)
 MOST_SECONDS = 3600
 """No window or period is longer."""
+GAP_SECONDS = 40
+"""Two turns of the loop, and what they vary by. Without a recommendation for longer a window begins anew."""
 
 
 @dataclass(frozen=True)

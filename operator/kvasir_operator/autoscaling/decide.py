@@ -8,6 +8,7 @@ from math import ceil
 
 from kvasir_operator.api.quantity import Duration
 from kvasir_operator.autoscaling.behavior import (
+    GAP_SECONDS,
     MOST_SECONDS,
     TOLERANCE,
     Change,
@@ -142,7 +143,9 @@ def _need(situation: RoleSituation, demand: Demand, memory: Memory, judged: list
 
 def _paced(situation: RoleSituation, need: Need, memory: Memory) -> tuple[int, Memory]:
     spec, now, current = situation.spec, situation.now, situation.current
-    former = memory.recommendations or (Recommendation(now, current),)
+    former = memory.recommendations
+    if not former or now - former[-1].at > GAP_SECONDS:
+        former = (Recommendation(now, current),)
     # What keeps prompts within the SLO leaves nothing to spare: a tenth more makes them wait beyond it.
     is_exact = need.reason is ScalingReason.PREFILL_DEMAND and _ttft_seconds(situation) is not None
     whole = rounded(need.replicas, former[-1].replicas, 0.0 if is_exact else TOLERANCE)

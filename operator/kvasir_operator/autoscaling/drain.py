@@ -1,8 +1,8 @@
 """What waits, and how long that will be so: a queue that will be gone before a further replica serves needs none."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvasir_operator.autoscaling.sample import RoleSample
 
@@ -12,22 +12,28 @@ GROWTH_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Backlog:
-    """Prompt tokens still to be computed when a sample was taken."""
+    """Prompt tokens still to be computed when a sample was taken: held in routers, and by replica."""
 
     at: float
-    tokens: float
+    held: float
+    by_replica: Mapping[str, float] = field(default_factory=dict)
 
 
 def with_backlog(past: Sequence[Backlog], sample: RoleSample) -> tuple[Backlog, ...]:
     """With this sample's; one that is seen a second time counts once."""
     kept = (each for each in past if sample.at - GROWTH_SECONDS <= each.at < sample.at)
-    return (*kept, Backlog(sample.at, uncached_tokens(sample)))
+    by_replica = {replica.name: replica.uncached_tokens for replica in sample.replicas}
+    return (*kept, Backlog(sample.at, sample.held_tokens, by_replica))
 
 
 def backlog_growth(backlogs: Sequence[Backlog]) -> float:
-    """Tokens a second; 0 where only one moment is known."""
+    """Tokens a second, of routers and of replicas that both ends know; 0 where only one moment is known."""
     first, last = backlogs[0], backlogs[-1]
-    return (last.tokens - first.tokens) / (last.at - first.at) if last.at > first.at else 0.0
+    if last.at == first.at:
+        return 0.0
+    both = first.by_replica.keys() & last.by_replica.keys()
+    grown = last.held - first.held + sum(last.by_replica[name] - first.by_replica[name] for name in both)
+    return grown / (last.at - first.at)
 
 
 def uncached_tokens(sample: RoleSample) -> float:

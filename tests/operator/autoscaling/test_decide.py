@@ -7,7 +7,7 @@ from tests.operator.autoscaling.situations import KNOWN, NOW, load, sample, situ
 
 from kvasir_operator.api.model import ScalingBehavior, ScalingRules
 from kvasir_operator.api.quantity import Duration
-from kvasir_operator.autoscaling.behavior import Change, Recommendation
+from kvasir_operator.autoscaling.behavior import GAP_SECONDS, Change, Recommendation
 from kvasir_operator.autoscaling.decide import decide
 from kvasir_operator.autoscaling.drain import Backlog
 from kvasir_operator.autoscaling.forecast import PastNeed
@@ -49,11 +49,29 @@ def test_shrinks_to_what_demand_needs():
 
 def test_shrinking_waits_for_its_window():
     given = situation(100, 100, 100, 100, startup_seconds=200.0)
-    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 199, 4),))
+    lower = Recommendation(NOW - 15, 1)
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 199, 4), lower))
     assert replicas_of(given, memory) == 4
-    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 200, 4),))
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 200, 4), lower))
     assert replicas_of(given, memory) == 2
     assert replicas_of(given, replace(memory, changes=(Change(NOW - 900, -1), Change(NOW - 600, 1)))) == 4
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(GAP_SECONDS, 4), (GAP_SECONDS + 1, 8)])
+def test_after_a_hold_the_window_begins_anew(ago: float, expected: int) -> None:
+    given = situation(*[50] * 8, startup_seconds=60.0)
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 60, 8), Recommendation(NOW - ago, 2)))
+    assert replicas_of(given, memory) == expected
+
+
+def test_one_low_sample_after_a_rollout_as_long_as_the_window_shrinks_nothing() -> None:
+    memory = replace(KNOWN, recommendations=tuple(Recommendation(NOW - 130 - ago, 8) for ago in (60, 45, 30, 15, 0)))
+    given = situation(*[50] * 8, startup_seconds=120.0)
+    _, memory = decide(replace(given, is_rolling=True), memory)
+    for later, expected in ((0, 8), *((each, 8) for each in range(15, 120, 15)), (120, 4)):
+        at = NOW + later
+        verdict, memory = decide(replace(given, now=at, sample=replace(sample(*[50] * 8), at=at)), memory)
+        assert (later, verdict.replicas) == (later, expected)
 
 
 def test_a_role_seen_first_does_not_shrink_at_once():
@@ -408,6 +426,15 @@ def test_a_queue_that_has_grown_since_the_last_decision_calls_for_more_at_once()
     seen = sample(0, held_tokens=300, uncached_tokens_per_second=100, computed_tokens_per_second=100)
     given = situation(0, sample=seen, startup_seconds=60.0)
     verdict, memory = decide(given, replace(KNOWN, backlogs=(Backlog(NOW - 15, 0),)))
-    assert memory.backlogs == (Backlog(NOW - 15, 0), Backlog(NOW, 300))
+    assert memory.backlogs == (Backlog(NOW - 15, 0), Backlog(NOW, 300, {"pod-0": 0}))
     assert verdict.needed == pytest.approx((120 + (300 + 20 * 60) / 60) / 100)
     assert decide(given, KNOWN)[0].needed == 1.25  # for what arrives, over four fifths of the rate
+
+
+def test_a_steady_queue_of_which_a_replica_is_seen_later_has_not_grown() -> None:
+    both = tuple(load(name, uncached_tokens=6000, kv_capacity_tokens=1e9) for name in ("pod-0", "pod-1"))
+    rates = {"uncached_tokens_per_second": 200, "computed_tokens_per_second": 200}
+    ready = {"pod-0": 1000.0, "pod-1": COLD_SECONDS - 1}
+    before = situation(0, 0, ready=ready, now=NOW - 15, sample=sample(replicas=both[:1], at=NOW - 15, **rates))
+    given = situation(0, 0, ready=ready, sample=sample(replicas=both, **rates))
+    assert decide(given, decide(before, KNOWN)[1])[0].needed == decide(given, KNOWN)[0].needed

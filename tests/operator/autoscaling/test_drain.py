@@ -85,14 +85,24 @@ def test_a_queue_grows_by_what_replicas_and_those_on_their_way_do_not_compute(
 
 
 def test_a_queue_grows_by_what_waits_more_than_half_a_minute_before() -> None:
-    past = (Backlog(NOW - GROWTH_SECONDS - 1, 9000), Backlog(NOW - GROWTH_SECONDS, 100), Backlog(NOW - 15, 700))
+    past = (
+        Backlog(NOW - GROWTH_SECONDS - 1, 9000),
+        Backlog(NOW - GROWTH_SECONDS, 0, {"pod-0": 100}),
+        Backlog(NOW - 15, 700),
+    )
     backlogs = with_backlog(past, queue(1000))
-    assert backlogs == (*past[1:], Backlog(NOW, 1000))
+    assert backlogs == (*past[1:], Backlog(NOW, 500, {"pod-0": 500}))
     assert backlog_growth(backlogs) == 900 / GROWTH_SECONDS
 
 
+def test_only_replicas_that_both_ends_know_have_grown() -> None:
+    first = Backlog(NOW - 20, 100, {"pod-0": 6000, "gone": 50})
+    assert backlog_growth((first, Backlog(NOW, 100, {"pod-0": 6000, "pod-1": 6000}))) == 0
+    assert backlog_growth((first, Backlog(NOW, 140, {"pod-0": 6060, "pod-1": 6000}))) == 5
+
+
 def test_a_sample_that_is_seen_twice_counts_once() -> None:
-    assert with_backlog((Backlog(NOW, 700),), queue(1000)) == (Backlog(NOW, 1000),)
+    assert with_backlog((Backlog(NOW, 700),), queue(1000)) == (Backlog(NOW, 500, {"pod-0": 500}),)
 
 
 def test_of_one_moment_no_growth_is_known() -> None:
