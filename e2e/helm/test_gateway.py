@@ -92,19 +92,18 @@ def test_its_pods_live_and_end_as_those_of_a_services_own_router(offline_helm: H
 
 def test_it_serves_the_namespaces_that_the_operator_serves(offline_helm: Helm) -> None:
     namespaced = offline_helm.template("--values", CHART / "ci" / "namespaced-values.yaml", *ENABLED)
-    assert [each for each in container_of(offline_helm.template(*ENABLED))["args"] if "gateway" in each] == [
+    assert [each for each in container_of(offline_helm.template(*ENABLED))["args"] if each.startswith("--gateway=")] == [
         "--gateway=*"
     ]
-    assert [each for each in container_of(namespaced)["args"] if "gateway" in each] == [
+    assert [each for each in container_of(namespaced)["args"] if each.startswith("--gateway=")] == [
         "--gateway=models",
         "--gateway=more-models",
     ]
     assert of_kind(namespaced, "ClusterRole") == []
     roles = {role["metadata"]["namespace"]: role["rules"] for role in gateways(namespaced, "Role")}
     assert set(roles) == {"models", "more-models", "kvasir-system"}
-    look, ask = roles[
-        "kvasir-system"
-    ]  # the operator's, by which it sees whether the gateway is ready and what it holds
+    # The operator's, by which it sees whether the gateway is ready and what it holds.
+    look, ask = roles["kvasir-system"]
     assert (look["resources"], look["resourceNames"], look["verbs"]) == (["deployments"], [NAME], ["get"])
     assert (ask["resources"], ask["verbs"]) == (["pods"], ["list"])
 
@@ -154,8 +153,10 @@ def test_metrics_are_for_nobody_but_the_operator_where_nobody_is_named(offline_h
     [policy] = gateways(objects, "NetworkPolicy")
     [operator] = [each for each in of_kind(objects, "Deployment") if each["metadata"]["name"] == "kvasir-operator"]
     asker = {"podSelector": operator["spec"]["selector"]}
+    peer = {"podSelector": policy["spec"]["podSelector"]}
     assert policy["spec"]["ingress"] == [
         {"ports": [{"port": "http", "protocol": "TCP"}]},
+        {"ports": [{"port": "peers", "protocol": "TCP"}], "from": [peer]},
         {"ports": [{"port": "admin", "protocol": "TCP"}], "from": [asker]},
     ]
 
