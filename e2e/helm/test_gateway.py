@@ -92,9 +92,9 @@ def test_its_pods_live_and_end_as_those_of_a_services_own_router(offline_helm: H
 
 def test_it_serves_the_namespaces_that_the_operator_serves(offline_helm: Helm) -> None:
     namespaced = offline_helm.template("--values", CHART / "ci" / "namespaced-values.yaml", *ENABLED)
-    assert [each for each in container_of(offline_helm.template(*ENABLED))["args"] if each.startswith("--gateway=")] == [
-        "--gateway=*"
-    ]
+    assert [
+        each for each in container_of(offline_helm.template(*ENABLED))["args"] if each.startswith("--gateway=")
+    ] == ["--gateway=*"]
     assert [each for each in container_of(namespaced)["args"] if each.startswith("--gateway=")] == [
         "--gateway=models",
         "--gateway=more-models",
