@@ -69,7 +69,7 @@ def _wake(situation: RoleSituation, sample: RoleSample, memory: Memory) -> Verdi
         return _within_bounds(situation, Verdict(0, None, "no request is held", 0.0))
     needed = 1.0
     if memory.capacity is not None:
-        needed = max(1.0, _demand(situation, sample, memory).need.replicas)
+        needed = max(1.0, _demand(situation, sample, memory, growth=0.0).need.replicas)
     text = f"{sample.num_held:.0f} requests of {sample.held_tokens:.0f} prompt tokens wait for the first replica"
     least = max(1, situation.spec.min_replicas)
     replicas = min(max(ceil(needed), least), situation.spec.max_replicas)
@@ -90,7 +90,7 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
         trial = judged(memory.trial, telling, now)
         memory = replace(memory, trial=standing_trial(trial, attainable(trial, telling), now))
     guarded = attainable(memory.trial, latencies)
-    demand = _demand(situation, sample, memory)
+    demand = _demand(situation, sample, memory, backlog_growth(memory.backlogs))
     need, memory = _need(situation, demand, memory, [each for each in guarded if each in telling])
     wanted, memory = _paced(situation, need, memory)
     wanted = _least_that_hold(situation, sample, guarded, wanted)
@@ -101,10 +101,10 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
     return verdict, _with_change(memory, situation, verdict)
 
 
-def _demand(situation: RoleSituation, sample: RoleSample, memory: Memory) -> Demand:
+def _demand(situation: RoleSituation, sample: RoleSample, memory: Memory, growth: float) -> Demand:
     assert memory.capacity is not None
     target, ttft = situation.spec.target_kv_cache_usage, _ttft_seconds(situation)
-    starting, growth = _starting(situation, memory), backlog_growth(memory.backlogs)
+    starting = _starting(situation, memory)
     return demand_of(sample, memory.capacity, target, ttft, situation.startup_seconds, starting, growth)
 
 

@@ -296,6 +296,11 @@ def test_many_held_requests_wake_as_many_as_they_need_by_what_is_remembered_of_a
     assert replicas_of(replace(given, sample=sample(num_held=9, held_tokens=1e9))) == 4
 
 
+def test_what_wakes_is_not_taken_to_go_on_arriving() -> None:
+    given = situation(spec=SLEEPY, sample=sample(num_held=9, held_tokens=1100))
+    assert replicas_of(given, replace(KNOWN, backlogs=(Backlog(NOW - 15, 0),))) == replicas_of(given) == 3
+
+
 def test_roles_wake_together_even_where_one_has_no_metrics():
     prefill = situation(role="prefill", spec=SLEEPY, sample=sample(num_held=1))
     decode = situation(role="decode", spec=replace(SLEEPY, min_replicas=0), sample=None, trouble="no answer")
