@@ -43,6 +43,7 @@ class ScriptedEngine:
         self.models = b'{"data": []}'
         self.loads: list[bytes] = []  # what /load answers, one after the other, then for ever the last
         self.hangs_at: str | None = None  # a page that never comes
+        self.patience_seconds: float | None = None  # of whoever waits for that page
         self.statuses: dict[str, int] = {}  # of other pages than /ready, where not 200
         self.ledger = Ledger(lambda: None)
         self.registry = Registry(lambda: EndpointLoad(1, FleetPrefill().new_member()), lambda: None, own_models={"m"})
@@ -63,7 +64,8 @@ class ScriptedEngine:
     async def get(self, url: str, **options: Any) -> AsyncIterator[Any]:
         if not url.endswith("/ready"):
             if self.hangs_at is not None and url.endswith(self.hangs_at):
-                async with asyncio.timeout(options["timeout"].total):
+                self.patience_seconds = options["timeout"].total
+                async with asyncio.timeout(self.patience_seconds):
                     await asyncio.Event().wait()
             status = self.statuses.get(url.removeprefix(ENGINE.url), 200)
             if status != 200 and options.get("raise_for_status"):
@@ -142,11 +144,11 @@ async def test_an_engine_that_does_not_say_which_process_it_is_is_not_waited_for
     until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "_INSTANCE_TIMEOUT", aiohttp.ClientTimeout(total=0.01))
-    monkeypatch.setattr(health, "_PROBE_TIMEOUT", aiohttp.ClientTimeout(total=None))
     engine = ScriptedEngine(READY)
     engine.hangs_at = "/load"
     async with engine.probed():
         await until(lambda: engine.registry.state_of(ENGINE.url) is EndpointState.READY)
+    assert engine.patience_seconds == 0.01
 
 
 async def test_an_engine_that_is_ready_for_the_first_time_has_lost_nothing(until: Until) -> None:
