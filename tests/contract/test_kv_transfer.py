@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from starlette.requests import Request
 
 from kvasir_router.relay.kv_transfer import (
     Handover,
@@ -45,7 +46,7 @@ def read(
 ) -> tuple[ChatCompletionRequest | CompletionRequest, KvTransferParams]:
     """As the engine's API does."""
     request = parse(model, body)
-    params = transfer_params(request, transfer)
+    params = transfer_params(Request({"type": "http"}), request, transfer)
     assert params is not None
     return request, params
 

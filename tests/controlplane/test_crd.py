@@ -32,6 +32,7 @@ DEFAULT_SPEC = {
         "quantization": "auto",
         "maxNumSeqs": 256,
         "scheduling": "fair",
+        "kvTransfer": False,
         "kvCache": {"blockSize": 16, "dtype": "auto", "prefixCaching": True, "hostMemory": "0"},
     },
     "parallelism": {"tensor": 1, "pipeline": 1, "data": 1, "expert": False},
