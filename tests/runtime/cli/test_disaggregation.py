@@ -13,10 +13,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.runtime.cli.conftest import Server
 
+from kvasir_runtime.server.router_trust import SECRET_HEADER
 from kvasir_runtime.service_secret import SECRET_VARIABLE
 
 MODEL = Path("examples/models/kvasir-python-700k")
 TEXT = Path("runtime/kvasir_runtime/scheduling/planner.py").read_text()
+SECRET = "s3cret"
 COMPLETION = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
@@ -24,7 +26,7 @@ COMPLETION = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_to
 def engines() -> Iterator[tuple[Server, Server]]:
     """They know each other by a secret, as in a cluster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SECRET_VARIABLE, "s3cret")
+        patch.setenv(SECRET_VARIABLE, SECRET)
         servers = [start("kv_producer", "--tensor-parallel-size", "2"), start("kv_both")]
     try:
         yield servers[0].wait_ready(), servers[1].wait_ready()
@@ -44,7 +46,8 @@ def start(role: str, *flags: str) -> Server:
 
 
 def post(server: Server, body: dict) -> dict:
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    """As the router does."""
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={SECRET_HEADER: SECRET}, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
