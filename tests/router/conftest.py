@@ -5,13 +5,14 @@ The engine answers with numbered tokens, can be slow, die, hang, refuse or be un
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.router.prefix_index.publisher import Publisher, publishing
 
 from kvasir_router.config import RouterConfig
 from kvasir_router.discovery import Kubernetes
@@ -255,6 +256,23 @@ async def engines(exit_stack: AsyncExitStack) -> list[FakeEngine]:
 @pytest.fixture
 def engine(engines: list[FakeEngine]) -> FakeEngine:
     return engines[0]
+
+
+@pytest.fixture
+async def engines_apart(engines: list[FakeEngine]) -> list[FakeEngine]:
+    """On hosts of their own, as pods are, so that both can publish on the same ports."""
+    for engine, host in zip(engines, ("127.0.0.1", "127.0.0.2"), strict=True):
+        await engine.stop()
+        engine.host, engine.port = host, 0
+        await engine.start()
+    return engines
+
+
+@pytest.fixture
+def publishers() -> Iterator[list[Publisher]]:
+    """Of `engines_apart`."""
+    with publishing() as one, publishing(one.event_port, one.replay_port, host="127.0.0.2") as two:
+        yield [one, two]
 
 
 class OneService:

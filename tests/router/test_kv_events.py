@@ -1,7 +1,6 @@
 """A router that follows what engines publish: placement by their caches and their load, its series, /endpoints."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,20 +18,11 @@ SIZE = 16
 
 
 @pytest.fixture
-async def pair(engines: list[Any]) -> list[Any]:
-    """Two engines on hosts of their own, as pods are, so that they can publish on the same ports."""
-    for engine, host in zip(engines, ("127.0.0.1", "127.0.0.2"), strict=True):
-        await engine.stop()
-        engine.host, engine.port = host, 0
+def pair(engines_apart: list[Any]) -> list[Any]:
+    """Two engines that tell their tokenizer."""
+    for engine in engines_apart:
         engine.tokenizer_card = asdict(card())
-        await engine.start()
-    return engines
-
-
-@pytest.fixture
-def publishers() -> Iterator[list[Publisher]]:
-    with publishing() as one, publishing(one.event_port, one.replay_port, host="127.0.0.2") as two:
-        yield [one, two]
+    return engines_apart
 
 
 @pytest.fixture

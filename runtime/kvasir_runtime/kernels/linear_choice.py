@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 MOST_MEASURED_WEIGHTS = 2 * 1024 * 1024
 """A larger weight is judged by its first rows: what is timed must outgrow the L2 cache, no more."""
 
-MANY_ROWS = 64
 ROUNDS = 3
 SECONDS_PER_TIMING = 0.0015
 HOPELESS = 1.5
@@ -82,7 +81,7 @@ def dot_is_faster(library: CDLL) -> bool:
         variant: packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply for variant in ("fma", "dot")
     }
     with _one_thread():
-        times = _measure(ways, _noise(MANY_ROWS, 256))
+        times = _measure(ways, _noise(MEASURED_ROWS[2], 256))
     return times["dot"] < times["fma"]
 
 
