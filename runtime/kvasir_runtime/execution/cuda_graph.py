@@ -1,32 +1,13 @@
 """Captures one shape of decode step as a CUDA graph: the thin part of `graphs` that needs a device."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import StepInputs
+from kvasir_runtime.execution.captured_graph import CapturedGraph
 from kvasir_runtime.execution.graphs import CapturedStep, CaptureError, GraphShape
 from kvasir_runtime.execution.static_inputs import StaticInputs
-from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput
+from kvasir_runtime.models.decoder import ComputeStep
 from kvasir_runtime.parallel.counts import CollectiveCounts
-
-
-@dataclass(frozen=True, slots=True)
-class CudaGraphStep:
-    graph: "torch.cuda.CUDAGraph"
-    static: StaticInputs
-    output: DecoderOutput
-    memory_bytes: int
-    counts: CollectiveCounts
-    """Of the rank, where a replay counts `captured_counts`: no Python runs then."""
-    captured_counts: CollectiveCounts
-
-    def replay(self, inputs: StepInputs) -> DecoderOutput:
-        self.static.load(inputs)
-        self.graph.replay()
-        self.counts.add(self.captured_counts)
-        return self.output
 
 
 class CudaGraphCapture:
@@ -58,4 +39,4 @@ class CudaGraphCapture:
         except RuntimeError as error:  # torch has no narrower one; running out of memory is one
             raise CaptureError(str(error)) from error
         memory_bytes = max(0, free_before - torch.cuda.mem_get_info()[0])
-        return CudaGraphStep(graph, static, output, memory_bytes, self._counts, self._counts.since(before))
+        return CapturedGraph(graph, static, output, memory_bytes, self._counts, self._counts.since(before))

@@ -1,11 +1,12 @@
-"""CUDA graphs of decode steps by batch size: which are captured, when, and which step runs on which.
+"""Graphs of decode steps by batch size: which are captured, when, and which step runs on which.
 
 A graph holds the launches of one shape: so many requests of equally many tokens (one, or one and the drafts). A step
 runs on the smallest captured graph that it fits into, padded by requests that write nothing; every other step runs
 kernel by kernel. Graphs are captured between steps, so the server is ready before them. How a step is captured is
-the caller's: on CUDA `CudaGraphCapture`, in tests anything.
+the caller's: on CUDA `CudaGraphCapture`, on CPUs `RecordingCapture`, in tests anything.
 """
 
+import bisect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -23,9 +24,12 @@ _log = logging.getLogger(__name__)
 STEPS_BEFORE_CAPTURE = 8
 """Steps of one shape that run kernel by kernel before a busy server stops for a capture."""
 
+MOST_RECORDED_REQUESTS = 64
+"""Of a step on a CPU: in a larger one the interpreter's part is too small to see."""
+
 
 class CaptureError(Exception):
-    """The device could not capture a step, mostly for want of memory."""
+    """A step could not be captured, on CUDA mostly for want of memory."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,14 +76,18 @@ class DecodeGraphs:
         sizes: Iterable[int],
         query_lens: Iterable[int],
         memory: GraphMemory,
+        *,
+        is_exact: bool = False,
     ) -> None:
-        """Graphs for every size and number of tokens, the first of `query_lens` first, while memory lasts."""
+        """Graphs for every size and number of tokens, the first of `query_lens` first, while memory lasts. `is_exact`:
+        no step is padded, and no shape is captured before it has come up."""
         self._eager = eager
         self._capture = capture
         self._sizes = sorted(sizes)
         # The largest first: later captures share its memory.
         self._wanted = [GraphShape(size, query_len) for query_len in query_lens for size in reversed(self._sizes)]
         self._memory = memory
+        self._is_exact = is_exact
         self._captured: dict[GraphShape, CapturedStep] = {}
         self._num_misses: Counter[GraphShape] = Counter()
 
@@ -98,7 +106,7 @@ class DecodeGraphs:
 
     def capture_next(self) -> bool:
         """Capture one more graph; to be called while there is no work. False: all that there will be are there."""
-        if not self._wanted:
+        if not self._wanted or self._is_exact:
             return False
         self._try_capture(max(self._wanted, key=lambda shape: self._num_misses[shape]))
         return bool(self._wanted)
@@ -108,8 +116,10 @@ class DecodeGraphs:
         num_requests, query_len = len(lengths.query_lens), int(lengths.query_lens[0])
         if lengths.num_decodes < num_requests or (lengths.query_lens != query_len).any():
             return None
-        size = next((size for size in self._sizes if size >= num_requests), None)
-        return None if size is None else GraphShape(size, query_len)
+        index = bisect.bisect_left(self._sizes, num_requests)
+        if index == len(self._sizes) or (self._is_exact and self._sizes[index] != num_requests):
+            return None
+        return GraphShape(self._sizes[index], query_len)
 
     def _missed(self, shape: GraphShape) -> CapturedStep | None:
         """A shape that comes up often is captured although there is work."""
@@ -120,6 +130,8 @@ class DecodeGraphs:
 
     def _larger(self, shape: GraphShape) -> CapturedStep | None:
         """The next larger graph, as long as no more than half of it is padding."""
+        if self._is_exact:
+            return None
         for size in self._sizes:
             if shape.num_requests < size <= 2 * shape.num_requests:
                 graph = self._captured.get(GraphShape(size, shape.query_len))
@@ -129,14 +141,15 @@ class DecodeGraphs:
 
     def _try_capture(self, shape: GraphShape) -> None:
         if self._memory.bytes_left <= 0:
-            _log.info("no more CUDA graphs: %d captured, their memory is used up", len(self._captured))
+            _log.info("no more graphs: %d captured, their memory is used up", len(self._captured))
             self._wanted.clear()
             return
         self._wanted.remove(shape)
         try:
             captured = self._capture(shape)
         except CaptureError as error:
-            _log.warning("no more CUDA graphs: capturing %s failed: %s", shape, error)
+            level = logging.INFO if self._is_exact else logging.WARNING  # not every model can be recorded
+            _log.log(level, "no more graphs: capturing %s failed: %s", shape, error)
             self._wanted.clear()
             return
         self._captured[shape] = captured
@@ -150,13 +163,15 @@ class RunnerGraphs:
     capture_of: Callable[[ComputeStep], Capture]
     sizes: Sequence[int]
     memory: GraphMemory
+    is_exact: bool = False
     _made: list[DecodeGraphs] = field(default_factory=list)
 
     def of(self, eager: ComputeStep, query_lens: Sequence[int]) -> ComputeStep:
         """The same on graphs of so many tokens a request; itself where there is no memory for any."""
         if self.memory.bytes_left <= 0:
             return eager
-        graphs = DecodeGraphs(eager, self.capture_of(eager), self.sizes, query_lens, self.memory)
+        capture = self.capture_of(eager)
+        graphs = DecodeGraphs(eager, capture, self.sizes, query_lens, self.memory, is_exact=self.is_exact)
         self._made.append(graphs)
         return graphs
 

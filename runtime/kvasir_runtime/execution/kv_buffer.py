@@ -31,7 +31,7 @@ class DeviceMemory:
     used_bytes: int
     """By weights and by what the largest steps take while they run."""
     graph_bytes: int = 0
-    """Of those, what CUDA graphs may take."""
+    """Of those, what graphs may take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Puts a rank's parts together into a runner: KV buffer, rows, decoder, proposer, CUDA graphs."""
+"""Puts a rank's parts together into a runner: KV buffer, rows, decoder, proposer, graphs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +10,23 @@ from kvasir_runtime.attention.backend import AttentionBackend, LayerCache
 from kvasir_runtime.execution.agreed_capture import AgreedCapture
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
 from kvasir_runtime.execution.executor import StepRunner
-from kvasir_runtime.execution.graphs import Capture, GraphMemory, RunnerGraphs, graph_sizes
+from kvasir_runtime.execution.graphs import (
+    MOST_RECORDED_REQUESTS,
+    Capture,
+    GraphMemory,
+    RunnerGraphs,
+    graph_sizes,
+)
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
 from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
+from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.stage_buffer import LineFormat, StageBuffer
 from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
 from kvasir_runtime.models.decoder import ComputeStep, Decoder
@@ -158,15 +166,24 @@ class RunnerAssembly:
         return [1 + self.max_drafts, 1] if self.max_drafts else [1]
 
     def _graphs(self, rows: Rows, graph_bytes: int) -> RunnerGraphs:
-        tensor = self.placement.tensor
+        tensor, memory, most = self.placement.tensor, GraphMemory(graph_bytes), self.limits.max_num_seqs
+        on_cuda = self.placement.device.type == "cuda"
+        # A recorder does not see the kernels of Triton's interpreter.
+        library = load_library() if self.backend.name == self.placement.ops.name == "cpu" else None
 
         def capture_of(compute: ComputeStep) -> Capture:
-            capture = CudaGraphCapture(compute, rows.block_tables, self.limits.max_model_len, tensor.counts)
-            if tensor.size > 1:
-                return AgreedCapture(capture, self.least)
-            return capture
+            what = (compute, rows.block_tables, self.limits.max_model_len, tensor.counts)
+            if on_cuda:
+                capture: Capture = CudaGraphCapture(*what)
+            else:
+                assert library is not None, "there is memory for recordings only where there are kernels to record"
+                capture = RecordingCapture(library, *what)
+            return capture if tensor.size == 1 else AgreedCapture(capture, self.least)
 
-        return RunnerGraphs(capture_of, graph_sizes(self.limits.max_num_seqs), GraphMemory(graph_bytes))
+        if on_cuda:
+            return RunnerGraphs(capture_of, graph_sizes(most), memory)
+        sizes = range(1, min(most, MOST_RECORDED_REQUESTS) + 1)
+        return RunnerGraphs(capture_of, sizes, GraphMemory(0) if library is None else memory, is_exact=True)
 
     def _failures(self, pipeline: Pipeline) -> StageFailures:
         return StageFailures(1 + pipeline.stage.index, is_alone=self.placement.tensor.size == 1)

@@ -1,4 +1,4 @@
-"""Inputs of one CUDA graph: tensors that stay where they are, into whose front each step is copied.
+"""Inputs of one graph: tensors that stay where they are, into whose front each step is copied.
 
 Behind the step's requests stand padding requests: no sequence, slots -1, so they read no key and write none.
 """

@@ -6,8 +6,11 @@ A torch extension would cost the same per call and 30 s more to compile.
 import ctypes
 import functools
 import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -54,6 +57,7 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
     "kvasir_attention_plan": [
         _INT, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT,
     ],
+    "kvasir_attention_divide": [_POINTER],
     "kvasir_attention_free": [_POINTER],
     "kvasir_attention": [
         _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT, _FLOAT,
@@ -62,6 +66,7 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
     "kvasir_shared_all_reduce": [_POINTER, _INT, _POINTER, _LONG],
     "kvasir_shared_all_gather": [_POINTER, _POINTER, _POINTER, _LONG, _LONG],
     "kvasir_shared_broadcast": [_POINTER, _POINTER, _LONG, _LONG],
+    "kvasir_replay": [_POINTER, _LONG],
 }  # fmt: skip
 _RESULTS = {"kvasir_linear_has": _INT, "kvasir_attention_plan": _POINTER}
 
@@ -80,7 +85,64 @@ def load_library() -> ctypes.CDLL | None:
         function = getattr(library, name)
         function.argtypes = argument_types
         function.restype = _RESULTS.get(name)
+        setattr(library, name, NativeFunction(name, function, argument_types))
     return library
+
+
+class CallObserver(Protocol):
+    """Whom a thread's calls of compiled kernels are shown to before they are made."""
+
+    def note_call(self, function: "NativeFunction", arguments: tuple[Any, ...]) -> None: ...
+
+    def keep(self, owner: object) -> None:
+        """Calls point into what `owner` holds."""
+
+    def refuse(self, problem: str) -> None:
+        """Something happens that is no call of a kernel."""
+
+
+_observed = threading.local()
+
+
+@contextmanager
+def observed_by(observer: CallObserver) -> Iterator[None]:
+    """Show this thread's calls to `observer` meanwhile."""
+    _observed.observer = observer
+    try:
+        yield
+    finally:
+        _observed.observer = None
+
+
+def keep_while_recorded(owner: object) -> None:
+    """To be said of what kernels are given the address of, and that is no tensor."""
+    observer: CallObserver | None = getattr(_observed, "observer", None)
+    if observer is not None:
+        observer.keep(owner)
+
+
+def refuse_recording(problem: str) -> None:
+    """To be said of what changes tensors and is neither a compiled kernel nor an operator of torch."""
+    observer: CallObserver | None = getattr(_observed, "observer", None)
+    if observer is not None:
+        observer.refuse(problem)
+
+
+class NativeFunction:
+    """A compiled kernel."""
+
+    __slots__ = ("_function", "argument_types", "name")
+
+    def __init__(self, name: str, function: Callable[..., Any], argument_types: Sequence[type[Any]]) -> None:
+        self.name = name
+        self.argument_types = argument_types
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        observer: CallObserver | None = getattr(_observed, "observer", None)
+        if observer is not None:
+            observer.note_call(self, arguments)
+        return self._function(*arguments)
 
 
 @functools.cache

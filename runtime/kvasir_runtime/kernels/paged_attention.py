@@ -9,7 +9,7 @@ from ctypes import CDLL
 import torch
 
 from kvasir_runtime.kernels.linear_weight import VARIANTS
-from kvasir_runtime.kernels.native import DTYPE_CODES
+from kvasir_runtime.kernels.native import DTYPE_CODES, keep_while_recorded
 
 MAX_GROUP = 64
 """Query heads that share a key head: rows of one tile."""
@@ -110,6 +110,8 @@ class AttentionPlan:
             block_table.stride(0), rows.data_ptr(), rows.shape[0], query.shape[1], key_cache.shape[2], query.shape[2],
             key_cache.shape[1], window or 0, use_amx, use_dot,
         )  # fmt: skip
+        keep_while_recorded(self)
+        library.kvasir_attention_divide(self._plan)
 
     def __del__(self) -> None:
         self._library.kvasir_attention_free(self._plan)

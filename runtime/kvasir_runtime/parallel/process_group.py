@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, ProcessGroup
 
 from kvasir_runtime.errors import CollectiveFailedError
+from kvasir_runtime.kernels.native import refuse_recording
 from kvasir_runtime.parallel.counts import CollectiveCounts, Operation
 
 
@@ -49,6 +50,7 @@ class ProcessGroupCollectives:
     @contextmanager
     def _operation(self, operation: Operation, x: Tensor) -> Iterator[None]:
         self.counts.count(operation, x.nbytes)
+        refuse_recording(f"{operation} over {self.name} is not made to be called again")
         try:
             yield
         except RuntimeError as error:  # torch has no narrower one

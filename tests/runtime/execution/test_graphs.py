@@ -72,12 +72,14 @@ def step_of(tables: Tensor, seq_lens: list[int], query_len: int = 1, num_decodes
 
 
 class Rig:
-    def __init__(self, sizes: list[int], query_lens: list[int], limit: int = 1000, failing: int | None = None) -> None:
+    def __init__(
+        self, sizes: list[int], query_lens: list[int], limit: int = 1000, failing: int | None = None, **options: bool
+    ) -> None:
         self.eager = Attending(ReferenceAttention(), "cpu")
         self.padded = Attending(ReferenceAttention(), "cpu")
         self.steps: dict[GraphShape, PaddedStep] = {}
         self._failing = failing
-        self.graphs = DecodeGraphs(self.eager, self.capture, sizes, query_lens, GraphMemory(limit))
+        self.graphs = DecodeGraphs(self.eager, self.capture, sizes, query_lens, GraphMemory(limit), **options)
 
     def capture(self, shape: GraphShape) -> PaddedStep:
         if shape.num_requests == self._failing:
@@ -140,6 +142,28 @@ def test_a_larger_graph_serves_if_half_of_it_is_used(num_requests: int, runs_on_
     assert rig.graphs.captured == [GraphShape(4, 1)]
     rig.run(num_requests)
     assert rig.eager.num_calls == (0 if runs_on_graph else 1)
+
+
+@pytest.mark.parametrize(("num_requests", "runs_on_graph"), [(1, True), (2, True), (3, False), (4, True), (5, False)])
+def test_exact_graphs_pad_nothing_and_use_no_idle_time(num_requests: int, runs_on_graph: bool) -> None:
+    rig = Rig([1, 2, 4], [1], is_exact=True)
+    assert not rig.graphs.capture_next()
+    for size in (1, 2, 4):
+        for _ in range(STEPS_BEFORE_CAPTURE):
+            rig.run(size)
+    assert [shape.num_requests for shape in rig.graphs.captured] == [1, 2, 4]
+    rig.eager.num_calls = 0
+    rig.run(num_requests)
+    assert rig.eager.num_calls == (0 if runs_on_graph else 1)
+
+
+def test_exact_graphs_run_no_step_on_a_larger_one() -> None:
+    rig = Rig([2, 3], [1], is_exact=True)
+    for _ in range(STEPS_BEFORE_CAPTURE):
+        rig.run(3)
+    rig.eager.num_calls = 0
+    rig.run(2)
+    assert rig.eager.num_calls == 1
 
 
 def test_other_steps_run_kernel_by_kernel() -> None:

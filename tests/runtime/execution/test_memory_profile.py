@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
-from kvasir_runtime.execution.memory_profile import measure_memory
+from kvasir_runtime.execution.memory_profile import RECORDING_BYTES, measure_memory
 from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, prefill_step, run
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -123,7 +123,7 @@ def test_on_a_cpu_nothing_runs_and_the_ranks_of_a_node_share_its_memory(monkeypa
         raise AssertionError("no step is needed")
 
     memory = measure_memory(torch.device("cpu"), make_runner, LIMITS, 0, num_sharers=3)
-    assert memory == DeviceMemory("cpu", 300, 70)
+    assert memory == DeviceMemory("cpu", 300, 70 + RECORDING_BYTES, graph_bytes=RECORDING_BYTES)
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@
 #include "attention_amx.h"
 #include "attention_plan.h"
 #include "attention_vector.h"
+#include "replay.h"
 
 using namespace kvasir;
 
@@ -78,15 +79,16 @@ void attend(const Plan& plan, const Call& call) {
 
 extern "C" {
 
-// The arrays must outlive the plan, unchanged. It is given back with kvasir_attention_free.
+// The arrays must outlive the plan. It is divided before it is used, and given back with kvasir_attention_free.
 Plan* kvasir_attention_plan(int dtype, const int32_t* query_starts, const int32_t* seq_lens, const int32_t* block_table,
                             int64_t table_stride, const int32_t* rows, int requests, int heads, int kv_heads,
                             int head_dim, int block_size, int window, int use_amx, int use_dot) {
-    Plan* plan = new Plan{{dtype, query_starts, seq_lens, block_table, table_stride, rows, requests, heads, kv_heads,
-                           head_dim, block_size, window, use_amx != 0, use_dot != 0}};
-    make_plan(*plan);
-    return plan;
+    return new Plan{{dtype, query_starts, seq_lens, block_table, table_stride, rows, requests, heads, kv_heads, head_dim,
+                     block_size, window, use_amx != 0, use_dot != 0}};
 }
+
+// Divides the work by what the arrays hold now.
+void kvasir_attention_divide(Plan* plan) { make_plan(*plan); }
 
 void kvasir_attention_free(Plan* plan) { delete plan; }
 
@@ -100,3 +102,6 @@ void kvasir_attention(const Plan* plan, const void* query, int64_t query_stride,
 }
 
 }  // extern "C"
+
+KVASIR_REPLAYABLE(kvasir_attention_divide)
+KVASIR_REPLAYABLE(kvasir_attention)

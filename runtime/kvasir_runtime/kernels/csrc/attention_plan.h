@@ -134,6 +134,7 @@ inline void tile_queries(Plan& plan, int request, int query_len) {
 }
 
 inline void make_plan(Plan& plan) {
+    plan = Plan{plan.step};
     const Step& step = plan.step;
     std::vector<SplitReaders> readers;
     const int threads = omp_get_max_threads();

@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 
+#include "replay.h"
 #include "vec.h"
 
 using namespace kvasir;
@@ -233,3 +234,9 @@ void kvasir_argmax(int dtype, const void* logits, int64_t stride, int64_t* out, 
 }
 
 }  // extern "C"
+
+KVASIR_REPLAYABLE(kvasir_rms_norm)
+KVASIR_REPLAYABLE(kvasir_add_rms_norm)
+KVASIR_REPLAYABLE(kvasir_silu_and_mul)
+KVASIR_REPLAYABLE(kvasir_gelu_tanh_and_mul)
+KVASIR_REPLAYABLE(kvasir_rotate_and_write)

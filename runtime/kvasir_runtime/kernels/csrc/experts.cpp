@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "replay.h"
 #include "vec.h"
 
 using namespace kvasir;
@@ -119,3 +120,7 @@ void kvasir_combine_experts(int dtype, const void* outputs, const float* weights
 }
 
 }  // extern "C"
+
+KVASIR_REPLAYABLE(kvasir_route)
+KVASIR_REPLAYABLE(kvasir_group_by_expert)
+KVASIR_REPLAYABLE(kvasir_combine_experts)

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "replay.h"
 #include "vec.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
@@ -709,3 +710,7 @@ void kvasir_grouped_linear(const PackedWeight* weights, int64_t groups, const in
 }
 
 }  // extern "C"
+
+KVASIR_REPLAYABLE(kvasir_linear_rows)
+KVASIR_REPLAYABLE(kvasir_linear)
+KVASIR_REPLAYABLE(kvasir_grouped_linear)

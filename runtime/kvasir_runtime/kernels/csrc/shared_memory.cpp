@@ -12,6 +12,7 @@
 #include <atomic>
 #include <climits>
 
+#include "replay.h"
 #include "vec.h"
 
 using namespace kvasir;
@@ -160,3 +161,7 @@ void kvasir_shared_broadcast(void* member, void* data, int64_t bytes, int64_t so
 }
 
 }  // extern "C"
+
+KVASIR_REPLAYABLE(kvasir_shared_all_reduce)
+KVASIR_REPLAYABLE(kvasir_shared_all_gather)
+KVASIR_REPLAYABLE(kvasir_shared_broadcast)

@@ -1,0 +1,134 @@
+"""Decode steps of a CPU that are replayed compute, bit for bit, what they compute kernel by kernel."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvasir_runtime.attention import cpu as attention
+from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.execution import memory_profile
+from kvasir_runtime.execution.captured_graph import CapturedGraph
+from kvasir_runtime.execution.graphs import STEPS_BEFORE_CAPTURE, DecodeGraphs, GraphShape
+from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
+from kvasir_runtime.execution.worker import load_worker
+from kvasir_runtime.kernels.recording import Recording
+
+PROMPTS = ([5, 6, 7], [8, 9], [10, 11, 12, 13])
+TABLE = [(row, 0, index, 1 + 8 * row + index) for row in range(4) for index in range(8)]
+
+
+@pytest.fixture
+def make_runner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModelRunner]:
+    def make(dtype: str = "bfloat16", recording_bytes: int = 1 << 26, **config: Any) -> ModelRunner:
+        monkeypatch.setattr(memory_profile, "RECORDING_BYTES", recording_bytes)
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | config))
+        execution = ExecutionConfig(num_threads=1, linear_path="fma" if dtype == "bfloat16" else "auto")
+        runner = load_worker(
+            ModelConfig(model=str(folder), device="cpu", dtype=dtype),
+            CacheConfig(block_size=8, num_gpu_blocks_override=40),
+            execution,
+            SchedulerConfig(max_num_seqs=4),
+        ).runner
+        assert isinstance(runner, ModelRunner)
+        runner.kv_buffer.zero_()
+        return runner
+
+    return make
+
+
+@pytest.fixture
+def tokens_of(make_plan: Any, new_sequence: Any) -> Callable[[ModelRunner], list[list[int]]]:
+    """Three sequences decode together, then the last two, then one beside a prompt's chunk, then all three."""
+
+    def generate(runner: ModelRunner) -> list[list[int]]:
+        known = [list(prompt) for prompt in PROMPTS]
+
+        def step(rows: list[int], **plan: Any) -> None:
+            runner.forward(
+                make_plan(decodes=[(row, 1) for row in rows], starts=[len(known[row]) - 1 for row in rows], **plan)
+            )
+            result = runner.sample().result()
+            for row, token in zip(rows, result.token_ids[:, 0].tolist(), strict=False):
+                known[row].append(token)
+
+        added = [new_sequence(row, prompt) for row, prompt in enumerate(PROMPTS)]
+        runner.forward(
+            make_plan(
+                chunks=[(row, 0, len(prompt), True) for row, prompt in enumerate(PROMPTS)], added=added, tables=TABLE
+            )
+        )
+        for tokens, token in zip(known, runner.sample().result().token_ids[:, 0].tolist(), strict=True):
+            tokens.append(token)
+        for _ in range(STEPS_BEFORE_CAPTURE + 6):
+            step([0, 1, 2])
+        for _ in range(STEPS_BEFORE_CAPTURE + 3):
+            step([2, 1])
+        step([2], chunks=[(3, 0, 2, False)], added=[new_sequence(3, [3, 4])])
+        for _ in range(3):
+            step([0, 1, 2])
+        return known
+
+    return generate
+
+
+def graphs_of(runner: ModelRunner) -> DecodeGraphs:
+    assert isinstance(runner._compute, DecodeGraphs)
+    return runner._compute
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_replayed_steps_compute_the_same(
+    dtype: str, tied: bool, folder: Path, make_runner: Any, tokens_of: Any
+) -> None:
+    if not tied:
+        weights = load_file(folder / "model.safetensors")
+        save_file(
+            weights | {"lm_head.weight": weights["model.embed_tokens.weight"] * 0.5}, folder / "model.safetensors"
+        )
+    eager = make_runner(dtype, 0, tie_word_embeddings=tied)
+    assert isinstance(eager._compute, EagerDecoder)
+    runner = make_runner(dtype, tie_word_embeddings=tied)
+    assert tokens_of(runner) == tokens_of(eager)
+    assert torch.equal(runner.kv_buffer, eager.kv_buffer)
+    assert graphs_of(runner).captured == [GraphShape(2, 1), GraphShape(3, 1)]
+
+
+def test_all_kernels_of_a_step_are_one_call(make_runner: Any, tokens_of: Any) -> None:
+    runner = make_runner()
+    tokens_of(runner)
+    step = graphs_of(runner)._captured[GraphShape(3, 1)]
+    assert isinstance(step, CapturedGraph)
+    assert isinstance(step.graph, Recording)
+    assert len(step.graph.calls) == 1
+
+
+def test_shapes_that_did_not_come_up_are_not_captured(make_runner: Any, tokens_of: Any) -> None:
+    runner = make_runner()
+    assert not runner.use_idle_time()
+    assert graphs_of(runner).captured == []
+
+
+def test_a_computation_that_reads_numbers_runs_kernel_by_kernel(
+    make_runner: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference attention looks at lengths on the host."""
+    eager = tokens_of(make_runner(recording_bytes=0))
+    monkeypatch.setattr(attention, "plan_problem", lambda *tensors: "a test says so")
+    runner = make_runner()
+    graphs = graphs_of(runner)
+    assert len(tokens_of(runner)) == len(eager)
+    assert graphs.captured == []
+    assert not graphs._wanted, "it is not tried again"
+
+
+def test_memory_bounds_what_is_recorded(make_runner: Any, tokens_of: Any) -> None:
+    runner = make_runner(recording_bytes=1)
+    tokens_of(runner)
+    assert graphs_of(runner).captured == [GraphShape(3, 1)]
