@@ -4,8 +4,8 @@ An engine may take long and let nobody wait: a fixed time before each first toke
 times explains them as work all the same, and whoever holds requests back for it makes the engine look slower still.
 
 Only prompts that were there together tell, each compared with the one that ended before it: how much more was ahead of
-it, and how much longer it took. An engine that is slower than it was, and has more to do than it had, need not be slower
-because of that. Reads no clock.
+it, and how much longer it took. An engine that is slower than it was, and has more to do, need not be slower because of
+that. Reads no clock.
 """
 
 from math import exp2, inf, sqrt
