@@ -6,7 +6,6 @@ end, then the rest.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from kvasir_router.app import Handler, Parts
 from kvasir_router.config import RouterConfig, gateway_secret_of, router_secret_of
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.discovery import Kubernetes, discovering
+from kvasir_router.heap import collect_garbage_seldom, return_free_memory
 from kvasir_router.listener import listening, url_of
 from kvasir_router.metrics import Metrics
 from kvasir_router.relay.body import BodyBudget
@@ -46,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_SECONDS = 10.0
 _REFRESH_SECONDS = 1.0
-# Objects made and not freed; 700 by default, of which a request alone makes a hundred.
-_COLLECTION_THRESHOLD = 20_000
 # Probes, scrapes, and somebody who looks.
 _ADMIN_CONNECTIONS = ConnectionLimits(total=256, per_peer=64)
 
@@ -92,16 +90,9 @@ async def _serve_until_signal(
         logger.info("serving on %s, probes and metrics on %s", router.url, router.admin_url)
         if on_serving is not None:
             on_serving(router)
-        _collect_garbage_seldom()
+        collect_garbage_seldom()
         await stop.wait()
         logger.info("stopping: running requests get up to %g s", config.shutdown_timeout)
-
-
-def _collect_garbage_seldom() -> None:
-    """What is there now stays, and is not looked at again; requests leave next to no cycles."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_COLLECTION_THRESHOLD, 20, 20)
 
 
 @contextlib.asynccontextmanager
@@ -227,6 +218,7 @@ async def _housekeeping(services: Services, api_keys: ApiKeys | None) -> None:
             service.expire()
         if api_keys is not None:
             api_keys.reload()
+        return_free_memory()
 
 
 @contextlib.asynccontextmanager
