@@ -29,9 +29,11 @@ def is_beginning(pods: Iterable[KubeObject], role: str, now: float) -> bool:
 
 
 def startup_seconds(pods: Iterable[KubeObject], role: str) -> float:
-    """From a pod's creation until it was ready: the median of those that are."""
+    """From a pod's creation until it was ready: the median of those that are. A pod that was restarted in place has
+    become ready again, and when it did first nothing says."""
     leaders = [each.leader for each in _replicas(pods, role) if each.is_ready]
-    seconds = [_ready_at(pod) - _unix(pod["metadata"]["creationTimestamp"]) for pod in leaders if pod is not None]
+    firsts = [pod for pod in leaders if pod is not None and not _was_restarted(pod)]
+    seconds = [_ready_at(pod) - _unix(pod["metadata"]["creationTimestamp"]) for pod in firsts]
     starts = [each for each in seconds if each <= MOST_STARTUP_SECONDS]
     return max(median(starts), LEAST_STARTUP_SECONDS) if starts else DEFAULT_STARTUP_SECONDS
 
@@ -46,6 +48,10 @@ def _replicas(pods: Iterable[KubeObject], role: str) -> list[Replica]:
 
 def _of_role(pods: Iterable[KubeObject], role: str) -> list[KubeObject]:
     return [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
+
+
+def _was_restarted(pod: KubeObject) -> bool:
+    return any(each.get("restartCount", 0) for each in pod["status"].get("containerStatuses", []))
 
 
 def _ready_at(pod: KubeObject) -> float:
