@@ -104,8 +104,8 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
 def _demand(situation: RoleSituation, sample: RoleSample, memory: Memory, growth: float) -> Demand:
     assert memory.capacity is not None
     target, ttft = situation.spec.target_kv_cache_usage, _ttft_seconds(situation)
-    starting = _starting(situation, memory)
-    return demand_of(sample, memory.capacity, target, ttft, situation.startup_seconds, starting, growth)
+    starting, slots = _starting(situation, memory), situation.slots
+    return demand_of(sample, memory.capacity, target, ttft, situation.startup_seconds, starting, growth, slots)
 
 
 def _starting(situation: RoleSituation, memory: Memory) -> list[float]:
@@ -167,7 +167,7 @@ def _least_that_hold(situation: RoleSituation, sample: RoleSample, guarded: list
 
 
 def _hold(num_left: int, situation: RoleSituation, sample: RoleSample, guarded: list[Latency]) -> bool:
-    """Whether `num_left` survivors hold the tokens in flight, the busiest one's part and the SLO."""
+    """Whether `num_left` survivors hold the tokens and requests in flight, the busiest one's part and the SLO."""
     num_ready = len(sample.replicas)
     if not num_ready:
         return True
@@ -175,6 +175,9 @@ def _hold(num_left: int, situation: RoleSituation, sample: RoleSample, guarded: 
         max(each.kv_used_tokens, each.kv_used_tokens_now) / each.kv_capacity_tokens for each in sample.replicas
     )
     if busiest * num_ready / num_left > BUSIEST_KV_USAGE:
+        return False
+    most_running = max(each.num_running for each in sample.replicas)
+    if situation.slots is not None and most_running * num_ready / num_left > situation.slots:
         return False
     return all(each.with_replicas(num_ready, num_left) <= 1 for each in guarded)
 

@@ -1,19 +1,19 @@
 """The autoscaler's loop: at each turn every autoscaled service is measured and decided, and its pass is called for.
 
-It runs in the leader alone. Of services at zero the routers are asked every second, so that the first request wakes
-them whatever becomes of Prometheus. At most eight of either are measured at once. What goes wrong over one service is
-that one's trouble alone.
+It runs in the leader alone. Of services that can answer nobody, because what decodes is at zero, the routers are asked
+every second, so that the first request wakes them whatever becomes of Prometheus. At most eight of either are measured
+at once. What goes wrong over one service is that one's trouble alone.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir_operator.api.conditions import ConditionType, Reason, find_condition
 from kvasir_operator.api.labels import ROLE_ROUTER, SERVICE_LABEL
-from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.model import AutoscalingSpec, InferenceService
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.autoscaling.gateway_pods import GatewayPods
 from kvasir_operator.autoscaling.held import Held, read_held
@@ -118,7 +118,7 @@ class Autoscaler:
             await self.turn_asleep()
 
     async def turn_asleep(self) -> None:
-        """Of services at zero alone, as the last turn has found them; their routers are asked, and nobody else."""
+        """Of roles at zero alone, as the last turn has found them; their routers are asked, and nobody else."""
         turn, asleep = self._new_turn(only_by_routers=True), list(self._asleep.items())
         await asyncio.gather(*(self._scale(key, obj, turn) for key, obj in asleep))
 
@@ -157,11 +157,12 @@ class Autoscaler:
         roles: Sequence[EngineRole] = ()
         try:
             service = parse_service(obj)
-            roles = [role for role in engine_roles(service, self._settings.defaults) if role.autoscaling is not None]
+            every = engine_roles(service, self._settings.defaults)
+            roles = [role for role in every if role.autoscaling is not None]
             if not roles:
                 self._forget(key)
-            elif (situations := await self._situations(key, obj, service, roles, turn)) is not None:
-                self._decide(key, obj, situations)
+            elif (situations := await self._situations(key, obj, service, every, turn)) is not None:
+                self._decide(key, obj, situations, {role.name for role in roles})
         except InvalidManifestError:
             return  # its status says so
         except KubeApiError as error:
@@ -170,17 +171,22 @@ class Autoscaler:
             logger.exception("%s: not scaled, for a fault of the operator", key)
             self._hold(key, obj, roles, error)
 
-    def _decide(self, key: ServiceKey, obj: KubeObject, situations: dict[str, RoleSituation]) -> None:
-        memories = self._memories.get(key, {})
-        if memories.keys() - situations.keys():
+    def _decide(
+        self, key: ServiceKey, obj: KubeObject, situations: dict[str, RoleSituation], scaled: Collection[str]
+    ) -> None:
+        """`situations`: of some roles or of all; of those that are not `scaled` only their work counts."""
+        memories, before = self._memories.get(key, {}), self._ledger.scaling_of(key).verdicts
+        if before.keys() - scaled:
             self._metrics.forget_scaling(key)  # of a role that is no longer scaled
         decided = decide_together(situations, memories)
-        self._memories[key] = {role: memory for role, (_, memory) in decided.items()}
-        if all(verdict.replicas == 0 for verdict, _ in decided.values()):
+        self._memories[key] = memories | {role: memory for role, (_, memory) in decided.items()}
+        verdicts = {role: each for role, each in before.items() if role in scaled}
+        verdicts |= {role: verdict for role, (verdict, _) in decided.items() if role in scaled}
+        if any(can_answer(role) and verdict.replicas == 0 for role, verdict in verdicts.items()):
             self._asleep[key] = obj
         else:
             self._asleep.pop(key, None)
-        self._record(key, situations, {role: verdict for role, (verdict, _) in decided.items()})
+        self._record(key, situations, verdicts)
 
     def _hold(self, key: ServiceKey, obj: KubeObject, roles: Sequence[EngineRole], error: Exception) -> None:
         """Until the next turn: between turns too, or it would be logged each second. `roles` is empty where it was they
@@ -205,24 +211,24 @@ class Autoscaler:
         roles: Sequence[EngineRole],
         turn: _Turn,
     ) -> dict[str, RoleSituation] | None:
-        """None where only routers were to be asked and none has answered."""
+        """Of all roles; of those at zero where only routers were to be asked, and None where none has answered."""
         pods = await self._client.list(POD, key.namespace, {SERVICE_LABEL: key.name})
         wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
+        at_zero = [role for role in roles if wanted.get(role.name) == 0]
         asleep = None
-        if all(wanted.get(role.name) == 0 for role in roles):
+        if any(can_answer(role.name) for role in at_zero):
             asleep = await self._measure_asleep(key, service, pods, turn.gateway)
         if asleep is None and turn.only_by_routers:
             return None
         situations: dict[str, RoleSituation] = {}
-        for role in roles:
-            assert role.autoscaling is not None
-            ahead = startup_seconds(pods, role.name)
-            sample, former_days, trouble = asleep or await self._measure(key, service, role, pods, ahead)
+        for role in at_zero if turn.only_by_routers else roles:
+            ahead, measured = startup_seconds(pods, role.name), asleep if role in at_zero else None
+            sample, former_days, trouble = measured or await self._measure(key, service, role, pods, ahead)
             now = self._clock.unix()
             current = wanted.get(role.name, role.replicas)
             situations[role.name] = RoleSituation(
                 role.name,
-                role.autoscaling,
+                _spec_of(role, roles),
                 now,
                 current,
                 ready_seconds(pods, role.name, now),
@@ -232,6 +238,7 @@ class Autoscaler:
                 current > 0 and is_beginning(pods, role.name, now),
                 ahead,
                 former_days,
+                slots=role.engine.max_num_seqs * role.parallelism.data,
             )
         return situations
 
@@ -263,9 +270,9 @@ class Autoscaler:
         return RoleSample(self._clock.unix(), (), held.num_requests, held.num_tokens), (), ""
 
     def _record(self, key: ServiceKey, situations: dict[str, RoleSituation], verdicts: dict[str, Verdict]) -> None:
-        now = self._clock.text()
-        changed = {role: each for role, each in verdicts.items() if each.replicas != situations[role].current}
-        entries = tuple(entry_of(role, situations[role].current, each, now) for role, each in changed.items())
+        now, before = self._clock.text(), {role: each.current for role, each in situations.items()}
+        changed = {role: each for role, each in verdicts.items() if each.replicas != before.get(role, each.replicas)}
+        entries = tuple(entry_of(role, before[role], each, now) for role, each in changed.items())
         self._metrics.show_scaling(key, verdicts, changed)
         for entry in entries:
             logger.info("%s: %s", key, entry)
@@ -283,6 +290,19 @@ class Autoscaler:
             self._metrics.forget_scaling(key)
         self._ledger.forget(key)
         self._asleep.pop(key, None)
+
+
+def can_answer(role: str) -> bool:
+    """Without a replica of it every request is held."""
+    return role != "prefill"
+
+
+def _spec_of(role: EngineRole, roles: Iterable[EngineRole]) -> AutoscalingSpec:
+    """One that is not scaled stays as it is, and is measured for its work as the other is."""
+    if role.autoscaling is not None:
+        return role.autoscaling
+    other = next(each.autoscaling for each in roles if each.autoscaling is not None)
+    return replace(other, min_replicas=role.replicas, max_replicas=role.replicas)
 
 
 def _reason(scaling: ServiceScaling) -> Reason | None:

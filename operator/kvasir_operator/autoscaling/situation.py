@@ -38,6 +38,8 @@ class RoleSituation:
     """That a replica takes until it serves."""
     former_days: tuple[float, ...] = ()
     """Replicas that were needed on former days when a replica asked for now would serve."""
+    slots: int | None = None
+    """Requests that a replica computes at once; None: no matter how many."""
 
     @property
     def warm(self) -> frozenset[str]:

@@ -101,6 +101,25 @@ def test_survivors_must_hold_what_is_in_flight_now_and_not_only_the_minutes_mean
     assert replicas_of(replace(given, sample=sample(replicas=replicas))) == 1
 
 
+@pytest.mark.parametrize(("num_running", "expected"), [(10, 2), (11, 3)])
+def test_survivors_must_have_places_in_the_batch_for_the_busiest_replicas_part(num_running: int, expected: int) -> None:
+    # Three to two: its share grows by a half, and 16 is the most.
+    replicas = (load("pod-0", 10, num_running=num_running), load("pod-1", 10), load("pod-2", 10))
+    given = situation(10, 10, 10, spec=SHRINKING, sample=sample(replicas=replicas), slots=16)
+    verdicts = [replicas_of(replace(given, slots=slots)) for slots in (16, None)]
+    assert verdicts == [expected, 1]
+
+
+def test_a_role_that_falls_behind_for_want_of_places_in_the_batch_grows() -> None:
+    """Two requests a second come and 16 places finish four in three seconds; nothing else is scarce."""
+    for num_waiting, expected in ((10, 1), (40, 2)):
+        replicas = (load("pod-0", 10, num_running=16, num_waiting=num_waiting),)
+        seen = sample(replicas=replicas, requests_per_second=16 / 12)
+        verdict, _ = decide(situation(10, sample=seen, slots=16), KNOWN)
+        assert verdict.replicas == expected
+    assert verdict.reason is ScalingReason.SLOT_DEMAND
+
+
 @pytest.mark.parametrize(("itl", "expected"), [(0.5, 2), (0.51, 3), (0.8, 4)])
 def test_survivors_must_keep_the_slo(itl, expected):
     seen = sample(10, 10, 10, 10, inter_token_latency_p90=itl)
@@ -307,6 +326,27 @@ def test_roles_wake_together_even_where_one_has_no_metrics():
     decided = decide_together({"prefill": prefill, "decode": decode}, {})
     assert [verdict.replicas for verdict, _ in decided.values()] == [1, 1]
     assert decided["decode"][1].changes == (Change(NOW, 1),)
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        ({}, 0),
+        ({"replicas": (load("pod-0", num_running=1),)}, 1),
+        ({"requests_per_second": 0.1}, 1),
+        ({"replicas": (load("gone", num_running=1), load("pod-0"))}, 0),
+        ({"replicas": (load("pod-0", num_running=1),), "at": NOW - STALE_SECONDS - 1}, 0),
+    ],
+    ids=["idle", "runs", "has answered", "of a pod that is gone", "stale"],
+)
+def test_a_role_at_zero_wakes_when_another_has_work_though_nothing_is_held(work, expected) -> None:
+    prefill = situation(role="prefill", spec=SLEEPY, sample=sample())
+    decode = situation(0, role="decode", spec=spec(1), sample=sample(0, **work))
+    woken, memory = decide_together({"prefill": prefill, "decode": decode}, {"decode": KNOWN})["prefill"]
+    assert woken.replicas == expected
+    if expected:
+        assert (woken.reason, woken.message) == (ScalingReason.OTHER_ROLE_BUSY, "decode has work")
+        assert memory.changes == (Change(NOW, 1),)
 
 
 @pytest.mark.parametrize(("decode_idle", "expected"), [(60, [0, 0]), (59, [1, 1])])
