@@ -24,7 +24,14 @@ from kvasir_operator.autoscaling.ledger import (
     entry_of,
     replicas_by_role,
 )
-from kvasir_operator.autoscaling.pods import is_beginning, pod_names, ready_seconds, startup_seconds
+from kvasir_operator.autoscaling.pods import (
+    is_beginning,
+    of_role,
+    pod_names,
+    ready_seconds,
+    seconds_ready,
+    startup_seconds,
+)
 from kvasir_operator.autoscaling.prometheus import Prometheus
 from kvasir_operator.autoscaling.queries import RoleQueries
 from kvasir_operator.autoscaling.read import read_former_days, read_sample
@@ -182,7 +189,7 @@ class Autoscaler:
         self._memories[key] = memories | {role: memory for role, (_, memory) in decided.items()}
         verdicts = {role: each for role, each in before.items() if role in scaled}
         verdicts |= {role: verdict for role, (verdict, _) in decided.items() if role in scaled}
-        if any(can_answer(role) and verdict.replicas == 0 for role, verdict in verdicts.items()):
+        if any(_can_answer(role) and verdict.replicas == 0 for role, verdict in verdicts.items()):
             self._asleep[key] = obj
         else:
             self._asleep.pop(key, None)
@@ -215,15 +222,16 @@ class Autoscaler:
         pods = await self._client.list(POD, key.namespace, {SERVICE_LABEL: key.name})
         wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
         at_zero = [role for role in roles if wanted.get(role.name) == 0]
+        routers = await turn.gateway.list() if service.is_behind_gateway else of_role(pods, ROLE_ROUTER)
         asleep = None
-        if any(can_answer(role.name) for role in at_zero):
-            asleep = await self._measure_asleep(key, service, pods, turn.gateway)
+        if any(_can_answer(role.name) for role in at_zero):
+            asleep = await self._measure_asleep(str(key) if service.is_behind_gateway else None, routers)
         if asleep is None and turn.only_by_routers:
             return None
         situations: dict[str, RoleSituation] = {}
         for role in at_zero if turn.only_by_routers else roles:
             ahead, measured = startup_seconds(pods, role.name), asleep if role in at_zero else None
-            sample, former_days, trouble = measured or await self._measure(key, service, role, pods, ahead)
+            sample, former_days, trouble = measured or await self._measure(key, service, role, pods, routers, ahead)
             now = self._clock.unix()
             current = wanted.get(role.name, role.replicas)
             situations[role.name] = RoleSituation(
@@ -239,32 +247,39 @@ class Autoscaler:
                 ahead,
                 former_days,
                 slots=role.engine.max_num_seqs * role.parallelism.data,
+                routers=seconds_ready(routers, now),
             )
         return situations
 
     async def _measure(
-        self, key: ServiceKey, service: InferenceService, role: EngineRole, pods: Sequence[KubeObject], ahead: float
+        self,
+        key: ServiceKey,
+        service: InferenceService,
+        role: EngineRole,
+        pods: Sequence[KubeObject],
+        routers: Sequence[KubeObject],
+        ahead: float,
     ) -> Measured:
         """By Prometheus."""
-        queries = RoleQueries(key, role.name)
-        routers = None if service.is_behind_gateway else pod_names(pods, ROLE_ROUTER)
+        queries, engines = RoleQueries(key, role.name), pod_names(pods, role.name)
+        names = {pod["metadata"]["name"] for pod in routers}
+        is_gateway_hidden = service.is_behind_gateway and not names
         try:
-            sample = await read_sample(self._prometheus, queries, routers, pod_names(pods, role.name))
+            sample = await read_sample(
+                self._prometheus,
+                queries,
+                None if is_gateway_hidden else names,
+                engines,
+                is_behind_gateway=service.is_behind_gateway,
+            )
             return sample, await read_former_days(self._prometheus, queries, ahead), ""
         except PrometheusError as error:
             return None, (), str(error)
 
-    async def _measure_asleep(
-        self, key: ServiceKey, service: InferenceService, pods: Sequence[KubeObject], gateway: GatewayPods
-    ) -> Measured | None:
-        """By the routers themselves, the service's own or the gateway's; None where none answers."""
-        if service.is_behind_gateway:
-            name, routers = str(key), await gateway.list()
-        else:
-            own = pod_names(pods, ROLE_ROUTER)
-            name, routers = None, [pod for pod in pods if pod["metadata"]["name"] in own]
+    async def _measure_asleep(self, service: str | None, routers: Sequence[KubeObject]) -> Measured | None:
+        """By the routers themselves; None where none answers. `service`: its name behind a gateway."""
         addresses = [ip for pod in routers if (ip := pod.get("status", {}).get("podIP"))]
-        held = await self._read_held(addresses, name) if addresses else None
+        held = await self._read_held(addresses, service) if addresses else None
         if held is None:
             return None
         return RoleSample(self._clock.unix(), (), held.num_requests, held.num_tokens), (), ""
@@ -292,7 +307,7 @@ class Autoscaler:
         self._asleep.pop(key, None)
 
 
-def can_answer(role: str) -> bool:
+def _can_answer(role: str) -> bool:
     """Without a replica of it every request is held."""
     return role != "prefill"
 

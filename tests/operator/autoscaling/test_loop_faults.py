@@ -24,7 +24,7 @@ from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.settings import OperatorSettings
 
 from .fake_prometheus import FakePrometheus, of_fleet
-from .test_loop import BEHIND, FULL, GATEWAY, KEY, NOW, kube_with, pod, put_service
+from .test_loop import BEHIND, FULL, GATEWAY, KEY, NOW, gateway_pod, kube_with, pod, put_service
 
 pytestmark = pytest.mark.anyio
 BROKEN = ServiceKey("models", "broken")
@@ -249,9 +249,7 @@ async def test_the_gateways_pods_are_listed_once_a_turn_for_all_services_behind_
     kube = FaultyKube()
     for name in ("llama", "qwen", "phi"):
         put_service(kube, name, 0, **BEHIND)
-    gateway_pod = pod("gateway-0", "router")
-    gateway_pod["metadata"] |= {"namespace": "serving", "labels": {"app": "gateway"}}
-    kube.objects[("Pod", "serving", "gateway-0")] = gateway_pod
+    kube.objects[("Pod", "serving", "gateway-0")] = gateway_pod("gateway-0")
     async with scaling(kube, held=Held(0, 0), gateway=GATEWAY) as given:
         await given.scaler.turn()
         assert (kube.asked.count("serving"), given.num_router_questions) == (1, 3)
