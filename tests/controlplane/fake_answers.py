@@ -10,7 +10,7 @@ from time import time
 from typing import Any
 from urllib.parse import parse_qs
 
-from tests.operator.autoscaling.fake_prometheus import vector
+from tests.operator.autoscaling.fake_prometheus import IDLE, vector
 
 from kvasir_operator.api import labels
 
@@ -42,7 +42,7 @@ def prometheus(pods: Callable[[], Mapping[str, float]]) -> Iterator[str]:
     def answer(form: str) -> Any:
         [query] = parse_qs(form)["query"]
         [metric] = re.findall(r"kvasir_[a-z_]+", query)[:1]
-        values = {
+        values = {name: lambda _: 0.0 for name in IDLE} | {
             "kvasir_kv_cache_capacity_tokens": lambda _: 1000.0,
             "kvasir_kv_cache_used_tokens": lambda x: 1000 * x,
         }

@@ -222,6 +222,7 @@ async def test_a_stream_waits_for_the_only_engine_to_come_back(
     await engine.wait_for_requests(1)
     engine.is_healthy = False
     await until(lambda: router.services.num_waiting == 1)
+    assert 'kvasir_router_queued_requests{service="",tenant=""} 1.0' in await metrics(client, router)
     engine.hang_after_tokens, engine.is_healthy = None, True
     assert await answer == whole
 

@@ -27,6 +27,7 @@ from kvasir_operator.autoscaling.latency import Latency, Trial, attainable, judg
 from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
 from kvasir_operator.autoscaling.recurrence import noted
 from kvasir_operator.autoscaling.sample import RoleSample
+from kvasir_operator.autoscaling.shrinking import why_fewer
 from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
 
 _LATENCIES = (ScalingReason.TIME_TO_FIRST_TOKEN, ScalingReason.INTER_TOKEN_LATENCY)
@@ -60,8 +61,12 @@ def _within_bounds(situation: RoleSituation, verdict: Verdict) -> Verdict:
     replicas = min(max(verdict.replicas, least), situation.spec.max_replicas)
     if replicas == verdict.replicas:
         return verdict
-    text = f"minReplicas {situation.spec.min_replicas}, maxReplicas {situation.spec.max_replicas}"
-    return replace(verdict, replicas=replicas, reason=ScalingReason.BOUNDS, message=text)
+    message = _with_bounds(situation, verdict.message)
+    return replace(verdict, replicas=replicas, reason=ScalingReason.BOUNDS, message=message)
+
+
+def _with_bounds(situation: RoleSituation, message: str) -> str:
+    return f"minReplicas {situation.spec.min_replicas}, maxReplicas {situation.spec.max_replicas}; {message}"
 
 
 def _wake(situation: RoleSituation, sample: RoleSample, memory: Memory) -> Verdict:
@@ -94,6 +99,8 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
     need, memory = _need(situation, demand, memory, [each for each in guarded if each in telling])
     wanted, memory = _paced(situation, need, memory)
     wanted = _least_that_hold(situation, sample, guarded, wanted)
+    if wanted < situation.current:
+        need = replace(need, message=why_fewer(situation, sample, memory, need, guarded, wanted))
     verdict = _verdict(situation, wanted, need, demand.need.replicas)
     if verdict.replicas > situation.current and need.reason in _LATENCIES:
         ratio = next(each.ratio for each in guarded if each.reason is need.reason)
@@ -104,8 +111,8 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
 def _demand(situation: RoleSituation, sample: RoleSample, memory: Memory, growth: float) -> Demand:
     assert memory.capacity is not None
     target, ttft = situation.spec.target_kv_cache_usage, _ttft_seconds(situation)
-    starting = _starting(situation, memory)
-    return demand_of(sample, memory.capacity, target, ttft, situation.startup_seconds, starting, growth)
+    starting, slots = _starting(situation, memory), situation.slots
+    return demand_of(sample, memory.capacity, target, ttft, situation.startup_seconds, starting, growth, slots)
 
 
 def _starting(situation: RoleSituation, memory: Memory) -> list[float]:
@@ -167,14 +174,13 @@ def _least_that_hold(situation: RoleSituation, sample: RoleSample, guarded: list
 
 
 def _hold(num_left: int, situation: RoleSituation, sample: RoleSample, guarded: list[Latency]) -> bool:
-    """Whether `num_left` survivors hold the tokens in flight, the busiest one's part and the SLO."""
+    """Whether `num_left` survivors hold the tokens and requests in flight, the busiest one's part and the SLO."""
     num_ready = len(sample.replicas)
     if not num_ready:
         return True
-    busiest = max(
-        max(each.kv_used_tokens, each.kv_used_tokens_now) / each.kv_capacity_tokens for each in sample.replicas
-    )
-    if busiest * num_ready / num_left > BUSIEST_KV_USAGE:
+    if sample.busiest_kv_usage * num_ready / num_left > BUSIEST_KV_USAGE:
+        return False
+    if situation.slots is not None and sample.most_running * num_ready / num_left > situation.slots:
         return False
     return all(each.with_replicas(num_ready, num_left) <= 1 for each in guarded)
 
@@ -182,7 +188,11 @@ def _hold(num_left: int, situation: RoleSituation, sample: RoleSample, guarded: 
 def _verdict(situation: RoleSituation, wanted: int, need: Need, demanded: float) -> Verdict:
     if wanted == situation.current:
         return _within_bounds(situation, Verdict(wanted, None, need.message, demanded))
-    reason = need.reason if wanted > situation.current else ScalingReason.LOW_DEMAND
+    least, most, is_growing = situation.spec.min_replicas, situation.spec.max_replicas, wanted > situation.current
+    is_by_bounds = (wanted == least > ceil(need.replicas)) if is_growing else (wanted == most < need.replicas)
+    if is_by_bounds:
+        return Verdict(wanted, ScalingReason.BOUNDS, _with_bounds(situation, need.message), demanded)
+    reason = need.reason if is_growing else ScalingReason.LOW_DEMAND
     return _within_bounds(situation, Verdict(wanted, reason, need.message, demanded))
 
 

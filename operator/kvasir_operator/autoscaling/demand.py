@@ -1,8 +1,8 @@
 """How many replicas the demand of one role comes to, as a fraction, before any rule of pace.
 
 Each limit of a replica gives a number of its own and the largest counts: tokens that want a place in the KV cache, the
-busiest replica's, and prompt tokens that want to be computed soon enough. Demand is absolute, so that replicas on their
-way are neither wanted twice nor make the others look idle.
+busiest replica's, requests that want one in the batch, and prompt tokens that want to be computed soon enough. Demand
+is absolute, so that replicas on their way are neither wanted twice nor make the others look idle.
 """
 
 import math
@@ -58,18 +58,24 @@ def demand_of(
     startup_seconds: float,
     starting: Sequence[float] = (),
     backlog_growth: float = 0.0,
+    slots: int | None = None,
 ) -> Demand:
     """The largest of all limits'. `ttft_seconds`: the SLO of the time to the first token; None where there is none.
 
-    `starting`: seconds until each of the replicas on their way serves. `backlog_growth`: uncached tokens a second.
+    `slots`: requests that a replica computes at once; None: no matter how many. `starting`: seconds until each of the
+    replicas on their way serves. `backlog_growth`: uncached tokens a second.
     """
     backlog_seconds = max(startup_seconds, LEAST_BACKLOG_SECONDS)
     busiest = _busiest_need(sample)
     kv = _kv_need(sample, capacity, target_kv_usage, backlog_seconds)
     arriving = _arriving_replicas(sample, capacity, ttft_seconds)
     prefill = _prefill_need(sample, capacity, ttft_seconds, backlog_seconds, arriving, starting, backlog_growth)
-    in_use = kv_tokens_in_use(sample) / (capacity.kv_tokens * target_kv_usage)
-    return Demand(max((kv, busiest, prefill), key=lambda need: need.replicas), max(in_use, busiest.replicas, arriving))
+    needs = [kv, busiest, prefill]
+    lasting = [kv_tokens_in_use(sample) / (capacity.kv_tokens * target_kv_usage), busiest.replicas, arriving]
+    if slots is not None:
+        needs.append(_slot_need(sample, slots, backlog_seconds))
+        lasting.append(sum(replica.num_running for replica in sample.replicas) / slots)
+    return Demand(max(needs, key=lambda need: need.replicas), max(lasting))
 
 
 def kv_tokens_in_use(sample: RoleSample) -> float:
@@ -84,13 +90,20 @@ def kv_tokens(sample: RoleSample, backlog_seconds: float) -> float:
     What waits passes through the cache within `backlog_seconds`, and each request of it stays for as long as those that
     run do, which by Little's law is their number over the rate at which they end.
     """
+    waiting = uncached_tokens(sample) + sample.mean_output_tokens * _num_waiting(sample)
+    return kv_tokens_in_use(sample) + _share_at_once(sample, backlog_seconds) * waiting
+
+
+def _num_waiting(sample: RoleSample) -> float:
+    return sample.num_held + sum(replica.num_waiting for replica in sample.replicas)
+
+
+def _share_at_once(sample: RoleSample, backlog_seconds: float) -> float:
+    """Of what waits, that is under way at the same time while it is worked off."""
     num_running = sum(replica.num_running for replica in sample.replicas)
-    num_waiting = sample.num_held + sum(replica.num_waiting for replica in sample.replicas)
-    waiting = uncached_tokens(sample) + sample.mean_output_tokens * num_waiting
-    at_once = 1.0
-    if num_running and sample.requests_per_second:
-        at_once = min(1.0, num_running / sample.requests_per_second / backlog_seconds)
-    return kv_tokens_in_use(sample) + at_once * waiting
+    if not num_running or not sample.requests_per_second:
+        return 1.0
+    return min(1.0, num_running / sample.requests_per_second / backlog_seconds)
 
 
 def _kv_need(sample: RoleSample, capacity: Capacity, target: float, backlog_seconds: float) -> Need:
@@ -105,6 +118,14 @@ def _busiest_need(sample: RoleSample) -> Need:
     replicas = len(sample.replicas) * usage / BUSIEST_KV_USAGE if usage > BUSIEST_KV_USAGE else 0.0
     text = f"the busiest of {len(sample.replicas)} replicas uses {usage:.2f} of its KV cache"
     return Need(replicas, ScalingReason.BUSIEST_REPLICA, text)
+
+
+def _slot_need(sample: RoleSample, slots: int, backlog_seconds: float) -> Need:
+    """A full batch is no need by itself: what waits for a place in it is."""
+    num_running = sum(replica.num_running for replica in sample.replicas)
+    num_at_once = num_running + _share_at_once(sample, backlog_seconds) * _num_waiting(sample)
+    text = f"{num_running:.0f} requests run and {_num_waiting(sample):.0f} wait, a replica computes {slots} at once"
+    return Need(num_at_once / slots, ScalingReason.SLOT_DEMAND, text)
 
 
 def _arriving_replicas(sample: RoleSample, capacity: Capacity, ttft_seconds: float | None) -> float:

@@ -1,6 +1,7 @@
 """When nothing is decided: during a rollout, and while what is measured is missing, stale or of too few replicas."""
 
 from kvasir_operator.autoscaling.reasons import HoldReason
+from kvasir_operator.autoscaling.sample import RoleSample
 from kvasir_operator.autoscaling.situation import RoleSituation
 
 STALE_SECONDS = 90.0
@@ -18,7 +19,13 @@ def why_held(situation: RoleSituation) -> tuple[HoldReason, str] | None:
     age = situation.now - sample.at
     if age > STALE_SECONDS:
         return HoldReason.METRICS_STALE, f"the newest sample is {age:.0f} s old, expected at most {STALE_SECONDS:g} s"
-    missing = sorted(situation.warm - {replica.name for replica in sample.replicas})
+    missing = _missing(situation, sample)
     if missing and situation.current:  # at zero those that are warm still are on their way out
-        return HoldReason.METRICS_MISSING, f"Prometheus has no series of {', '.join(missing)}"
+        reason = HoldReason.NOTHING_MEASURED if situation.is_beginning else HoldReason.METRICS_MISSING
+        return reason, f"Prometheus has no series of {', '.join(missing)}"
     return None
+
+
+def _missing(situation: RoleSituation, sample: RoleSample) -> list[str]:
+    engines = situation.warm - {replica.name for replica in sample.replicas}
+    return [*sorted(engines), *sorted(situation.warm_routers - sample.routers), *sample.lacking]

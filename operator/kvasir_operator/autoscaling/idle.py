@@ -20,5 +20,11 @@ def noting_idleness(situation: RoleSituation, memory: Memory) -> Memory:
     return replace(memory, idle_since=situation.now if memory.idle_since is None else memory.idle_since)
 
 
+def has_work(situation: RoleSituation) -> bool:
+    """As far as is known."""
+    sample = situation.sample
+    return sample is not None and why_held(situation) is None and is_busy(sample.only(situation.ready))
+
+
 def is_busy(sample: RoleSample) -> bool:
     return sample.num_in_flight > 0 or sample.uncached_tokens_per_second > 0 or sample.requests_per_second > 0

@@ -1,19 +1,19 @@
 """The autoscaler's loop: at each turn every autoscaled service is measured and decided, and its pass is called for.
 
-It runs in the leader alone. Of services at zero the routers are asked every second, so that the first request wakes
-them whatever becomes of Prometheus. At most eight of either are measured at once. What goes wrong over one service is
-that one's trouble alone.
+It runs in the leader alone. Of services that can answer nobody, because what decodes is at zero, the routers are asked
+every second, so that the first request wakes them whatever becomes of Prometheus. At most eight of either are measured
+at once. What goes wrong over one service is that one's trouble alone.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir_operator.api.conditions import ConditionType, Reason, find_condition
 from kvasir_operator.api.labels import ROLE_ROUTER, SERVICE_LABEL
-from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.model import AutoscalingSpec, InferenceService
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.autoscaling.gateway_pods import GatewayPods
 from kvasir_operator.autoscaling.held import Held, read_held
@@ -24,7 +24,14 @@ from kvasir_operator.autoscaling.ledger import (
     entry_of,
     replicas_by_role,
 )
-from kvasir_operator.autoscaling.pods import is_beginning, pod_names, ready_seconds, startup_seconds
+from kvasir_operator.autoscaling.pods import (
+    is_beginning,
+    of_role,
+    pod_names,
+    ready_seconds,
+    seconds_ready,
+    startup_seconds,
+)
 from kvasir_operator.autoscaling.prometheus import Prometheus
 from kvasir_operator.autoscaling.queries import RoleQueries
 from kvasir_operator.autoscaling.read import read_former_days, read_sample
@@ -118,7 +125,7 @@ class Autoscaler:
             await self.turn_asleep()
 
     async def turn_asleep(self) -> None:
-        """Of services at zero alone, as the last turn has found them; their routers are asked, and nobody else."""
+        """Of roles at zero alone, as the last turn has found them; their routers are asked, and nobody else."""
         turn, asleep = self._new_turn(only_by_routers=True), list(self._asleep.items())
         await asyncio.gather(*(self._scale(key, obj, turn) for key, obj in asleep))
 
@@ -157,11 +164,12 @@ class Autoscaler:
         roles: Sequence[EngineRole] = ()
         try:
             service = parse_service(obj)
-            roles = [role for role in engine_roles(service, self._settings.defaults) if role.autoscaling is not None]
+            every = engine_roles(service, self._settings.defaults)
+            roles = [role for role in every if role.autoscaling is not None]
             if not roles:
                 self._forget(key)
-            elif (situations := await self._situations(key, obj, service, roles, turn)) is not None:
-                self._decide(key, obj, situations)
+            elif (situations := await self._situations(key, obj, service, every, turn)) is not None:
+                self._decide(key, obj, situations, {role.name for role in roles})
         except InvalidManifestError:
             return  # its status says so
         except KubeApiError as error:
@@ -170,17 +178,22 @@ class Autoscaler:
             logger.exception("%s: not scaled, for a fault of the operator", key)
             self._hold(key, obj, roles, error)
 
-    def _decide(self, key: ServiceKey, obj: KubeObject, situations: dict[str, RoleSituation]) -> None:
-        memories = self._memories.get(key, {})
-        if memories.keys() - situations.keys():
+    def _decide(
+        self, key: ServiceKey, obj: KubeObject, situations: dict[str, RoleSituation], scaled: Collection[str]
+    ) -> None:
+        """`situations`: of some roles or of all; of those that are not `scaled` only their work counts."""
+        memories, before = self._memories.get(key, {}), self._ledger.scaling_of(key).verdicts
+        if before.keys() - scaled:
             self._metrics.forget_scaling(key)  # of a role that is no longer scaled
         decided = decide_together(situations, memories)
-        self._memories[key] = {role: memory for role, (_, memory) in decided.items()}
-        if all(verdict.replicas == 0 for verdict, _ in decided.values()):
+        self._memories[key] = memories | {role: memory for role, (_, memory) in decided.items()}
+        verdicts = {role: each for role, each in before.items() if role in scaled}
+        verdicts |= {role: verdict for role, (verdict, _) in decided.items() if role in scaled}
+        if any(_can_answer(role) and verdict.replicas == 0 for role, verdict in verdicts.items()):
             self._asleep[key] = obj
         else:
             self._asleep.pop(key, None)
-        self._record(key, situations, {role: verdict for role, (verdict, _) in decided.items()})
+        self._record(key, situations, verdicts)
 
     def _hold(self, key: ServiceKey, obj: KubeObject, roles: Sequence[EngineRole], error: Exception) -> None:
         """Until the next turn: between turns too, or it would be logged each second. `roles` is empty where it was they
@@ -205,24 +218,25 @@ class Autoscaler:
         roles: Sequence[EngineRole],
         turn: _Turn,
     ) -> dict[str, RoleSituation] | None:
-        """None where only routers were to be asked and none has answered."""
+        """Of all roles; of those at zero where only routers were to be asked, and None where none has answered."""
         pods = await self._client.list(POD, key.namespace, {SERVICE_LABEL: key.name})
         wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
+        at_zero = [role for role in roles if wanted.get(role.name) == 0]
+        routers = await turn.gateway.list() if service.is_behind_gateway else of_role(pods, ROLE_ROUTER)
         asleep = None
-        if all(wanted.get(role.name) == 0 for role in roles):
-            asleep = await self._measure_asleep(key, service, pods, turn.gateway)
+        if any(_can_answer(role.name) for role in at_zero):
+            asleep = await self._measure_asleep(str(key) if service.is_behind_gateway else None, routers)
         if asleep is None and turn.only_by_routers:
             return None
         situations: dict[str, RoleSituation] = {}
-        for role in roles:
-            assert role.autoscaling is not None
-            ahead = startup_seconds(pods, role.name)
-            sample, former_days, trouble = asleep or await self._measure(key, service, role, pods, ahead)
+        for role in at_zero if turn.only_by_routers else roles:
+            ahead, measured = startup_seconds(pods, role.name), asleep if role in at_zero else None
+            sample, former_days, trouble = measured or await self._measure(key, service, role, pods, routers, ahead)
             now = self._clock.unix()
             current = wanted.get(role.name, role.replicas)
             situations[role.name] = RoleSituation(
                 role.name,
-                role.autoscaling,
+                _spec_of(role, roles),
                 now,
                 current,
                 ready_seconds(pods, role.name, now),
@@ -232,40 +246,48 @@ class Autoscaler:
                 current > 0 and is_beginning(pods, role.name, now),
                 ahead,
                 former_days,
+                slots=role.engine.max_num_seqs * role.parallelism.data,
+                routers=seconds_ready(routers, now),
             )
         return situations
 
     async def _measure(
-        self, key: ServiceKey, service: InferenceService, role: EngineRole, pods: Sequence[KubeObject], ahead: float
+        self,
+        key: ServiceKey,
+        service: InferenceService,
+        role: EngineRole,
+        pods: Sequence[KubeObject],
+        routers: Sequence[KubeObject],
+        ahead: float,
     ) -> Measured:
         """By Prometheus."""
-        queries = RoleQueries(key, role.name)
-        routers = None if service.is_behind_gateway else pod_names(pods, ROLE_ROUTER)
+        queries, engines = RoleQueries(key, role.name), pod_names(pods, role.name)
+        names = {pod["metadata"]["name"] for pod in routers}
+        is_gateway_hidden = service.is_behind_gateway and not names
         try:
-            sample = await read_sample(self._prometheus, queries, routers, pod_names(pods, role.name))
+            sample = await read_sample(
+                self._prometheus,
+                queries,
+                None if is_gateway_hidden else names,
+                engines,
+                is_behind_gateway=service.is_behind_gateway,
+            )
             return sample, await read_former_days(self._prometheus, queries, ahead), ""
         except PrometheusError as error:
             return None, (), str(error)
 
-    async def _measure_asleep(
-        self, key: ServiceKey, service: InferenceService, pods: Sequence[KubeObject], gateway: GatewayPods
-    ) -> Measured | None:
-        """By the routers themselves, the service's own or the gateway's; None where none answers."""
-        if service.is_behind_gateway:
-            name, routers = str(key), await gateway.list()
-        else:
-            own = pod_names(pods, ROLE_ROUTER)
-            name, routers = None, [pod for pod in pods if pod["metadata"]["name"] in own]
+    async def _measure_asleep(self, service: str | None, routers: Sequence[KubeObject]) -> Measured | None:
+        """By the routers themselves; None where none answers. `service`: its name behind a gateway."""
         addresses = [ip for pod in routers if (ip := pod.get("status", {}).get("podIP"))]
-        held = await self._read_held(addresses, name) if addresses else None
+        held = await self._read_held(addresses, service) if addresses else None
         if held is None:
             return None
         return RoleSample(self._clock.unix(), (), held.num_requests, held.num_tokens), (), ""
 
     def _record(self, key: ServiceKey, situations: dict[str, RoleSituation], verdicts: dict[str, Verdict]) -> None:
-        now = self._clock.text()
-        changed = {role: each for role, each in verdicts.items() if each.replicas != situations[role].current}
-        entries = tuple(entry_of(role, situations[role].current, each, now) for role, each in changed.items())
+        now, before = self._clock.text(), {role: each.current for role, each in situations.items()}
+        changed = {role: each for role, each in verdicts.items() if each.replicas != before.get(role, each.replicas)}
+        entries = tuple(entry_of(role, before[role], each, now) for role, each in changed.items())
         self._metrics.show_scaling(key, verdicts, changed)
         for entry in entries:
             logger.info("%s: %s", key, entry)
@@ -283,6 +305,19 @@ class Autoscaler:
             self._metrics.forget_scaling(key)
         self._ledger.forget(key)
         self._asleep.pop(key, None)
+
+
+def _can_answer(role: str) -> bool:
+    """Without a replica of it every request is held."""
+    return role != "prefill"
+
+
+def _spec_of(role: EngineRole, roles: Iterable[EngineRole]) -> AutoscalingSpec:
+    """One that is not scaled stays as it is, and is measured for its work as the other is."""
+    if role.autoscaling is not None:
+        return role.autoscaling
+    other = next(each.autoscaling for each in roles if each.autoscaling is not None)
+    return replace(other, min_replicas=role.replicas, max_replicas=role.replicas)
 
 
 def _reason(scaling: ServiceScaling) -> Reason | None:

@@ -8,6 +8,7 @@ from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.autoscaling.situation import COLD_SECONDS
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.observe.replicas import Replica, replicas_of
+from kvasir_operator.observe.waiting import is_ready
 
 DEFAULT_STARTUP_SECONDS = 120.0
 LEAST_STARTUP_SECONDS = 5.0
@@ -17,8 +18,13 @@ MOST_STARTUP_SECONDS = 1800.0
 
 def ready_seconds(pods: Iterable[KubeObject], role: str, now: float) -> dict[str, float]:
     """Of pods that take requests, by name, for how long they have; of a group its first pod."""
-    leaders = [each.leader for each in _replicas(pods, role) if each.is_ready]
-    return {pod["metadata"]["name"]: max(0.0, now - _ready_at(pod)) for pod in leaders if pod is not None}
+    leaders = (each.leader for each in _replicas(pods, role))
+    return seconds_ready((leader for leader in leaders if leader is not None), now)
+
+
+def seconds_ready(pods: Iterable[KubeObject], now: float) -> dict[str, float]:
+    """Of those that are ready, by name."""
+    return {pod["metadata"]["name"]: max(0.0, now - _ready_at(pod)) for pod in pods if is_ready(pod)}
 
 
 def is_beginning(pods: Iterable[KubeObject], role: str, now: float) -> bool:
@@ -29,23 +35,29 @@ def is_beginning(pods: Iterable[KubeObject], role: str, now: float) -> bool:
 
 
 def startup_seconds(pods: Iterable[KubeObject], role: str) -> float:
-    """From a pod's creation until it was ready: the median of those that are."""
+    """From a pod's creation until it was ready: the median of those that are. A pod that was restarted in place has
+    become ready again, and when it did first nothing says."""
     leaders = [each.leader for each in _replicas(pods, role) if each.is_ready]
-    seconds = [_ready_at(pod) - _unix(pod["metadata"]["creationTimestamp"]) for pod in leaders if pod is not None]
+    firsts = [pod for pod in leaders if pod is not None and not _was_restarted(pod)]
+    seconds = [_ready_at(pod) - _unix(pod["metadata"]["creationTimestamp"]) for pod in firsts]
     starts = [each for each in seconds if each <= MOST_STARTUP_SECONDS]
     return max(median(starts), LEAST_STARTUP_SECONDS) if starts else DEFAULT_STARTUP_SECONDS
 
 
 def pod_names(pods: Iterable[KubeObject], role: str) -> set[str]:
-    return {pod["metadata"]["name"] for pod in _of_role(pods, role)}
+    return {pod["metadata"]["name"] for pod in of_role(pods, role)}
 
 
 def _replicas(pods: Iterable[KubeObject], role: str) -> list[Replica]:
-    return replicas_of(_of_role(pods, role))
+    return replicas_of(of_role(pods, role))
 
 
-def _of_role(pods: Iterable[KubeObject], role: str) -> list[KubeObject]:
+def of_role(pods: Iterable[KubeObject], role: str) -> list[KubeObject]:
     return [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
+
+
+def _was_restarted(pod: KubeObject) -> bool:
+    return any(each.get("restartCount", 0) for each in pod["status"].get("containerStatuses", []))
 
 
 def _ready_at(pod: KubeObject) -> float:

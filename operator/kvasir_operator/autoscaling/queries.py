@@ -14,6 +14,7 @@ WINDOW, LONG_WINDOW = "1m", "2m"
 """Of rates and latencies: short, so that a burst is seen while it lasts; long where scrapes are far apart."""
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 60.0, 120.0
 _DAYS = (1, 2, 3, 7)
+_LOOKUPS = ("kvasir_prefix_cache_queries_total", "kvasir_prefix_cache_hits_total")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RoleQueries:
             "num_running": f"sum by (pod) (kvasir_num_requests_running{own})",
             "num_waiting": waiting,
             "uncached_tokens": f"sum by (pod) (kvasir_uncached_tokens{own})",
+            "computed_tokens": " - ".join(f"sum by (pod) ({counter}{own})" for counter in _LOOKUPS),
             "uncached_tokens_growth": _growth(f"kvasir_uncached_tokens{own}"),
             "prefill_tokens_per_second": f"max by (pod) (kvasir_prefill_tokens_per_second{own})",
             "scraped_at": f"min by (pod) (timestamp(kvasir_kv_cache_capacity_tokens{own}))",
@@ -94,7 +96,7 @@ class RoleQueries:
 
     def _computed(self, window: str) -> str:
         """Prompt tokens that no cache held."""
-        queries, hits = self._rate("kvasir_prefix_cache_queries_total"), self._rate("kvasir_prefix_cache_hits_total")
+        queries, hits = map(self._rate, _LOOKUPS)
         return f"{queries(window)} - {hits(window)}"
 
     def _p90(self, name: str, pods: Collection[str]) -> Callable[[str], str]:

@@ -6,12 +6,14 @@ from enum import StrEnum
 class ScalingReason(StrEnum):
     KV_CACHE_DEMAND = "KVCacheDemand"
     BUSIEST_REPLICA = "BusiestReplica"
+    SLOT_DEMAND = "SlotDemand"
     PREFILL_DEMAND = "PrefillDemand"
     TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
     INTER_TOKEN_LATENCY = "InterTokenLatency"
     FORECAST = "Forecast"
     LOW_DEMAND = "LowDemand"
     HELD_REQUESTS = "HeldRequests"
+    OTHER_ROLE_BUSY = "OtherRoleBusy"
     IDLE = "Idle"
     BOUNDS = "ReplicaBounds"
 

@@ -57,10 +57,25 @@ class RoleSample:
     inter_token_latency_p90: float | None = None
     window_seconds: float = 60.0
     """Of the longest of the windows that rates and latencies are over."""
+    routers: frozenset[str] = frozenset()
+    """Pods that said what they hold."""
+    lacking: tuple[str, ...] = ()
+    """What should have come with the rest of a pod's series, or of the role's, and did not: 0 only stands for it."""
 
     @property
     def num_in_flight(self) -> float:
         return self.num_held + sum(replica.num_in_flight for replica in self.replicas)
+
+    @property
+    def busiest_kv_usage(self) -> float:
+        """Now, or as it was over a minute; of at least one replica."""
+        used = (max(each.kv_used_tokens, each.kv_used_tokens_now) / each.kv_capacity_tokens for each in self.replicas)
+        return max(used)
+
+    @property
+    def most_running(self) -> float:
+        """At one of at least one replica."""
+        return max(each.num_running for each in self.replicas)
 
     def only(self, names: Collection[str]) -> "RoleSample":
         """Without replicas of other names: Prometheus shows a removed pod's series for minutes."""

@@ -18,6 +18,10 @@ COLD_SECONDS = 60.0
 """For so long after it became ready a replica's rates and latencies are those of a start, and it may have no series."""
 
 
+def _warm(ready: Mapping[str, float]) -> frozenset[str]:
+    return frozenset(name for name, seconds in ready.items() if seconds >= COLD_SECONDS)
+
+
 @dataclass(frozen=True)
 class RoleSituation:
     """`sample` None: Prometheus did not answer, and `trouble` says how. Seconds of `now` are Unix time."""
@@ -38,10 +42,18 @@ class RoleSituation:
     """That a replica takes until it serves."""
     former_days: tuple[float, ...] = ()
     """Replicas that were needed on former days when a replica asked for now would serve."""
+    slots: int | None = None
+    """Requests that a replica computes at once; None: no matter how many."""
+    routers: Mapping[str, float] = field(default_factory=dict)
+    """Pods of the service's routers, or of the gateway, that take requests, with the seconds since they began to."""
 
     @property
     def warm(self) -> frozenset[str]:
-        return frozenset(name for name, seconds in self.ready.items() if seconds >= COLD_SECONDS)
+        return _warm(self.ready)
+
+    @property
+    def warm_routers(self) -> frozenset[str]:
+        return _warm(self.routers)
 
     @property
     def is_settled(self) -> bool:

@@ -1,11 +1,11 @@
-"""The roles of one service together: they wake at once, and go to zero only when none of them has work."""
+"""The roles of one service together: none is at zero while another has work, and they go there only when none has."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kvasir_operator.autoscaling.behavior import Change
 from kvasir_operator.autoscaling.decide import decide
-from kvasir_operator.autoscaling.idle import idle_seconds, noting_idleness
+from kvasir_operator.autoscaling.idle import has_work, idle_seconds, noting_idleness
 from kvasir_operator.autoscaling.reasons import ScalingReason
 from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
 
@@ -13,16 +13,26 @@ from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
 def decide_together(
     situations: Mapping[str, RoleSituation], memories: Mapping[str, Memory]
 ) -> dict[str, tuple[Verdict, Memory]]:
-    """By role, of the roles that are autoscaled; a role without a memory begins one."""
+    """By role; a role without a memory begins one."""
     noted = {role: noting_idleness(each, memories.get(role, Memory())) for role, each in situations.items()}
     is_idle = all(
         idle_seconds(each, noted[role]) >= each.spec.scale_to_zero_after.seconds for role, each in situations.items()
     )
     decided = {role: decide(each, noted[role], is_idle) for role, each in situations.items()}
-    waking = next((verdict for verdict, _ in decided.values() if verdict.reason is ScalingReason.HELD_REQUESTS), None)
+    verdicts = [verdict for verdict, _ in decided.values()]
+    held = next((each for each in verdicts if each.reason is ScalingReason.HELD_REQUESTS), None)
+    waking = held or _busy_role(situations.values())
     if waking is None:
         return decided
     return {role: _woken(situations[role], *decided[role], waking) for role in situations}
+
+
+def _busy_role(situations: Iterable[RoleSituation]) -> Verdict | None:
+    """Where those that decode compute prompts too nothing is held, and the role at zero has nothing to show."""
+    busy = next((each for each in situations if each.current and has_work(each)), None)
+    if busy is None:
+        return None
+    return Verdict(busy.current, ScalingReason.OTHER_ROLE_BUSY, f"{busy.role} has work")
 
 
 def _woken(situation: RoleSituation, verdict: Verdict, memory: Memory, waking: Verdict) -> tuple[Verdict, Memory]:

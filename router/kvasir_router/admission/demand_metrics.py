@@ -19,8 +19,16 @@ class DemandCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         labels = ("service", "tenant")
-        requests = GaugeMetricFamily("kvasir_router_queued_requests", "Requests held in the queue.", labels=labels)
-        tokens = GaugeMetricFamily("kvasir_router_queued_tokens", "Prompt tokens held in the queue.", labels=labels)
+        requests = GaugeMetricFamily(
+            "kvasir_router_queued_requests",
+            "Requests held in the queue, streams that wait to be resumed included.",
+            labels=labels,
+        )
+        tokens = GaugeMetricFamily(
+            "kvasir_router_queued_tokens",
+            "Prompt tokens of requests held in the queue that no engine has cached.",
+            labels=labels,
+        )
         for service, held in self._held().items():
             for tenant, demand in bounded(held).items():
                 requests.add_metric((service, tenant), demand.num_requests)

@@ -21,10 +21,11 @@ from kvasir_router.admission.tenant_queue import TenantQueue
 
 @dataclass(frozen=True, slots=True)
 class HeldDemand:
-    """What waits of one tenant, streams that have begun apart."""
+    """What waits of one tenant, streams that have to go on elsewhere included."""
 
     num_requests: int
-    num_tokens: int
+    num_tokens: float
+    """Of their prompts, that no engine has cached."""
 
 
 CanStart = Callable[[str | None, Callable[[], float]], bool]
@@ -56,7 +57,11 @@ class RequestQueue:
 
     def held_demand(self) -> Mapping[str, HeldDemand]:
         """By tenant."""
-        return {name: HeldDemand(tenant.num_requests, tenant.num_tokens) for name, tenant in self._tenants.items()}
+        num_requests = Counter(request.tenant for request in self._inside)
+        num_tokens = dict.fromkeys(num_requests, 0.0)
+        for request in self._inside:
+            num_tokens[request.tenant] += request.uncached_tokens
+        return {name: HeldDemand(number, num_tokens[name]) for name, number in num_requests.items()}
 
     def cost_tokens_before(self, newcomer: QueuedRequest) -> int:
         """The least that starts before it: what its tenant has before it, and as much of every other tenant's.

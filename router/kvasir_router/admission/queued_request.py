@@ -39,6 +39,11 @@ class QueuedRequest:
         return max(self.num_tokens, _MIN_COST_TOKENS)
 
     @property
+    def uncached_tokens(self) -> float:
+        """Of its prompt, by the last estimate: work is that or more, by what attention adds behind a long prefix."""
+        return min(self.work, self.num_tokens)
+
+    @property
     def counted_work(self) -> float:
         """In its ratio. Streams that have begun are equal."""
         return _MIN_COST_TOKENS if self.has_begun else max(self.work, _MIN_COST_TOKENS)

@@ -19,7 +19,6 @@ class TenantQueue:
         self._lines: dict[str | None, Line] = {}  # by model; none is empty
         self._to_estimate: OrderedDict[QueuedRequest, None] = OrderedDict()  # all that wait, in turn
         self.num_requests = 0
-        self.num_tokens = 0
         self.cost_tokens = 0
 
     @property
@@ -35,7 +34,6 @@ class TenantQueue:
         self._lines.setdefault(request.model, Line()).push(request)
         self._to_estimate[request] = None
         self.num_requests += 1
-        self.num_tokens += request.num_tokens
         self.cost_tokens += request.cost_tokens
 
     def remove(self, request: QueuedRequest) -> None:
@@ -45,7 +43,6 @@ class TenantQueue:
         if not line:
             del self._lines[request.model]
         self.num_requests -= 1
-        self.num_tokens -= request.num_tokens
         self.cost_tokens -= request.cost_tokens
 
     def first(self, models: Container[str | None], now: float) -> QueuedRequest | None:

@@ -10,6 +10,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 Series = Mapping[str, Any]
+IDLE = dict.fromkeys(
+    (
+        "kvasir_kv_cache_used_tokens",
+        "kvasir_num_requests_running",
+        "kvasir_num_requests_waiting",
+        "kvasir_uncached_tokens",
+        "kvasir_prefix_cache_queries_total",
+    ),
+    0.0,
+)
+"""What an engine that has made a step says if it has nothing to do."""
 
 
 def vector(*values: tuple[Mapping[str, str], float | str]) -> dict[str, Any]:
@@ -50,16 +61,20 @@ class FakePrometheus:
         return web.json_response(body, status=status)
 
 
-def of_fleet(pods: Mapping[str, Mapping[str, float]], held: float, at: float) -> Callable[[str], tuple[Any, int]]:
-    """Gauges of engine pods by metric name, and of one router; rates and latencies have no value."""
+def of_fleet(
+    pods: Mapping[str, Mapping[str, float]], held: float, at: float, router: str = "router-0"
+) -> Callable[[str], tuple[Any, int]]:
+    """Gauges of engine pods by metric name, beside those of an idle one, and of one router; rates and latencies have no
+    value."""
+    known = {pod: IDLE | gauges for pod, gauges in pods.items()}
 
     def answer(query: str) -> tuple[Any, int]:
         [metric] = re.findall(r"kvasir_[a-z_]+", query)[:1]
         if metric.startswith("kvasir_router_"):
             number = at if "timestamp(" in query else held
-            return vector(({"pod": "router-0"}, number)), 200
+            return vector(({"pod": router}, number)), 200
         found = [
-            (pod, at if "timestamp(" in query else gauges[metric]) for pod, gauges in pods.items() if metric in gauges
+            (pod, at if "timestamp(" in query else gauges[metric]) for pod, gauges in known.items() if metric in gauges
         ]
         return vector(*(({"pod": pod}, number) for pod, number in found)), 200
 

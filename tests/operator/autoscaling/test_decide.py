@@ -47,6 +47,54 @@ def test_shrinks_to_what_demand_needs():
     assert replicas_of(situation(251, 250, 250, 250, spec=SHRINKING)) == 3
 
 
+def test_who_shrinks_says_of_need_window_and_survivors() -> None:
+    limits = spec(slo=slo(itl="1s"))
+    replicas = (load("pod-0", 300, num_running=4), *(load(f"pod-{index}", 100) for index in (1, 2, 3)))
+    seen = sample(replicas=replicas, inter_token_latency_p90=0.2)
+    memory = replace(KNOWN, recommendations=(Recommendation(NOW - 60, 4), Recommendation(NOW - 30, 2)))
+    given = situation(*[0] * 4, spec=limits, sample=seen, startup_seconds=60.0, slots=16)
+    verdict, _ = decide(given, memory)
+    assert (verdict.replicas, verdict.reason) == (2, ScalingReason.LOW_DEMAND)
+    assert verdict.message == (
+        "demand of 600 KV tokens, a replica has 1000 at target 0.5: 1.20 replicas; at most 2 wanted in the last 60 s; "
+        "the busiest of 4 uses 0.30 of its KV cache, 0.60 with 2; one runs 4 of 16 requests at once; "
+        "InterTokenLatency p90 of 0.200 s, 0.40 of its SLO with 2"
+    )
+
+
+def test_replicas_that_do_not_serve_yet_are_let_go_by_need_and_window_alone() -> None:
+    verdict, _ = decide(situation(current=3, spec=SHRINKING), KNOWN)
+    assert verdict.message.endswith(": 0.00 replicas; at most 1 wanted in the last 0 s")
+
+
+@pytest.mark.parametrize(
+    ("kv", "limits", "expected", "reason"),
+    [
+        ((500, 500, 500), spec(1, 2), 2, ScalingReason.BOUNDS),
+        ((500, 500, 500), spec(1, 2, behavior=AT_ONCE), 2, ScalingReason.BOUNDS),
+        ((400, 300, 300), spec(1, 2, behavior=AT_ONCE), 2, ScalingReason.LOW_DEMAND),
+        ((100,), spec(3), 3, ScalingReason.BOUNDS),
+        ((100, 100), spec(3), 3, ScalingReason.BOUNDS),
+        ((500, 450), spec(3), 3, ScalingReason.BOUNDS),
+        ((800, 700), spec(3), 3, ScalingReason.KV_CACHE_DEMAND),
+        ((800, 800), spec(3), 4, ScalingReason.KV_CACHE_DEMAND),
+        ((800, 800), spec(1, 3), 3, ScalingReason.KV_CACHE_DEMAND),
+    ],
+)
+def test_what_only_the_bounds_ask_for_is_told_as_theirs(kv, limits, expected, reason) -> None:
+    verdict, _ = decide(situation(*kv, spec=limits), KNOWN)
+    assert (verdict.replicas, verdict.reason) == (expected, reason)
+    if reason is ScalingReason.BOUNDS:
+        assert verdict.message.startswith(
+            f"minReplicas {limits.min_replicas}, maxReplicas {limits.max_replicas}; demand"
+        )
+
+
+def test_bounds_that_hold_while_nothing_is_known_say_what_is_not() -> None:
+    verdict, _ = decide(situation(current=5, sample=None, trouble="no answer", spec=spec(1, 4)), Memory())
+    assert (verdict.reason, verdict.message) == (ScalingReason.BOUNDS, "minReplicas 1, maxReplicas 4; no answer")
+
+
 def test_shrinking_waits_for_its_window():
     given = situation(100, 100, 100, 100, startup_seconds=200.0)
     lower = Recommendation(NOW - 15, 1)
@@ -99,6 +147,25 @@ def test_survivors_must_hold_what_is_in_flight_now_and_not_only_the_minutes_mean
     assert replicas_of(replace(given, sample=sample(replicas=replicas))) == 2
     replicas = tuple(load(f"pod-{index}", 10, kv_used_tokens_now=475) for index in range(2))
     assert replicas_of(replace(given, sample=sample(replicas=replicas))) == 1
+
+
+@pytest.mark.parametrize(("num_running", "expected"), [(10, 2), (11, 3)])
+def test_survivors_must_have_places_in_the_batch_for_the_busiest_replicas_part(num_running: int, expected: int) -> None:
+    # Three to two: its share grows by a half, and 16 is the most.
+    replicas = (load("pod-0", 10, num_running=num_running), load("pod-1", 10), load("pod-2", 10))
+    given = situation(10, 10, 10, spec=SHRINKING, sample=sample(replicas=replicas), slots=16)
+    verdicts = [replicas_of(replace(given, slots=slots)) for slots in (16, None)]
+    assert verdicts == [expected, 1]
+
+
+def test_a_role_that_falls_behind_for_want_of_places_in_the_batch_grows() -> None:
+    """Two requests a second come and 16 places finish four in three seconds; nothing else is scarce."""
+    for num_waiting, expected in ((10, 1), (40, 2)):
+        replicas = (load("pod-0", 10, num_running=16, num_waiting=num_waiting),)
+        seen = sample(replicas=replicas, requests_per_second=16 / 12)
+        verdict, _ = decide(situation(10, sample=seen, slots=16), KNOWN)
+        assert verdict.replicas == expected
+    assert verdict.reason is ScalingReason.SLOT_DEMAND
 
 
 @pytest.mark.parametrize(("itl", "expected"), [(0.5, 2), (0.51, 3), (0.8, 4)])
@@ -220,6 +287,33 @@ def test_a_warm_replica_without_series_holds_and_a_cold_one_does_not():
     assert decide(cold, KNOWN)[0].held is None
 
 
+@pytest.mark.parametrize(("seconds", "held"), [(COLD_SECONDS - 1, None), (COLD_SECONDS, HoldReason.METRICS_MISSING)])
+def test_a_warm_router_without_series_holds_though_another_has_some(seconds: float, held: HoldReason | None) -> None:
+    seen = sample(900, routers=frozenset({"router-0"}))
+    given = situation(900, sample=seen, routers={"router-0": 1000.0, "router-1": seconds})
+    verdict, _ = decide(given, KNOWN)
+    assert (verdict.held, verdict.replicas) == (held, 1 if held else 2)
+    if held:
+        assert verdict.message == "Prometheus has no series of router-1"
+
+
+@pytest.mark.parametrize(
+    ("current", "is_beginning", "held"),
+    [(1, False, HoldReason.METRICS_MISSING), (1, True, HoldReason.NOTHING_MEASURED), (0, False, None)],
+)
+def test_a_sample_that_lacks_a_series_holds_and_at_zero_what_is_known_wakes(
+    current: int, is_beginning: bool, held: HoldReason | None
+) -> None:
+    seen = sample(900, num_held=1, lacking=("held_tokens of router-0",))
+    given = situation(900, current=current, is_beginning=is_beginning, sample=seen, spec=SLEEPY)
+    verdict, _ = decide(given, KNOWN)
+    assert verdict.held is held
+    if held:
+        assert verdict.message == "Prometheus has no series of held_tokens of router-0"
+    else:
+        assert verdict.replicas > 0
+
+
 def test_on_the_way_to_zero_no_series_is_missed():
     verdict, _ = decide(situation(900, current=0, sample=sample(), spec=spec(least=0)), KNOWN)
     assert (verdict.held, verdict.replicas) == (None, 0)
@@ -307,6 +401,27 @@ def test_roles_wake_together_even_where_one_has_no_metrics():
     decided = decide_together({"prefill": prefill, "decode": decode}, {})
     assert [verdict.replicas for verdict, _ in decided.values()] == [1, 1]
     assert decided["decode"][1].changes == (Change(NOW, 1),)
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        ({}, 0),
+        ({"replicas": (load("pod-0", num_running=1),)}, 1),
+        ({"requests_per_second": 0.1}, 1),
+        ({"replicas": (load("gone", num_running=1), load("pod-0"))}, 0),
+        ({"replicas": (load("pod-0", num_running=1),), "at": NOW - STALE_SECONDS - 1}, 0),
+    ],
+    ids=["idle", "runs", "has answered", "of a pod that is gone", "stale"],
+)
+def test_a_role_at_zero_wakes_when_another_has_work_though_nothing_is_held(work, expected) -> None:
+    prefill = situation(role="prefill", spec=SLEEPY, sample=sample())
+    decode = situation(0, role="decode", spec=spec(1), sample=sample(0, **work))
+    woken, memory = decide_together({"prefill": prefill, "decode": decode}, {"decode": KNOWN})["prefill"]
+    assert woken.replicas == expected
+    if expected:
+        assert (woken.reason, woken.message) == (ScalingReason.OTHER_ROLE_BUSY, "decode has work")
+        assert memory.changes == (Change(NOW, 1),)
 
 
 @pytest.mark.parametrize(("decode_idle", "expected"), [(60, [0, 0]), (59, [1, 1])])

@@ -39,6 +39,19 @@ def test_the_busiest_replica_counts_from_where_it_would_preempt(usage, is_over):
         assert need.replicas == pytest.approx(4 * 0.951 / 0.95)
 
 
+@pytest.mark.parametrize(("num_waiting", "replicas"), [(0, 1.0), (20, 1.125), (160, 2.0)])
+def test_requests_that_wait_for_a_place_in_the_batch_call_for_as_many_as_are_computed_at_once(
+    num_waiting: int, replicas: float
+) -> None:
+    """Of short prompts with long answers, which need neither cache nor prefill; each takes 12 s of the next 120."""
+    running = (load("pod-0", 100, num_running=16, num_waiting=num_waiting / 2),)
+    seen = sample(replicas=running, num_held=num_waiting / 2, requests_per_second=16 / 12)
+    demand = demand_of(seen, CAPACITY, 0.5, None, 120, slots=16)
+    assert (demand.need.replicas, demand.need.reason) == (pytest.approx(replicas), ScalingReason.SLOT_DEMAND)
+    assert demand.lasting_replicas == 1.0
+    assert demand_of(seen, CAPACITY, 0.5, None, 120).need.replicas < 1
+
+
 def test_prefill_demand_without_an_slo_leaves_a_fifth_idle():
     need = demand_of(sample(0, uncached_tokens_per_second=400), CAPACITY, 0.5, None, 60).need
     assert (need.replicas, need.reason) == (400 / 100 / 0.8, ScalingReason.PREFILL_DEMAND)

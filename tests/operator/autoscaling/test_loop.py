@@ -177,15 +177,45 @@ GATEWAY = GatewayDefaults("serving", "kvasir-gateway", {"app": "gateway"})
 BEHIND = {"router": {"mode": "gateway"}}
 
 
+def gateway_pod(name: str) -> dict[str, Any]:
+    made = pod(name, "router")
+    made["metadata"] |= {"namespace": "serving", "labels": {"app": "gateway"}}
+    return made
+
+
 def test_behind_the_gateway_its_pods_are_asked_for_the_service_by_name() -> None:
     kube = kube_with(0, **BEHIND)
-    gateway_pod = pod("gateway-0", "router")
-    gateway_pod["metadata"] |= {"namespace": "serving", "labels": {"app": "gateway"}}
-    gateway_pod["status"]["podIP"] = "10.0.0.9"
-    kube.objects[("Pod", "serving", "gateway-0")] = gateway_pod
+    kube.objects[("Pod", "serving", "gateway-0")] = made = gateway_pod("gateway-0")
+    made["status"]["podIP"] = "10.0.0.9"
     turn = Turn(kube, lambda query: pytest.fail(query), held=Held(1, 20), gateway=GATEWAY)
     assert turn.asked_routers[0] == (["10.0.0.9"], "models/llama")
     assert turn.scaling.replicas == {"serve": 1}
+
+
+@pytest.mark.parametrize(("holder", "grows"), [("gone", False), ("gateway-0", True)])
+def test_what_a_removed_gateway_pod_held_does_not_count(holder: str, grows: bool) -> None:
+    kube = kube_with(1, **BEHIND)
+    kube.objects[("Pod", "serving", "gateway-0")] = gateway_pod("gateway-0")
+
+    def answer(query: str) -> Any:
+        if "kvasir_router_" not in query or "timestamp(" in query:
+            pods = {"engine-0": FULL | {"kvasir_kv_cache_used_tokens": 500.0}}
+            return of_fleet(pods, held=0, at=NOW, router="gateway-0")(query)
+        held = {name: 1e6 if name == holder else 0.0 for name in ("gateway-0", "gone")}
+        return vector(*(({"pod": name}, number) for name, number in held.items())), 200
+
+    turn = Turn(kube, answer, gateway=GATEWAY)
+    assert turn.scaling.trouble is None
+    assert (turn.scaling.replicas["serve"] > 1) is grows
+
+
+def test_one_router_of_two_that_is_not_scraped_holds_and_the_service_is_told() -> None:
+    kube = kube_with(1)
+    kube.objects[("Pod", "models", "router-1")] = pod("router-1", "router")
+    turn = Turn(kube, of_fleet({"engine-0": FULL}, held=0, at=NOW))
+    assert turn.scaling.replicas == {"serve": 1}
+    assert turn.scaling.trouble is not None
+    assert turn.scaling.trouble.message == "serve stays at 1: Prometheus has no series of router-1"
 
 
 class _OwnNamespaceKube(MemoryKube):

@@ -24,7 +24,7 @@ from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.settings import OperatorSettings
 
 from .fake_prometheus import FakePrometheus, of_fleet
-from .test_loop import BEHIND, FULL, GATEWAY, KEY, NOW, kube_with, pod, put_service
+from .test_loop import BEHIND, FULL, GATEWAY, KEY, NOW, gateway_pod, kube_with, pod, put_service
 
 pytestmark = pytest.mark.anyio
 BROKEN = ServiceKey("models", "broken")
@@ -249,11 +249,66 @@ async def test_the_gateways_pods_are_listed_once_a_turn_for_all_services_behind_
     kube = FaultyKube()
     for name in ("llama", "qwen", "phi"):
         put_service(kube, name, 0, **BEHIND)
-    gateway_pod = pod("gateway-0", "router")
-    gateway_pod["metadata"] |= {"namespace": "serving", "labels": {"app": "gateway"}}
-    kube.objects[("Pod", "serving", "gateway-0")] = gateway_pod
+    kube.objects[("Pod", "serving", "gateway-0")] = gateway_pod("gateway-0")
     async with scaling(kube, held=Held(0, 0), gateway=GATEWAY) as given:
         await given.scaler.turn()
         assert (kube.asked.count("serving"), given.num_router_questions) == (1, 3)
         await given.scaler.turn_asleep()
         assert (kube.asked.count("serving"), given.num_router_questions) == (2, 6)
+
+
+SCALED = {"autoscaling": {"minReplicas": 0, "maxReplicas": 8}}
+STATIC = {"replicas": 1}
+
+
+def split(prefill: int, decode: int, decode_spec: dict[str, Any] = SCALED) -> MemoryKube:
+    """So many pods of each role, `ROLE-0` and so on; prefill is scaled in any case."""
+    kube = kube_with(0)
+    stored = kube.objects[(INFERENCE_SERVICE.kind, *KEY)]
+    stored["spec"] = {"model": {"source": "pvc://claim"}, "disaggregation": {"prefill": SCALED, "decode": decode_spec}}
+    desired = {"prefill": prefill, "decode": decode}
+    stored["status"]["roles"] = [{"role": role, "desired": number} for role, number in desired.items()]
+    for role, number in desired.items():
+        for index in range(number):
+            kube.objects[("Pod", "models", f"{role}-{index}")] = pod(f"{role}-{index}", role)
+    return kube
+
+
+OF_DECODE = {"service_namespace": "models", "inference_service": "llama", "role": "decode"}
+
+
+def down(query: str) -> tuple[Any, int]:
+    return {"status": "error", "error": "down"}, 503
+
+
+async def test_decode_at_zero_is_woken_by_routers_alone_though_prefill_runs() -> None:
+    async with scaling(split(prefill=1, decode=0), down, held=Held(0, 0)) as given:
+        await given.scaler.turn()
+        await given.scaler.turn_asleep()
+        assert given.ledger.scaling_of(KEY).replicas == {"prefill": 1, "decode": 0}
+        given.held = Held(1, 20)
+        await given.scaler.turn_asleep()
+        scaled = given.ledger.scaling_of(KEY)
+        assert scaled.replicas == {"prefill": 1, "decode": 1}
+        assert scaled.verdicts["prefill"].held is HoldReason.METRICS_UNAVAILABLE
+        [entry] = scaled.entries
+        assert (entry["role"], entry["from"], entry["to"], entry["reason"]) == ("decode", 0, 1, "HeldRequests")
+        asked = given.num_router_questions
+        await given.scaler.turn_asleep()
+        assert given.num_router_questions == asked, "nobody is at zero"
+
+
+@pytest.mark.parametrize("decode_spec", [STATIC, SCALED], ids=["not scaled", "scaled"])
+@pytest.mark.parametrize(("num_running", "expected"), [(0.0, 0), (1.0, 1)])
+async def test_prefill_at_zero_wakes_when_decode_serves(
+    num_running: float, expected: int, decode_spec: dict[str, Any]
+) -> None:
+    busy = of_fleet({"decode-0": HALF_FULL | {"kvasir_num_requests_running": num_running}}, held=0, at=NOW)
+    async with scaling(split(prefill=0, decode=1, decode_spec=decode_spec), busy, held=Held(0, 0)) as given:
+        await given.scaler.turn()
+        await given.scaler.turn_asleep()
+        scaled = given.ledger.scaling_of(KEY)
+        assert scaled.replicas["prefill"] == expected
+        assert scaled.replicas.keys() == ({"prefill"} if decode_spec is STATIC else {"prefill", "decode"})
+        assert given.metric("wanted_replicas", **OF_DECODE) == (None if decode_spec is STATIC else 1)
+        assert given.num_router_questions == 0, "decode serves"

@@ -20,11 +20,12 @@ def moment(seconds: float) -> str:
     return f"1970-01-01T{hours:02}:{rest // 60:02}:{rest % 60:02}Z"
 
 
-def pod(name: str, ready_at: float, role: str = "serve") -> dict[str, Any]:
+def pod(name: str, ready_at: float, role: str = "serve", num_restarts: int = 0) -> dict[str, Any]:
     """Made at 0."""
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": moment(ready_at)}
     metadata = {"name": name, "labels": {ROLE_LABEL: role}, "creationTimestamp": moment(0)}
-    return {"metadata": metadata, "status": {"conditions": [ready]}}
+    containers = [{"name": "engine", "restartCount": num_restarts}]
+    return {"metadata": metadata, "status": {"conditions": [ready], "containerStatuses": containers}}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,12 @@ def pod(name: str, ready_at: float, role: str = "serve") -> dict[str, Any]:
 )
 def test_a_start_takes_what_the_median_took_of_those_that_have_not_come_back(ready_at: Any, expected: float) -> None:
     assert startup_seconds([pod(f"pod-{at}", at) for at in ready_at], "serve") == expected
+
+
+@pytest.mark.parametrize(("others", "expected"), [((40, 50), 45), ((), DEFAULT_STARTUP_SECONDS)])
+def test_a_restart_in_place_is_no_start(others: Any, expected: float) -> None:
+    restarted = pod("restarted", 1000, num_restarts=1)
+    assert startup_seconds([restarted, *(pod(f"pod-{at}", at) for at in others)], "serve") == expected
 
 
 @pytest.mark.parametrize(("now", "expected"), [(COLD_SECONDS - 1, True), (COLD_SECONDS, False)])

@@ -60,10 +60,43 @@ def test_a_pod_that_does_not_say_how_much_it_holds_is_not_there() -> None:
     assert [each.name for each in read(by_pod={**BY_POD, "kv_capacity_tokens": {"a": 0.0, "b": 9.0}}).replicas] == ["b"]
 
 
-def test_prompts_that_decode_engines_are_handed_do_not_count_as_arriving_there() -> None:
-    decode = RoleQueries(ServiceKey("models", "llama"), "decode")
-    assert read().uncached_tokens_per_second > 0
-    assert (read(decode).uncached_tokens_per_second, read(decode).mean_uncached_tokens) == (0.0, 0.0)
+def test_prompts_that_decode_engines_compute_themselves_arrive_there_and_those_that_routers_hold_do_not() -> None:
+    """Prompts that came with their KV are not computed there, as tests/runtime/transfer/test_transfer.py shows."""
+    decode = read(RoleQueries(ServiceKey("models", "llama"), "decode"))
+    assert (decode.uncached_tokens_per_second, decode.computed_tokens_per_second) == (100 + 10 + 20, 100)
+    assert decode.mean_uncached_tokens == 25.0
+
+
+WHOLE = {**BY_POD, "kv_capacity_tokens": {"a": 10.0, "b": 20.0, "new": 30.0}}
+
+
+def test_what_comes_together_lacks_nothing_and_neither_does_an_engine_before_its_first_step() -> None:
+    assert read(by_pod=WHOLE).lacking == ()
+    assert read(of_role={}).lacking == ()
+    assert read(of_role={name: rate for name, rate in RATES.items() if "computed" not in name}).lacking == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["kv_used_tokens_now", "num_running", "num_waiting", "uncached_tokens", "computed_tokens"]
+)
+def test_a_series_that_an_engine_lacks_beside_its_others_is_told(name: str) -> None:
+    assert read(by_pod={**WHOLE, name: {"a": 10.0}}).lacking == (f"{name} of b",)
+
+
+@pytest.mark.parametrize("name", ["num_held", "held_tokens", "scraped_at"])
+def test_a_series_that_a_router_lacks_beside_its_others_is_told(name: str) -> None:
+    sample = read(held={**HELD, name: {"r": 15.0}})
+    assert sample.lacking == (f"{name} of s",)
+
+
+@pytest.mark.parametrize("name", ["requests_per_second", "first_tokens_per_second", "output_tokens_per_second"])
+def test_a_rate_that_lacks_beside_others_is_told(name: str) -> None:
+    others = {other: rate for other, rate in RATES.items() if other != name}
+    assert read(of_role=others).lacking == (f"{name} of the role",)
+
+
+def test_a_sample_says_which_routers_are_in_it() -> None:
+    assert read().routers == {"r", "s"}
 
 
 def test_without_the_routers_nothing_is_known() -> None:
@@ -90,6 +123,20 @@ class _Answers:
         if "scraped_at" in queries:
             return {name: [Value({"pod": "r"}, 1.0)] for name in queries}
         return {name: [Value(self._labels, 1.0)] for name in queries}
+
+
+@pytest.mark.parametrize(("routers", "num_held"), [(["r"], 1.0), (["other"], None), (None, 1.0)])
+def test_behind_a_gateway_only_pods_count_that_exist_or_all_where_nobody_may_say(
+    routers: list[str] | None, num_held: float | None
+) -> None:
+    answers: Any = _Answers(None)
+    if num_held is None:
+        with pytest.raises(PrometheusError, match="does it scrape the routers"):
+            asyncio.run(read_sample(answers, SERVE, routers, ["a"], is_behind_gateway=True))
+    else:
+        sample = asyncio.run(read_sample(answers, SERVE, routers, ["a"], is_behind_gateway=True))
+        assert sample.num_held == num_held
+    assert [text for text in SERVE.held(is_behind_gateway=True).values() if text not in answers.asked] == []
 
 
 @pytest.mark.parametrize(("window", "seconds"), [(None, 60.0), ("2m", 120.0)])

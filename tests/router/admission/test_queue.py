@@ -191,10 +191,20 @@ def test_removing_may_be_repeated() -> None:
     assert (len(queue), queue.held_demand(), wake(queue)) == (0, {}, None)
 
 
-def test_held_demand_is_told_by_tenant() -> None:
-    queue = queue_of(request("a", num_tokens=10), request("a", num_tokens=20), request("b", num_tokens=5))
+def test_held_demand_is_told_by_tenant_with_streams_that_have_begun_and_whoever_is_woken() -> None:
+    queue = queue_of(request("a"), request("a"), request("b"))
+    queue.push(request("b", has_begun=True))
     queue.push(request("c", has_begun=True))
-    assert queue.held_demand() == {"a": HeldDemand(2, 30), "b": HeldDemand(1, 5)}
+    assert {name: held.num_requests for name, held in queue.held_demand().items()} == {"a": 2, "b": 2, "c": 1}
+    wake(queue)
+    assert sum(held.num_requests for held in queue.held_demand().values()) == 5
+
+
+@pytest.mark.parametrize(("work", "tokens"), [(100.0, 100), (1000.0, 1000), (1500.0, 1000), (0.0, 0)])
+def test_of_what_is_held_only_tokens_that_no_engine_has_cached_count(work: float, tokens: float) -> None:
+    held = request("a", num_tokens=1000)
+    held.work = work
+    assert queue_of(held).held_demand() == {"a": HeldDemand(1, tokens)}
 
 
 @pytest.mark.parametrize(

@@ -108,14 +108,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.places.admission.num_waiting == len(self.waiting)
         held = self.places.admission.held_demand()
         for tenant in TENANTS:
-            tokens = [
-                asked.queued.num_tokens
-                for asked in self.waiting
-                if asked.queued.tenant == tenant and not asked.queued.has_begun
-            ]
-            assert (tenant in held) == bool(tokens)
-            if tokens:
-                assert (held[tenant].num_requests, held[tenant].num_tokens) == (len(tokens), sum(tokens))
+            own = [asked.queued for asked in self.waiting if asked.queued.tenant == tenant]
+            assert (tenant in held) == bool(own)
+            if own:
+                tokens = sum(queued.uncached_tokens for queued in own)
+                assert (held[tenant].num_requests, held[tenant].num_tokens) == (len(own), tokens)
 
     @invariant()
     def whoever_is_refused_is_told_why(self) -> None:
