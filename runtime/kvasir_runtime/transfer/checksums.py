@@ -1,8 +1,8 @@
 """A checksum a page, so that what arrives is what was written: XXH3 with 64 bit.
 
 Where an engine has several ranks, each part of a page that one rank reads from another has its own, and the page's is
-their sum: so both sides come to the same, whoever has which parts. It tells damage and pages that were reused too early;
-it is no defence against somebody who wants to deceive.
+their sum: so both sides come to the same, whoever has which parts. It tells damage, and pages that were reused too
+early; it is no defence against somebody who wants to deceive.
 """
 
 from collections.abc import Iterable, Sequence

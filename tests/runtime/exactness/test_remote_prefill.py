@@ -185,6 +185,19 @@ def test_stages_take_the_kv_of_their_layers_from_the_same_stage(
         engine.step_until(lambda engine=engine: engine.num_blocks_used == 0)
 
 
+def test_stages_go_on_while_blocks_are_kept_that_nobody_has_fetched(
+    reference: Callable[[str], Reference], start_ranked: RankedFactory
+) -> None:
+    """A sequence is on one stage at a time, so that its next step cannot be planned before its result is here."""
+    model = reference("LlamaForCausalLM")
+    engine = start_ranked(model.folder)
+    engine.add("kept", model.prompts[2], kv_transfer_params=KvTransferParams(do_remote_decode=True), max_tokens=1)
+    engine.finish("kept")
+    engine.add("goes on", model.prompts[3])
+    assert engine.finish("goes on").token_ids("goes on") == model.outputs[3]
+    assert engine.num_blocks_used > 0, "the lease has ended, and so nothing was shown"
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 def test_what_one_stage_fails_to_read_all_stages_compute(
     reference: Callable[[str], Reference], start_ranked: RankedFactory, transfers: Transfers,
