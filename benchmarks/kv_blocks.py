@@ -29,7 +29,9 @@ from kvasir_runtime.transfer.nixl import NixlConnector
 from kvasir_runtime.transfer.side_channel import SideChannel
 
 PAGE_KIB = (16, 128, 1024)
-IDENTITY = Identity(model="m", revision="", dtype="uint8", block_size=16, kv_layout="pages", hash_rule="numbers")
+IDENTITY = Identity(
+    model="m", revision="", dtype="uint8", block_size=16, kv_layout="pages", pipeline_cut=[1], hash_rule="numbers"
+)
 HOST = "127.0.0.1"
 NUM_CHUNKS = 8
 MIB = 2**20

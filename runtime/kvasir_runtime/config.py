@@ -390,11 +390,8 @@ def _check_kv_transfer(extra: KvConnectorConfig, cache: CacheConfig, parallel: P
         raise ConfigurationError(
             f"{flag} and --no-enable-prefix-caching exclude each other: what arrives is found in the prefix cache"
         )
-    for other, size in (
-        ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
-        ("--data-parallel-size", parallel.data_parallel_size),
-    ):
-        if size > 1:
-            raise ConfigurationError(
-                f"{flag} and {other} {size} exclude each other: only tensor-parallel ranks exchange KV; leave one out"
-            )
+    if parallel.data_parallel_size > 1:
+        raise ConfigurationError(
+            f"{flag} and --data-parallel-size {parallel.data_parallel_size} exclude each other: only the ranks of one "
+            "engine exchange KV; leave one out"
+        )

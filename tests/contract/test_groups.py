@@ -1,9 +1,10 @@
 """The pods of a group, as the engine reads their flags: each has its own run of the ranks, and a device for each."""
 
 import pytest
-from tests.contract.rendered import FIELDS, SETTINGS, runtime_config, service_with
+from tests.contract.rendered import FIELDS, SETTINGS, runtime_config, runtime_configs, service_with
 
 from kvasir_operator.desired.roles import engine_roles
+from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_runtime.config import check_values
 from kvasir_runtime.parallel.topology import RankPlace
@@ -41,3 +42,19 @@ def test_pods_share_out_the_ranks_of_a_replica_and_hold_a_device_for_each(
     assert all(len({place.pipeline_rank for place in pod}) == 1 for pod in pods)
     [container] = template["spec"]["containers"]
     assert {container["resources"]["limits"]["nvidia.com/gpu"]} == {str(len(pod)) for pod in pods}
+
+
+def test_stages_of_prefill_and_decode_are_cut_alike_and_tell_one_another_where_they_are() -> None:
+    size = {"maxDevices": 2, "cpu": 1, "memory": "1Gi"}
+    degrees = {"prefill": {"tensor": 2, "pipeline": 2}, "decode": {"pipeline": 2}}
+    split = {role: {"parallelism": parallelism, "resources": size} for role, parallelism in degrees.items()}
+    service = service_with(model={"source": "pvc://m/big"}, disaggregation=split)
+    assert not unsupported_features(service)
+    prefill, decode = runtime_configs(service)
+    for config, tensor_size in ((prefill, 2), (decode, 1)):
+        check_values(config)
+        topology = topology_of(config.parallel, data_rank=0)
+        assert (topology.tensor_size, topology.pipeline_size, topology.num_nodes) == (tensor_size, 2, 2)
+        assert config.cache.kv_transfer_config is not None
+        extra = config.cache.kv_transfer_config.kv_connector_extra_config
+        assert (extra.side_channel_host, extra.revision) == (FIELDS["POD_IP"], FIELDS["KVASIR_REVISION"])

@@ -1,4 +1,4 @@
-"""Tensor ranks of one replica in two pods: the rendered flags start both, and they answer as one rank does."""
+"""Ranks of one replica in two pods: the rendered flags start both, and they answer as one rank does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +50,19 @@ def answers(service: LocalService) -> list[str]:
     return [answer.choices[0].text for answer in asked]
 
 
+def split(folder: Path, **parallelism: dict[str, int]) -> Path:
+    """A manifest of prefill and decode apart with these degrees, of which each pod computes one rank."""
+    manifest = yaml.safe_load((EXAMPLES / "prefill-decode.yaml").read_text())
+    for role, degrees in parallelism.items():
+        fields = manifest["spec"]["disaggregation"][role]
+        fields["parallelism"] = degrees
+        fields["resources"]["maxDevices"] = 1
+    (folder / "models").symlink_to(EXAMPLES / "models")
+    file = folder / "split.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    return file
+
+
 def meet_over_the_network(service: LocalService) -> bool:
     ready = [f"rank {rank} is ready on cpu, collectives over gloo" for rank in (0, 1)]
     log = "".join(service.lines)
@@ -69,14 +82,15 @@ def test_two_pods_that_share_every_layer_answer_as_one_rank(expected: list[str])
 
 
 def test_a_decode_engine_of_two_pods_takes_the_kv_of_one_rank(expected: list[str], tmp_path: Path) -> None:
-    manifest = yaml.safe_load((EXAMPLES / "prefill-decode.yaml").read_text())
-    decode = manifest["spec"]["disaggregation"]["decode"]
-    decode["parallelism"] = {"tensor": 2}
-    decode["resources"]["maxDevices"] = 1
-    (tmp_path / "models").symlink_to(EXAMPLES / "models")
-    file = tmp_path / "split.yaml"
-    file.write_text(yaml.safe_dump(manifest))
-    with running(file) as service:
+    with running(split(tmp_path, decode={"tensor": 2})) as service:
         assert answers(service) == expected
         wait_until(lambda: meet_over_the_network(service), 30, "both ranks to say how they met")
+        wait_until(lambda: num_bytes_received(service) > 0, 30, "the decode engine to count what it received")
+
+
+def test_a_decode_engine_of_two_stages_takes_the_kv_of_two(expected: list[str], tmp_path: Path) -> None:
+    with running(split(tmp_path, prefill={"pipeline": 2}, decode={"pipeline": 2})) as service:
+        assert answers(service) == expected
+        pods = {line.split(" starting at ")[0].split()[-1] for line in service.lines if " starting at " in line}
+        assert {f"split-{role}-0-{node}" for role in ("prefill", "decode") for node in (0, 1)} <= pods
         wait_until(lambda: num_bytes_received(service) > 0, 30, "the decode engine to count what it received")

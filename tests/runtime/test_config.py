@@ -143,11 +143,11 @@ def test_a_kv_transfer_config_at_its_bounds_is_taken():
     check("--kv-transfer-config", transfer_config('{"side_channel_port": 0, "timeout_seconds": 0.1}'))
 
 
-def test_only_tensor_ranks_exchange_kv():
-    check("--kv-transfer-config", transfer_config("{}"), "--tensor-parallel-size", "2")
-    for flag in ("--pipeline-parallel-size", "--data-parallel-size"):
-        with pytest.raises(ConfigurationError, match=f"--kv-transfer-config and {flag} 2 exclude each other"):
-            check("--kv-transfer-config", transfer_config("{}"), flag, "2")
+def test_only_ranks_of_one_engine_exchange_kv():
+    for flag in ("--tensor-parallel-size", "--pipeline-parallel-size"):
+        check("--kv-transfer-config", transfer_config("{}"), flag, "2")
+    with pytest.raises(ConfigurationError, match="--kv-transfer-config and --data-parallel-size 2 exclude each other"):
+        check("--kv-transfer-config", transfer_config("{}"), "--data-parallel-size", "2")
 
 
 def test_transferred_blocks_need_the_prefix_cache():

@@ -417,6 +417,7 @@ class DisaggregatedRole:
     """Number of pods, or groups of them; 1 where absent. Not together with autoscaling."""
     autoscaling: AutoscalingSpec | None = None
     parallelism: ParallelismSpec = field(default_factory=ParallelismSpec)
+    """Ranks of one replica. KV goes from a stage to that of the same layers: both roles need the same pipeline."""
     resources: ResourcesSpec | None = None
     pod: PodSpec | None = None
     """Bounded overrides, over those of spec.pod."""

@@ -7,10 +7,13 @@ devices without computing on them: such a feature is blocking, and its service g
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from kvasir_operator.api.model import (
     AutoscalingSpec,
+    DisaggregatedRole,
+    DisaggregationSpec,
     EngineSpec,
     InferenceService,
     ModelSpec,
@@ -22,6 +25,7 @@ from kvasir_operator.api.source import ModelSource
 
 # Kubernetes has had image volumes behind a feature gate since 1.31; from here on they are on by default.
 IMAGE_VOLUMES_SINCE: Final = (1, 35)
+_PARTITION_FLAG: Final = "--pipeline-layer-partition"
 _NOTHING_DOWNLOADED: Final = "nothing is downloaded: only hf:// and s3:// use it, so leave it out"
 
 
@@ -122,13 +126,37 @@ def _kv_transfer(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:
             "spec.disaggregation.decode.parallelism": split.decode.parallelism,
         }
     for path, parallelism in exchanging.items():
-        degrees = (("pipeline", parallelism.pipeline, "stages"), ("data", parallelism.data, "copies"))
-        for field, degree, parts in degrees:
-            if degree > 1:
-                yield _blocking(
-                    f"{path}.{field}",
-                    f"{degree} {parts} of an engine exchange no KV yet, only tensor-parallel ranks do: write 1",
-                )
+        if parallelism.data > 1:
+            message = f"{parallelism.data} copies of an engine exchange no KV yet, only its ranks do: write 1"
+            yield _blocking(f"{path}.data", message)
+    if split is not None:
+        yield from _cuts(spec.engine, split)
+
+
+def _cuts(engine: EngineSpec, split: DisaggregationSpec) -> Iterator[UnsupportedFeature]:
+    """A stage takes KV from the stage of the same layers."""
+    prefill, decode = split.prefill.parallelism.pipeline, split.decode.parallelism.pipeline
+    if prefill != decode:
+        yield _blocking(
+            "spec.disaggregation.decode.parallelism.pipeline",
+            f"{decode}, but {prefill} for prefill, and KV goes only between stages of the same layers: write the same",
+        )
+        return
+    prefill_cut, decode_cut = (_layer_partition(engine, role) for role in (split.prefill, split.decode))
+    if prefill_cut != decode_cut:
+        yield _blocking(
+            "spec.disaggregation.decode.engine.args",
+            f"{_PARTITION_FLAG} is {decode_cut or 'left out'}, and for prefill {prefill_cut or 'left out'}, and KV "
+            "goes only between stages of the same layers: write it in spec.engine.args, for both",
+        )
+
+
+def _layer_partition(engine: EngineSpec, role: DisaggregatedRole) -> str | None:
+    """As the engine reads it: the last one counts."""
+    own = () if role.engine is None else role.engine.args
+    words = [word for arg in (*engine.args, *own) for word in arg.split("=", 1)]
+    found = [value for flag, value in pairwise(words) if flag == _PARTITION_FLAG]
+    return found[-1] if found else None
 
 
 def _scaling(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:

@@ -127,12 +127,13 @@ class EngineCore:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._running_steps.append(self._execute(plan))
+        has_steps = bool(self._running_steps)  # a result may be all that a plan waits for
         outcome = Outcome(outputs=settled + self._scheduler.take_rejected())
         if self._running_steps and (plan is None or len(self._running_steps) > self._steps_ahead):
             self._finish(self._running_steps.popleft(), outcome)
         if self._transfers is not None:
             self._transfers.publish(outcome)
-            self._is_blocked = plan is None and not self._running_steps and self._transfers.holds_pages
+            self._is_blocked = not has_steps and self._transfers.holds_pages
             self._is_blocked &= not outcome.outputs  # those that were given up may have made room
         self._emit(outcome)
 

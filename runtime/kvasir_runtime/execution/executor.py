@@ -11,13 +11,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from torch import Tensor  # not for a core whose ranks are elsewhere
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,10 @@ class PendingResult(Protocol):
 
 class StepRunner(Protocol):
     """What executes steps, in the order of the calls (ModelRunner)."""
+
+    @property
+    def kv_buffer(self) -> "Tensor":
+        """That the steps write, uint8 [num_blocks, page_bytes]."""
 
     def forward(self, plan: StepPlan) -> None: ...
 

@@ -65,6 +65,10 @@ class LayerRunner:
         self._compute = compute
         self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers)
 
+    @property
+    def kv_buffer(self) -> Tensor:
+        return self._buffer
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor:
         """Take over the plan's differences and compute its tokens; lines (stage_buffer) of what leaves the layers."""

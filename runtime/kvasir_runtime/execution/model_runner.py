@@ -104,7 +104,6 @@ class ModelRunner:
 
     @property
     def kv_buffer(self) -> Tensor:
-        """uint8 [num_blocks, page_bytes]."""
         return self._buffer
 
     @torch.inference_mode()

@@ -77,6 +77,10 @@ class EarlierStage:
         self._leaving = leaving
         self._idle_work = idle_work
 
+    @property
+    def kv_buffer(self) -> Tensor:
+        return self._layers.kv_buffer
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         """Compute a step and hand it on. A failure is told with the step's result."""
@@ -124,6 +128,10 @@ class LastStage:
         self._plan: StepPlan | None = None
         self._failed_stage: Tensor | None = None
         self._failure: StageFailedError | None = None
+
+    @property
+    def kv_buffer(self) -> Tensor:
+        return self._runner.kv_buffer
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:

@@ -114,16 +114,24 @@ def stage_layout(specs: Sequence[KvSpec], block_size: int, stages: Sequence[Sequ
     longest = max(len(layers) for layers in stages)
     order = [layers[place] for place in range(longest) for layers in stages if place < len(layers)]
     groups = make_layout(specs, block_size, order).groups
-    own = set(stages[index])
-    places: dict[int, LayerPlace] = {}
-    page_bytes = 0
-    for number, group in enumerate(groups):
-        offset = 0
-        for layer in (layer for layer in group.layers if layer in own):
-            places[layer] = LayerPlace(number, offset)
-            offset += _aligned(specs[layer].token_bytes * block_size)
-        page_bytes = max(page_bytes, offset)
-    return KvLayout(block_size, page_bytes, groups, tuple(places[layer] for layer in stages[index]))
+    numbers = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+    return _stacked(block_size, groups, [(numbers[layer], specs[layer]) for layer in stages[index]])
+
+
+def resized_layout(layout: KvLayout, specs: Sequence[KvSpec]) -> KvLayout:
+    """The same layers in the same groups, with other sizes."""
+    numbers = [place.group for place in layout.places]
+    return _stacked(layout.block_size, layout.groups, list(zip(numbers, specs, strict=True)))
+
+
+def _stacked(block_size: int, groups: tuple[KvGroup, ...], layers: Sequence[tuple[int, KvSpec]]) -> KvLayout:
+    """Layers, each with the number of its group, behind one another in their groups' pages."""
+    ends = [0] * len(groups)
+    places: list[LayerPlace] = []
+    for group, spec in layers:
+        places.append(LayerPlace(group, ends[group]))
+        ends[group] += _aligned(spec.token_bytes * block_size)
+    return KvLayout(block_size, max(ends), groups, tuple(places))
 
 
 def _page_bytes(reaches: list[list[int]]) -> int:

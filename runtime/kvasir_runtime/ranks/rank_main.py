@@ -16,11 +16,12 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError
 from kvasir_runtime.execution.device import select_device
-from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.malloc import keep_freed_memory
 from kvasir_runtime.parallel.groups import RankGroups, meet, open_meeting
+from kvasir_runtime.parallel.stage import Stage
+from kvasir_runtime.parallel.topology import RankPlace
 from kvasir_runtime.ranks.links import RankLinks
 from kvasir_runtime.ranks.meeting import told_addresses
 from kvasir_runtime.ranks.messages import (
@@ -90,8 +91,7 @@ def _serve(
     )
     if config.cache.kv_transfer_config is not None:
         fail = partial(end_with, links, place.rank)
-        own_place = TensorPlace(place.tensor_rank, place.tensor_size)
-        rank_transfers(worker, own_place, transfer_address, fail, keys).start()
+        rank_transfers(worker, place, transfer_address, fail, keys).start()
     links.send(RankReady(place.rank, worker.description))
     status.set_ready()
     logger.info(
@@ -107,14 +107,18 @@ def _serve(
 
 def rank_transfers(
     worker: Worker,
-    place: TensorPlace,
+    place: RankPlace,
     address: str,
     on_failure: Callable[[Exception], object],
     keys: CurveKeys | None = None,
 ) -> RankTransfers:
     """Raises ConfigurationError without NIXL."""
-    assert isinstance(worker.runner, ModelRunner), "config.py refuses to exchange the KV of pipeline stages"
-    parts = PageParts(worker.description.kv_specs, worker.description.layout.block_size, place)
+    parts = PageParts(
+        worker.description.kv_specs,
+        worker.description.layout,
+        TensorPlace(place.tensor_rank, place.tensor_size),
+        Stage(place.pipeline_rank, place.pipeline_size),
+    )
     connector = NixlConnector(f"{secrets.token_hex(8)}-{place.rank}", worker.runner.kv_buffer, parts)
     return RankTransfers(connector, address, on_failure, keys)
 

@@ -44,6 +44,9 @@ def topology_of(parallel: ParallelConfig, data_rank: int) -> Topology:
 class StartedRanks:
     executor: StepExecutor
     description: RankDescription
+    """The reporter's."""
+    stages: Sequence[RankDescription]
+    """Of one rank of each pipeline stage."""
     kv_buffer: "Tensor | None" = None
     """uint8 [num_blocks, page_bytes] of the one rank in this process; None where ranks are processes of their own."""
     transfer_links: Sequence["zmq.Socket[bytes]"] = ()
@@ -71,7 +74,6 @@ def running_ranks_of(
 def one_rank(config: RuntimeConfig, topology: Topology) -> Iterator[StartedRanks]:
     """In this process."""
     from kvasir_runtime.execution.executor import Executor  # torch: not for a core whose ranks are elsewhere
-    from kvasir_runtime.execution.model_runner import ModelRunner
     from kvasir_runtime.execution.worker import load_worker
     from kvasir_runtime.malloc import keep_freed_memory
     from kvasir_runtime.parallel.groups import alone
@@ -81,10 +83,9 @@ def one_rank(config: RuntimeConfig, topology: Topology) -> Iterator[StartedRanks
     worker = load_worker(config.model, config.cache, execution, config.scheduler, proposer_of(execution), groups)
     if worker.description.is_on_cpu:
         keep_freed_memory()
-    assert isinstance(worker.runner, ModelRunner), "one rank has all layers"
     executor = Executor(worker.runner, worker.prepare_thread)
     try:
-        yield StartedRanks(executor, worker.description, worker.runner.kv_buffer)
+        yield StartedRanks(executor, worker.description, [worker.description], worker.runner.kv_buffer)
     finally:
         executor.close()
 
@@ -111,8 +112,10 @@ def several_ranks(
             on_failure,
         )
         try:
-            description = _joined(watch.descriptions.result(), topology.reporter)
-            yield StartedRanks(executor, description, transfer_links=links.transfers)
+            descriptions = watch.descriptions.result()
+            description = _joined(descriptions, topology.reporter)
+            stages = descriptions[:: topology.tensor_size]
+            yield StartedRanks(executor, description, stages, transfer_links=links.transfers)
         finally:
             watch.close()
 

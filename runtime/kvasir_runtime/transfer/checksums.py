@@ -1,8 +1,8 @@
 """A checksum a page, so that what arrives is what was written: XXH3 with 64 bit.
 
-Where the engines split the heads differently, each part of a page that one rank reads from another has its own, and the
-page's is their sum: so both sides come to the same, whoever has which parts. It tells damage and pages that were reused
-too early; it is no defence against somebody who wants to deceive.
+Where an engine has several ranks, each part of a page that one rank reads from another has its own, and the page's is
+their sum: so both sides come to the same, whoever has which parts. It tells damage, and pages that were reused too
+early; it is no defence against somebody who wants to deceive.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,14 +22,15 @@ def page_checksums(buffer: Tensor, parts: PageParts, pages: Sequence[Page], num_
     for page, content in zip(pages, _contents(buffer, pages), strict=True):
         find = parts.to_read if side == "read" else parts.to_be_read
         found = find(page.group, num_ranks)
-        sums.append(sum(_part_checksum(content, part, parts.place.rank, side) for part in found) % CHECKSUM_MODULUS)
+        sums.append(sum(_part_checksum(content, part, parts, side) for part in found) % CHECKSUM_MODULUS)
     return sums
 
 
-def _part_checksum(content: memoryview, part: Part, rank: int, side: Side) -> int:
-    """Who reads it from whom goes in, so that no two can be mixed up."""
+def _part_checksum(content: memoryview, part: Part, parts: PageParts, side: Side) -> int:
+    """Who reads it from whom goes in, and on which pipeline stage, so that no two can be mixed up."""
+    rank = parts.place.rank
     reader, writer = (rank, part.rank) if side == "read" else (part.rank, rank)
-    digest = xxhash.xxh3_64(seed=reader << 16 | writer)
+    digest = xxhash.xxh3_64(seed=parts.stage.index << 32 | reader << 16 | writer)
     if part.segments is None:
         digest.update(content)
     else:

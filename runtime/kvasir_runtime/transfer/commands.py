@@ -25,6 +25,7 @@ class Place:
     port: int
     """Of the side channel."""
     tensor_size: int = 1
+    """Ranks of each of its pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class PagePair(msgspec.Struct, frozen=True, array_like=True):
 
 class Connector(Protocol):
     def regions(self) -> list[Region]:
-        """What a peer must know to read from here: one a tensor-parallel rank."""
+        """What a peer must know to read from here: one a rank, pipeline stage by stage."""
 
     def add_peer(self, engine_id: str, regions: Sequence[Region]) -> None:
         """Raises KvTransferError when it cannot be read from."""
@@ -56,7 +56,7 @@ class Connector(Protocol):
         """Give a moment to those who read from here; to be called again and again while somebody may."""
 
     def checksums(self, pages: Sequence[Page], num_ranks: int, side: Side) -> list[int]:
-        """Of pages of our own; `num_ranks` are those of the other engine. Those of several ranks are added up, modulo
-        CHECKSUM_MODULUS."""
+        """Of pages of our own; `num_ranks` are those of a stage of the other engine. Those of several ranks are added
+        up, modulo CHECKSUM_MODULUS."""
 
     def close(self) -> None: ...

@@ -11,15 +11,19 @@ HASH_RULE = "sha256/16 of parent, uint32le tokens, keys"
 _LABELS = {"model": "model digest", "dtype": "KV dtype", "block_size": "block size", "kv_layout": "KV layout"}
 
 
-def identity(model_digest: str, revision: str, layout: KvLayout, specs: Sequence[KvSpec], tensor_size: int) -> Identity:
-    """Of an engine of `tensor_size` ranks, of which one keeps `specs`: heads are counted over all ranks, since they may
-    be split differently on the other side."""
+def identity(
+    model_digest: str, revision: str, layout: KvLayout, stages: Sequence[Sequence[KvSpec]], tensor_size: int
+) -> Identity:
+    """Of an engine whose pipeline stages have `tensor_size` ranks each, of which one keeps the specs in `stages`: heads
+    are counted over all ranks, since they may be split differently on the other side. `layout`: any stage's."""
+    specs = [spec for stage in stages for spec in stage]
     return Identity(
         model=model_digest,
         revision=revision,
         dtype=", ".join(sorted({spec.dtype for spec in specs})),
         block_size=layout.block_size,
         kv_layout=_described(layout, specs, tensor_size),
+        pipeline_cut=[len(stage) for stage in stages],
         hash_rule=HASH_RULE,
     )
 

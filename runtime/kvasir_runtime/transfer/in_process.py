@@ -9,7 +9,7 @@ from kvasir_runtime.errors import KvTransferError
 from kvasir_runtime.transfer.checksums import page_checksums
 from kvasir_runtime.transfer.connector import Page, PagePair, ReadState, Side
 from kvasir_runtime.transfer.messages import Region
-from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace
+from kvasir_runtime.transfer.page_layout import WHOLE_PAGES
 
 
 class Memory:
@@ -62,7 +62,7 @@ class InProcessConnector:
     def progress(self) -> None: ...
 
     def checksums(self, pages: Sequence[Page], num_ranks: int, side: Side) -> list[int]:
-        return page_checksums(self._buffer, PageParts((), 1, TensorPlace(0, 1)), pages, num_ranks, side)
+        return page_checksums(self._buffer, WHOLE_PAGES, pages, num_ranks, side)
 
     def close(self) -> None:
         self._memory.buffers.pop(self._name, None)

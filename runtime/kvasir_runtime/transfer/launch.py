@@ -45,18 +45,17 @@ def transfer_agent(
     if transfer is None or channel is None:
         yield None
         return
-    rank = ranks.description
     extra = transfer.kv_connector_extra_config
     folder = Path(config.model.model)
     digest = model_digest(folder, Path(config.model.tokenizer or folder))
     wake_core = CoreWaker(ipc_dir)
-    num_ranks = config.parallel.tensor_parallel_size
+    stages, tensor_size = ranks.stages, config.parallel.tensor_parallel_size
     agent = TransferAgent(
         _connector(ranks, engine_id),
         channel,
-        identity(digest, extra.revision, rank.layout, rank.kv_specs, num_ranks),
-        Place(engine_id=engine_id, host=extra.side_channel_host, port=channel.port, tensor_size=num_ranks),
-        page_bytes=rank.layout.page_bytes * num_ranks,
+        identity(digest, extra.revision, stages[0].layout, [stage.kv_specs for stage in stages], tensor_size),
+        Place(engine_id=engine_id, host=extra.side_channel_host, port=channel.port, tensor_size=tensor_size),
+        page_bytes=sum(stage.layout.page_bytes for stage in stages) * tensor_size,
         lease_seconds=extra.lease_seconds,
         timeout_seconds=extra.timeout_seconds,
         checksums=extra.checksums,
@@ -74,6 +73,4 @@ def _connector(ranks: StartedRanks, engine_id: str) -> Connector:
     if ranks.kv_buffer is None:
         return RankConnectors(ranks.transfer_links)
     rank = ranks.description
-    return NixlConnector(
-        engine_id, ranks.kv_buffer, PageParts(rank.kv_specs, rank.layout.block_size, TensorPlace(0, 1))
-    )
+    return NixlConnector(engine_id, ranks.kv_buffer, PageParts(rank.kv_specs, rank.layout, TensorPlace(0, 1)))

@@ -7,7 +7,7 @@ to an engine of another version.
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +24,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     kv_layout: str
     """What each layer keeps, and how pages are put together."""
+    pipeline_cut: list[int]
+    """Layers of each pipeline stage."""
     hash_rule: str
 
 
@@ -49,7 +51,7 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, tag="meta"):
     identity: Identity
     engine_id: str
     regions: list[Region]
-    """One a tensor-parallel rank."""
+    """One a rank: the tensor-parallel ranks of each pipeline stage, stage by stage."""
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
@@ -60,7 +62,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
     hashes: list[bytes] = []
     """Where the key is the asking side's own: of the blocks that it looks for in the other's cache."""
     num_ranks: int = 1
-    """Of the asking engine: its ranks read parts of pages, of which checksums are made, where it has others than we."""
+    """Of a stage of the asking engine: its ranks read parts of pages, of which checksums are made, where it has others
+    than we."""
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag="blocks"):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvasir_runtime.errors import ConfigurationError, KvTransferError
 from kvasir_runtime.transfer.connector import Page, PagePair, ReadState, Side
 from kvasir_runtime.transfer.messages import Region
-from kvasir_runtime.transfer.page_layout import PageParts, Part, TensorPlace
+from kvasir_runtime.transfer.page_layout import WHOLE_PAGES, PageParts, Part
 
 if TYPE_CHECKING:
     from torch import Tensor  # not for a core whose ranks are elsewhere
@@ -38,6 +38,7 @@ class PeerRank:
 @dataclass(frozen=True, slots=True)
 class NixlPeer:
     num_ranks: int
+    """Of the stage that keeps our layers."""
     ranks: dict[int, PeerRank]
     """Those that are read from."""
 
@@ -59,7 +60,7 @@ class NixlConnector:
         with such alone. Raises ConfigurationError without NIXL."""
         api = _load()
         self._buffer = buffer
-        self._parts = PageParts((), 1, TensorPlace(0, 1)) if parts is None else parts
+        self._parts = WHOLE_PAGES if parts is None else parts
         self._memory_kind = "VRAM" if buffer.device.type == "cuda" else "DRAM"
         self._device_id = buffer.get_device() if buffer.device.type == "cuda" else 0
         self._page_bytes = buffer.shape[1]
@@ -81,6 +82,7 @@ class NixlConnector:
     def add_peer(self, engine_id: str, regions: Sequence[Region]) -> None:
         if engine_id in self._peers:
             return
+        regions = self._parts.of_stage(regions)
         peer = self._peers[engine_id] = NixlPeer(len(regions), {})
         try:
             for rank in self._parts.sources(len(regions)):

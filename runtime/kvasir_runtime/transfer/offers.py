@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_RANKS = 1024
 """Of an engine that asks: parts of pages are looked for in each of its ranks."""
 Checksums = Callable[[list[Page], int], list[int]]
-"""Of pages, for an engine of so many ranks."""
+"""Of pages, for an engine whose pipeline stages have so many ranks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class Offer:
     is_complete: bool = False
     puller: bytes | None = None
     num_ranks: int = 1
-    """Of the puller."""
+    """Of a pipeline stage of the puller."""
     num_told: int = 0
 
 

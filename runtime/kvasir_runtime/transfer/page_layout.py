@@ -1,5 +1,6 @@
 """Which bytes of a peer's page go where in ours, when the two engines split the heads among different numbers of ranks.
 
+Both cut the layers into the same pipeline stages, and a rank has to do with the ranks of its own stage alone.
 A page holds, layer by layer, the keys of a block's tokens and then their values, each [block_size, num_kv_heads,
 head_dim] with the heads of one rank, behind the scales of both where they are quantised. With equally many ranks a page
 is one run of bytes; with others each token's heads lie apart on one of the sides. Pure arithmetic.
@@ -8,7 +9,9 @@ is one run of bytes; with others each token's heads lie apart on one of the side
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
+from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, resized_layout
+from kvasir_runtime.parallel.stage import WHOLE, Stage
+from kvasir_runtime.transfer.messages import Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,14 @@ class Part:
 
 
 class PageParts:
-    """Of one rank's pages, by the number of ranks of the other engine."""
+    """Of one rank's pages, by the number of ranks that a stage of the other engine has."""
 
-    def __init__(self, specs: Sequence[KvSpec], block_size: int, place: TensorPlace) -> None:
-        """`specs` are those of this rank."""
+    def __init__(self, specs: Sequence[KvSpec], layout: KvLayout, place: TensorPlace, stage: Stage = WHOLE) -> None:
+        """`specs` and `layout` are those of this rank, and `place` is among the ranks of its stage."""
         self._specs = whole_specs(specs, place.size)
-        self._block_size = block_size
+        self._own_layout = layout
         self.place = place
+        self.stage = stage
         self._made: dict[tuple[int, int, bool], list[Part]] = {}
 
     def to_read(self, group: int, num_ranks: int) -> list[Part]:
@@ -60,6 +64,11 @@ class PageParts:
     def to_be_read(self, group: int, num_ranks: int) -> list[Part]:
         """What is read from us."""
         return self._parts(group, num_ranks, is_reading=False)
+
+    def of_stage(self, regions: Sequence[Region]) -> Sequence[Region]:
+        """Of all regions of an engine those of the stage that keeps our layers."""
+        num_ranks = len(regions) // self.stage.num_stages
+        return regions[self.stage.index * num_ranks : (self.stage.index + 1) * num_ranks]
 
     def sources(self, num_ranks: int) -> list[int]:
         """Ranks of theirs that we read from, in any group."""
@@ -85,10 +94,8 @@ class PageParts:
         return found if is_reading else [segment.swapped for segment in found]
 
     def _layout(self, place: TensorPlace) -> KvLayout:
-        return make_layout(
-            [replace(spec, num_kv_heads=len(heads_of(place, spec.num_kv_heads))) for spec in self._specs],
-            self._block_size,
-        )
+        specs = [replace(spec, num_kv_heads=len(heads_of(place, spec.num_kv_heads))) for spec in self._specs]
+        return resized_layout(self._own_layout, specs)
 
 
 def whole_specs(specs: Sequence[KvSpec], num_ranks: int) -> list[KvSpec]:
@@ -127,19 +134,15 @@ def segments(
 ) -> list[Segment]:
     """Of a page of the KV group: what a rank of ours takes from a rank of theirs.
 
-    `specs` have the heads of the whole model; `layouts` and `places` are ours, then theirs.
+    `specs` have the heads of all ranks of the stage; `layouts` and `places` are ours, then theirs.
     """
     if places[0].size == places[1].size:
         return [Segment(0, 0, layouts[0].page_bytes)]
     return _joined(
         segment
-        for layer in layouts[0].groups[group].layers
-        for segment in _layer_segments(
-            specs[layer],
-            layouts[0].block_size,
-            (layouts[0].places[layer].offset_bytes, layouts[1].places[layer].offset_bytes),
-            places,
-        )
+        for spec, ours, theirs in zip(specs, layouts[0].places, layouts[1].places, strict=True)
+        if ours.group == group
+        for segment in _layer_segments(spec, layouts[0].block_size, (ours.offset_bytes, theirs.offset_bytes), places)
     )
 
 
@@ -172,3 +175,7 @@ def _joined(parts: Iterator[Segment]) -> list[Segment]:
         else:
             joined.append(part)
     return joined
+
+
+WHOLE_PAGES = PageParts((), KvLayout(0, 0, (), ()), TensorPlace(0, 1))
+"""Between engines of one rank each."""

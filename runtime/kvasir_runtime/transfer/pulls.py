@@ -47,7 +47,7 @@ class Read:
     request_id: str
     engine_id: str
     num_ranks: int
-    """Of that engine."""
+    """Of a pipeline stage of that engine."""
     last: int
     """Index behind the last block."""
     pairs: list[PagePair]
@@ -238,7 +238,8 @@ class Pulls:
         if reason is not None:
             self._give_up(peer.endpoint, "handshake", reason, now)
             return
-        peer.engine_id, peer.num_ranks = meta.engine_id, len(meta.regions)
+        num_stages = len(self._identity.pipeline_cut)
+        peer.engine_id, peer.num_ranks = meta.engine_id, len(meta.regions) // num_stages
         self.new_peers.append((peer.endpoint, meta))
         for pull in peer.pulls.values():
             self._claim(pull)

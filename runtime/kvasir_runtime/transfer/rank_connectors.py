@@ -1,5 +1,5 @@
-"""The connector of an engine of several tensor ranks: what is asked of it goes to the ranks, each of which reads its
-part of every page into its own buffer (rank_transfers.py)."""
+"""The connector of an engine of several ranks: what is asked of it goes to all of them, each of which reads its part of
+every page, its layers' and its heads', into its own buffer (rank_transfers.py)."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A tensor rank's part in exchanging KV: a thread beside its steps that does what the engine's transfer agent asks of
+"""A rank's part in exchanging KV: a thread beside its steps that does what the engine's transfer agent asks of
 the rank's own connector."""
 
 import logging

@@ -89,6 +89,16 @@ def test_a_replica_of_several_pods_is_a_statefulset_of_its_own(make_service: Mak
     }
 
 
+def test_prefill_and_decode_of_stages_are_groups_with_a_meeting_place_each(make_service: MakeService) -> None:
+    role = {"parallelism": {"pipeline": 2}}
+    service = make_service(disaggregation={"prefill": role | {"replicas": 2}, "decode": role})
+    prefill, decode = (engine_of(service, name) for name in ("prefill", "decode"))
+    named = kinds_and_names(service)
+
+    assert {name for kind, name in named if kind == "StatefulSet"} == {f"{prefill}-0", f"{prefill}-1", f"{decode}-0"}
+    assert {"llama-prefill-ranks", "llama-decode-ranks"} <= {name for kind, name in named if kind == "Service"}
+
+
 def test_a_rollout_decides_which_groups_there_are_and_which_nodes_they_avoid(make_service: MakeService) -> None:
     wanted = desired_service(make_service(replicas=2, parallelism={"pipeline": 2}), SETTINGS)
     groups = {"serve": (WantedGroup(1), WantedGroup(4, ("bad",)))}

@@ -103,6 +103,7 @@ SPLIT: list[tuple[dict[str, Any], list[str]]] = [
     ({"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}, ["spec.disaggregation.decode.autoscaling"]),
     ({"parallelism": {"tensor": 2, "expert": True}}, []),
 ]
+PARTITION = "--pipeline-layer-partition"
 
 
 @pytest.mark.parametrize(("decode", "reported"), SPLIT, ids=["alone", "autoscaled", "of tensor ranks"])
@@ -116,14 +117,53 @@ def test_roles_that_are_apart_are_acted_on_but_for_their_scaling(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize("degree", ["pipeline", "data"])
-def test_roles_of_stages_and_copies_start_no_engine_that_would_refuse_to(
-    make_service: MakeService, role: str, degree: str
-) -> None:
-    split = {"prefill": {}, "decode": {}, role: {"parallelism": {degree: 2}}}
+def test_roles_of_copies_start_no_engine_that_would_refuse_to(make_service: MakeService, role: str) -> None:
+    split = {"prefill": {}, "decode": {}, role: {"parallelism": {"data": 2}}}
     [feature] = blocking(unsupported_features(make_service(disaggregation=split)))
 
-    assert feature.field_path == f"spec.disaggregation.{role}.parallelism.{degree}"
+    assert feature.field_path == f"spec.disaggregation.{role}.parallelism.data"
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (2, 2), (64, 64), (1, 2), (2, 1), (2, 3)])
+def test_roles_exchange_kv_between_equally_many_stages(make_service: MakeService, prefill: int, decode: int) -> None:
+    """Whatever the tensor degrees are."""
+    roles = {"prefill": {"tensor": 2, "pipeline": prefill}, "decode": {"pipeline": decode}}
+    split = {name: {"parallelism": parallelism} for name, parallelism in roles.items()}
+    features = unsupported_features(make_service(disaggregation=split))
+
+    assert features == blocking(features)
+    assert [feature.field_path for feature in features] == (
+        [] if prefill == decode else ["spec.disaggregation.decode.parallelism.pipeline"]
+    )
+    assert all(f"{decode}, but {prefill} for prefill" in feature.message for feature in features)
+
+
+@pytest.mark.parametrize(
+    ("engine", "prefill", "decode", "said"),
+    [
+        ([], [], [], None),
+        ([PARTITION, "42,38"], [], [], None),
+        ([], [PARTITION, "42,38"], [f"{PARTITION}=42,38"], None),
+        ([PARTITION, "42,38"], [PARTITION, "40,40"], [PARTITION, "40,40"], None),
+        ([], [], [PARTITION, "42,38"], "is 42,38, and for prefill left out"),
+        ([PARTITION, "42,38"], [f"{PARTITION}=40,40"], [], "is 42,38, and for prefill 40,40"),
+    ],
+)
+def test_roles_exchange_kv_between_stages_of_the_same_layers(
+    make_service: MakeService, engine: list[str], prefill: list[str], decode: list[str], said: str | None
+) -> None:
+    split = {
+        name: {"parallelism": {"pipeline": 2}, "engine": {"args": args}}
+        for name, args in (("prefill", prefill), ("decode", decode))
+    }
+    features = blocking(unsupported_features(make_service(disaggregation=split, engine={"args": engine})))
+
+    if said is None:
+        assert not features
+    else:
+        [feature] = features
+        assert feature.field_path == "spec.disaggregation.decode.engine.args"
+        assert f"{PARTITION} {said}" in feature.message
 
 
 def test_roles_that_are_apart_need_a_prefix_cache(make_service: MakeService) -> None:
@@ -138,7 +178,6 @@ def test_roles_that_are_apart_need_a_prefix_cache(make_service: MakeService) -> 
     ("fields", "path"),
     [
         ({"engine": {"kvTransfer": True, "kvCache": {"prefixCaching": False}}}, "spec.engine.kvCache.prefixCaching"),
-        ({"engine": {"kvTransfer": True}, "parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline"),
         ({"engine": {"kvTransfer": True}, "parallelism": {"data": 2}}, "spec.parallelism.data"),
     ],
 )
@@ -151,8 +190,9 @@ def test_what_the_engine_refuses_beside_kv_transfer_starts_no_engine(
     assert not unsupported_features(make_service(**fields | {"engine": without}))
 
 
-def test_tensor_parallel_ranks_may_exchange_kv(make_service: MakeService) -> None:
-    service = make_service(engine={"kvTransfer": True}, parallelism={"tensor": 2})
+@pytest.mark.parametrize("degree", ["tensor", "pipeline"])
+def test_ranks_may_exchange_kv(make_service: MakeService, degree: str) -> None:
+    service = make_service(engine={"kvTransfer": True}, parallelism={degree: 2})
     assert not unsupported_features(service)
 
 

@@ -1,5 +1,5 @@
 """Two `serve` processes over a trained model: one computes prompts on two ranks, the other goes on from their KV, moved
-by NIXL, on one."""
+by NIXL, on one, or on as many pipeline stages."""
 
 import concurrent.futures
 import json
@@ -22,12 +22,16 @@ SECRET = "s3cret"
 COMPLETION = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[tuple[Server, Server]]:
+@pytest.fixture(
+    scope="module",
+    params=[(("--tensor-parallel-size", "2"), ()), (("--pipeline-parallel-size", "2"),) * 2],
+    ids=["tensor ranks", "stages"],
+)
+def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
     """They know each other by a secret, as in a cluster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SECRET_VARIABLE, SECRET)
-        servers = [start("kv_producer", "--tensor-parallel-size", "2"), start("kv_both")]
+        servers = [start(role, *flags) for role, flags in zip(("kv_producer", "kv_both"), request.param, strict=True)]
     try:
         yield servers[0].wait_ready(), servers[1].wait_ready()
     finally:

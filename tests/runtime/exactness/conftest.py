@@ -195,6 +195,7 @@ class Engine:
         seeds: Sequence[int] = (1,),
         beam: BeamSearch | None = None,
         kv_transfer_params: KvTransferParams | None = None,
+        cache_salt: str | None = None,
         **sampling: Any,
     ) -> None:
         """A sequence for each seed; `output`: what another engine has generated already, of all of them."""
@@ -212,6 +213,7 @@ class Engine:
                 arrival_time=float(self.num_added),
                 beam=beam,
                 kv_transfer_params=kv_transfer_params,
+                cache_salt=cache_salt,
             )
         )
 
@@ -231,6 +233,10 @@ class Engine:
         self.step_until(lambda: all(self._is_finished(request_id) for request_id in request_ids))
         assert self.channel.stats is not None
         return Generated(self.channel.outputs, self.channel.stats)
+
+    @property
+    def num_blocks_used(self) -> int:
+        return self.core._scheduler.stats(0, 0.0).num_blocks_used
 
     def _is_finished(self, request_id: str) -> bool:
         outputs = self.channel.outputs.get(request_id)

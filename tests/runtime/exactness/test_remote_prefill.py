@@ -1,32 +1,38 @@
 """Prompts computed by one real engine and continued by another, their KV moved by NIXL: greedy output is Hugging
 Face's, token for token."""
 
+import random
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.runtime.exactness.conftest import Engine, EngineFactory, Features, Reference, engine_over
+from tests.runtime.exactness.conftest import Engine, EngineFactory, Features, Generated, Reference, engine_over
 from tests.runtime.exactness.rank_threads import start_ranks
 
 from kvasir_runtime.config import SpeculativeConfig
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.execution.worker import Worker
+from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.ranks.links import CoreLinks, ipc_addresses
 from kvasir_runtime.ranks.rank_main import rank_transfers
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import Place
-from kvasir_runtime.transfer.connector import Connector
+from kvasir_runtime.transfer.connector import Connector, PagePair, ReadState
 from kvasir_runtime.transfer.handshake import identity
 from kvasir_runtime.transfer.nixl import NixlConnector
 from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace
 from kvasir_runtime.transfer.params import KvTransferParams
 from kvasir_runtime.transfer.rank_connectors import RankConnectors
 from kvasir_runtime.transfer.side_channel import SideChannel
+
+RankedFactory = Callable[..., Engine]
 
 
 class Transfers:
@@ -35,45 +41,54 @@ class Transfers:
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack = stack
         self._folder = folder
-        self._num_made = 0
+        self._places: list[Place] = []
+        self.fails_requests = True
 
     def __call__(self, worker: Worker, scheduler: Scheduler, wake: threading.Event) -> KvTransfers:
-        return self.of_ranks([worker], scheduler, wake)
+        return self.of_ranks([worker], Topology(), scheduler, wake)
 
-    def of_ranks(self, workers: list[Worker], scheduler: Scheduler, wake: threading.Event) -> KvTransfers:
-        self._num_made += 1
+    def of_ranks(
+        self, workers: list[Worker], topology: Topology, scheduler: Scheduler, wake: threading.Event
+    ) -> KvTransfers:
         channel = SideChannel("127.0.0.1", 0)
         self._stack.callback(channel.close)
-        engine_id, rank = f"engine-{self._num_made}", workers[0].description
-        place = Place(engine_id=engine_id, host="127.0.0.1", port=channel.port, tensor_size=len(workers))
+        engine_id, tensor_size = f"engine-{1 + len(self._places)}", topology.tensor_size
+        stages = [worker.description for worker in workers[::tensor_size]]
+        place = Place(engine_id=engine_id, host="127.0.0.1", port=channel.port, tensor_size=tensor_size)
         agent = TransferAgent(
-            self._connector(engine_id, workers),
+            self._connector(engine_id, workers, topology),
             channel,
-            identity("model", "", rank.layout, rank.kv_specs, len(workers)),
+            identity("model", "", stages[0].layout, [stage.kv_specs for stage in stages], tensor_size),
             place,
-            page_bytes=rank.layout.page_bytes,
+            page_bytes=sum(stage.layout.page_bytes for stage in stages) * tensor_size,
             lease_seconds=30,
             timeout_seconds=30,
             checksums=True,
             wake_core=wake.set,
         )
         agent.start()
+        self._places.append(place)
         self._stack.callback(agent.close)
-        return KvTransfers(scheduler, agent, place, page_bytes=rank.layout.page_bytes, fails_requests=True)
+        return KvTransfers(scheduler, agent, place, page_bytes=agent.page_bytes, fails_requests=self.fails_requests)
 
-    def _connector(self, engine_id: str, workers: list[Worker]) -> Connector:
+    def _connector(self, engine_id: str, workers: list[Worker], topology: Topology) -> Connector:
         """Over links, as the ranks' processes are reached, where there are several."""
         if len(workers) == 1:
             rank = workers[0].description
-            parts = PageParts(rank.kv_specs, rank.layout.block_size, TensorPlace(0, 1))
+            parts = PageParts(rank.kv_specs, rank.layout, TensorPlace(0, 1))
             return NixlConnector(engine_id, workers[0].runner.kv_buffer, parts)
         folder = self._folder / engine_id
         folder.mkdir()
         links = CoreLinks(ipc_addresses(folder, len(workers)))
         self._stack.callback(links.close)
-        for rank, (worker, address) in enumerate(zip(workers, links.bound.transfers, strict=True)):
-            rank_transfers(worker, TensorPlace(rank, len(workers)), address, self._fail).start()
+        for place, worker, address in zip(topology.places(), workers, links.bound.transfers, strict=True):
+            rank_transfers(worker, place, address, self._fail).start()
         return RankConnectors(links.transfers)
+
+    def from_first(self, key: str) -> KvTransferParams:
+        """To decode what the engine made first computes."""
+        place = self._places[0]
+        return KvTransferParams(do_remote_prefill=True, remote_host=place.host, remote_port=place.port, transfer_id=key)
 
     @staticmethod
     def _fail(error: Exception) -> None:
@@ -110,6 +125,23 @@ def test_output_is_that_of_one_engine(
     check_split(model, prefill, decode)
 
 
+@pytest.fixture
+def start_ranked(transfers: Transfers, tmp_path: Path) -> Iterator[RankedFactory]:
+    """Makes an engine of so many ranks a stage, and so many stages."""
+    with ExitStack() as stack:
+
+        def start(model: Path, tensor_size: int = 1, num_stages: int = 2, **options: Any) -> Engine:
+            folder = tmp_path / f"meeting-{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            ranks = start_ranks(model, folder, tensor_size, num_stages=num_stages, **options)
+            stack.callback(ranks.close)
+            own = partial(transfers.of_ranks, ranks.workers, ranks.groups[0].place.topology)
+            rank = ranks.workers[-1].description
+            return engine_over(ranks, rank, CHUNKED, None, num_stages, make_transfers=own)
+
+        yield start
+
+
 @pytest.mark.parametrize(
     ("architecture", "num_prefill_ranks", "num_decode_ranks"),
     [
@@ -120,33 +152,155 @@ def test_output_is_that_of_one_engine(
     ],
 )
 def test_ranks_take_their_heads_from_the_ranks_that_have_them(
-    reference: Callable[[str], Reference], start_engine: EngineFactory, transfers: Transfers, tmp_path: Path,
+    reference: Callable[[str], Reference], start_engine: EngineFactory, start_ranked: RankedFactory,
+    transfers: Transfers, architecture: str, num_prefill_ranks: int, num_decode_ranks: int,
+) -> None:  # fmt: skip
+    model = reference(architecture)
+
+    def start(size: int) -> Engine:
+        if size == 1:
+            return start_engine(model.folder, CHUNKED, make_transfers=transfers)
+        return start_ranked(model.folder, size, num_stages=1)
+
+    check_split(model, start(num_prefill_ranks), start(num_decode_ranks))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_prefill_ranks", "num_decode_ranks"),
+    [
+        ("LlamaForCausalLM", 1, 1),
+        ("Gemma3ForCausalLM", 1, 1),  # three KV groups, of which each stage has layers in two or one
+        ("LlamaForCausalLM", 2, 1),
+        ("Gemma3ForCausalLM", 1, 2),
+    ],
+)
+def test_stages_take_the_kv_of_their_layers_from_the_same_stage(
+    reference: Callable[[str], Reference], start_ranked: RankedFactory,
     architecture: str, num_prefill_ranks: int, num_decode_ranks: int,
 ) -> None:  # fmt: skip
     model = reference(architecture)
-    with ExitStack() as stack:
-
-        def start(size: int) -> Engine:
-            if size == 1:
-                return start_engine(model.folder, CHUNKED, make_transfers=transfers)
-            folder = tmp_path / f"meeting-{len(list(tmp_path.iterdir()))}"
-            folder.mkdir()
-            ranks = start_ranks(model.folder, folder, size)
-            stack.callback(ranks.close)
-            own = partial(transfers.of_ranks, ranks.workers)
-            return engine_over(ranks, ranks.workers[0].description, CHUNKED, None, make_transfers=own)
-
-        check_split(model, start(num_prefill_ranks), start(num_decode_ranks))
+    prefill, decode = (start_ranked(model.folder, size) for size in (num_prefill_ranks, num_decode_ranks))
+    check_split(model, prefill, decode)
+    for engine in (prefill, decode):
+        engine.step_until(lambda engine=engine: engine.num_blocks_used == 0)
 
 
-def check_split(model: Reference, prefill: Engine, decode: Engine) -> None:
-    names = [f"request-{number}" for number in range(len(model.prompts))]
+def test_stages_go_on_while_blocks_are_kept_that_nobody_has_fetched(
+    reference: Callable[[str], Reference], start_ranked: RankedFactory
+) -> None:
+    """A sequence is on one stage at a time, so that its next step cannot be planned before its result is here."""
+    model = reference("LlamaForCausalLM")
+    engine = start_ranked(model.folder)
+    engine.add("kept", model.prompts[2], kv_transfer_params=KvTransferParams(do_remote_decode=True), max_tokens=1)
+    engine.finish("kept")
+    engine.add("goes on", model.prompts[3])
+    assert engine.finish("goes on").token_ids("goes on") == model.outputs[3]
+    assert engine.num_blocks_used > 0, "the lease has ended, and so nothing was shown"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_what_one_stage_fails_to_read_all_stages_compute(
+    reference: Callable[[str], Reference], start_ranked: RankedFactory, transfers: Transfers,
+    monkeypatch: pytest.MonkeyPatch, stage: int,
+) -> None:  # fmt: skip
+    """The other stage has its pages, and this one's are full of NaN."""
+    model, transfers.fails_requests = reference("LlamaForCausalLM"), False
+    start_read, state = NixlConnector.start_read, NixlConnector.state
+    pages: dict[tuple[NixlConnector, int], list[int]] = {}
+
+    def note(self: NixlConnector, engine_id: str, pairs: Sequence[PagePair]) -> int:
+        read = start_read(self, engine_id, pairs)
+        pages[self, read] = [pair.ours for pair in pairs]
+        return read
+
+    def fail(self: NixlConnector, read: int) -> ReadState:
+        found = state(self, read)
+        if found == "reading" or self._parts.stage.index != stage:
+            return found
+        self._buffer[pages[self, read]] = 255
+        return "failed"
+
+    prefill, decode = start_ranked(model.folder), start_ranked(model.folder)
+    monkeypatch.setattr(NixlConnector, "start_read", note)
+    monkeypatch.setattr(NixlConnector, "state", fail)
+    generated = split(model, prefill, decode)
+    assert [generated.token_ids(name) for name in names_of(model)] == model.outputs
+    assert generated.stats.transfers is not None
+    assert generated.stats.transfers.num_failures == {"read": 4}, "of all prompts that fill a block"
+    assert generated.stats.transfers.num_blocks_received == 0
+    for engine in (prefill, decode):
+        engine.step_until(lambda engine=engine: engine.num_blocks_used == 0)
+
+
+def test_stages_that_are_cut_elsewhere_are_refused_by_name(
+    reference: Callable[[str], Reference], start_ranked: RankedFactory, transfers: Transfers,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    model, transfers.fails_requests = reference("LlamaForCausalLM"), False
+    prefill, decode = start_ranked(model.folder), start_ranked(model.folder, layer_partition=(1, 2))
+    generated = split(model, prefill, decode)
+    assert [generated.token_ids(name) for name in names_of(model)] == model.outputs
+    assert generated.stats.transfers is not None
+    assert set(generated.stats.transfers.num_failures) == {"handshake"}
+    assert "pipeline cut is [2, 1] there and [1, 2] here" in caplog.text
+
+
+def test_both_legs_at_once_over_stages_with_aborts_leave_nothing_behind(
+    reference: Callable[[str], Reference], start_ranked: RankedFactory, transfers: Transfers
+) -> None:
+    """Each round anew, so that nothing is cached; legs end at some turn of their engine, whatever goes on then."""
+    model, transfers.fails_requests = reference("LlamaForCausalLM"), False
+    prefill, decode = start_ranked(model.folder), start_ranked(model.folder)
+    rng, num_undisturbed = random.Random(3), 0
+    for number in range(8):
+        expected = {f"{number}-{name}": output for name, output in zip(names_of(model), model.outputs, strict=True)}
+        for name, prompt in zip(expected, model.prompts, strict=True):
+            salt = {"cache_salt": str(number)}
+            to_prefill = KvTransferParams(do_remote_decode=True, transfer_id=name)
+            prefill.add(f"p-{name}", prompt, kv_transfer_params=to_prefill, max_tokens=1, **salt)
+            decode.add(name, prompt, kv_transfer_params=transfers.from_first(name), **salt)
+        prefill_ends, decode_ends = (
+            {name: rng.randint(1, 12) for name in expected if rng.random() < 0.3} for _ in range(2)
+        )
+        num_undisturbed += len(expected.keys() - prefill_ends.keys() - decode_ends.keys())
+        with ThreadPoolExecutor() as pool:
+            leg = pool.submit(drive, prefill, {f"p-{name}": prefill_ends.get(name) for name in expected})
+            drive(decode, {name: decode_ends.get(name) for name in expected})
+            leg.result()
+        for name in expected.keys() - decode_ends.keys():
+            assert [token for one in decode.channel.outputs[name] for token in one.new_token_ids] == expected[name]
+    for engine in (prefill, decode):
+        engine.step_until(lambda engine=engine: engine.num_blocks_used == 0)
+    assert decode.channel.stats is not None
+    assert decode.channel.stats.transfers is not None
+    assert decode.channel.stats.transfers.num_blocks_received >= num_undisturbed
+
+
+def drive(engine: Engine, ends: dict[str, int | None]) -> None:
+    """Until all have ended; those that name a turn are aborted at it."""
+    for turn in range(1 + max(end or 0 for end in ends.values())):
+        engine.abort(*(name for name, end in ends.items() if end == turn))
+        engine.core.step()
+    engine.finish(*(name for name, end in ends.items() if end is None))
+
+
+def names_of(model: Reference) -> list[str]:
+    return [f"request-{number}" for number in range(len(model.prompts))]
+
+
+def split(model: Reference, prefill: Engine, decode: Engine) -> Generated:
+    """What decoding gives after its prompts were computed elsewhere."""
+    names = names_of(model)
     for name, prompt in zip(names, model.prompts, strict=True):
         prefill.add(name, prompt, kv_transfer_params=KvTransferParams(do_remote_decode=True), max_tokens=1)
     first = prefill.finish(*names)
     for name, prompt in zip(names, model.prompts, strict=True):
         decode.add(name, prompt, kv_transfer_params=first.outputs[name][-1].kv_transfer_params)
-    generated = decode.finish(*names)
+    return decode.finish(*names)
+
+
+def check_split(model: Reference, prefill: Engine, decode: Engine) -> None:
+    names, generated = names_of(model), split(model, prefill, decode)
     assert [generated.token_ids(name) for name in names] == model.outputs
     assert generated.stats.transfers is not None
     assert generated.stats.transfers.num_blocks_received > 0

@@ -1,6 +1,7 @@
 """KV groups and the places of layers in their pages."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from kvasir_runtime.kv_cache.spec import (
     KvLayout,
     KvSpec,
     make_layout,
+    resized_layout,
     stage_layout,
 )
 
@@ -189,3 +191,14 @@ def test_one_reach_is_one_group_on_every_stage():
     assert [group.layers for group in first.groups] == [(0, 3, 1, 4, 2)]
     assert (first.page_bytes, last.page_bytes) == (3 * LAYER_BYTES, 2 * LAYER_BYTES)
     assert [place.offset_bytes for place in last.places] == [0, LAYER_BYTES]
+
+
+@pytest.mark.parametrize("specs", LAYOUTS.values(), ids=LAYOUTS)
+def test_layers_of_twice_the_size_stay_in_their_groups(specs: list[KvSpec]):
+    larger = [replace(spec, head_dim=2 * spec.head_dim) for spec in specs]
+    assert resized_layout(make_layout(specs, BLOCK_SIZE), larger) == make_layout(larger, BLOCK_SIZE)
+    stages = [range(2), range(2, len(specs))]
+    for index, layers in enumerate(stages):
+        of_stage = stage_layout(specs, BLOCK_SIZE, stages, index)
+        resized = resized_layout(of_stage, [larger[layer] for layer in layers])
+        assert resized == stage_layout(larger, BLOCK_SIZE, stages, index)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from kvasir_runtime.execution.kv_buffer import layer_caches
-from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
+from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout, stage_layout
+from kvasir_runtime.parallel.stage import WHOLE, Stage
 from kvasir_runtime.transfer.checksums import page_checksums
 from kvasir_runtime.transfer.connector import CHECKSUM_MODULUS, Page, Side
+from kvasir_runtime.transfer.messages import Region
 from kvasir_runtime.transfer.page_layout import (
     PageParts,
     Segment,
@@ -31,7 +33,7 @@ def specs(num_heads: int) -> list[KvSpec]:
 def parts_of(place: TensorPlace, num_heads: int) -> PageParts:
     num_copies = max(1, place.size // num_heads)
     own = [replace(spec, num_copies=num_copies) for spec in specs(len(heads_of(place, num_heads)))]
-    return PageParts(own, BLOCK_SIZE, place)
+    return PageParts(own, make_layout(own, BLOCK_SIZE), place)
 
 
 def checksum_of(pages: list[torch.Tensor], num_others: int, num_heads: int, side: Side) -> int:
@@ -122,6 +124,41 @@ def test_a_rank_reads_from_the_ranks_that_have_its_heads() -> None:
     assert parts.sources(4) == [part.rank for part in parts.to_read(0, 4)] == [2, 3]
     assert parts.sources(2) == [1]
     assert [part.rank for part in parts.to_be_read(0, 1)] == [0]
+
+
+def of_whole_heads(stage: Stage) -> PageParts:
+    return PageParts(specs(1), make_layout(specs(1), BLOCK_SIZE), TensorPlace(0, 1), stage)
+
+
+STAGES = [of_whole_heads(Stage(index, 2)) for index in (0, 1)]
+
+
+def test_a_rank_has_to_do_with_the_ranks_of_its_own_stage() -> None:
+    regions = [Region(b"", rank, 1, 0) for rank in range(4)]
+    assert [[region.base_address for region in parts.of_stage(regions)] for parts in STAGES] == [[0, 1], [2, 3]]
+    assert of_whole_heads(WHOLE).of_stage(regions) == regions
+
+
+def test_nothing_is_read_of_a_group_without_layers_on_the_stage() -> None:
+    full = specs(2)[0]
+    window = replace(full, kind="window", window=8)
+    layout = stage_layout([window, full, window], BLOCK_SIZE, [range(2), range(2, 3)], 1)
+    parts = PageParts([window], layout, TensorPlace(0, 1), Stage(1, 2))
+    assert [group.layers for group in layout.groups] == [(0,), (2,), (1,)]
+    assert [[part.rank for part in parts.to_read(group, 2)] for group in range(3)] == [[], [0, 1], []]
+
+
+def test_pages_of_another_stage_are_noticed() -> None:
+    pages = [filled(TensorPlace(0, 1), 1), filled(TensorPlace(0, 1), 1) + 1]
+
+    def of_both(pages: list[torch.Tensor], side: Side) -> int:
+        sums = [
+            page_checksums(page[None], parts, [Page(0)], 1, side)[0] for page, parts in zip(pages, STAGES, strict=True)
+        ]
+        return sum(sums) % CHECKSUM_MODULUS
+
+    assert of_both(pages, "read") == of_both(pages, "written")
+    assert of_both(pages[::-1], "read") != of_both(pages, "written")
 
 
 def test_heads_that_are_kept_twice_count_once() -> None:
