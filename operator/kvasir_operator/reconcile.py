@@ -173,8 +173,7 @@ class Reconciler:
 
     async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
         key, owner_uid, kinds = _key_of(obj), obj["metadata"]["uid"], self._features().listed_child_kinds
-        seen = self._secrets.of(key, owner_uid) if self._do_changes_wait() else []
-        observed = await observe(self._client, key, wanted, kinds, seen)
+        observed = await observe(self._client, key, wanted, kinds, self._secrets.of(key, owner_uid))
         self._secrets.remember(key, owner_uid, observed.children)
         self._restarts.observe(key, observed)
         return replace(observed, downloads=await self._read_downloads(observed.pods))
