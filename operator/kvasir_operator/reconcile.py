@@ -51,7 +51,7 @@ from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_s
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.events import notable_changes, post_event
 from kvasir_operator.status.problems import find_problems
-from kvasir_operator.status.report import report_status
+from kvasir_operator.status.report import differs_in_detail, report_status
 from kvasir_operator.status.restarts import RestartCounter
 from kvasir_operator.status.roles import RoleState, idle_role, role_of, role_state
 from kvasir_operator.status.situation import Situation
@@ -63,6 +63,8 @@ TERMINATING_RETRY_SECONDS = 2.0
 NAME_TAKEN_RETRY_SECONDS = 30.0
 STALE_RETRY_SECONDS = 1.0
 """After a workload had changed before it was scaled, or the service before its status was stored."""
+DETAILS_RETRY_SECONDS = 1.0
+"""Until counts and messages are reported that what this pass did is about to change."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,11 @@ class Reconciler:
             situation = replace(situation, scaling=self._ledger.scaling_of(key))
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         news = decision.news.without([refusal.key for refusal in applied.refusals])
-        is_reported = await self._report(key, obj, status, news)
-        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds)
+        is_overtaken = _moves_replicas(decision.plan) and _is_seen_later(decision, applied) and not news.deletes
+        is_left = is_overtaken and differs_in_detail(obj.get("status", {}), status)
+        is_reported = is_left or await self._report(key, obj, status, news)
+        details_seconds = DETAILS_RETRY_SECONDS if is_left else None
+        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds, details_seconds)
         return _outcome(decision.plan, applied, is_reported, _soonest(looks))
 
     def _desired(self, obj: KubeObject) -> DesiredService:
@@ -173,8 +178,7 @@ class Reconciler:
 
     async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
         key, owner_uid, kinds = _key_of(obj), obj["metadata"]["uid"], self._features().listed_child_kinds
-        seen = self._secrets.of(key, owner_uid) if self._do_changes_wait() else []
-        observed = await observe(self._client, key, wanted, kinds, seen)
+        observed = await observe(self._client, key, wanted, kinds, self._secrets.of(key, owner_uid))
         self._secrets.remember(key, owner_uid, observed.children)
         self._restarts.observe(key, observed)
         return replace(observed, downloads=await self._read_downloads(observed.pods))
@@ -206,13 +210,19 @@ def _key_of(obj: KubeObject) -> ServiceKey:
 
 
 def _can_be_left_here(turn: Plan, decision: Decision, applied: Applied) -> bool:
-    """Whether the next pass will see all that is left to do and to report: this turn wrote a workload, and nothing
-    was created, restored, restarted, deleted or refused, which is known to this pass only.
-    """
+    """Whether this turn brought the service on, and the next pass will see all that is left to do and to report."""
+    return _moves_replicas(turn) and not turn.deletes and _is_seen_later(decision, applied)
+
+
+def _moves_replicas(plan: Plan) -> bool:
+    return any(action.key.kind in WORKLOAD_KINDS for action in plan.applies) or bool(plan.scales)
+
+
+def _is_seen_later(decision: Decision, applied: Applied) -> bool:
+    """Whether nothing was created, restored, restarted or refused, which is known to this pass only."""
     plan = decision.plan
-    is_plain = not (applied.refusals or plan.restarts or turn.deletes or plan.blocked or plan.terminating)
-    has_begun = any(action.key.kind in WORKLOAD_KINDS for action in turn.applies) or bool(turn.scales)
-    return is_plain and has_begun and all(action.cause is Cause.CHANGED for action in decision.news.applies)
+    is_plain = not (applied.refusals or plan.restarts or plan.blocked or plan.terminating)
+    return is_plain and all(action.cause is Cause.CHANGED for action in decision.news.applies)
 
 
 def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: float | None) -> Outcome:

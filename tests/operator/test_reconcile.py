@@ -412,29 +412,21 @@ def test_secrets_are_never_listed() -> None:
     assert secret_of(kube)["stringData"]
 
 
-def test_a_secret_that_was_there_a_moment_ago_is_not_asked_for_again_while_changes_wait() -> None:
+def test_a_secret_that_was_there_a_moment_ago_is_not_asked_for_again() -> None:
     class Asked(MemoryKube):
         async def get(self, kind: Kind, *args: Any) -> dict[str, Any] | None:
             asked.append(kind)
             return await super().get(kind, *args)
 
     asked: list[Kind] = []
-    kube, now, do_changes_wait = Asked(), [100.0], [True]
+    kube, now = Asked(), [100.0]
     kube.objects = kube_with(SPEC).objects
     gateway = GatewayObserver(kube, None, None, lambda key: None)
     reconciler = Reconciler(
-        kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0],
-        do_changes_wait=lambda: do_changes_wait[0],
+        kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0]
     )  # fmt: skip
-    for seconds, do_wait, num_asked in (
-        (0.0, True, 1),
-        (0.0, True, 1),
-        (1.0, True, 0),
-        (1.0, False, 1),
-        (58.0, True, 1),
-    ):
+    for seconds, num_asked in ((0.0, 1), (0.0, 1), (1.0, 0), (58.0, 0), (1.0, 1)):
         now[0] += seconds
-        do_changes_wait[0] = do_wait
         asked.clear()
         asyncio.run(reconciler.reconcile(KEY))
         assert asked.count(SECRET) == num_asked

@@ -1,4 +1,4 @@
-"""A client that answers for a service's children and pods from the cache, and puts what it writes in there at once."""
+"""A client that answers for services, their children and pods from what watches have shown, and what it wrote."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -6,17 +6,30 @@ from typing import Any
 from kubernetes.aio.client import Configuration
 
 from kvasir_operator.api.labels import SERVICE_LABEL
+from kvasir_operator.errors import KubeApiError
 from kvasir_operator.kube.client import ClientHooks, KubeClient, LabelSelector
-from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS, POD, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, LISTED_CHILD_KINDS, POD, Kind, KubeObject, ServiceKey
 from kvasir_operator.observe.cache import InformerCache, Name
+from kvasir_operator.observe.seen_services import SeenServices
 
 
 class CachedClient(KubeClient):
     """Whatever the cache does not know yet is asked of the API server."""
 
-    def __init__(self, configuration: Configuration, cache: InformerCache, hooks: ClientHooks | None = None) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        cache: InformerCache,
+        services: SeenServices,
+        hooks: ClientHooks | None = None,
+    ) -> None:
         super().__init__(configuration, hooks)
         self._cache = cache
+        self._services = services
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
+        seen = self._services.of(ServiceKey(namespace, name)) if kind == INFERENCE_SERVICE else None
+        return await super().get(kind, namespace, name) if seen is None else seen
 
     async def list(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
@@ -44,6 +57,15 @@ class CachedClient(KubeClient):
         if is_gone and kind != POD:
             self._cache.remove_own(kind, Name(namespace, name))
         return is_gone
+
+    async def apply_status(self, obj: KubeObject) -> KubeObject:
+        try:
+            stored = await super().apply_status(obj)
+        except KubeApiError:
+            self._services.forget(ServiceKey(obj["metadata"]["namespace"], obj["metadata"]["name"]))
+            raise
+        self._services.put(stored)
+        return stored
 
     async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
         result = await super()._write(verb, kind, call)

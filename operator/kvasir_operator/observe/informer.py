@@ -12,14 +12,14 @@ from typing import TypeAlias
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import KubeApiError, WatchExpiredError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import WORKLOAD_KINDS, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import POD, WORKLOAD_KINDS, Kind, KubeObject, ServiceKey, is_terminating
 from kvasir_operator.observe.cache import InformerCache, Name
 
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 300.0
 COUNTS_WAIT_SECONDS = 1.0
-"""Of a workload whose controller has counted its pods, which have woken the service themselves, or are about to."""
+"""For what only counts: a pod that no node has yet, and a workload whose controller has counted its pods."""
 ANY_SERVICE: dict[str, str | None] = {SERVICE_LABEL: None}
 _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 30.0
@@ -100,5 +100,8 @@ class Informer:
     def _wait_seconds(self, obj: KubeObject) -> float:
         """What somebody else changed of a workload its controller has not observed yet."""
         status, metadata = obj.get("status", {}), obj["metadata"]
-        is_count = self._kind in WORKLOAD_KINDS and status.get("observedGeneration") == metadata.get("generation")
+        if self._kind == POD:
+            is_count = "nodeName" not in obj.get("spec", {}) and not is_terminating(obj)
+        else:
+            is_count = self._kind in WORKLOAD_KINDS and status.get("observedGeneration") == metadata.get("generation")
         return COUNTS_WAIT_SECONDS if is_count else 0.0

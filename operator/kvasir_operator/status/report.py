@@ -38,6 +38,21 @@ async def report_status(client: KubeClient, service: KubeObject, status: dict[st
     return True
 
 
+def differs_in_detail(previous: dict[str, Any], status: dict[str, Any]) -> bool:
+    """Whether there is news, but of counts, reasons and messages alone: what anybody waits for stands as it was."""
+    return is_news(previous, status) and _headline(previous, status) == _headline(status, status)
+
+
+def _headline(stored: dict[str, Any], status: dict[str, Any]) -> Any:
+    """Of `stored`, as far as `status` says anything of it."""
+    conditions = [find_condition(stored.get("conditions", []), each["type"]) or {} for each in status["conditions"]]
+    return (
+        [stored.get(key) for key in ("observedGeneration", "url", "scaling")],
+        {entry["role"]: entry.get("revision") for entry in stored.get("roles", [])},
+        [each.get("status") for each in conditions],
+    )
+
+
 def is_news(previous: dict[str, Any], status: dict[str, Any]) -> bool:
     """Whether anything of ours differs from what is stored; conditions of other controllers do not matter."""
     others = [key for key in _OURS if key != "conditions"]

@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from kubernetes.aio.client import Configuration
+from tests.operator.cluster_objects import service
 
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.errors import ObjectConflictError, ObjectNotFoundError
+from kvasir_operator.errors import KubeUnavailableError, ObjectConflictError, ObjectNotFoundError
 from kvasir_operator.kube.cached import CachedClient
 from kvasir_operator.kube.client import KubeClient, LabelSelector
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, SERVICE, KubeObject
+from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, KubeObject, ServiceKey
 from kvasir_operator.observe.cache import InformerCache
+from kvasir_operator.observe.seen_services import SeenServices
 
 OWN = {SERVICE_LABEL: "llama"}
 ALL = {SERVICE_LABEL: None}
@@ -46,7 +49,7 @@ def test_only_a_services_objects_of_a_kind_that_is_known_are_answered_from_the_c
 ) -> None:
     async def body() -> None:
         cache = InformerCache()
-        kube = CachedClient(Configuration(), cache)
+        kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
         await kube.list(SERVICE, "models", OWN)
         cache.finish_list(SERVICE, None, set(), 1)
         await kube.list(SERVICE, "models", OWN)
@@ -63,7 +66,7 @@ def test_a_written_child_is_known_at_once(asked: list[LabelSelector]) -> None:
     async def body() -> list[KubeObject]:
         cache = InformerCache()
         cache.finish_list(SERVICE, None, set(), 1)
-        kube = CachedClient(Configuration(), cache)
+        kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
         await kube._write("apply", SERVICE, answer("5"))
         await kube._write("apply_status", INFERENCE_SERVICE, answer("6"))
         await kube.close()
@@ -89,7 +92,7 @@ def test_a_deleted_child_is_forgotten_at_once_and_a_namesake_is_not(
     async def body() -> list[KubeObject]:
         cache = InformerCache()
         cache.finish_list(SERVICE, None, set(), 1)
-        kube = CachedClient(Configuration(), cache)
+        kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
         await kube._write("apply", SERVICE, answer("5"))
         monkeypatch.setattr(KubeClient, "_write", write)
         await kube.delete(SERVICE, "models", "llama-engine", "uid-of-the-first")
@@ -97,3 +100,47 @@ def test_a_deleted_child_is_forgotten_at_once_and_a_namesake_is_not(
         return await kube.list(SERVICE, "models", OWN)
 
     assert len(asyncio.run(body())) == num_left
+
+
+def test_a_service_that_was_shown_is_not_asked_for_and_other_kinds_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def get(self: KubeClient, kind: Any, namespace: str, name: str) -> None:
+        asked.append((kind, name))
+
+    async def body() -> KubeObject | None:
+        seen = SeenServices(lambda: 0.0)
+        seen.watch("ADDED", service())
+        kube = CachedClient(Configuration(), InformerCache(), seen)
+        await kube.get(DEPLOYMENT, "models", "llama")
+        await kube.get(INFERENCE_SERVICE, "models", "mistral")
+        await kube.close()
+        return await kube.get(INFERENCE_SERVICE, "models", "llama")
+
+    monkeypatch.setattr(KubeClient, "get", get)
+    assert asyncio.run(body()) == service()
+    assert asked == [(DEPLOYMENT, "llama"), (INFERENCE_SERVICE, "mistral")]
+
+
+@pytest.mark.parametrize("refusal", [None, ObjectConflictError("changed", 409), KubeUnavailableError("no answer")])
+def test_a_service_whose_status_was_stored_is_known_with_it_and_one_whose_was_not_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception | None
+) -> None:
+    stored = {**service(status={"phase": "Ready"}), "metadata": {**service()["metadata"], "resourceVersion": "10"}}
+
+    async def apply_status(self: KubeClient, obj: KubeObject) -> KubeObject:
+        if refusal is not None:
+            raise refusal
+        return stored
+
+    async def body() -> KubeObject | None:
+        seen = SeenServices(lambda: 0.0)
+        seen.watch("ADDED", service())
+        kube = CachedClient(Configuration(), InformerCache(), seen)
+        with nullcontext() if refusal is None else pytest.raises(type(refusal)):
+            await kube.apply_status(service())
+        await kube.close()
+        return seen.of(ServiceKey("models", "llama"))
+
+    monkeypatch.setattr(KubeClient, "apply_status", apply_status)
+    assert asyncio.run(body()) == (stored if refusal is None else None)

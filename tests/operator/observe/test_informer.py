@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tests.operator.cluster_objects import deployment, pod
+from tests.operator.cluster_objects import NOW, deployment, pod
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeUnavailableError, WatchExpiredError
@@ -123,5 +123,9 @@ def test_what_a_workloads_controller_has_counted_may_wait_for_more_and_what_othe
     assert waits(DEPLOYMENT, edited, seen, counted(7, 2, 2, total=1)) == [0.0, COUNTS_WAIT_SECONDS, COUNTS_WAIT_SECONDS]
 
 
-def test_news_of_a_pod_does_not_wait() -> None:
-    assert waits(POD, versioned("p", "5"), {**versioned("p", "6"), "status": {"phase": "Running"}}) == [0.0, 0.0]
+def test_news_of_a_pod_does_not_wait_but_that_it_waits_for_a_node() -> None:
+    on_node, running = {"spec": {"nodeName": "n"}}, {"status": {"phase": "Running"}}
+    leaving = versioned("p", "8")
+    leaving["metadata"]["deletionTimestamp"] = NOW
+    states = [versioned("p", "5"), versioned("p", "6") | on_node, versioned("p", "7") | on_node | running, leaving]
+    assert waits(POD, *states) == [COUNTS_WAIT_SECONDS, 0.0, 0.0, 0.0]

@@ -3,11 +3,12 @@
 import asyncio
 from typing import Any
 
+import pytest
 from tests.operator.cluster_objects import NOW, deployment, pod, service
 from tests.operator.memory_kube import MemoryKube
 from tests.operator.status.service_under_test import status_of
 
-from kvasir_operator.status.report import is_news, report_status
+from kvasir_operator.status.report import differs_in_detail, is_news, report_status
 
 PODS = [pod("e1"), pod("e2"), pod("r1", "router"), pod("r2", "router")]
 STATUS = status_of([deployment()], PODS)
@@ -42,6 +43,37 @@ def test_a_count_a_message_and_a_field_that_goes_are_news_and_a_condition_of_oth
     assert is_news(STATUS, {**STATUS, "conditions": changed})
     assert is_news(STATUS, {**STATUS, "scaling": [{"role": "serve"}]})
     assert not is_news({**STATUS, "conditions": [OTHERS, *STATUS["conditions"]], "others": []}, STATUS)
+
+
+def condition_with(**fields: Any) -> list[dict[str, Any]]:
+    return [{**STATUS["conditions"][0], **fields}, *STATUS["conditions"][1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_detail"),
+    [
+        ({}, False),
+        ({"ready": "1/2"}, True),
+        ({"replicas": 3}, True),
+        ({"roles": [{**STATUS["roles"][0], "message": "x", "draining": 1}, *STATUS["roles"][1:]]}, True),
+        ({"roles": [{**STATUS["roles"][0], "revision": "bbbb"}, *STATUS["roles"][1:]]}, False),
+        ({"roles": STATUS["roles"][1:]}, False),
+        ({"conditions": condition_with(message="x")}, True),
+        ({"conditions": condition_with(reason="Idle")}, True),
+        ({"conditions": condition_with(status="False")}, False),
+        ({"observedGeneration": 2}, False),
+        ({"phase": "Updating"}, True),
+        ({"url": "http://other"}, False),
+        ({"scaling": [{"role": "serve"}]}, False),
+    ],
+)
+def test_what_is_waited_for_is_no_detail_and_the_rest_is(change: dict[str, Any], is_detail: bool) -> None:
+    assert differs_in_detail(STATUS, {**STATUS, **change}) is is_detail
+
+
+def test_a_first_status_is_no_detail_and_conditions_of_others_do_not_matter() -> None:
+    assert not differs_in_detail({}, STATUS)
+    assert differs_in_detail({**STATUS, "conditions": [OTHERS, *STATUS["conditions"]]}, {**STATUS, "ready": "1/2"})
 
 
 def test_a_service_that_changed_or_went_since_it_was_read_keeps_its_status() -> None:
