@@ -38,6 +38,8 @@ class RoleSituation:
     """That a replica takes until it serves."""
     former_days: tuple[float, ...] = ()
     """Replicas that were needed on former days when a replica asked for now would serve."""
+    turn_seconds: float = 0.0
+    """Between turns of the loop; one pause alone does not make it longer."""
 
     @property
     def warm(self) -> frozenset[str]:
@@ -64,7 +66,7 @@ class Memory:
     """From when on no replica has kept up with what it was sent."""
     trial: Trial | None = None
     backlogs: tuple[Backlog, ...] = ()
-    """Of the last half minute."""
+    """Of the last two minutes."""
     queued_at: float | None = None
     """When prompts waited last for more than the SLO allows."""
     idle_since: float | None = None
