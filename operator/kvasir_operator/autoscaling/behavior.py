@@ -20,7 +20,8 @@ _DOWN_POLICIES = (ScalingPolicy("Percent", 50, 60),)
 MOST_SECONDS = 3600
 """No window or period is longer."""
 GAP_SECONDS = 40
-"""Two turns of the loop, and what they vary by. Without a recommendation for longer a window begins anew."""
+"""Two turns of the loop, and what they vary by. Without a recommendation for longer a window begins anew, but where
+turns are further apart."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,16 @@ def rounded(needed: float, former: int, growth_tolerance: float = TOLERANCE) -> 
 
 def default_down_window_seconds(changes: Iterable[Change], startup_seconds: float) -> float:
     """As long as a replica takes to start, which is what it costs to have let one go that is wanted again; where load
-    came back within a HorizontalPodAutoscaler's window, that. `changes`: of the last hour, oldest first."""
-    if _has_come_back(changes):
-        return DOWN_WINDOW_SECONDS
-    return min(max(startup_seconds, LEAST_DOWN_WINDOW_SECONDS), DOWN_WINDOW_SECONDS)
-
-
-def _has_come_back(changes: Iterable[Change]) -> bool:
+    came back, as long as the longest lull of those that a HorizontalPodAutoscaler's window outlasts. `changes`: of the
+    last hour, oldest first."""
+    window = min(max(startup_seconds, LEAST_DOWN_WINDOW_SECONDS), DOWN_WINDOW_SECONDS)
     shrunk_at = -math.inf
     for change in changes:
-        if change.delta < 0:
-            shrunk_at = change.at
-        elif change.at - shrunk_at <= DOWN_WINDOW_SECONDS:
-            return True
-    return False
+        if change.delta > 0:
+            lull_seconds = window + change.at - shrunk_at  # for the window it had waited before
+            window = lull_seconds if lull_seconds <= DOWN_WINDOW_SECONDS else window
+        shrunk_at = change.at if change.delta < 0 else -math.inf
+    return window
 
 
 def stabilized(

@@ -151,7 +151,7 @@ def _need(situation: RoleSituation, demand: Demand, memory: Memory, judged: list
 def _paced(situation: RoleSituation, need: Need, memory: Memory) -> tuple[int, Memory]:
     spec, now, current = situation.spec, situation.now, situation.current
     former = memory.recommendations
-    if not former or now - former[-1].at > GAP_SECONDS:
+    if not former or now - former[-1].at > max(GAP_SECONDS, 2 * situation.turn_seconds):
         former = (Recommendation(now, current),)
     # What keeps prompts within the SLO leaves nothing to spare: a tenth more makes them wait beyond it.
     is_exact = need.reason is ScalingReason.PREFILL_DEMAND and _ttft_seconds(situation) is not None
@@ -223,7 +223,7 @@ def _slo_seconds(situation: RoleSituation, reason: ScalingReason) -> float | Non
 
 
 def _with_sample(memory: Memory, situation: RoleSituation, sample: RoleSample) -> Memory:
-    memory = replace(memory, backlogs=with_backlog(memory.backlogs, sample))
+    memory = replace(memory, backlogs=with_backlog(memory.backlogs, sample, situation.ready))
     warm = [replica for replica in sample.replicas if replica.name in situation.warm]
     capacity = capacity_of(warm or sample.replicas, memory.capacity)
     if capacity is None or len(warm) < len(sample.replicas):

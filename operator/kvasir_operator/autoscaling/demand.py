@@ -5,7 +5,6 @@ busiest replica's, requests that want one in the batch, and prompt tokens that w
 is absolute, so that replicas on their way are neither wanted twice nor make the others look idle.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,10 +25,6 @@ within the minutes whose mean it sees."""
 LEAST_BACKLOG_SECONDS = 30.0
 """What waits is worked off beside what arrives in the time that a replica takes to start, and no faster than this: what
 those that run will have done by then is no work for another."""
-
-MOST_OF_RATE = 2.0
-"""That growth is believed to tell of arrivals: what came within its half minute is at most twice the rate of the
-minute."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +161,7 @@ def _prefill_need(
         return Need(0.0, ScalingReason.PREFILL_DEMAND, "no prefill rate measured yet")
     arriving, queued = sample.uncached_tokens_per_second, queued_tokens(sample, ttft_seconds)
     if queued and backlog_growth > 0:
-        most_arriving = MOST_OF_RATE * arriving or math.inf
-        arriving = max(arriving, min(sample.computed_tokens_per_second + backlog_growth, most_arriving))
+        arriving = max(arriving, sample.computed_tokens_per_second + backlog_growth)
     most = min(rate, capacity.saturated_tokens_per_second or rate)
     ahead = queue_ahead(queued, arriving, most, len(sample.replicas), starting, backlog_seconds) if queued else 0.0
     with_backlog = (arriving + max(queued, ahead) / backlog_seconds) / most

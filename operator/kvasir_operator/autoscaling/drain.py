@@ -1,39 +1,58 @@
 """What waits, and how long that will be so: a queue that will be gone before a further replica serves needs none."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir_operator.autoscaling.sample import RoleSample
 
-GROWTH_SECONDS = 30.0
-"""Over which a queue's growth is seen: so long that one long prompt is no growth, and shorter than rates are over."""
+LEAST_GROWTH_SECONDS = 10.0
+"""Of each half of the time over which a queue's growth is seen: so long that one long prompt is no growth, and less
+than a turn of the loop. Where scrapes are further apart it is from scrape to scrape."""
+KEPT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """Prompt tokens still to be computed when a sample was taken: held in routers, and by replica."""
+    """Prompt tokens still to be computed when a sample was taken: held in routers, and by replica. `unseen`: replicas
+    that served and told nothing."""
 
     at: float
     held: float
     by_replica: Mapping[str, float] = field(default_factory=dict)
+    unseen: frozenset[str] = frozenset()
 
 
-def with_backlog(past: Sequence[Backlog], sample: RoleSample) -> tuple[Backlog, ...]:
-    """With this sample's; one that is seen a second time counts once."""
-    kept = (each for each in past if sample.at - GROWTH_SECONDS <= each.at < sample.at)
+def with_backlog(past: Sequence[Backlog], sample: RoleSample, serving: Collection[str]) -> tuple[Backlog, ...]:
+    """With this sample's; one that is seen a second time counts once. `serving`: names of replicas."""
+    kept = (each for each in past if sample.at - KEPT_SECONDS <= each.at < sample.at)
     by_replica = {replica.name: replica.uncached_tokens for replica in sample.replicas}
-    return (*kept, Backlog(sample.at, sample.held_tokens, by_replica))
+    return (*kept, Backlog(sample.at, sample.held_tokens, by_replica, frozenset(serving) - by_replica.keys()))
 
 
 def backlog_growth(backlogs: Sequence[Backlog]) -> float:
-    """Tokens a second, of routers and of replicas that both ends know; 0 where only one moment is known."""
-    first, last = backlogs[0], backlogs[-1]
-    if last.at == first.at:
+    """Tokens a second since the moment before the last but one; 0 where none is known.
+
+    At most twice that of either half: a batch that came at once is in one of them alone, and is no growth.
+    """
+    *_, last = backlogs
+    middle = _before(last, backlogs)
+    first = middle and _before(middle, backlogs)
+    if middle is None or first is None:
         return 0.0
-    both = first.by_replica.keys() & last.by_replica.keys()
-    grown = last.held - first.held + sum(last.by_replica[name] - first.by_replica[name] for name in both)
-    return grown / (last.at - first.at)
+    return min(_growth(first, last), 2 * _growth(first, middle), 2 * _growth(middle, last))
+
+
+def _before(later: Backlog, backlogs: Sequence[Backlog]) -> Backlog | None:
+    """The latest from which on a growth until `later` is seen."""
+    return next((each for each in reversed(backlogs) if later.at - each.at >= LEAST_GROWTH_SECONDS), None)
+
+
+def _growth(first: Backlog, last: Backlog) -> float:
+    """Of routers and of replicas that both moments know; those that served only later had nothing."""
+    known = last.by_replica.keys() - first.unseen
+    grown = sum(last.by_replica[name] - first.by_replica.get(name, 0.0) for name in known)
+    return (last.held - first.held + grown) / (last.at - first.at)
 
 
 def uncached_tokens(sample: RoleSample) -> float:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from kvasir_operator.api.conditions import ConditionType, Reason, find_condition
@@ -69,10 +70,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class _Turn:
-    """What the services of one turn have in common. `only_by_routers`: what no router answers for is left as it is."""
+    """What the services of one turn have in common. `only_by_routers`: what no router answers for is left as it is;
+    `seconds`: between turns of all services, the shorter of the last two times."""
 
     gateway: GatewayPods
     only_by_routers: bool
+    seconds: float
 
 
 class Autoscaler:
@@ -101,6 +104,7 @@ class Autoscaler:
         self._asleep: dict[ServiceKey, KubeObject] = {}
         self._memories: dict[ServiceKey, dict[str, Memory]] = {}
         self._being_scaled: set[ServiceKey] = set()
+        self._turns_at: tuple[float, ...] = ()
         self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
         self._asleep_at_once = asyncio.Semaphore(_MOST_AT_ONCE)
 
@@ -131,13 +135,16 @@ class Autoscaler:
 
     async def turn(self) -> None:
         """Raises KubeApiError when services cannot be listed."""
+        self._turns_at = (*self._turns_at[-2:], self._clock.unix())
         turn, services = self._new_turn(only_by_routers=False), await self._services()
         for key in set(self._memories) - set(services):
             self._forget(key)
         await asyncio.gather(*(self._scale(key, obj, turn) for key, obj in services.items()))
 
     def _new_turn(self, *, only_by_routers: bool) -> _Turn:
-        return _Turn(GatewayPods(self._client, self._settings.defaults.gateway), only_by_routers)
+        gateway = GatewayPods(self._client, self._settings.defaults.gateway)
+        seconds = min((later - earlier for earlier, later in pairwise(self._turns_at)), default=0.0)
+        return _Turn(gateway, only_by_routers, seconds)
 
     async def _services(self) -> dict[ServiceKey, KubeObject]:
         """Those that have something to scale."""
@@ -246,6 +253,7 @@ class Autoscaler:
                 current > 0 and is_beginning(pods, role.name, now),
                 ahead,
                 former_days,
+                turn_seconds=turn.seconds,
                 slots=role.engine.max_num_seqs * role.parallelism.data,
                 routers=seconds_ready(routers, now),
             )

@@ -42,6 +42,8 @@ class RoleSituation:
     """That a replica takes until it serves."""
     former_days: tuple[float, ...] = ()
     """Replicas that were needed on former days when a replica asked for now would serve."""
+    turn_seconds: float = 0.0
+    """Between turns of the loop; one pause alone does not make it longer."""
     slots: int | None = None
     """Requests that a replica computes at once; None: no matter how many."""
     routers: Mapping[str, float] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Memory:
     """From when on no replica has kept up with what it was sent."""
     trial: Trial | None = None
     backlogs: tuple[Backlog, ...] = ()
-    """Of the last half minute."""
+    """Of the last two minutes."""
     queued_at: float | None = None
     """When prompts waited last for more than the SLO allows."""
     idle_since: float | None = None

@@ -64,14 +64,17 @@ def test_down_waits_for_as_long_as_a_start_takes_and_no_longer_than_a_horizontal
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ([Change(0, -1), Change(300, 1)], 300),
-        ([Change(0, -1), Change(301, 1)], 120),
-        ([Change(0, -2), Change(200, -1), Change(500, 1)], 300),
+        ([Change(0, -1), Change(30, 1)], 150),
+        ([Change(0, -1), Change(30, 1), Change(60, 1)], 150),
+        ([Change(0, -1), Change(180, 1)], 300),
+        ([Change(0, -1), Change(181, 1)], 120),
+        ([Change(0, -2), Change(200, -1), Change(230, 1)], 150),
         ([Change(0, 1), Change(10, -1), Change(20, -1)], 120),
-        ([Change(0, -1), Change(301, 1), Change(302, -1), Change(303, 1)], 300),
+        ([Change(0, -1), Change(30, 1), Change(900, -1), Change(950, 1)], 200),
+        ([Change(0, -1), Change(30, 1), Change(900, -1), Change(1051, 1)], 150),
     ],
 )
-def test_down_waits_for_300_seconds_once_load_came_back_within_them(changes: list[Change], expected: float) -> None:
+def test_down_waits_for_as_long_as_the_lulls_that_300_seconds_outlast(changes: list[Change], expected: float) -> None:
     assert default_down_window_seconds(changes, 120.0) == expected
 
 

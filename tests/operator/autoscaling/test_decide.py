@@ -8,6 +8,7 @@ from tests.operator.autoscaling.situations import KNOWN, NOW, load, sample, situ
 from kvasir_operator.api.model import ScalingBehavior, ScalingRules
 from kvasir_operator.api.quantity import Duration
 from kvasir_operator.autoscaling.behavior import GAP_SECONDS, Change, Recommendation
+from kvasir_operator.autoscaling.capacity import Capacity
 from kvasir_operator.autoscaling.decide import decide
 from kvasir_operator.autoscaling.drain import Backlog
 from kvasir_operator.autoscaling.forecast import PastNeed
@@ -102,7 +103,7 @@ def test_shrinking_waits_for_its_window():
     assert replicas_of(given, memory) == 4
     memory = replace(KNOWN, recommendations=(Recommendation(NOW - 200, 4), lower))
     assert replicas_of(given, memory) == 2
-    assert replicas_of(given, replace(memory, changes=(Change(NOW - 900, -1), Change(NOW - 600, 1)))) == 4
+    assert replicas_of(given, replace(memory, changes=(Change(NOW - 900, -1), Change(NOW - 899, 1)))) == 4
 
 
 @pytest.mark.parametrize(("ago", "expected"), [(GAP_SECONDS, 4), (GAP_SECONDS + 1, 8)])
@@ -120,6 +121,21 @@ def test_one_low_sample_after_a_rollout_as_long_as_the_window_shrinks_nothing() 
         at = NOW + later
         verdict, memory = decide(replace(given, now=at, sample=replace(sample(*[50] * 8), at=at)), memory)
         assert (later, verdict.replicas) == (later, expected)
+
+
+@pytest.mark.parametrize("turn_seconds", [GAP_SECONDS, GAP_SECONDS + 1, 130])
+def test_turns_that_are_far_apart_shrink_a_role_after_its_window_too(turn_seconds: int) -> None:
+    given, memory = situation(*[50] * 8, startup_seconds=120.0, turn_seconds=turn_seconds), KNOWN
+    for later in range(0, 120 + turn_seconds, turn_seconds):
+        at = NOW + later
+        verdict, memory = decide(replace(given, now=at, sample=replace(sample(*[50] * 8), at=at)), memory)
+        assert (later, verdict.replicas) == (later, 8 if later < 120 else 4)
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(100, 4), (101, 8)])
+def test_after_two_of_such_turns_without_a_decision_the_window_begins_anew(ago: float, expected: int) -> None:
+    given = situation(*[50] * 8, startup_seconds=60.0, turn_seconds=50.0)
+    assert replicas_of(given, replace(KNOWN, recommendations=(Recommendation(NOW - ago, 2),))) == expected
 
 
 def test_a_role_seen_first_does_not_shrink_at_once():
@@ -391,8 +407,10 @@ def test_many_held_requests_wake_as_many_as_they_need_by_what_is_remembered_of_a
 
 
 def test_what_wakes_is_not_taken_to_go_on_arriving() -> None:
-    given = situation(spec=SLEEPY, sample=sample(num_held=9, held_tokens=1100))
-    assert replicas_of(given, replace(KNOWN, backlogs=(Backlog(NOW - 15, 0),))) == replicas_of(given) == 3
+    roomy = replace(KNOWN, capacity=Capacity(1e9, 100))
+    given = situation(spec=SLEEPY, sample=sample(num_held=9, held_tokens=10_000))
+    growing = (Backlog(NOW - 30, 0), Backlog(NOW - 15, 5000))
+    assert replicas_of(given, replace(roomy, backlogs=growing)) == replicas_of(given, roomy) == 1
 
 
 def test_roles_wake_together_even_where_one_has_no_metrics():
@@ -542,19 +560,43 @@ def test_what_keeps_prompts_within_the_slo_leaves_no_tenth_to_spare(ttft: str | 
     assert verdict.replicas == expected
 
 
-def test_a_queue_that_has_grown_since_the_last_decision_calls_for_more_at_once() -> None:
-    seen = sample(0, held_tokens=300, uncached_tokens_per_second=100, computed_tokens_per_second=100)
-    given = situation(0, sample=seen, startup_seconds=60.0)
-    verdict, memory = decide(given, replace(KNOWN, backlogs=(Backlog(NOW - 15, 0),)))
-    assert memory.backlogs == (Backlog(NOW - 15, 0), Backlog(NOW, 300, {"pod-0": 0}))
-    assert verdict.needed == pytest.approx((120 + (300 + 20 * 60) / 60) / 100)
-    assert decide(given, KNOWN)[0].needed == 1.25  # for what arrives, over four fifths of the rate
+@pytest.mark.parametrize(
+    ("before", "needed"),
+    [
+        ((Backlog(NOW - 30, 0), Backlog(NOW - 15, 300)), (120 + (600 + 20 * 60) / 60) / 100),
+        ((Backlog(NOW - 30, 0), Backlog(NOW - 15, 0)), 1.25),  # for what arrives, over four fifths of the rate
+        ((), 1.25),
+    ],
+)
+def test_a_queue_that_goes_on_growing_calls_for_more_before_the_rate_does(
+    before: tuple[Backlog, ...], needed: float
+) -> None:
+    seen = sample(0, held_tokens=600, uncached_tokens_per_second=100, computed_tokens_per_second=100)
+    verdict, memory = decide(situation(0, sample=seen, startup_seconds=60.0), replace(KNOWN, backlogs=before))
+    assert memory.backlogs == (*before, Backlog(NOW, 600, {"pod-0": 0}))
+    assert verdict.needed == pytest.approx(needed)
 
 
-def test_a_steady_queue_of_which_a_replica_is_seen_later_has_not_grown() -> None:
+def test_a_batch_that_came_at_once_is_not_taken_to_go_on() -> None:
+    """Beyond the rate of the minute that it came in: 30,000 tokens in half a minute are 1000 a second."""
+    seen = sample(
+        replicas=(load("pod-0", kv_capacity_tokens=1e9),),
+        held_tokens=30_000,
+        uncached_tokens_per_second=500,
+        computed_tokens_per_second=100,
+    )
+    memory = replace(KNOWN, backlogs=(Backlog(NOW - 30, 0), Backlog(NOW - 15, 0)))
+    verdict, _ = decide(situation(0, sample=seen, startup_seconds=120.0), memory)
+    assert verdict.needed == pytest.approx((500 + (30_000 + 500 * 120 - 100 * 120) / 120) / 100) == 11.5
+
+
+@pytest.mark.parametrize("num_before", [1, 2])
+def test_a_queue_has_not_grown_by_what_a_replica_has_that_is_seen_later(num_before: int) -> None:
     both = tuple(load(name, uncached_tokens=6000, kv_capacity_tokens=1e9) for name in ("pod-0", "pod-1"))
     rates = {"uncached_tokens_per_second": 200, "computed_tokens_per_second": 200}
-    ready = {"pod-0": 1000.0, "pod-1": COLD_SECONDS - 1}
-    before = situation(0, 0, ready=ready, now=NOW - 15, sample=sample(replicas=both[:1], at=NOW - 15, **rates))
-    given = situation(0, 0, ready=ready, sample=sample(replicas=both, **rates))
-    assert decide(given, decide(before, KNOWN)[1])[0].needed == decide(given, KNOWN)[0].needed
+    given = situation(0, 0, ready={"pod-0": 1000.0, "pod-1": COLD_SECONDS - 1}, startup_seconds=60.0)
+    memory = KNOWN
+    for ago, num_seen, held in ((30, num_before, 0), (15, num_before, 300), (0, 2, 600)):
+        seen = sample(replicas=both[:num_seen], at=NOW - ago, held_tokens=held, **rates)
+        verdict, memory = decide(replace(given, now=NOW - ago, sample=seen), memory)
+    assert verdict.needed == pytest.approx((220 + (12_600 + (220 - 200) * 60) / 60) / 100)

@@ -124,13 +124,3 @@ def test_what_is_under_way_within_the_slo_does_not_grow_a_queue(held: float, is_
     steady = demand_of(seen, Capacity(1e9, 100), 0.5, 1.0, 60).need.replicas
     growing = demand_of(seen, Capacity(1e9, 100), 0.5, 1.0, 60, backlog_growth=100).need.replicas
     assert (growing > steady) is is_queue
-
-
-@pytest.mark.parametrize(
-    ("rate", "growth", "arriving"), [(500, 900, 1000), (500, 901, 1000), (500, 899, 999), (0, 900, 1000)]
-)
-def test_growth_tells_of_twice_the_measured_rate_at_most(rate: float, growth: float, arriving: float) -> None:
-    """Of 100 tokens/s computed. Where no rate was measured yet growth alone tells."""
-    seen = sample(0, held_tokens=30_000, uncached_tokens_per_second=rate, computed_tokens_per_second=100)
-    need = demand_of(seen, Capacity(1e9, 100), 0.5, None, 120, backlog_growth=growth).need
-    assert need.replicas == pytest.approx((arriving + (30_000 + arriving * 120 - 100 * 120) / 120) / 100)

@@ -7,7 +7,8 @@ import pytest
 from tests.operator.autoscaling.situations import NOW, load, sample
 
 from kvasir_operator.autoscaling.drain import (
-    GROWTH_SECONDS,
+    KEPT_SECONDS,
+    LEAST_GROWTH_SECONDS,
     Backlog,
     backlog_growth,
     drain_seconds,
@@ -84,26 +85,65 @@ def test_a_queue_grows_by_what_replicas_and_those_on_their_way_do_not_compute(
     assert ahead == max(0, expected)
 
 
-def test_a_queue_grows_by_what_waits_more_than_half_a_minute_before() -> None:
-    past = (
-        Backlog(NOW - GROWTH_SECONDS - 1, 9000),
-        Backlog(NOW - GROWTH_SECONDS, 0, {"pod-0": 100}),
-        Backlog(NOW - 15, 700),
-    )
-    backlogs = with_backlog(past, queue(1000))
-    assert backlogs == (*past[1:], Backlog(NOW, 500, {"pod-0": 500}))
-    assert backlog_growth(backlogs) == 900 / GROWTH_SECONDS
+def held(*moments: tuple[float, float]) -> tuple[Backlog, ...]:
+    """(seconds ago, tokens in routers)"""
+    return tuple(Backlog(NOW - ago, tokens) for ago, tokens in moments)
 
 
-def test_only_replicas_that_both_ends_know_have_grown() -> None:
-    first = Backlog(NOW - 20, 100, {"pod-0": 6000, "gone": 50})
-    assert backlog_growth((first, Backlog(NOW, 100, {"pod-0": 6000, "pod-1": 6000}))) == 0
-    assert backlog_growth((first, Backlog(NOW, 140, {"pod-0": 6060, "pod-1": 6000}))) == 5
+@pytest.mark.parametrize(
+    ("tokens", "growth"),
+    [
+        ((0, 450, 900), 30),
+        ((0, 150, 900), 20),  # twice that of the first half
+        ((0, 750, 900), 20),  # twice that of the second
+        ((0, 300, 900), 30),
+        ((0, 600, 900), 30),
+        ((0, 0, 30_000), 0),
+        ((0, 30_000, 30_000), 0),
+        ((0, 30_000, 28_500), -200),
+    ],
+)
+def test_growth_is_what_both_halves_show_and_a_batch_is_none(tokens: tuple[float, ...], growth: float) -> None:
+    assert backlog_growth(held(*zip((30, 15, 0), tokens, strict=True))) == growth
+
+
+@pytest.mark.parametrize(
+    ("agos", "growth"),
+    [
+        ((0,), 0),
+        ((15, 0), 0),
+        ((2 * LEAST_GROWTH_SECONDS, LEAST_GROWTH_SECONDS, 0), 100),
+        ((2 * LEAST_GROWTH_SECONDS, LEAST_GROWTH_SECONDS - 1, 0), 0),
+        ((2 * LEAST_GROWTH_SECONDS - 1, LEAST_GROWTH_SECONDS, 0), 0),
+        ((60, 30, 0), 100),
+        ((45, 30, 15, 10, 5, 0), 100),
+    ],
+)
+def test_growth_is_seen_over_two_halves_of_ten_seconds_or_a_scrape(agos: tuple[float, ...], growth: float) -> None:
+    assert backlog_growth(held(*((ago, 9000 - 100 * ago) for ago in agos))) == growth
+
+
+def test_the_latest_growth_counts() -> None:
+    assert backlog_growth(held((45, 90_000), (30, 0), (15, 1500), (0, 3000))) == 100
+
+
+def test_moments_are_kept_for_two_minutes() -> None:
+    past = held((KEPT_SECONDS + 1, 9000), (KEPT_SECONDS, 0), (15, 700))
+    backlogs = with_backlog(past, queue(1000), {"pod-0", "pod-1"})
+    assert backlogs == (*past[1:], Backlog(NOW, 500, {"pod-0": 500}, frozenset({"pod-1"})))
+
+
+def test_a_replica_that_served_unseen_has_not_grown_by_what_it_has() -> None:
+    unseen = frozenset({"pod-1"})
+    first = Backlog(NOW - 30, 0, {"pod-0": 6000, "gone": 50}, unseen)
+    last = Backlog(NOW, 300, {"pod-0": 6000, "pod-1": 6000})
+    for middle in (Backlog(NOW - 15, 150, {"pod-0": 6000}, unseen), replace(last, at=NOW - 15, held=150)):
+        assert backlog_growth((first, middle, last)) == 10
+
+
+def test_what_a_replica_has_that_serves_only_now_came_from_routers_or_has_arrived() -> None:
+    assert backlog_growth((*held((30, 3000), (15, 6000)), Backlog(NOW, 0, {"pod-0": 9000}))) == 200
 
 
 def test_a_sample_that_is_seen_twice_counts_once() -> None:
-    assert with_backlog((Backlog(NOW, 700),), queue(1000)) == (Backlog(NOW, 500, {"pod-0": 500}),)
-
-
-def test_of_one_moment_no_growth_is_known() -> None:
-    assert backlog_growth((Backlog(NOW, 1000),)) == 0
+    assert with_backlog(held((0, 700)), queue(1000), {"pod-0"}) == (Backlog(NOW, 500, {"pod-0": 500}),)

@@ -97,7 +97,11 @@ class Scaling:
 
 @asynccontextmanager
 async def scaling(
-    kube: MemoryKube, answer: Answer = STEADY, held: Held | None = None, gateway: GatewayDefaults | None = None
+    kube: MemoryKube,
+    answer: Answer = STEADY,
+    held: Held | None = None,
+    gateway: GatewayDefaults | None = None,
+    clock: Callable[[], float] = lambda: NOW,
 ) -> AsyncIterator[Scaling]:
     given = Scaling(answer, held)
     async with FakePrometheus(lambda query: given.answer(query)) as server:
@@ -105,9 +109,9 @@ async def scaling(
         given.prometheus.is_asked = asyncio.Event()
         defaults = InstallationDefaults(gateway=gateway)
         settings = OperatorSettings(prometheus_url=server.url, defaults=defaults, gateway_secret="secret")
-        clock = Clock(lambda: NOW, lambda: "2027-01-15T08:00:00Z")
+        times = Clock(clock, lambda: "2027-01-15T08:00:00Z")
         given.scaler = Autoscaler(
-            kube, given.prometheus, given.ledger, settings, given.metrics, given.wake, clock, given.read_held
+            kube, given.prometheus, given.ledger, settings, given.metrics, given.wake, times, given.read_held
         )
         try:
             yield given
@@ -312,3 +316,21 @@ async def test_prefill_at_zero_wakes_when_decode_serves(
         assert scaled.replicas.keys() == ({"prefill"} if decode_spec is STATIC else {"prefill", "decode"})
         assert given.metric("wanted_replicas", **OF_DECODE) == (None if decode_spec is STATIC else 1)
         assert given.num_router_questions == 0, "decode serves"
+
+
+@pytest.mark.parametrize(("pauses", "expected"), [((50, 50, 50), 2), ((15, 50, 50, 50), 2), ((15, 100, 15), 4)])
+async def test_turns_that_are_far_apart_shrink_a_role_and_one_pause_does_not(
+    pauses: tuple[float, ...], expected: int
+) -> None:
+    now = NOW
+    idle = FULL | {"kvasir_kv_cache_used_tokens": 1.0}
+
+    def answer(query: str) -> tuple[Any, int]:
+        return of_fleet({f"engine-{index}": idle for index in range(4)}, held=0, at=now)(query)
+
+    async with scaling(kube_with(4), answer, clock=lambda: now) as given:
+        await given.scaler.turn()
+        for pause in pauses:
+            now += pause
+            await given.scaler.turn()
+        assert given.ledger.scaling_of(KEY).replicas == {"serve": expected}
