@@ -48,6 +48,8 @@ class OfferBlocks:
     """The next of them are written."""
 
     key: str
+    request_id: str
+    """Whose they are: another request may have come under the key meanwhile."""
     blocks: list[OfferedBlock]
     is_complete: bool
 
@@ -57,6 +59,7 @@ class WithdrawOffer:
     """They are not kept any more."""
 
     key: str
+    request_id: str
     reason: str
 
 
@@ -85,6 +88,8 @@ class Land:
     request_id: str
     block_ids: dict[int, BlockIds]
     """By index; blocks that are here already are left out."""
+    num_blocks: int | None = None
+    """Of the pull that these pages are for; None: as many as were asked for at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,14 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortened:
+    """Of the blocks of a pull, only so many are to be had. None is read before there are pages for as many (`Land`)."""
+
+    request_id: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     reason: FailureReason
     message: str
@@ -127,4 +140,4 @@ class PullEnded:
 
 
 ToAgent = BeginOffer | OfferBlocks | WithdrawOffer | BeginPull | Land | CancelPull
-FromAgent = OfferEnded | LookUp | PullEnded
+FromAgent = OfferEnded | LookUp | Shortened | PullEnded
