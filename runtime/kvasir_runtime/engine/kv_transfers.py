@@ -256,6 +256,9 @@ class KvTransfers:
             remote_host=self._place.host,
             remote_port=self._place.port,
             tp_size=self._place.tensor_size,
+            dcp_size=1,
+            pp_size=self._place.pipeline_size,
+            transfer_mode="pull",
             remote_num_tokens=len(ids) * self._scheduler.block_size,
             transfer_id=None if key == request_id else key,
         )

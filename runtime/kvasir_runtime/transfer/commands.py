@@ -21,6 +21,7 @@ class Place:
     """Where other engines find this one."""
 
     engine_id: str
+    pipeline_size: int = 1
     host: str
     port: int
     """Of the side channel."""

@@ -65,7 +65,10 @@ def test_the_answer_has_vllms_shape(world: World) -> None:
         "remote_host": "p",
         "remote_port": 1,
         "tp_size": 1,
+        "dcp_size": 1,
+        "pp_size": 1,
         "remote_num_tokens": NUM_BLOCKS * BLOCK_SIZE,
+        "transfer_mode": "pull",
         "transfer_id": None,
     }
     assert len(params.remote_block_ids) == NUM_BLOCKS
