@@ -177,16 +177,13 @@ def engine_core(
         steps_ahead=steps_ahead,
         step_costs=depth,
         router_feed=feed,
-        transfers=None if agent is None else kv_transfers(config.cache.kv_transfer_config, rank, scheduler, agent),
+        transfers=None if agent is None else kv_transfers(config.cache.kv_transfer_config, scheduler, agent),
     )
 
 
-def kv_transfers(
-    transfer: KvTransferConfig | None, rank: RankDescription, scheduler: Scheduler, agent: TransferAgent
-) -> KvTransfers:
+def kv_transfers(transfer: KvTransferConfig | None, scheduler: Scheduler, agent: TransferAgent) -> KvTransfers:
     fails = transfer is not None and transfer.kv_load_failure_policy == "fail"
-    page_bytes = rank.layout.page_bytes * agent.place.tensor_size
-    return KvTransfers(scheduler, agent, agent.place, page_bytes=page_bytes, fails_requests=fails)
+    return KvTransfers(scheduler, agent, agent.place, page_bytes=agent.page_bytes, fails_requests=fails)
 
 
 def _steps_ahead(scheduler: SchedulerConfig, rank: RankDescription) -> int:

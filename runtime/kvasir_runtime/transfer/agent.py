@@ -69,7 +69,7 @@ class TransferAgent:
         wake_core: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wake_core` is called on the agent's thread."""
+        """`page_bytes`: of a page on all ranks. `wake_core` is called on the agent's thread."""
         self._connector = connector
         self._channel = side_channel
         self.place = place
@@ -77,6 +77,7 @@ class TransferAgent:
         self._checksums = checksums
         self._wake_core = wake_core
         self._clock = clock
+        self.page_bytes = page_bytes
         self._counts = TransferCounts(page_bytes)
         self._offers = Offers(
             lease_seconds, partial(connector.checksums, side="written") if checksums else None, self._counts

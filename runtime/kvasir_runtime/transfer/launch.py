@@ -16,7 +16,7 @@ from kvasir_runtime.transfer.commands import Place
 from kvasir_runtime.transfer.connector import Connector
 from kvasir_runtime.transfer.handshake import identity
 from kvasir_runtime.transfer.nixl import NixlConnector, check_installed
-from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace
+from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace, bytes_on_all_ranks
 from kvasir_runtime.transfer.rank_connectors import RankConnectors
 from kvasir_runtime.transfer.side_channel import SideChannel
 
@@ -55,8 +55,14 @@ def transfer_agent(
         _connector(ranks, engine_id),
         channel,
         identity(digest, extra.revision, rank.layout, rank.kv_specs, num_ranks),
-        Place(engine_id=engine_id, host=extra.side_channel_host, port=channel.port, tensor_size=num_ranks),
-        page_bytes=rank.layout.page_bytes * num_ranks,
+        Place(
+            engine_id=engine_id,
+            host=extra.side_channel_host,
+            port=channel.port,
+            tensor_size=num_ranks,
+            pipeline_size=config.parallel.pipeline_parallel_size,
+        ),
+        page_bytes=bytes_on_all_ranks(rank.layout.page_bytes, rank.kv_specs, num_ranks),
         lease_seconds=extra.lease_seconds,
         timeout_seconds=extra.timeout_seconds,
         checksums=extra.checksums,
