@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 
 from kv_blocks import kv_blocks
-from mixed_and_split import mixed_and_split, read_trace
+from mixed_and_split import WAYS, mixed_and_split, read_trace
 from random_models import CONFIGS, make_model
 from servers import WORK, end_on_sigterm, this_machine
 
@@ -26,10 +26,10 @@ def main() -> None:
     options = parsed_options()
     parts = [heading()]
     if options.only != "engines":
-        parts.append(kv_blocks(options.mib, options.pulls, options.device))
+        parts.append(kv_blocks(options.mib, options.pulls, options.device, options.page_kib))
     if options.only != "pulls":
         trace = read_trace(options.trace, options.requests, options.rate, options.shorter_input, options.shorter_output)
-        parts.append(mixed_and_split(make_model(options.model, WORK / "models"), trace, options.rounds))
+        parts.append(mixed_and_split(make_model(options.model, WORK / "models"), trace, options.ways, options.rounds))
     report = "\n\n".join(parts) + "\n"
     if options.only is None:
         RESULTS.mkdir(exist_ok=True)
@@ -42,6 +42,7 @@ def parsed_options() -> argparse.Namespace:
     parser.add_argument("--only", choices=("pulls", "engines"), help="one part, which is printed alone")
     parser.add_argument("--mib", type=int, default=128, help="moved by each pull")
     parser.add_argument("--pulls", type=int, default=7, help="of each kind; the median is shown")
+    parser.add_argument("--page-kib", type=int, nargs="+", default=[16, 128, 1024], help="sizes of the blocks pulled")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that pulled blocks are on")
     parser.add_argument("--model", choices=tuple(CONFIGS), default="llama-100m", help="with random weights")
     parser.add_argument("--trace", type=Path, help="of requests, in the form of Mooncake's traces (JSON lines)")
@@ -49,6 +50,7 @@ def parsed_options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=0.6, help="requests a second, on average")
     parser.add_argument("--shorter-input", type=int, default=16, help="the trace's prompts are divided by so much")
     parser.add_argument("--shorter-output", type=int, default=8, help="the trace's answers are divided by so much")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="in which the engines are set up")
     parser.add_argument("--rounds", type=int, default=3, help="of all ways in turn")
     options = parser.parse_args()
     if options.only != "pulls" and options.trace is None:

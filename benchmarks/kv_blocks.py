@@ -15,7 +15,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -28,7 +28,6 @@ from kvasir_runtime.transfer.messages import Identity
 from kvasir_runtime.transfer.nixl import NixlConnector
 from kvasir_runtime.transfer.side_channel import SideChannel
 
-PAGE_KIB = (16, 128, 1024)
 IDENTITY = Identity(
     model="m", revision="", dtype="uint8", block_size=16, kv_layout="pages", pipeline_cut=[1], hash_rule="numbers"
 )
@@ -86,7 +85,8 @@ def keep(shape: Shape, orders: Connection) -> None:
             step = -(-len(blocks) // NUM_CHUNKS)
             for first in range(0, len(blocks), step):
                 time.sleep(order.chunk_seconds)
-                agent.post(OfferBlocks(order.key, blocks[first : first + step], first + step >= len(blocks)))
+                last = first + step
+                agent.post(OfferBlocks(order.key, order.key, blocks[first:last], last >= len(blocks)))
             orders.send(time.monotonic())  # one clock for all processes of a machine
 
 
@@ -252,7 +252,7 @@ def time_pulls(num_blocks: int, page_bytes: int, num_rounds: int, device: str) -
         return PullTimes(plain, checksummed, median(puller, 2 * checksummed / NUM_CHUNKS, meanwhile=True))
 
 
-def kv_blocks(mib: int, num_rounds: int, device: str) -> str:
+def kv_blocks(mib: int, num_rounds: int, device: str, page_sizes_kib: Sequence[int]) -> str:
     """A table, a row for each page size; every pull moves `mib` between blocks on devices of that kind."""
     num_bytes = mib * MIB
     torch.set_num_threads(1)  # an engine has a core, and so has the copy that is compared
@@ -269,7 +269,7 @@ def kv_blocks(mib: int, num_rounds: int, device: str) -> str:
         "of it after the prefill, ms | hidden |",
         "|---" * 8 + "|",
     ]
-    for page_kib in PAGE_KIB:
+    for page_kib in page_sizes_kib:
         num_blocks = num_bytes // (page_kib * 1024)
         times = time_pulls(num_blocks, page_kib * 1024, num_rounds, device)
         lines.append(

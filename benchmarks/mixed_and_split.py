@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -199,11 +199,11 @@ async def play(url: str, arrivals: list[Arrival]) -> list[list[float]]:
         return await asyncio.gather(*tasks)
 
 
-def mixed_and_split(model: Path, trace: Trace, num_rounds: int) -> str:
+def mixed_and_split(model: Path, trace: Trace, ways: Sequence[Way], num_rounds: int) -> str:
     """A table, a row for each way; the ways take turns."""
-    seen, other_work, arrivals = {way: Seen() for way in WAYS}, OtherWork(), trace.arrivals
+    seen, other_work, arrivals = {way: Seen() for way in ways}, OtherWork(), trace.arrivals
     for round_number in range(num_rounds):
-        for way in WAYS:
+        for way in ways:
             with running(way, model) as (router, engines):
                 asyncio.run(warm_up(router.url, arrivals, round_number))
                 with other_work.than(router, *engines):
@@ -221,7 +221,7 @@ def mixed_and_split(model: Path, trace: Trace, num_rounds: int) -> str:
         "| engines | TTFT p50, ms | p99 | ITL p50, ms | p99 | chunks a second | busy: first engine | second "
         "| pulled, MiB | failed pulls |",
         "|---" * 10 + "|",
-        *(_row(way, seen[way]) for way in WAYS),
+        *(_row(way, seen[way]) for way in ways),
         "",
         "Of split engines the first prefills and the second decodes.",
     ])  # fmt: skip

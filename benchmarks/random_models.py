@@ -1,4 +1,5 @@
-"""Checkpoints of real shapes with random weights, for speed only: `llama-100m` and `qwen3-0.6b`, bf16, 32,000 tokens.
+"""Checkpoints of real shapes with random weights, for speed only: `llama-100m` and `qwen3-0.6b`, bf16, 32,000 tokens;
+`toy` shows that a benchmark runs.
 
 o_proj and down_proj are scaled up, or a tied random model would only repeat its last token. Seeded, so every engine and
 every run loads the same bytes. Needs torch, safetensors and tokenizers.
@@ -39,6 +40,11 @@ CONFIGS = {
     | {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+    },
+    "toy": _SHARED
+    | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64, "mlp_bias": False,
     },
 }  # fmt: skip
 

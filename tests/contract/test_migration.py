@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from tests.runtime.cli.conftest import Server, a_free_port
 MODEL = Path("examples/models/kvasir-python-700k")
 PROMPT = Path("runtime/kvasir_runtime/scheduling/planner.py").read_text()[:600]
 BODY = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+SAMPLED = BODY | {"temperature": 0.9, "top_p": 0.95, "seed": 7}
 ROUTER = str(Path(sys.executable).parent / "kvasir-router")
 
 
@@ -32,11 +34,12 @@ class Router:
         return f"{engine.url} drains; asked to hand its streams over: 202" in self.log_file.read_text()
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[list[Server]]:
+@pytest.fixture
+def engines(request: pytest.FixtureRequest) -> Iterator[list[Server]]:
+    """Indirect parameter: flags of both."""
     extra = {"side_channel_host": "127.0.0.1", "side_channel_port": 0}
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": extra}
-    flags = ("--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "8")
+    flags = ("--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "8", *request.param)
     servers = [Server(MODEL, *flags) for _ in range(2)]
     try:
         yield [server.wait_ready() for server in servers]
@@ -46,7 +49,7 @@ def engines() -> Iterator[list[Server]]:
             server.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def router(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
     port = a_free_port()
     log_file = tmp_path_factory.mktemp("router") / "log"
@@ -61,11 +64,19 @@ def router(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> I
         process.wait()
 
 
-def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: list[Server], router: Router) -> None:
+@pytest.mark.parametrize(
+    ("engines", "body"),
+    [((), BODY), ((), SAMPLED)],
+    indirect=["engines"],
+    ids=["greedy", "sampled"],
+)
+def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(
+    engines: list[Server], router: Router, body: dict[str, Any]
+) -> None:
     wait_for(lambda: answers(router.url))
     cores = [engine.engine_core() for engine in engines]
     try:
-        seen, events, old = a_stream_caught_under_way(engines, cores, router)
+        seen, events, old = a_stream_caught_under_way(engines, cores, router, body)
         old.process.terminate()
         wait_for(lambda: router.has_asked_to_hand_over(old))
     finally:
@@ -73,8 +84,9 @@ def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: lis
     (new,) = [engine for engine in engines if engine is not old]
     for tokens in events:
         seen += tokens
-    whole = httpx.post(f"{new.url}/v1/completions", json=BODY, timeout=120).json()
+    whole = httpx.post(f"{new.url}/v1/completions", json=body, timeout=120).json()
     assert seen == whole["choices"][0]["token_ids"]
+    assert len(set(seen)) > 1
     assert old.process.wait(20) == 0
     num_pulled = total(new, "kvasir_kv_transfer_blocks_total", direction="received")
     assert num_pulled >= whole["usage"]["prompt_tokens"] // 16, "what was written before is there as well"
@@ -82,11 +94,11 @@ def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(engines: lis
 
 
 def a_stream_caught_under_way(
-    engines: list[Server], cores: list[int], router: Router
+    engines: list[Server], cores: list[int], router: Router, body: dict[str, Any]
 ) -> tuple[list[int], Iterator[list[int]], Server]:
     """Its first tokens, its other events, and its engine, whose core stands still, so it cannot end."""
     while True:
-        events = token_events(router.url)
+        events = token_events(router.url, body)
         seen = next(events)
         signal_all(cores, signal.SIGSTOP)
         for engine, core in zip(engines, cores, strict=True):
@@ -102,9 +114,9 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def token_events(url: str) -> Iterator[list[int]]:
+def token_events(url: str, body: dict[str, Any]) -> Iterator[list[int]]:
     """Token ids, event by event, of a stream that must end well."""
-    with httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=120) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=120) as answer:
         lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         for line in lines:
             if line == "[DONE]":

@@ -28,6 +28,7 @@ from kvasir_runtime.transfer.commands import (
     OfferEnded,
     Place,
     PullEnded,
+    Shortened,
     ToAgent,
     WithdrawOffer,
 )
@@ -111,6 +112,8 @@ class KvTransfers:
         outputs: list[AddressedOutput] = []
         for event in self._agent.take():
             match event:
+                case Shortened():
+                    self._shorten(event)
                 case PullEnded():
                     outputs += self._end_pull(event)
                 case OfferEnded():
@@ -128,9 +131,9 @@ class KvTransfers:
             key = self._keys[news.request_id]
             if news.has_failed:
                 del self._keys[news.request_id]
-                self._agent.post(WithdrawOffer(key, "the request that was to write them has ended"))
+                self._agent.post(WithdrawOffer(key, news.request_id, "the request that was to write them has ended"))
             else:
-                self._agent.post(OfferBlocks(key, news.blocks, news.is_complete))
+                self._agent.post(OfferBlocks(key, news.request_id, news.blocks, news.is_complete))
 
     def stats(self) -> TransferStats:
         stats = self._agent.stats(self._remote.num_leased_blocks)
@@ -145,7 +148,7 @@ class KvTransfers:
         request_id, is_lookup = message.request_id, params.remote_key is None
         self._scheduler.add(message, is_held=True)
         arrival = self._remote.expect(request_id)
-        if arrival is None or (is_lookup and not self._can_be_looked_up(arrival, rate)):
+        if is_lookup and not self._can_be_looked_up(arrival, rate):
             self._remote.forget(request_id)
             self._scheduler.release(request_id)
             return
@@ -163,17 +166,16 @@ class KvTransfers:
         )
         self._pulls[request_id] = PullUnderWay(arrival, wish)
         self._agent.post(wish)
-        if arrival.first == len(arrival.hashes):  # nothing is missing: the other side alone is to hear of it
+        if arrival.is_missing_some:
+            self._landless.append(arrival)
+        else:  # the other side alone is to hear of it
             self._agent.post(Land(request_id, {}))
             self._scheduler.release(request_id)
-        else:
-            self._landless.append(arrival)
 
     def _can_be_looked_up(self, arrival: Arrival, rate: float | None) -> bool:
         """It takes its pages at once: what waited for some would keep a peer's blocks held, and its prompt could be
         computed meanwhile."""
-        is_missing_some = arrival.first < len(arrival.hashes)
-        if not is_missing_some or any(other.landing is None for other in self._landless):
+        if not arrival.is_missing_some or any(other.landing is None for other in self._landless):
             return False
         return self._is_worth_pulling(arrival, rate) and self._remote.make_room(
             arrival, self._scheduler.last_step_under_way
@@ -200,7 +202,14 @@ class KvTransfers:
             if self._scheduler.has_ended(arrival.after_step):
                 assert arrival.landing is not None
                 self._landless.remove(arrival)
-                self._agent.post(Land(arrival.request_id, arrival.landing))
+                self._agent.post(Land(arrival.request_id, arrival.landing, len(arrival.hashes)))
+
+    def _shorten(self, event: Shortened) -> None:
+        """It has its turn before others: the pages that it takes are among those that it has given back."""
+        arrival = self._pulls[event.request_id].arrival
+        self._remote.shorten(arrival, event.num_blocks, self._scheduler.last_step_under_way)
+        if arrival not in self._landless:
+            self._landless.insert(0, arrival)
 
     def _end_pull(self, event: PullEnded) -> list[AddressedOutput]:
         pull = self._pulls.pop(event.request_id)
@@ -247,6 +256,9 @@ class KvTransfers:
             remote_host=self._place.host,
             remote_port=self._place.port,
             tp_size=self._place.tensor_size,
+            dcp_size=1,
+            pp_size=self._place.pipeline_size,
+            transfer_mode="pull",
             remote_num_tokens=len(ids) * self._scheduler.block_size,
             transfer_id=None if key == request_id else key,
         )

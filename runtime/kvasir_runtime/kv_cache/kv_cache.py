@@ -5,7 +5,7 @@ needs only the blocks that its next token sees, so a prefix is found where every
 every window group the last few.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,16 +77,18 @@ class KvCache:
 
         At least one token is left to compute, since the next token is sampled from its logits.
         """
-        num_blocks = self._num_to_look_up(token_ids)
-        for group, window in enumerate(self._windows):
-            if window is None:
-                num_blocks = self._num_found(token_ids, blocks, group, num_blocks)
-        num_blocks = self._shrink_to_windows(token_ids, blocks, num_blocks)
+        num_blocks = self._num_cached(token_ids, blocks, self._num_to_look_up(token_ids))
         tables = tuple(
             self._found(token_ids, blocks, group, self._first_seen(window, num_blocks * self.block_size), num_blocks)
             for group, window in enumerate(self._windows)
         )
         return Prefix(num_blocks * self.block_size, tables)
+
+    def num_cached(self, hashes: Sequence[bytes], unwritten: Set[int]) -> int:
+        """Length in blocks of the longest beginning of the chain that is cached, and of which no block is unwritten."""
+        blocks = self.empty()
+        blocks.hashes = list(hashes)
+        return self._num_cached((), blocks, self._num_written(hashes, unwritten))
 
     def no_prefix(self) -> Prefix:
         return Prefix(0, tuple([] for _ in self._windows))
@@ -251,6 +253,21 @@ class KvCache:
             np.asarray(token_ids[first : first + self.block_size]).tolist(),
             () if index else blocks.extra_keys,
         )
+
+    def _num_cached(self, token_ids: Tokens, blocks: SequenceBlocks, most: int) -> int:
+        """Length of the longest beginning of which every group has what the next token sees."""
+        for group, window in enumerate(self._windows):
+            if window is None:
+                most = self._num_found(token_ids, blocks, group, most)
+        return self._shrink_to_windows(token_ids, blocks, most)
+
+    def _num_written(self, hashes: Sequence[bytes], unwritten: Set[int]) -> int:
+        """Blocks before the first that is not."""
+        for index, block_hash in enumerate(hashes):
+            found = [self.pool.find((group, block_hash)) for group in range(len(self._windows))]
+            if any(block is not None and block.block_id in unwritten for block in found):
+                return index
+        return len(hashes)
 
     def _num_found(self, token_ids: Tokens, blocks: SequenceBlocks, group: int, most: int) -> int:
         """Length of the group's chain of findable blocks."""

@@ -34,6 +34,10 @@ class Arrival:
     after_step: int | None = None
     """Number of the last step that may touch the new blocks; None: none does."""
 
+    @property
+    def is_missing_some(self) -> bool:
+        return self.first < len(self.hashes)
+
 
 @dataclass(slots=True, eq=False)
 class Offer:
@@ -85,15 +89,16 @@ class RemoteKv:
             arrival.landing is not None for arrival in self._arrivals.values()
         )
 
-    def expect(self, request_id: str) -> Arrival | None:
-        """What a held request would have pulled; None where all of its prompt must be computed here."""
+    def expect(self, request_id: str) -> Arrival:
+        """What a held request would have pulled: no block where all of its prompt must be computed here, or none."""
         sequence = self._requests.first_held(request_id)
         if sequence is None or sequence.request.lacks_prompt_logprobs:
-            return None
-        token_ids, blocks = sequence.token_ids, self._kv.empty(sequence.blocks.extra_keys)
-        hashes = self._kv.hashes_to_look_up(token_ids, blocks)
-        num_cached = self._kv.match(token_ids, blocks).num_tokens // self._kv.block_size
-        arrival = Arrival(request_id, token_ids, blocks, hashes, first=num_cached)
+            arrival = Arrival(request_id, [], self._kv.empty(), [], first=0)
+        else:
+            token_ids, blocks = sequence.token_ids, self._kv.empty(sequence.blocks.extra_keys)
+            hashes = self._kv.hashes_to_look_up(token_ids, blocks)
+            num_cached = self._kv.match(token_ids, blocks).num_tokens // self._kv.block_size
+            arrival = Arrival(request_id, token_ids, blocks, hashes, first=num_cached)
         self._arrivals[request_id] = arrival
         return arrival
 
@@ -113,6 +118,14 @@ class RemoteKv:
         arrival.landing = {index: tuple(ids) for index, ids in landing.items()}
         arrival.after_step = last_step
         return True
+
+    def shorten(self, arrival: Arrival, num_blocks: int, last_step: int | None) -> None:
+        """Only so many will come, and none has: the pages taken are given back for those that these few land in."""
+        arrival.hashes = arrival.hashes[:num_blocks]
+        if arrival.landing is not None:
+            self._kv.release(arrival.blocks)
+            arrival.landing = None
+            self.make_room(arrival, last_step)
 
     def settle(self, request_id: str, num_blocks: int) -> None:
         """Nothing is written into its blocks any more, and the first so many of the prompt's are good: those can be
@@ -146,18 +159,16 @@ class RemoteKv:
         self._offers[request_id] = Offer(request_id, (num_prompt_tokens - 1) // self._kv.block_size)
 
     def offer_cached(self, offer_id: str, hashes: Series[bytes], unwritten: set[int]) -> None:
-        """Keep the longest chain of these that every KV group has, and that is written."""
-        num_groups = self._kv.num_groups
-        chain: list[list[Block]] = []
-        for block_hash in hashes:
-            found = [self._kv.pool.find((group, block_hash)) for group in range(num_groups)]
-            blocks = [block for block in found if block is not None]
-            if len(blocks) < num_groups or any(block.block_id in unwritten for block in blocks):
-                break
-            chain.append(blocks)
-        offer = self._offers[offer_id] = Offer(offer_id, len(chain))
-        for block_hash, blocks in zip(hashes, chain, strict=False):
-            self._hold(offer, block_hash, blocks)
+        """Keep the longest beginning of these that is cached and written. Of a KV group with a window that is what is
+        seen from its end, and one block before as far as there is, since the other side may know fewer tokens."""
+        self.end_offer(offer_id)
+        num_blocks = self._kv.num_cached(hashes, unwritten)
+        offer = self._offers[offer_id] = Offer(offer_id, num_blocks)
+        for index, block_hash in enumerate(hashes[:num_blocks]):
+            seeing = self._kv.groups_seeing(index, num_blocks - 1)
+            groups = range(self._kv.num_groups)
+            found = [self._kv.pool.find((group, block_hash)) if group in seeing else None for group in groups]
+            self._hold(offer, block_hash, found)
 
     def end_offer(self, request_id: str) -> None:
         """Unknown ones have failed meanwhile."""

@@ -98,7 +98,10 @@ class KvTransferFields(BaseModel):
     remote_host: Key | None = None
     remote_port: Annotated[int, Field(ge=1, lt=65536)] | None = None
     tp_size: int | None = None
+    dcp_size: int | None = None
+    pp_size: int | None = None
     remote_num_tokens: int | None = None
+    transfer_mode: str | None = None
     transfer_id: Key | None = None
 
     @model_validator(mode="after")

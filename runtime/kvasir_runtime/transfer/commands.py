@@ -21,6 +21,7 @@ class Place:
     """Where other engines find this one."""
 
     engine_id: str
+    pipeline_size: int = 1
     host: str
     port: int
     """Of the side channel."""
@@ -49,6 +50,8 @@ class OfferBlocks:
     """The next of them are written."""
 
     key: str
+    request_id: str
+    """Whose they are: another request may have come under the key meanwhile."""
     blocks: list[OfferedBlock]
     is_complete: bool
 
@@ -58,6 +61,7 @@ class WithdrawOffer:
     """They are not kept any more."""
 
     key: str
+    request_id: str
     reason: str
 
 
@@ -86,6 +90,8 @@ class Land:
     request_id: str
     block_ids: dict[int, BlockIds]
     """By index; blocks that are here already are left out."""
+    num_blocks: int | None = None
+    """Of the pull that these pages are for; None: as many as were asked for at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,14 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortened:
+    """Of the blocks of a pull, only so many are to be had. None is read before there are pages for as many (`Land`)."""
+
+    request_id: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     reason: FailureReason
     message: str
@@ -128,4 +142,4 @@ class PullEnded:
 
 
 ToAgent = BeginOffer | OfferBlocks | WithdrawOffer | BeginPull | Land | CancelPull
-FromAgent = OfferEnded | LookUp | PullEnded
+FromAgent = OfferEnded | LookUp | Shortened | PullEnded

@@ -16,7 +16,7 @@ from kvasir_runtime.transfer.commands import Place
 from kvasir_runtime.transfer.connector import Connector
 from kvasir_runtime.transfer.handshake import identity
 from kvasir_runtime.transfer.nixl import NixlConnector, check_installed
-from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace
+from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace, bytes_on_all_ranks
 from kvasir_runtime.transfer.rank_connectors import RankConnectors
 from kvasir_runtime.transfer.side_channel import SideChannel
 
@@ -54,8 +54,14 @@ def transfer_agent(
         _connector(ranks, engine_id),
         channel,
         identity(digest, extra.revision, stages[0].layout, [stage.kv_specs for stage in stages], tensor_size),
-        Place(engine_id=engine_id, host=extra.side_channel_host, port=channel.port, tensor_size=tensor_size),
-        page_bytes=sum(stage.layout.page_bytes for stage in stages) * tensor_size,
+        Place(
+            engine_id=engine_id,
+            host=extra.side_channel_host,
+            port=channel.port,
+            tensor_size=tensor_size,
+            pipeline_size=config.parallel.pipeline_parallel_size,
+        ),
+        page_bytes=sum(bytes_on_all_ranks(stage.layout.page_bytes, stage.kv_specs, tensor_size) for stage in stages),
         lease_seconds=extra.lease_seconds,
         timeout_seconds=extra.timeout_seconds,
         checksums=extra.checksums,

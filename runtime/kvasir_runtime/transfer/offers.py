@@ -78,8 +78,8 @@ class Offers:
             self._attach(offer, *claim, now)
 
     def add(self, command: OfferBlocks, now: float) -> None:
-        """Unknown keys have ended meanwhile."""
-        offer = self._offers.get(command.key)
+        """Unknown ones have ended meanwhile."""
+        offer = self._offer_of(command.key, command.request_id)
         if offer is None:
             return
         offer.blocks += command.blocks
@@ -90,13 +90,19 @@ class Offers:
 
     def withdraw(self, command: WithdrawOffer) -> None:
         """The core has let go of the blocks itself."""
-        offer = self._offers.pop(command.key, None)
-        self._leases.end(command.key)
+        offer = self._offer_of(command.key, command.request_id)
         if offer is None:
             return
+        del self._offers[command.key]
+        self._leases.end(command.key)
         self._counts.offer_ended("withdrawn")
         if offer.puller is not None:
             self.outbox.append((offer.puller, Withdrawn(offer.key, command.reason)))
+
+    def _offer_of(self, key: str, request_id: str) -> Offer | None:
+        """None where it has ended; another request's may be there by now."""
+        offer = self._offers.get(key)
+        return offer if offer is not None and offer.request_id == request_id else None
 
     def receive(self, puller: bytes, message: Claim | Heartbeat | Done, now: float) -> None:
         match message:
@@ -128,14 +134,24 @@ class Offers:
             reason = f"an engine of {claim.num_ranks} ranks asks, of 1 to {MAX_RANKS} that there may be"
             self.outbox.append((puller, Withdrawn(claim.key, reason)))
             return
+        former = self._puller_of(claim.key)
+        if former is not None and former != puller:
+            self.outbox.append((former, Withdrawn(claim.key, "another engine has come for them")))
         offer = self._offers.get(claim.key)
         if offer is not None:
             self._attach(offer, puller, claim, now)
             return
         self._claims[claim.key] = puller, claim
         self._early.begin(claim.key, now)
-        if claim.hashes:
+        if claim.hashes and former is None:
             self.events.append(LookUp(claim.key, claim.hashes))
+
+    def _puller_of(self, key: str) -> bytes | None:
+        """Who has claimed it last; None: nobody yet."""
+        offer = self._offers.get(key)
+        if offer is not None:
+            return offer.puller
+        return self._claims[key][0] if key in self._claims else None
 
     def _attach(self, offer: Offer, puller: bytes, claim: Claim, now: float) -> None:
         offer.puller, offer.num_ranks, offer.num_told = puller, claim.num_ranks, claim.first
@@ -168,14 +184,17 @@ class Offers:
         self.outbox.append((puller, Beat([key for key in heartbeat.keys if key not in self._offers])))
 
     def _finish(self, puller: bytes, done: Done, now: float) -> None:
-        offer = self._offers.get(done.key)
+        offer, is_its_own = self._offers.get(done.key), self._puller_of(done.key) in (None, puller)
         self.outbox.append((puller, Released(done.key, offer is not None)))
+        if offer is not None:
+            self._counts.sent(done.num_blocks)
+        if not is_its_own:
+            return
         if offer is None:
             self._forget_early(done.key)
             self._declined.add(done.key)
             self._early.begin(done.key, now)
         else:
-            self._counts.sent(done.num_blocks)
             offer.puller = None  # it knows
             self._end(offer, "pulled" if done.num_blocks else "declined", "")
 

@@ -105,6 +105,12 @@ def whole_specs(specs: Sequence[KvSpec], num_ranks: int) -> list[KvSpec]:
     ]
 
 
+def bytes_on_all_ranks(page_bytes: int, specs: Sequence[KvSpec], num_ranks: int) -> int:
+    """Of a page, with heads that several ranks keep alike counted once. `specs`: of one rank."""
+    on_all = sum(spec.token_bytes * num_ranks // spec.num_copies for spec in specs)
+    return page_bytes * on_all // sum(spec.token_bytes for spec in specs)
+
+
 def heads_of(place: TensorPlace, num_heads: int) -> range:
     """The KV heads of the model that a rank keeps: its share, or one that several ranks keep alike."""
     if place.size <= num_heads:

@@ -24,8 +24,13 @@ class KvTransferParams(msgspec.Struct, frozen=True, kw_only=True):
     remote_port: int | None = None
     """Of the side channel."""
     tp_size: int | None = None
+    dcp_size: int | None = None
+    """Ranks that split a sequence's KV among them when decoding: ours never do."""
+    pp_size: int | None = None
     remote_num_tokens: int | None = None
     """That the blocks hold."""
+    transfer_mode: str | None = None
+    """`pull`: the decode side reads the blocks; ours know no other."""
     transfer_id: str | None = None
 
     @property

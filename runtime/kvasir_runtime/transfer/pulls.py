@@ -7,10 +7,19 @@ what is to be sent, read or told collects in lists, and the caller brings the ti
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvasir_runtime.service_secret import SECRET_VARIABLE
-from kvasir_runtime.transfer.commands import BeginPull, BlockIds, CancelPull, Failure, FailureReason, Land, PullEnded
+from kvasir_runtime.transfer.commands import (
+    BeginPull,
+    BlockIds,
+    CancelPull,
+    Failure,
+    FailureReason,
+    Land,
+    PullEnded,
+    Shortened,
+)
 from kvasir_runtime.transfer.connector import PagePair
 from kvasir_runtime.transfer.handshake import refusal
 from kvasir_runtime.transfer.messages import (
@@ -122,7 +131,7 @@ class Pulls:
         self.reads: list[Read] = []
         self.cancelled_reads: list[str] = []
         """Request ids."""
-        self.events: list[PullEnded] = []
+        self.events: list[PullEnded | Shortened] = []
 
     def begin(self, wish: BeginPull, now: float) -> None:
         if wish.is_lookup and now < self._avoided_until.get((wish.host, wish.port), -math.inf):
@@ -143,7 +152,9 @@ class Pulls:
 
     def land(self, command: Land, now: float) -> None:
         pull = self._pulls.get(command.request_id)
-        if pull is not None and pull.failure is None:
+        if pull is None or pull.failure is not None:
+            return
+        if command.num_blocks in (None, len(pull.wish.hashes)):  # else it was shortened meanwhile
             pull.landing, pull.deadline = command.block_ids, now + self._timeout
             self._go_on(pull)
 
@@ -283,7 +294,16 @@ class Pulls:
         sums = blocks.checksums if blocks.checksums is not None else [None] * len(blocks.block_ids)
         pull.offered += zip(blocks.block_ids, sums, strict=True)
         pull.is_complete |= blocks.is_complete
+        is_untouched = pull.read is None and pull.num_read == pull.wish.first
+        if is_untouched and pull.is_complete and pull.wish.first < pull.num_offered < len(pull.wish.hashes):
+            self._shorten(pull, pull.num_offered)
         self._go_on(pull)
+
+    def _shorten(self, pull: Pull, num_blocks: int) -> None:
+        """What a window sees from the end of these few lies elsewhere than what it sees from the end of all."""
+        pull.wish = replace(pull.wish, hashes=pull.wish.hashes[:num_blocks])
+        pull.landing = None
+        self.events.append(Shortened(pull.wish.request_id, num_blocks))
 
     def _go_on(self, pull: Pull) -> None:
         """Read what is to be had, or come to an end."""

@@ -86,6 +86,7 @@ def start_ranks(
     *,
     expert_parallel: bool = False,
     layer_partition: tuple[int, ...] | None = None,
+    kv_cache_dtype: Any = "auto",
     **execution: Any,
 ) -> RankThreads:
     """`size` ranks a stage."""
@@ -97,7 +98,7 @@ def start_ranks(
     def load(own: RankGroups) -> Worker:
         return load_worker(
             ModelConfig(model=str(model), max_model_len=MAX_MODEL_LEN, device="cpu"),
-            CacheConfig(block_size=BLOCK_SIZE),
+            CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_cache_dtype),
             ExecutionConfig(num_threads=1, **execution),
             SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
             proposer_of(ExecutionConfig(**execution)),

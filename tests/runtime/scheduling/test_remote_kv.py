@@ -2,6 +2,7 @@
 
 from tests.runtime.scheduling.conftest import BLOCK_SIZE, Engine
 
+from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.scheduling.remote_kv import Arrival
 
 PROMPT = list(range(18))  # 4 full blocks of 4, and 2 tokens
@@ -10,9 +11,7 @@ PROMPT = list(range(18))  # 4 full blocks of 4, and 2 tokens
 def expected(engine: Engine, prompt: list[int] = PROMPT) -> Arrival:
     """Of a request that is held."""
     request_id = engine.add(prompt, is_held=True)
-    arrival = engine.scheduler.remote.expect(request_id)
-    assert arrival is not None
-    return arrival
+    return engine.scheduler.remote.expect(request_id)
 
 
 def make_room(engine: Engine, arrival: Arrival) -> bool:
@@ -95,7 +94,7 @@ def test_pages_are_written_only_after_the_steps_that_may_touch_them(make_engine)
 def test_a_prompt_that_must_be_scored_is_computed_here(make_engine) -> None:
     engine = make_engine()
     request_id = engine.add(PROMPT, is_held=True, prompt_logprobs=0)
-    assert engine.scheduler.remote.expect(request_id) is None
+    assert not engine.scheduler.remote.expect(request_id).is_missing_some
 
 
 def test_an_offer_grows_as_chunks_are_written(make_engine) -> None:
@@ -146,3 +145,32 @@ def test_what_is_cached_is_offered_as_far_as_it_is_written(make_engine) -> None:
     engine.run()
     remote.offer_cached("late", [*hashes, b"unknown"], engine.scheduler.unwritten_blocks())
     assert [len(news.blocks) for news in remote.take_news()] == [0, 4]
+
+
+def test_of_a_window_what_is_seen_is_offered_and_one_block_before_as_far_as_there_is(make_engine) -> None:
+    engine = make_engine(groups=(KvGroup((0,), None), KvGroup((1,), 6)))
+    engine.add(PROMPT, max_tokens=1)
+    engine.run()
+    hashes = engine.kv.hashes_to_look_up(PROMPT, engine.kv.empty())
+    engine.kv.pool.forget(engine.kv.pool.find((1, hashes[0])))
+    remote = engine.scheduler.remote
+    for offer, forgotten in (("all", None), ("fewer before", 1), ("fewer seen", 2)):
+        if forgotten is not None:
+            engine.kv.pool.forget(engine.kv.pool.find((1, hashes[forgotten])))
+        remote.offer_cached(offer, hashes, set())
+    is_there = [[block.block_ids[1] is not None for block in news.blocks] for news in remote.take_news()]
+    assert is_there == [[False, True, True, True], [False, False, True, True], []]
+    assert remote.num_leased_blocks == 7 + 6
+
+
+def test_what_is_offered_again_under_an_id_is_held_once(make_engine) -> None:
+    engine = make_engine()
+    engine.add(PROMPT, max_tokens=1)
+    engine.run()
+    hashes = engine.kv.hashes_to_look_up(PROMPT, engine.kv.empty())
+    remote = engine.scheduler.remote
+    for _ in range(2):
+        remote.offer_cached("same", hashes, set())
+    assert (remote.num_leased_blocks, engine.kv.pool.num_used) == (4, 4)
+    remote.end_offer("same")
+    assert engine.kv.pool.num_used == 0

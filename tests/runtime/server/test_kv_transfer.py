@@ -28,8 +28,11 @@ ANSWERED = KvTransferParams(
     remote_block_ids=[4, 5],
     remote_host="10.0.0.1",
     remote_port=5600,
-    tp_size=1,
+    tp_size=2,
+    dcp_size=1,
+    pp_size=4,
     remote_num_tokens=32,
+    transfer_mode="pull",
 )
 TO_DECODE = {
     "do_remote_prefill": True,
@@ -39,8 +42,11 @@ TO_DECODE = {
     "remote_block_ids": [4, 5],
     "remote_host": "10.0.0.1",
     "remote_port": 5600,
-    "tp_size": 1,
+    "tp_size": 2,
+    "dcp_size": 1,
+    "pp_size": 4,
     "remote_num_tokens": 32,
+    "transfer_mode": "pull",
     "transfer_id": None,
 }
 COMPLETION = {"prompt": "the quick brown fox", "max_tokens": 1}
@@ -76,7 +82,7 @@ def test_a_stream_brings_it_with_its_last_piece(server: Running, route: str, bod
 
 
 def test_the_decode_leg_tells_the_core_where_the_blocks_are(server: Running) -> None:
-    foreign = TO_DECODE | {"transfer_mode": "read", "dcp_size": 1}  # keys of other engines are let pass
+    foreign = TO_DECODE | {"remote_blocks_expiry_time": 1.5}  # keys of other engines are let pass
     assert server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": foreign}).status_code == 200
     params = server.core.received[0].kv_transfer_params
     assert params is not None

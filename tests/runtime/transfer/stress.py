@@ -13,7 +13,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tests.runtime.scheduling.fake_rank import continuation
-from tests.runtime.transfer.simulation import Engine, World, from_cache_of, to_decode, to_prefill
+from tests.runtime.transfer.simulation import FULL, Engine, World, from_cache_of, to_decode, to_prefill
+
+from kvasir_runtime.kv_cache.spec import KvGroup
 
 MOST_AT_ONCE = 8
 STEMS = [list(range(start, start + 40)) for start in (100, 200, 300)]
@@ -33,12 +35,16 @@ class Client:
 
 
 class Stress:
-    def __init__(self, seed: int, num_requests: int, *, checksums: bool = True, num_ranks: int = 1) -> None:
+    def __init__(
+        self, seed: int, num_requests: int, *, checksums: bool = True, num_ranks: int = 1,
+        groups: tuple[KvGroup, ...] = FULL,
+    ) -> None:  # fmt: skip
         self.world = World(seed)
         self.rng = random.Random(seed)
         self.num_left = num_requests
         self.checksums = checksums
         self.num_ranks = num_ranks
+        self.groups = groups
         self.num_made = 0
         self.clients: list[Client] = []
         self.outcomes: Counter[str] = Counter()
@@ -63,9 +69,9 @@ class Stress:
 
     def _engine(self, name: str) -> Engine:
         engine = self.world.engine(
-            name, num_blocks=self.rng.choice((20, 40, 64)), budget=self.rng.choice((5, 16, 64)),
+            name, num_blocks=len(self.groups) * self.rng.choice((20, 40, 64)), budget=self.rng.choice((5, 16, 64)),
             ahead=self.rng.choice((0, 0, 2)), checksums=self.checksums, lease_seconds=2.0,
-            num_ranks=self.num_ranks,
+            num_ranks=self.num_ranks, groups=self.groups,
         )  # fmt: skip
         self._disturb_reads(engine)
         return engine

@@ -91,7 +91,9 @@ def pull(prefill: Side, decode: Side, key: str = "k", host: str = "127.0.0.1") -
         BeginPull(request_id="d", host=host, port=prefill.channel.port, key=key, hashes=HASHES, first=0),
         Land("d", {index: (block,) for index, block in enumerate(ours)}),
     )
-    prefill.agent.post(BeginOffer(key, "p"), OfferBlocks(key, blocks[:1], False), OfferBlocks(key, blocks[1:], True))
+    prefill.agent.post(
+        BeginOffer(key, "p"), OfferBlocks(key, "p", blocks[:1], False), OfferBlocks(key, "p", blocks[1:], True)
+    )
     (ended,) = decode.next_events()
     assert isinstance(ended, PullEnded)
     return ended
@@ -135,7 +137,7 @@ def test_an_engine_that_is_not_there_is_noticed_at_once(make_side: Callable[...,
 
 def test_a_host_that_is_none_harms_its_own_request_only(make_side: Callable[..., Side]) -> None:
     prefill, decode = make_side("p"), make_side("d")
-    prefill.agent.post(BeginOffer("k", "p"), OfferBlocks("k", [OfferedBlock(HASHES[0], (3,))], True))
+    prefill.agent.post(BeginOffer("k", "p"), OfferBlocks("k", "p", [OfferedBlock(HASHES[0], (3,))], True))
     decode.agent.post(
         BeginPull(request_id="bad", host="no host", port=5600, key="k", hashes=HASHES, first=0),
         BeginPull(request_id="d", host="127.0.0.1", port=prefill.channel.port, key="k", hashes=HASHES[:1], first=0),
@@ -153,7 +155,7 @@ def test_an_engine_that_dies_is_noticed_at_once(make_side: Callable[..., Side]) 
     prefill.agent.post(BeginOffer("k", "p"))
     wish = BeginPull(request_id="d", host="127.0.0.1", port=prefill.channel.port, key="k", hashes=HASHES, first=0)
     decode.agent.post(wish, Land("d", {index: (index,) for index in range(4)}))
-    prefill.agent.post(OfferBlocks("k", [OfferedBlock(HASHES[0], (3,))], False))
+    prefill.agent.post(OfferBlocks("k", "p", [OfferedBlock(HASHES[0], (3,))], False))
     while not decode.agent.stats(0).num_blocks_received:
         time.sleep(0.01)
     prefill.agent.close()
@@ -166,7 +168,7 @@ def test_an_engine_that_dies_is_noticed_at_once(make_side: Callable[..., Side]) 
 
 def test_a_lease_expires_by_the_real_clock(make_side: Callable[..., Side]) -> None:
     prefill = make_side("p", lease_seconds=0.3)
-    prefill.agent.post(BeginOffer("k", "p"), OfferBlocks("k", [OfferedBlock(HASHES[0], (3,))], True))
+    prefill.agent.post(BeginOffer("k", "p"), OfferBlocks("k", "p", [OfferedBlock(HASHES[0], (3,))], True))
     assert prefill.next_events() == [OfferEnded("p", "expired")]
 
 

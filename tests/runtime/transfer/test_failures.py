@@ -5,7 +5,8 @@ import pytest
 from tests.runtime.scheduling.fake_rank import continuation
 from tests.runtime.transfer.simulation import BLOCK_SIZE, World, from_cache_of, to_decode, to_prefill
 
-from kvasir_runtime.transfer.messages import Blocks, Claim, FromKeeper, Withdrawn
+from kvasir_runtime.transfer.commands import BeginOffer, LookUp, OfferBlocks, OfferedBlock, OfferEnded, WithdrawOffer
+from kvasir_runtime.transfer.messages import Blocks, Claim, Done, FromKeeper, Released, Withdrawn
 from kvasir_runtime.transfer.metrics import TransferCounts
 from kvasir_runtime.transfer.offers import MAX_RANKS, Offers
 
@@ -226,3 +227,59 @@ def test_an_engine_of_more_ranks_than_there_may_be_gets_nothing(num_ranks: int, 
     offers = Offers(30.0, None, TransferCounts(8))
     offers.receive(b"stranger", Claim("k", 0, [], num_ranks), 0.0)
     assert [isinstance(answer, Withdrawn) for _, answer in offers.outbox] == ([] if is_served else [True])
+
+
+def test_what_an_old_request_wrote_does_not_join_what_came_under_its_key() -> None:
+    offers = Offers(30.0, None, TransferCounts(8))
+    offers.receive(b"decode", Claim("k", 0), 0.0)
+    for request_id in ("old", "new"):
+        offers.begin(BeginOffer("k", request_id), 0.0)
+    offers.receive(b"decode", Claim("k", 0), 0.0)
+    offers.outbox.clear()
+    offers.add(OfferBlocks("k", "old", [OfferedBlock(b"old", (1,))], True), 0.0)
+    offers.withdraw(WithdrawOffer("k", "old", "it has ended"))
+    assert offers.outbox == []
+    offers.add(OfferBlocks("k", "new", [OfferedBlock(b"new", (2,))], True), 0.0)
+    assert offers.outbox == [(b"decode", Blocks("k", 0, [b"new"], [[2]], None, True))]
+
+
+@pytest.mark.parametrize("comes_first", ["claims", "offer"])
+def test_a_second_engine_gets_the_blocks_and_the_first_hears_of_it(world: World, comes_first: str) -> None:
+    prefill, first, second = world.engine("p", budget=BLOCK_SIZE), world.engine("d"), world.engine("e")
+    if comes_first == "offer":
+        prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+        world.turn()
+    for engine in (first, second):
+        engine.add("d", PROMPT, to_decode("p", "t"))
+        for _ in range(3):
+            world.turn()
+    if comes_first == "claims":
+        prefill.add("p", PROMPT, to_prefill("t"), max_tokens=1)
+    world.run(first, "d")
+    world.run(second, "d")
+    assert world.clock.now < 5, "nobody waits for what does not come"
+    assert first.tokens["d"] == second.tokens["d"] == continuation(PROMPT, 6)
+    assert (first.agent.stats(0).num_failures, second.agent.stats(0).num_failures) == ({"withdrawn": 1}, {})
+    assert second.agent.stats(0).num_blocks_received == 7
+    world.settle()
+    assert prefill.agent.stats(0).num_offers_ended == {"pulled": 1}
+    assert [engine.kv.pool.num_used for engine in world.engines] == [0, 0, 0]
+
+
+def test_a_claim_that_is_repeated_takes_nothing_from_anybody() -> None:
+    offers = Offers(30.0, None, TransferCounts(8))
+    for _ in range(2):
+        offers.receive(b"decode", Claim("k", 0, [b"hash"]), 0.0)
+    assert (offers.outbox, offers.events) == ([], [LookUp("k", [b"hash"])])
+
+
+def test_who_has_lost_the_blocks_to_another_ends_nothing() -> None:
+    offers = Offers(30.0, None, TransferCounts(8))
+    offers.begin(BeginOffer("k", "p"), 0.0)
+    for puller in (b"first", b"second"):
+        offers.receive(puller, Claim("k", 0), 0.0)
+    offers.outbox.clear()
+    offers.receive(b"first", Done("k", 2), 0.0)
+    assert (offers.outbox, offers.events) == ([(b"first", Released("k", True))], [])
+    offers.receive(b"second", Done("k", 4), 0.0)
+    assert offers.events == [OfferEnded("p", "pulled")]

@@ -15,6 +15,7 @@ from kvasir_runtime.transfer.page_layout import (
     PageParts,
     Segment,
     TensorPlace,
+    bytes_on_all_ranks,
     heads_of,
     segments,
     sources,
@@ -164,3 +165,18 @@ def test_pages_of_another_stage_are_noticed() -> None:
 def test_heads_that_are_kept_twice_count_once() -> None:
     own = replace(specs(1)[0], num_copies=2)
     assert whole_specs([own], 4) == [specs(2)[0]]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_counted"), [(1, 1), (2, 2), (4, 4), (8, 4)])
+def test_heads_that_several_ranks_keep_are_counted_once(num_ranks: int, num_counted: int) -> None:
+    """Of four heads; a rank's page is an equal part of all heads', or one head's."""
+    num_own = len(heads_of(TensorPlace(0, num_ranks), 4))
+    own = [replace(spec, num_copies=max(1, num_ranks // 4)) for spec in specs(num_own)]
+    page_bytes = make_layout(own, BLOCK_SIZE).page_bytes
+    assert bytes_on_all_ranks(page_bytes, own, num_ranks) == num_counted * page_bytes
+
+
+def test_layers_of_other_numbers_of_heads_are_counted_by_their_bytes() -> None:
+    """Two ranks; one layer's only head is kept by both."""
+    shared, split = (replace(spec, num_copies=copies) for spec, copies in zip(specs(1)[::2], (2, 1), strict=True))
+    assert bytes_on_all_ranks(512, [shared, split], 2) == 512 * 3 // 2

@@ -1,12 +1,16 @@
 """Hundreds of requests, with aborts, kills and failures at every stage; stress.py runs as many as one likes."""
 
 import pytest
+from tests.runtime.transfer.simulation import FULL
 from tests.runtime.transfer.stress import Stress
+from tests.runtime.transfer.test_transfer import WINDOWS
+
+from kvasir_runtime.kv_cache.spec import KvGroup
 
 
-@pytest.mark.parametrize("checksums", [True, False])
-def test_nothing_is_stranded_and_no_token_is_wrong(checksums: bool) -> None:
-    stress = Stress(5, 300, checksums=checksums)
+@pytest.mark.parametrize(("checksums", "groups"), [(True, FULL), (False, FULL), (True, WINDOWS)])
+def test_nothing_is_stranded_and_no_token_is_wrong(checksums: bool, groups: tuple[KvGroup, ...]) -> None:
+    stress = Stress(5, 300, checksums=checksums, groups=groups)
     stress.run()
     assert stress.outcomes["answered"] > 150
     assert sum(stress.outcomes.values()) == 300

@@ -14,6 +14,7 @@ from tests.runtime.transfer.simulation import (
 )
 
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.transfer.params import KvTransferParams
 
 PROMPT = list(range(10, 40))  # 7 full blocks of 4, and 2 tokens
@@ -64,7 +65,10 @@ def test_the_answer_has_vllms_shape(world: World) -> None:
         "remote_host": "p",
         "remote_port": 1,
         "tp_size": 1,
+        "dcp_size": 1,
+        "pp_size": 1,
         "remote_num_tokens": NUM_BLOCKS * BLOCK_SIZE,
+        "transfer_mode": "pull",
         "transfer_id": None,
     }
     assert len(params.remote_block_ids) == NUM_BLOCKS
@@ -156,6 +160,23 @@ def test_a_prompt_that_is_cached_here_tells_the_other_side(world: World) -> None
     assert (prefill.kv.pool.num_used, prefill.agent.stats(0).num_offers_ended) == (0, {"declined": 1})
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"prompt_logprobs": 0}, "length"), ({"beam": BeamSearch(width=9)}, "error")]
+)
+def test_a_leg_that_pulls_nothing_tells_the_other_side(world: World, options: dict[str, object], reason: str) -> None:
+    """A prompt that is to be scored is computed here, and a search that is too wide is refused."""
+    prefill, decode = world.engine("p", lease_seconds=1000), world.engine("d", max_num_seqs=8)
+    prefill.add("p", PROMPT, to_prefill(), max_tokens=1)
+    world.run(prefill, "p")
+    decode.add("d", PROMPT, prefill.ended["p"].kv_transfer_params, **options)
+    world.run(decode, "d")
+    assert decode.ended["d"].finish_reason == reason
+    assert decode.agent.stats(0).num_blocks_received == 0
+    world.settle(1)
+    assert (prefill.kv.pool.num_used, prefill.agent.stats(0).num_offers_ended) == (0, {"declined": 1})
+    assert decode.agent.stats(0).num_failures == {}
+
+
 def test_a_short_prompt_has_nothing_to_transfer(world: World) -> None:
     prefill, decode = world.engine("p"), world.engine("d")
     params = prefill_then_decode(world, prefill, decode, PROMPT[:BLOCK_SIZE])
@@ -196,6 +217,50 @@ def test_a_peer_that_has_cached_less_gives_what_there_is(world: World) -> None:
     world.run(engine, "d")
     assert (engine.agent.stats(0).num_blocks_received, engine.agent.stats(0).num_failures) == (2, {})
     assert engine.tokens["d"] == continuation(PROMPT, 6)
+
+
+@pytest.mark.parametrize("num_cached", [3, 5, NUM_BLOCKS])
+def test_a_peer_gives_of_a_window_what_is_seen_from_the_end_of_what_it_has(world: World, num_cached: int) -> None:
+    peer, engine = world.engine("p", groups=WINDOWS, num_blocks=24), world.engine("d", groups=WINDOWS)
+    peer.add("before", PROMPT[: num_cached * BLOCK_SIZE + 1], max_tokens=1)
+    world.run(peer, "before")
+    forget_what_is_behind_the_window(world, peer, num_cached)
+    engine.add("d", PROMPT, from_cache_of("p"))
+    world.run(engine, "d")
+    assert engine.tokens["d"] == continuation(PROMPT, 6)
+    assert (engine.agent.stats(0).num_blocks_received, engine.agent.stats(0).num_failures) == (num_cached + 2, {})
+    assert engine.scheduler.stats(0, 0.0).num_prefix_hits == num_cached * BLOCK_SIZE
+    world.settle()
+    assert (peer.kv.pool.num_used, engine.kv.pool.num_used) == (0, 0)
+
+
+def forget_what_is_behind_the_window(world: World, engine: Engine, num_blocks: int) -> None:
+    """What only the other requests of a busy engine would evict, without them."""
+    hashes = engine.kv.hashes_to_look_up(PROMPT, engine.kv.empty())
+    for block_hash in hashes[: num_blocks - 2]:
+        block = engine.kv.pool.find((1, block_hash))
+        assert block is not None
+        assert not block.num_references
+        engine.kv.pool.forget(block)
+
+
+@pytest.mark.parametrize("gets_room_late", [False, True])
+def test_an_offer_that_falls_short_gets_its_pages_anew(world: World, gets_room_late: bool) -> None:
+    """Of a prompt whose other side was asked for less of it: what the window sees lies elsewhere."""
+    prefill = world.engine("p", groups=WINDOWS)
+    decode = world.engine("d", groups=WINDOWS, num_blocks=24, max_num_seqs=1)
+    if gets_room_late:
+        decode.add("before", list(range(100, 140)), max_tokens=6)
+        world.turn()
+    prefill.add("p", PROMPT[:13], to_prefill("t"), max_tokens=1)
+    world.run(prefill, "p")
+    decode.add("d", PROMPT, to_decode("p", "t"))
+    world.run(decode, "d")
+    assert decode.tokens["d"] == continuation(PROMPT, 6)
+    assert decode.agent.stats(0).num_blocks_received == 3 + 2
+    assert decode.scheduler.stats(0, 0.0).num_prefix_hits == 3 * BLOCK_SIZE
+    world.settle()
+    assert (prefill.kv.pool.num_used, decode.kv.pool.num_used) == (0, 0)
 
 
 @pytest.mark.parametrize(("num_blocks", "num_received"), [(16, 0), (17, NUM_BLOCKS)])
@@ -282,6 +347,36 @@ def test_a_running_request_goes_on_elsewhere_from_its_blocks(world: World, ahead
     assert so_far + new.tokens["n"] == continuation(PROMPT, 20)
     num_known = len(PROMPT) + len(so_far)
     assert new.agent.stats(0).num_blocks_received in ((num_known - 1) // BLOCK_SIZE, (num_known - 2) // BLOCK_SIZE)
+    world.settle()
+    assert (old.kv.pool.num_used, new.kv.pool.num_used) == (0, 0)
+
+
+@pytest.mark.parametrize("num_lagging", [0, 1])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_request_with_a_window_leaves_a_busy_engine_with_what_it_sees(
+    world: World, ahead: int, num_lagging: int
+) -> None:
+    """The other side may know fewer tokens than were drawn, and so a block fewer."""
+    old = world.engine("old", ahead=ahead, groups=WINDOWS, num_blocks=26)
+    new = world.engine("new", ahead=ahead, groups=WINDOWS)
+    old.add("r", PROMPT, max_tokens=30)
+    world.turn()
+    for number in range(4):
+        old.add(f"other-{number}", list(range(100 * number, 100 * number + 13)), max_tokens=1)
+        world.run(old, f"other-{number}")
+    first = old.kv.hashes_to_look_up(PROMPT, old.kv.empty())[0]
+    assert old.kv.pool.find((1, first)) is None, "the others need the pages"
+    while (len(PROMPT) + len(old.tokens["r"]) - 1) % BLOCK_SIZE:
+        world.turn()
+    old.transfers.keep("r")
+    old.abort("r")
+    so_far = old.tokens["r"][: len(old.tokens["r"]) - num_lagging]
+    new.add("n", PROMPT, to_decode("old", "r"), max_tokens=30, so_far=so_far)
+    world.run(new, "n")
+    assert so_far + new.tokens["n"] == continuation(PROMPT, 30)
+    num_blocks = (len(PROMPT) + len(so_far) - 1) // BLOCK_SIZE
+    assert new.scheduler.stats(0, 0.0).num_prefix_hits == num_blocks * BLOCK_SIZE
+    assert new.agent.stats(0).num_blocks_received == num_blocks + 2
     world.settle()
     assert (old.kv.pool.num_used, new.kv.pool.num_used) == (0, 0)
 
