@@ -135,7 +135,7 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
                 runner.forward(plan)
             case Sample(mask=mask):
                 pending = runner.sample(mask)
-                signs.num_steps += 1
+                signs.end_step()
                 if results is not None:
                     results.send(pending)
             case WorkInIdleTime():

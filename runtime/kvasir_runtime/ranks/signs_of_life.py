@@ -15,9 +15,8 @@ class SignsOfLife:
     """From a thread of its own, which runs while steps wait for the device or for other ranks."""
 
     def __init__(self, links: RankLinks, groups: RankGroups, status: RankStatus) -> None:
-        self.num_steps = 0
-        """Counted up by the thread that runs them."""
-        self._num_calls_before = 0
+        self._at: tuple[int, int | None] = 0, None
+        """Steps that are done, and collectives before the one under way; None: none is."""
         self._links = links
         self._groups = groups
         self._status = status
@@ -26,7 +25,11 @@ class SignsOfLife:
 
     def begin_step(self) -> None:
         """Collectives count from here: ranks whose captures ended apart agree again."""
-        self._num_calls_before = _num_calls(self._counts())
+        self._at = self._at[0], _num_calls(self._counts())
+
+    def end_step(self) -> None:
+        """Until the next begins there are none to count: a rank that has begun it is ahead of one that has not."""
+        self._at = self._at[0] + 1, None
 
     def _run(self) -> None:
         while True:
@@ -34,9 +37,10 @@ class SignsOfLife:
             self._beat()
 
     def _beat(self) -> None:
-        self._status.beat(self.num_steps)
-        before, counts = self._num_calls_before, self._counts()
-        self._links.send(RankProgress(self._groups.place.rank, self.num_steps, _num_calls(counts) - before, counts))
+        (num_steps, num_before), counts = self._at, self._counts()
+        self._status.beat(num_steps)
+        num_calls = 0 if num_before is None else _num_calls(counts) - num_before
+        self._links.send(RankProgress(self._groups.place.rank, num_steps, num_calls, counts))
 
     def _counts(self) -> CountsByGroup:
         counts: CountsByGroup = {"tensor": self._groups.tensor.counts.copy()}

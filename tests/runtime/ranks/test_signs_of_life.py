@@ -11,7 +11,7 @@ from kvasir_runtime.ranks.messages import RankProgress
 from kvasir_runtime.ranks.signs_of_life import SignsOfLife
 
 
-def test_collectives_count_from_the_beginning_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_count_from_the_beginning_of_a_step_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs_of_life, "BEAT_SECONDS", 3600.0)
     sent: list[RankProgress] = []
     tensor, link = (SimpleNamespace(counts=CollectiveCounts([calls], [0])) for calls in (7, 2))
@@ -21,7 +21,8 @@ def test_collectives_count_from_the_beginning_of_a_step(monkeypatch: pytest.Monk
     signs.begin_step()
     tensor.counts = CollectiveCounts([10], [0])
     link.counts = CollectiveCounts([3], [0])
-    signs.num_steps += 1
     signs._beat()
-    assert [(progress.num_steps, progress.num_calls) for progress in sent] == [(0, 9), (1, 4)]
+    signs.end_step()
+    signs._beat()
+    assert [(progress.num_steps, progress.num_calls) for progress in sent] == [(0, 0), (0, 4), (1, 0)]
     assert sent[1].counts["tensor"].calls == [10]
