@@ -1,13 +1,14 @@
 """A service shrinks on a real API server: Kubernetes' own controllers remove the pods that the operator chose."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from kvasir_operator.api.labels import role_selector, selector_text
 from kvasir_operator.kube.kinds import KubeObject
 
 from .control_plane import ControlPlane
 from .processes import wait_until
-from .reconciling import NAME, manifest, run_pass, settle
+from .reconciling import NAME, get_service, manifest, run_pass, settle
 
 ENGINES = selector_text(role_selector(NAME, "serve"))
 
@@ -50,6 +51,33 @@ def test_kubectl_scale_shrinks_in_the_same_way(control_plane: ControlPlane, name
     run_pass(control_plane, namespace, read_work=first_is_busy)
     wait_until(lambda: len(engines(control_plane, namespace)) == 2, 30, "one engine to go")
     assert engines(control_plane, namespace) == ready[:2]
+
+
+def has_engines(control_plane: ControlPlane, namespace: str, number: int) -> bool:
+    return len(engines(control_plane, namespace)) == number
+
+
+def test_replicas_that_an_autoscaler_of_somebody_elses_sets_are_left_to_it(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    """As an HPA does, through /scale by a field manager of its own; a resync is a pass like others."""
+    given = manifest(namespace)
+    del given["spec"]["replicas"]
+    control_plane.apply(given)
+    settle(control_plane, namespace)
+    path = f"/apis/serving.kvasir.dev/v1alpha1/namespaces/{namespace}/inferenceservices/{NAME}/scale"
+    for replicas in (3, 1):
+        scale = {
+            "apiVersion": "autoscaling/v1",
+            "kind": "Scale",
+            "metadata": {"name": NAME, "namespace": namespace},
+            "spec": {"replicas": replicas},
+        }
+        control_plane.request("put", path, scale, fieldManager="hpa")
+        settle(control_plane, namespace)
+        assert run_pass(control_plane, namespace).writes == []
+        wait_until(partial(has_engines, control_plane, namespace, replicas), 30, f"{replicas} engines")
+        assert get_service(control_plane, namespace)["spec"]["replicas"] == replicas
 
 
 def test_engines_that_tell_nothing_are_still_removed(control_plane: ControlPlane, namespace: str) -> None:

@@ -41,8 +41,8 @@ def run_fetch(namespace: argparse.Namespace) -> int:
     """Exit status 0. Raises FetchError, and ConfigurationError for arguments that cannot work."""
     # As the first process of a container it would be deaf to it. What is on disk is where the next run goes on.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_ENDED_BY_SIGTERM))
-    # They log each URL, and those of a hub's files are signed.
-    for library in ("httpx", "httpx2"):
+    # They log each URL, and those of a hub's files are signed; at debug headers too, which hold session tokens.
+    for library in ("httpx", "httpx2", "httpcore", "httpcore2", "botocore", "urllib3"):
         logging.getLogger(library).setLevel(logging.WARNING)
     source = open_source(namespace.source, namespace.stall_timeout)
     meter = ProgressMeter(source.address, time.monotonic)

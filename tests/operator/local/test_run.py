@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from urllib.request import urlopen
 
 import pytest
+from tests.runtime.model_sources.hub_server import Repository, running_hub
 
 from kvasir_operator.errors import AddressInUseError, InvalidSettingsError, LocalRunError
 from kvasir_operator.local.options import LocalOptions
@@ -320,6 +321,28 @@ def test_models_are_fetched_before_their_engines_start(
     fetched = rf"\[llama-serve-0\] +fake fetch of hf://org/name into {tmp_path}/kvasir/models/hf/org/name/main"
     assert re.search(rf"{fetched}\n(.|\n)*llama-serve-0 starting at(.|\n)*\[llama-serve-0\] +fake program starts", text)
     assert run.process.returncode == 0
+
+
+def test_the_real_loader_fetches_a_model_from_a_hub(
+    start: Start, write_manifest: Callable[..., Path], programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = (programs / "kvasir-runtime").rename(programs / "fake-runtime")
+    loader = f'[ "$1" = fetch ] && exec {sys.executable} -m kvasir_runtime "$@"'
+    (programs / "kvasir-runtime").write_text(f'#!/bin/sh\n{loader}\nexec {fake} "$@"\n')
+    (programs / "kvasir-runtime").chmod(0o755)
+    files = {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(range(256)) * 1000}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with running_hub() as hub:
+        hub.repositories["org/name"] = Repository(files)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        run = start(write_manifest(model={"source": "hf://org/name"}))
+        run.printed("is ready after")
+        run.process.send_signal(signal.SIGTERM)
+        text = run.end()
+
+    folder = tmp_path / "kvasir" / "models" / "hf" / "org" / "name" / "main"
+    assert {name: (folder / name).read_bytes() for name in files} == files
+    assert re.search(r"llama-serve-0 starting at(.|\n)*\[llama-serve-0\] +fake program starts", text)
 
 
 def test_an_engine_whose_model_cannot_be_had_is_given_up(
