@@ -66,6 +66,7 @@ def router_registry() -> CollectorRegistry:
     metrics.observe_queue(lambda: 0)
     metrics.observe_demand(dict)
     metrics.observe_wakes([])
+    metrics.observe_rebalancing([])
     metrics.observe_bodies(lambda: 0)
     metrics.observe_connections(lambda: 0)
     metrics.observe_endpoints(lambda state: 0)

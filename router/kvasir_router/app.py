@@ -21,6 +21,7 @@ from kvasir_router.errors import (
     RequestError,
     RouterStoppingError,
     StreamInterruptedError,
+    StreamMovedError,
     UpstreamConnectError,
     UpstreamError,
 )
@@ -136,6 +137,10 @@ class Handler:
             except PrefillFailedError:
                 job.forget_attempt(placement)
                 job.service.withdraw(job.request, placement.leg.endpoint.url)
+            except StreamMovedError as move:
+                logger.info("request_id=%s %s", job.exchange.request_id, move)
+                job.count_move(placement.leg.endpoint.url, can_return=job.stream.receiver is not None)
+                job.service.rebalancing.hand_over(job.stream)
             except UpstreamError as error:
                 if job.exchange.has_whole_stream:
                     return 200
@@ -156,7 +161,13 @@ class Handler:
                 self._parts.tenant_limits.refund(job.queued.tenant, job.queued.num_tokens)
                 raise
             job.count_wait(waited_seconds)
-            placement = job.service.place(job.request, job.tried, moved_from=job.moved_from)
+            placement = job.service.place(
+                job.request,
+                job.tried,
+                moved_from=job.moved_from,
+                num_drawn_tokens=job.stream.num_drawn_tokens,
+                receiver=job.stream.receiver,
+            )
             if placement is not None:
                 return placement
 
@@ -165,6 +176,7 @@ class Handler:
         self._parts.metrics.count_dispatch(job.request, placement, job.service.policy, self._own_seconds(job))
         ticket = tickets[0]
         release = None if placement.prefill else self._release_when_expected(job.request, ticket)
+        job.service.rebalancing.begin(job.stream, ticket)
         try:
             with while_alive(ticket, lambda: job.exchange.can_go_elsewhere):
                 if placement.prefill is None:
@@ -172,6 +184,7 @@ class Handler:
                 async with self._parts.remote_prefills.beside(job, placement, tickets) as prefill:
                     return await self._attempt(job, ticket, prefill, None)
         finally:
+            job.service.rebalancing.end(job.stream)
             if release is not None:
                 release.cancel()
             for each in tickets:
@@ -262,6 +275,7 @@ class Handler:
             prefill.decode_has_begun(time.perf_counter(), is_from_start=False)
         job.service.in_flight_limits.answered(ticket.url, is_error=False)
         ticket.first_token(time.perf_counter(), 0 if journal is None else journal.num_events)
+        job.service.rebalancing.go_on(job.stream)
         self._parts.metrics.streams_resumed(job.lost_reason).inc()
         logger.info(
             "request_id=%s endpoint=%s goes on with a stream lost elsewhere (%s)",

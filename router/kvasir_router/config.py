@@ -13,6 +13,7 @@ from kvasir_router.errors import ConfigError
 
 PolicyName = Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"]
 KvTransferProtocolName = Literal["kvasir", "vllm"]
+Switch = Literal["off", "on"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 ROUTER_SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
@@ -269,6 +270,13 @@ class RouterConfig:
             metavar="auto|NUM",
         ),
     )
+    rebalancing: Switch = field(
+        default="off",
+        metadata=_flag(
+            "on: an engine that exchanges KV and whose requests wait for room in it hands running streams over to one "
+            "where KV is half empty; needs --kv-events, and is not used with --workers"
+        ),
+    )
     probe_interval: float = field(default=1.0, metadata=_duration("time between two probes of an endpoint"))
     workers: int = field(
         default=1,
@@ -299,6 +307,7 @@ class RouterConfig:
             raise ConfigError("--prefill-endpoint alone answers nobody; name who decodes with --decode-endpoint")
         if not 0 <= self.kv_transfer_port < 2**16:
             raise ConfigError(f"--kv-transfer-port {self.kv_transfer_port} is no port; write for example 5600")
+        self._check_rebalancing()
         for name in ("endpoint", "prefill_endpoint", "decode_endpoint"):
             self._check_base_urls(name)
         for origin in self.cors_origin:
@@ -334,6 +343,16 @@ class RouterConfig:
             if re.fullmatch(r"https?://[^/\s]+/?", url) is None:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} {url!r} is not a base URL; write for example http://127.0.0.1:8000")
+
+    def _check_rebalancing(self) -> None:
+        if self.rebalancing == "off":
+            return
+        if self.kv_events is None:
+            raise ConfigError("--rebalancing on goes by what engines say of their load; name their ports: --kv-events")
+        if not self.kv_transfer_port:
+            raise ConfigError("--rebalancing on hands KV over, and --kv-transfer-port 0 forbids that")
+        if self.workers > 1:
+            raise ConfigError("--rebalancing on needs routers that hear one another, which --workers do not")
 
     def _check_tenant_limit(self, name: str) -> None:
         flag, limit = f"--{name.replace('_', '-')}", getattr(self, name)

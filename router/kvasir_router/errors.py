@@ -233,6 +233,10 @@ class UpstreamBrokenError(UpstreamError):
     """The connection ended in the middle of the answer's body."""
 
 
+class StreamMovedError(RouterError):
+    """The engine has let go of a stream that runs well, for another to go on from its KV: no failure."""
+
+
 class PrefillFailedError(RouterError):
     """The engine that was to prefill has failed before the one that decodes began: the request is placed anew."""
 

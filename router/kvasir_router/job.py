@@ -13,6 +13,7 @@ from kvasir_router.errors import (
 from kvasir_router.placement.placement import Placement
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.request import InferenceRequest
+from kvasir_router.service.rebalancing import RunningStream
 from kvasir_router.service.service import Service
 
 
@@ -22,6 +23,8 @@ class Job:
 
     That an endpoint will not go on with a stream is no failure the first time, so that there may be many such: all
     engines that died together, or most of them renewed. The stream then gets to one that does, or to the queue.
+    Nor is it one that an engine hands a stream over, and where it is to go on may fail without being counted: the
+    stream ran well.
     """
 
     exchange: Exchange
@@ -42,6 +45,10 @@ class Job:
     _refused_by: set[str] = field(default_factory=set)  # since the stream last got further
     _num_failures: int = 0
     _num_bytes_kept: int = 0  # of the journal at the last failure
+    stream: RunningStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stream = RunningStream(self.request, self.exchange)
 
     @property
     def can_fail_again(self) -> bool:
@@ -64,6 +71,14 @@ class Job:
     def forget_attempt(self, placement: Placement) -> None:
         """It was not the fault of the engine that was to answer, which may be asked again."""
         self.tried.discard(placement.leg.endpoint.url)
+
+    def count_move(self, url: str, *, can_return: bool) -> None:
+        """The endpoint has let go of the stream and keeps its KV. `can_return`: it would take the stream again."""
+        self._has_got_further()
+        self._begun_by = self.revision
+        self._num_failures, self.waited_seconds = -1, 0.0  # the first where it is to go on is not counted
+        self.tried, self._refused_by = set() if can_return else {url}, set()
+        self.lost_reason = "moved"
 
     def note_answer(self) -> None:
         """An engine answers the request, so nothing was wrong with it where others would not prefill it."""

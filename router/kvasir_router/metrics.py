@@ -10,6 +10,7 @@ from kvasir_router.admission.demand_metrics import DemandCollector, HeldByServic
 from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.placement.placement import LocalPrefill, Placement
 from kvasir_router.request import InferenceRequest
+from kvasir_router.service.rebalancing_series import RebalancingCollector
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.service.series import ServiceCollector
 from kvasir_router.service.service import Service
@@ -43,7 +44,7 @@ class Metrics:
         self.retries_refused = self._counter("retries_refused", "Attempts not repeated: too many were already.")
         self._upstream_errors = self._counter("upstream_errors", "Attempts that failed.", "reason")
         self._streams_resumed = self._counter(
-            "streams_resumed", "Streams lost, or moved with their KV by an engine that drains, and continued.", "reason"
+            "streams_resumed", "Streams lost, or moved by an engine with their KV, and continued.", "reason"
         )
         self._queue_wait_seconds = self._histogram("queue_wait_seconds", "Time held in the queue.", _SECONDS)
         self._overhead_seconds = self._histogram(
@@ -140,6 +141,9 @@ class Metrics:
 
     def observe_wakes(self, services: Iterable[Service]) -> None:
         self._registry.register(WakeCollector(services))
+
+    def observe_rebalancing(self, services: Iterable[Service]) -> None:
+        self._registry.register(RebalancingCollector(services))
 
     def observe_endpoints(self, num_in_state: Callable[[EndpointState], int]) -> None:
         text = "Known endpoints by state."

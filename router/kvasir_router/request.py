@@ -46,6 +46,7 @@ class InferenceRequest:
     tenant: str | None = None  # None: the router is open to everybody
     priority: int = 0  # lower is earlier
     can_transfer_kv: bool = False  # another engine may compute its prompt's KV
+    max_output_tokens: int | None = None  # None: the client has set no bound
     session: str | None = None  # requests of one session belong together; None: neither client nor prompt tell
 
     @property
@@ -105,6 +106,7 @@ async def parse(
         tenant=envelope.tenant,
         priority=fields.priority if type(fields.priority) is int else 0,
         can_transfer_kv=prompt is not None and _can_transfer_kv(envelope.dialect, fields, prompt),
+        max_output_tokens=_max_output_tokens(fields),
         session=_session(envelope.raw_headers, fields, prompt),
     )
 
@@ -133,6 +135,11 @@ def _can_transfer_kv(dialect: Dialect, fields: RoutingFields, prompt: Prompt) ->
     is_one = not prompt.is_batch and fields.n in (None, 1) and fields.best_of in (None, 1)
     tells_nothing = not fields.echo and fields.prompt_logprobs is None
     return dialect.has_kv_transfer and is_one and tells_nothing and not fields.is_large
+
+
+def _max_output_tokens(fields: RoutingFields) -> int | None:
+    given = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    return given if type(given) is int else None
 
 
 def _session(raw_headers: Iterable[tuple[bytes, bytes]], fields: RoutingFields, prompt: Prompt | None) -> str | None:

@@ -37,6 +37,7 @@ from kvasir_router.relay.upstream_pool import KEEPALIVE_SECONDS, UpstreamPool
 from kvasir_router.remote_prefill import RemotePrefills
 from kvasir_router.routes import DIALECTS, create_app
 from kvasir_router.service.factory import ServiceFactory
+from kvasir_router.service.rebalancing import STEP_SECONDS
 from kvasir_router.service.services import Services
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ async def running(
         admin_app = create_admin_app(found.services, metrics, decisions, lambda: router.is_ready)
         await stack.enter_async_context(_task(found.run(), "discovery"))
         await stack.enter_async_context(_task(_refresh(found.services), "refresh"))
+        if config.rebalancing == "on":
+            await stack.enter_async_context(_task(_rebalance(found.services), "rebalancing"))
         await stack.enter_async_context(_task(_housekeeping(found.services, parts.api_keys), "housekeeping"))
         await stack.enter_async_context(
             http_server(admin_app, admin_socket, Connections(_ADMIN_CONNECTIONS), shutdown_timeout_seconds=1.0)
@@ -157,6 +160,7 @@ def _parts(
     metrics.observe_queue(lambda: services.num_waiting)
     metrics.observe_demand(services.held_demand)
     metrics.observe_wakes(services)
+    metrics.observe_rebalancing(services)
     metrics.observe_endpoints(services.num_in_state)
     metrics.observe_ejected(lambda: services.num_ejected)
     if config.kv_events is not None:
@@ -190,6 +194,12 @@ async def _refresh(services: Services) -> None:
         await asyncio.sleep(_REFRESH_SECONDS)
         for service in services:
             service.refresh()
+
+
+async def _rebalance(services: Services) -> None:
+    while True:
+        await asyncio.sleep(STEP_SECONDS)
+        await asyncio.gather(*(service.rebalancing.step() for service in services))
 
 
 def _observe_kv_events(metrics: Metrics, services: Services) -> None:

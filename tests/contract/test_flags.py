@@ -108,6 +108,12 @@ def test_the_router_of_a_split_service_pairs_where_the_engines_listen() -> None:
     assert (config.kv_transfer_port, config.remote_prefill_min_tokens) == (5600, 512)
 
 
+def test_the_router_of_engines_that_exchange_kv_has_streams_handed_over() -> None:
+    config = router_config(service_with(model={"source": "pvc://models/big"}, engine={"kvTransfer": True}))
+
+    assert config.rebalancing == "on"
+
+
 def test_engines_that_exchange_kv_give_and_take_within_their_revision() -> None:
     [config] = runtime_configs(service_with(model={"source": "pvc://models/big"}, engine={"kvTransfer": True}))
 

@@ -23,6 +23,7 @@ from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Leg, LocalPrefill, Placement
 from kvasir_router.service.kv_event_series import KvEventCollector
+from kvasir_router.service.rebalancing import Outcome
 from kvasir_router.service.service import Service
 from kvasir_router.service.wakes import Wakes
 from kvasir_runtime.engine.messages import EngineReady
@@ -106,6 +107,7 @@ def router_exposition() -> bytes:
     metrics.observe_ejected(lambda: 0)
     metrics.observe_services(gateway_services())
     metrics.observe_wakes(gateway_services())
+    metrics.observe_rebalancing(gateway_services())
     metrics.add(KvEventCollector(lambda: []))
     leg = Leg(an_endpoint("http://10.0.0.1:8000"), 0, 100)
     metrics.count_dispatch(a_request(), Placement(leg, local_prefill=LocalPrefill.SHORT), "finishTime", 0.001)
@@ -127,6 +129,7 @@ def gateway_services() -> Iterable[Service]:
         admission=SimpleNamespace(num_waiting=0),
         registry=SimpleNamespace(num_in_state=lambda state: 0),
         wakes=wakes,
+        rebalancing=SimpleNamespace(num_by_outcome=dict.fromkeys(Outcome, 0)),
     )
     return [cast(Service, one)]
 

@@ -48,9 +48,12 @@ class FakeEngine:
         self.die_after_bytes: int | None = None  # of the stream
         self.keeps_journal = False
         self.moves_after_tokens: int | None = None  # its KV with it
+        self.ends_after_tokens: int | None = None  # as if that were all, but for the last event
         self.is_healthy = True
         self.is_silent = False  # takes connections and answers nothing
         self.hang_after_tokens: int | None = None
+        self.lets_go = True  # of a stream that hangs, when asked to hand it over
+        self.asked_to_hand_over: list[str] = []
         self.metrics = ""
         self.redirect_to: str | None = None
         self.tokenizer_card: dict[str, Any] | None = None  # None: it has none to give
@@ -66,6 +69,7 @@ class FakeEngine:
         self.journals: list[bytes] = []
         self.started = asyncio.Condition()
         self.aborted = asyncio.Event()
+        self._lets_go_now = asyncio.Event()
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -84,6 +88,7 @@ class FakeEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/tokenizer", self._tokenizer)
+        app.router.add_post("/migrate/request", self._hand_over)
         app.router.add_post("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -118,6 +123,13 @@ class FakeEngine:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.metrics)
+
+    async def _hand_over(self, request: web.Request) -> web.Response:
+        self.asked_to_hand_over.append((await request.json())["request_id"])
+        if not self.lets_go:
+            return web.Response(status=409)
+        self._lets_go_now.set()
+        return web.Response(status=202)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -177,13 +189,17 @@ class FakeEngine:
         for number in range(num_sent, self.num_tokens):
             if number == self.die_after_tokens:
                 _abort(request)
+            if number == self.ends_after_tokens:
+                return response
             if number == self.moves_after_tokens:
                 await response.write(b": kvasir " + MOVE + b"\n")
                 return response
             if number:
                 await self.later_gate.wait()
             if number == self.hang_after_tokens:
-                await asyncio.Event().wait()
+                await self._lets_go_now.wait()
+                await response.write(b": kvasir " + MOVE + b"\n")
+                return response
             block = (b": kvasir [%d]\n" % number if is_kept else b"") + _token_event(number)
             num_bytes += len(block)
             if self.die_after_bytes is not None and num_bytes > self.die_after_bytes:

@@ -210,3 +210,19 @@ async def test_kv_is_handed_over_for_one_prompt_and_one_answer(
     dialect: Dialect, body: dict[str, Any], can_transfer: bool
 ) -> None:
     assert (await parsed({"model": "m", **body}, dialect)).can_transfer_kv is can_transfer
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        ({}, None),
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 8}, 8),
+        ({"max_tokens": 7, "max_completion_tokens": 8}, 8),
+        ({"max_tokens": 7, "max_completion_tokens": None}, 7),
+        ({"max_tokens": "7"}, None),
+        ({"max_tokens": True}, None),
+    ],
+)
+async def test_the_most_that_is_generated_is_the_clients_word(body: dict[str, Any], most: int | None) -> None:
+    assert (await parsed({"model": "m", "messages": turns("hi"), **body}, CHAT)).max_output_tokens == most

@@ -20,7 +20,7 @@ from kvasir_operator.resources.kv_events import (
 )
 from kvasir_operator.resources.kv_transfer import KV_TRANSFER_FLAG
 from kvasir_operator.resources.parallel_ranks import MASTER_ADDRESS_FLAG, MASTER_PORT_FLAG
-from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG
+from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG, REBALANCING_FLAG
 from kvasir_operator.resources.router_peers import PEERS_FLAG
 
 _ENDPOINT_FLAGS: Final = {
@@ -87,6 +87,9 @@ def local_arguments(
         elif argument == KV_EVENTS_PORTS_FLAG:
             next(arguments)
             yield from (text for ports in engines.kv_events_ports for text in (argument, ports))
+        elif argument == REBALANCING_FLAG:
+            value = next(arguments)
+            yield from (argument, value) if engines.kv_events_ports else ()
         elif argument == PEERS_FLAG:  # a name in a cluster's DNS
             next(arguments)
         elif argument == KV_TRANSFER_PORT_FLAG:

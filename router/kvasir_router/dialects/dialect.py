@@ -32,7 +32,7 @@ class Prompt:
 class RoutingFields(msgspec.Struct, gc=False):
     """What bodies of every API may hold; each dialect adds where its prompt is. Raw values stay undecoded.
 
-    From `n` on: what decides whether another engine may compute the prompt's KV.
+    From `n` on: what decides whether another engine may compute the prompt's KV, or go on from what was computed.
     """
 
     model: Any = None
@@ -44,6 +44,8 @@ class RoutingFields(msgspec.Struct, gc=False):
     best_of: Any = None
     echo: Any = False
     prompt_logprobs: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
     kv_transfer_params: msgspec.Raw = ABSENT
 
     is_large: ClassVar[bool] = False

@@ -29,7 +29,10 @@ class Journal:
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._num_counted_bytes = 0
+        self._num_reserved_bytes = 0  # of what is counted, for what is still to be kept
         self._lines = bytearray()
+        self.num_events = 0
+        """About as many as tokens."""
         self._beginning_of_block = bytearray()  # a large one may come in thousands of pieces
         self._last_of_passed = b""  # last byte of a block that is passed on as it comes; none: there is no such block
         self.is_given_up = False
@@ -43,11 +46,6 @@ class Journal:
     def num_bytes(self) -> int:
         """Grows with every event."""
         return len(self._lines)
-
-    @property
-    def num_events(self) -> int:
-        """About as many as tokens."""
-        return self._lines.count(b"\n")
 
     @property
     def is_moved(self) -> bool:
@@ -79,8 +77,24 @@ class Journal:
         """Accounts for events that the client has."""
         if not self.is_given_up:
             self._lines += lines
+            self.num_events += lines.count(b"\n")
         if not self._is_within_budget() or len(self._lines) > MAX_JOURNAL_BYTES:
             self._give_up()
+
+    def reserve(self, num_bytes: int) -> bool:
+        """Whether so much more can be kept in any case, until `release`."""
+        if self.is_given_up or len(self._lines) + num_bytes > MAX_JOURNAL_BYTES:
+            return False
+        self._num_reserved_bytes = num_bytes + self._num_held_bytes
+        is_reserved = self._is_within_budget()
+        if not is_reserved:
+            self._num_reserved_bytes = 0
+        return is_reserved
+
+    def release(self) -> None:
+        """What was reserved and is not used. May be repeated."""
+        self._num_reserved_bytes = 0
+        self._is_within_budget()
 
     def drop_unfinished_block(self) -> None:
         """Before another engine goes on: it writes that block again."""
@@ -92,9 +106,13 @@ class Journal:
         self._beginning_of_block.clear()
         self._give_up()
 
+    @property
+    def _num_held_bytes(self) -> int:
+        return len(self._lines) + len(self._beginning_of_block)
+
     def _is_within_budget(self) -> bool:
         """Counts what is held now, if there is room for it."""
-        num_bytes = len(self._lines) + len(self._beginning_of_block)
+        num_bytes = max(self._num_held_bytes, self._num_reserved_bytes)
         if not self._budget.take_for_journal(num_bytes - self._num_counted_bytes):
             return False
         self._num_counted_bytes = num_bytes
@@ -132,6 +150,7 @@ class Journal:
     def _give_up(self) -> None:
         self.is_given_up = True
         self._lines.clear()
+        self._num_reserved_bytes = 0
         self._is_within_budget()
 
 

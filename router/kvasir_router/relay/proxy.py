@@ -8,6 +8,7 @@ one unbroken stream. Leaving early (client gone, time-out) closes the upstream c
 from collections.abc import Callable
 
 from kvasir_router.errors import (
+    StreamMovedError,
     UpstreamBrokenError,
     UpstreamBusyError,
     UpstreamRedirectedError,
@@ -71,7 +72,7 @@ class Proxy:
 
         The body is dropped as soon as no other attempt can follow.
         `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. `kv_transfer_params`: who
-        prefills, where it is not this endpoint. Raises UpstreamError, RequestTimeoutError.
+        prefills, where it is not this endpoint. Raises UpstreamError, RequestTimeoutError, StreamMovedError.
         """
         answer = await self._pool.post(
             endpoint_url,
@@ -144,6 +145,7 @@ def unavailable(answer: UpstreamAnswer) -> UpstreamUnavailableError:
 
 async def _relay_events(answer: UpstreamAnswer, exchange: Exchange, journal: Journal) -> None:
     """Whole events only, whose lines are kept once they are on their way."""
+    num_bytes_before = journal.num_bytes
 
     def write(chunk: bytes) -> None:
         events, lines = journal.split(chunk)
@@ -155,6 +157,8 @@ async def _relay_events(answer: UpstreamAnswer, exchange: Exchange, journal: Jou
 
     await exchange.relay(answer, write)
     if not exchange.has_whole_stream:
+        if journal.is_moved and journal.num_bytes > num_bytes_before:
+            raise StreamMovedError(f"{answer.url} hands its stream over")
         raise UpstreamBrokenError(
             f"the engine {answer.url} ended its stream in the middle; what came so far is incomplete", "broken"
         )

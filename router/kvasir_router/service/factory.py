@@ -32,8 +32,10 @@ from kvasir_router.service.migration import Migration
 from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.probe_pace import ProbePace
+from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Registry
 from kvasir_router.service.service import Fleet, Service
+from kvasir_router.service.transfer_times import TransferTimes
 
 if TYPE_CHECKING:
     from kvasir_router.service.following import FollowingFactory
@@ -122,6 +124,8 @@ class ServiceFactory:
             index = following.index
         fetching = PrefixFetching() if config.kv_transfer_port and following is not None else None
         migration = Migration(registry, ledger, self._session, settings.router_secret)
+        transfers = TransferTimes() if fetching is None else fetching.transfers
+        rebalancing = Rebalancing(registry, migration, transfers, self._has_turn, time.perf_counter)
         prober = Prober(
             registry,
             ledger,
@@ -141,6 +145,7 @@ class ServiceFactory:
             picker=self._picker(settings, pairing, fetching),
             pairing=pairing,
             fetching=fetching,
+            rebalancing=rebalancing,
             router_secret=settings.router_secret,
             clock=time.perf_counter,
         )
@@ -159,6 +164,9 @@ class ServiceFactory:
         """After the services."""
         if self._followings is not None:
             self._followings.close()
+
+    def _has_turn(self) -> bool:
+        return self._peer_feed is None or self._peer_feed.has_turn(time.time())
 
     def _picker(self, settings: ServiceSettings, pairing: Pairing | None, fetching: PrefixFetching | None) -> Picker:
         return Picker(_POLICIES[settings.policy](), partial(self._decisions.add, settings.name), pairing, fetching)

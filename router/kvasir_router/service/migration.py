@@ -1,8 +1,9 @@
-"""Has engines that drain hand their streams over, so that they can end at once and no client waits for a recomputation.
+"""Has engines hand streams over: those that drain all of them, so that they can end at once and no client waits for a
+recomputation, others the one that is named.
 
 An engine that exchanges KV with others ends its streams in the middle, and keeps their blocks; each is then continued
-like one whose engine was lost, and the engine that goes on finds in the stream's journal where the blocks are. That is
-asked for only where other engines of the same revision have room for all of them: else the streams end where they are.
+like one whose engine was lost, and the engine that goes on finds in the stream's journal where the blocks are. All
+streams are asked for only where other engines of the same revision have room for them: else they end where they are.
 """
 
 import logging
@@ -17,6 +18,7 @@ from kvasir_router.service.registry import Registry
 logger = logging.getLogger(__name__)
 
 MIGRATE_PATH = "/migrate"
+MIGRATE_REQUEST_PATH = f"{MIGRATE_PATH}/request"
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 
 
@@ -40,6 +42,19 @@ class Migration:
                 logger.debug("endpoint %s drains; asked to hand its streams over: %d", address.url, response.status)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             logger.info("endpoint %s drains, and cannot be asked to hand its streams over: %s", address.url, error)
+
+    async def hand_over(self, url: str, request_id: str) -> bool:
+        """The stream of that id, as the engine knows it. False: it will not."""
+        body = {"request_id": request_id}
+        try:
+            async with self._session.post(
+                f"{url}{MIGRATE_REQUEST_PATH}", json=body, headers=self._headers, timeout=_TIMEOUT
+            ) as response:
+                logger.debug("request_id=%s: %s asked to hand it over: %d", request_id, url, response.status)
+                return response.status == 202
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            logger.info("request_id=%s: %s cannot be asked to hand it over: %s", request_id, url, error)
+            return False
 
     def _num_places_elsewhere(self, address: Address) -> int:
         return sum(

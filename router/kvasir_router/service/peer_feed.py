@@ -22,6 +22,7 @@ from kvasir_router.errors import StartupError
 from kvasir_router.prefix_index.socket_reader import SocketReader
 from kvasir_router.service.peer_news import NAME_BYTES, MalformedNewsError, News, Seal
 from kvasir_router.service.peers import GATHER_SECONDS, Peers
+from kvasir_router.service.turns import has_turn
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,10 @@ class PeerFeed:
     def num_peers(self) -> int:
         """That were heard lately."""
         return len(self._peers)
+
+    def has_turn(self, seconds: float) -> bool:
+        """Whether it is this router that may act now, of those that hear one another. `seconds` since 1970."""
+        return has_turn(self._name, self._peers, seconds)
 
     def attach(self, name: str, service: Peers) -> None:
         self._services[name] = service

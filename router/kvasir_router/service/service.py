@@ -24,6 +24,7 @@ from kvasir_router.service.health import Prober
 from kvasir_router.service.in_flight_limits import InFlightLimits
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import FleetPrefill
+from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Endpoint, EndpointState, Registry
 from kvasir_router.service.retry_budget import RetryBudget
 from kvasir_router.service.wakes import Wakes
@@ -65,6 +66,7 @@ class Service:
         picker: Picker,
         pairing: Pairing | None,
         fetching: PrefixFetching | None,
+        rebalancing: Rebalancing,
         router_secret: str | None,
         clock: Callable[[], float],
     ) -> None:
@@ -83,6 +85,7 @@ class Service:
         self.picker = picker
         self.pairing = pairing
         self.fetching = fetching
+        self.rebalancing = rebalancing
         self.router_secret = router_secret
         self._prefill = fleet.prefill
         self._clock = clock
@@ -106,10 +109,17 @@ class Service:
             self.wakes.asked_for(self._clock(), self.admission.max_wait_seconds)
 
     def place(
-        self, request: InferenceRequest, avoid: Set[str] = frozenset(), *, moved_from: str | None = None
+        self,
+        request: InferenceRequest,
+        avoid: Set[str] = frozenset(),
+        *,
+        moved_from: str | None = None,
+        num_drawn_tokens: int = 0,
+        receiver: str | None = None,
     ) -> Placement | None:
         """None when no endpoint can take the request now. `avoid`: urls of endpoints where it has failed. `moved_from`:
-        revision of the engine that has let go of it; others of that revision get its KV from there, the rest compute.
+        revision of the engine that has let go of it, `num_drawn_tokens` behind its prompt; others of that revision get
+        its KV from there, first of all `receiver`, the rest compute.
         """
         now = self._clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
@@ -118,10 +128,12 @@ class Service:
             prefills = self.registry.prefilling(request.model) if self.is_paired else None
             return self.picker.pick(request, serving, cached, now, avoid, prefills, self._written(request))
         receivers = [one for one in serving if one.revision == moved_from and one.url not in avoid]
-        placement = self.picker.pick(request, receivers, cached, now, avoid)
+        chosen = [one for one in receivers if one.url == receiver and one.has_room and one.suspect_until <= now]
+        placement = self.picker.pick(request, chosen or receivers, cached, now, avoid)
         if placement is None:
             return self.picker.pick(request, serving, cached, now, avoid)
-        return replace(placement, leg=decode_leg_on(placement.leg.endpoint, request, cached))
+        leg = decode_leg_on(placement.leg.endpoint, request, cached)
+        return replace(placement, leg=replace(leg, received_tokens=leg.received_tokens + num_drawn_tokens))
 
     def _written(self, request: InferenceRequest) -> Written | None:
         prefix = request.prefix

@@ -156,7 +156,9 @@ class AsyncEngine:
         arrival = time.monotonic()
         added = [self._added(request, first, so_far) for request, first in _numbered(requests)]
         indices = [sequence.delta_index for _, sequences in added for sequence in sequences.values()]
-        generation = Generation(indices, lambda: self._abort([message.request_id for message, _ in added]))
+        generation = Generation(
+            indices, lambda: self._abort([message.request_id for message, _ in added]), http_request_id
+        )
         for message, sequences in added:
             if sequences:
                 self._send(
@@ -174,10 +176,12 @@ class AsyncEngine:
         core.add(message.request_id, request)
         core.channel.send(msgspec.structs.replace(message, http_request_id=http_request_id))
 
-    def move_requests(self) -> None:
-        """Have those of all API processes that can go on in another engine end here, as soon as the cores say so."""
+    def move_requests(self, http_request_id: str | None = None) -> None:
+        """Have those of all API processes that can go on in another engine end here, as soon as the cores say so.
+        `http_request_id`: only those that came with it.
+        """
         for core in self._cores:
-            core.channel.send(MoveRequests())
+            core.channel.send(MoveRequests(http_request_id=http_request_id))
 
     async def wait_until_pulled(self) -> None:
         """Until no blocks are kept for other engines: they have them, or their time is over."""
@@ -236,7 +240,11 @@ class AsyncEngine:
         )
 
     def _hand_over(self, core: CoreClient, message: RequestsMove) -> None:
-        moving = {request_id: one.generation for request_id, one in core.requests.items() if one.generation.can_move}
+        moving = {
+            request_id: one.generation
+            for request_id, one in core.requests.items()
+            if one.generation.can_move and message.http_request_id in (None, one.generation.http_request_id)
+        }
         for request_id, generation in moving.items():
             key = request_id if generation.has_one_sequence and generation.can_keep else None
             self._num_handed_over += key is not None

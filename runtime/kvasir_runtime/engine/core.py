@@ -158,7 +158,7 @@ class EngineCore:
                     for abort in message.aborts:
                         self._abort(abort)
                 case MoveRequests() if self._transfers is not None:
-                    self._channel.broadcast(self._transfers.moving())
+                    self._channel.broadcast(self._transfers.moving(message.http_request_id))
 
     def _add(self, message: AddRequest) -> None:
         if self._transfers is not None and message.kv_transfer_params is not None:

@@ -55,8 +55,9 @@ class Generation:
     Each turn gives all that has arrived, one delta per sequence, so a slow reader gets fewer and longer deltas.
     """
 
-    def __init__(self, indices: Iterable[int], leave: Callable[[], None]) -> None:
+    def __init__(self, indices: Iterable[int], leave: Callable[[], None], http_request_id: str | None = None) -> None:
         """`leave` is called when the block ends before its sequences."""
+        self.http_request_id = http_request_id
         self._unfinished = set(indices)
         self.has_one_sequence = len(self._unfinished) == 1
         self._leave = leave

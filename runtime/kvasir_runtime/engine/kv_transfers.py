@@ -93,9 +93,9 @@ class KvTransfers:
         if params.do_remote_decode:
             self._offer(message, params)
 
-    def moving(self) -> RequestsMove:
+    def moving(self, http_request_id: str | None) -> RequestsMove:
         """What API processes must know to hand requests over to another engine."""
-        return RequestsMove(host=self._place.host, port=self._place.port)
+        return RequestsMove(host=self._place.host, port=self._place.port, http_request_id=http_request_id)
 
     def keep(self, request_id: str) -> None:
         """Offer what is written of a request that goes on in another engine; to be called before it is aborted."""

@@ -23,8 +23,11 @@ class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     aborts: list[Abort]
 
 
-class MoveRequests(msgspec.Struct, frozen=True, tag=True):
+class MoveRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Have every API process end those that can go on in another engine."""
+
+    http_request_id: str | None = None
+    """Only those that came with it; None: all."""
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):
@@ -60,6 +63,8 @@ class RequestsMove(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host: str
     """Where that one is to ask for their blocks."""
     port: int
+    http_request_id: str | None = None
+    """As in MoveRequests."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

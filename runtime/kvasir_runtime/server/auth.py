@@ -6,10 +6,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir_runtime.server.errors import AuthenticationError, error_response
-from kvasir_runtime.server.probes import MIGRATE_PATH
+from kvasir_runtime.server.probes import MIGRATE_PATHS
 from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
 
-OPEN_PATHS = frozenset({"/health", "/ready", TOKENIZER_PATH, MIGRATE_PATH})
+OPEN_PATHS = frozenset({"/health", "/ready", TOKENIZER_PATH}) | MIGRATE_PATHS
 """What the kubelet calls, which has no key, and what the router proves itself for in another way (`router_trust`)."""
 
 

@@ -1,4 +1,5 @@
-"""What operators, kubelets, routers and Prometheus ask: /health, /ready, /drain, /migrate, /load, /version, /metrics.
+"""What operators, kubelets, routers and Prometheus ask: /health, /ready, /drain, /migrate, /migrate/request, /load,
+/version, /metrics.
 
 Health is progress: an engine that has died, that has work and does not step, or of which a process gives no sign of
 life is unhealthy although this process lives.
@@ -6,20 +7,32 @@ life is unhealthy although this process lives.
 
 from dataclasses import dataclass
 
+import msgspec
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from starlette.requests import Request
 from starlette.responses import Response
 
 import kvasir_runtime
 from kvasir_runtime.engine.async_engine import AsyncEngine
-from kvasir_runtime.errors import EngineDeadError, ServerUnavailableError
+from kvasir_runtime.errors import EngineDeadError, InvalidRequestError, ServerUnavailableError
 from kvasir_runtime.heartbeat import SILENT_SECONDS, Heartbeats
 from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.responses import DrainResponse, LoadResponse, VersionResponse, to_json
 
 MIGRATE_PATH = "/migrate"
 """Has every stream that the router can have continued go on elsewhere."""
+MIGRATE_REQUEST_PATH = f"{MIGRATE_PATH}/request"
+"""The same of one request. A path of its own: engines that know only the other would move all."""
+MIGRATE_PATHS = frozenset({MIGRATE_PATH, MIGRATE_REQUEST_PATH})
+_MAX_NAMED_BYTES = 4096
+
+
+class _NamedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    request_id: str
+    """Its `x-request-id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +89,15 @@ def probe_routes(probes: Probes) -> APIRouter:
 
     @router.post(MIGRATE_PATH)
     async def migrate() -> Response:
-        if not probes.can_migrate:
-            text = "this server exchanges no KV with other engines: its streams end here; see --kv-transfer-config\n"
-            return Response(text, status_code=409, media_type="text/plain")
-        probes.check_health()
-        probes.engine.move_requests()
-        return Response(status_code=202)
+        return _moved(probes, None)
+
+    @router.post(MIGRATE_REQUEST_PATH)
+    async def migrate_request(request: Request) -> Response:
+        try:
+            named = msgspec.json.decode(await read_body(request, _MAX_NAMED_BYTES), type=_NamedRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f'the body must be {{"request_id": "..."}}: {error}') from error
+        return _moved(probes, named.request_id)
 
     @router.get("/load")
     async def load() -> Response:
@@ -97,6 +113,15 @@ def probe_routes(probes: Probes) -> APIRouter:
         return Response(generate_latest(probes.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router
+
+
+def _moved(probes: Probes, http_request_id: str | None) -> Response:
+    if not probes.can_migrate:
+        text = "this server exchanges no KV with other engines: its streams end here; see --kv-transfer-config\n"
+        return Response(text, status_code=409, media_type="text/plain")
+    probes.check_health()
+    probes.engine.move_requests(http_request_id)
+    return Response(status_code=202)
 
 
 def _load(probes: Probes) -> LoadResponse:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvasir_runtime.server.errors import NotTheRouterError, error_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_runtime.server.kv_transfer import STRANGER
-from kvasir_runtime.server.probes import MIGRATE_PATH
+from kvasir_runtime.server.probes import MIGRATE_PATHS
 from kvasir_runtime.server.serving import TENANT_HEADER
 from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
 from kvasir_runtime.service_secret import SECRET_VARIABLE
@@ -40,8 +40,8 @@ class RouterTrustMiddleware:
             await _refused(f"{JOURNAL_HEADER}: only the router may continue a stream")(scope, receive, send)
         elif scope["path"] == TOKENIZER_PATH:
             await _refused(f"{TOKENIZER_PATH}: only the router may ask for the tokenizer")(scope, receive, send)
-        elif scope["path"] == MIGRATE_PATH:
-            await _refused(f"{MIGRATE_PATH}: only the router can have streams go on elsewhere")(scope, receive, send)
+        elif scope["path"] in MIGRATE_PATHS:
+            await _refused(f"{scope['path']}: only the router can have streams go on elsewhere")(scope, receive, send)
         else:
             headers = [header for header in scope["headers"] if header[0] not in _DROPPED]
             stranger = {} if self._secret is None else {STRANGER: True}

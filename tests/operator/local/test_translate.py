@@ -227,9 +227,10 @@ def test_routers_follow_none_where_engines_had_to_take_different_ports(
 ) -> None:
     ports = count(20000)
     monkeypatch.setattr("kvasir_operator.local.seats.usable_port", lambda address, preferred: next(ports))
-    [router] = translate(replicas=2).routers
+    [router] = translate(replicas=2, engine={"kvTransfer": True}).routers
 
     assert "--kv-events" not in router.command
+    assert "--rebalancing" not in router.command, "nobody tells it who is overfull"
 
 
 def test_data_parallel_ranks_publish_on_the_ports_behind_one_another(translate: Translate) -> None:
@@ -312,6 +313,7 @@ def test_pods_that_exchange_cached_prefixes_do_so_on_their_own_addresses(transla
     assert places == {(pod.listeners[0].address, 5600) for pod in service.engines}
     assert len(places) == 2
     assert "--kv-transfer-port" not in router.command, "engines tell their ports themselves"
+    assert ("--rebalancing", "on") in pairwise(router.command)
 
 
 def test_where_prefill_engines_had_to_take_different_ports_none_prefills_for_others(

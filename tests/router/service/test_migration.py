@@ -24,6 +24,8 @@ class Engines:
 
     def __init__(self, *, revision: str = "1", max_in_flight: int = 1, state: EndpointState = EndpointState.READY):
         self.asked: list[tuple[str, dict[str, str]]] = []
+        self.bodies: list[dict[str, str] | None] = []
+        self.status = 202
         self.error: Exception | None = None
         self.num_in_flight = 1
         self.registry = Registry(
@@ -34,15 +36,19 @@ class Engines:
 
     async def drain(self, secret: str | None = None) -> list[tuple[str, dict[str, str]]]:
         ledger = cast(Ledger, SimpleNamespace(num_in_flight=lambda url: self.num_in_flight if url == OLD.url else 0))
-        await Migration(self.registry, ledger, cast(aiohttp.ClientSession, self), secret).drains(OLD)
+        await self.migration(secret, ledger).drains(OLD)
         return self.asked
+
+    def migration(self, secret: str | None, ledger: Ledger | None = None) -> Migration:
+        return Migration(self.registry, cast(Ledger, ledger), cast(aiohttp.ClientSession, self), secret)
 
     @contextlib.asynccontextmanager
     async def post(self, url: str, *, headers: dict[str, str], **options: Any) -> AsyncIterator[Any]:
         if self.error is not None:
             raise self.error
         self.asked.append((url, headers))
-        yield SimpleNamespace(status=202)
+        self.bodies.append(options.get("json"))
+        yield SimpleNamespace(status=self.status)
 
 
 async def test_it_is_asked_while_another_can_take_its_streams() -> None:
@@ -73,6 +79,22 @@ async def test_it_is_asked_only_where_there_is_room_for_all_of_them(num_in_fligh
     engines = Engines(max_in_flight=2)
     engines.num_in_flight = num_in_flight
     assert bool(await engines.drain()) is asks
+
+
+@pytest.mark.parametrize(("status", "accepts"), [(202, True), (409, False), (404, False)])
+async def test_one_stream_is_asked_for_by_its_id(status: int, accepts: bool) -> None:
+    engines = Engines()
+    engines.status = status
+    assert await engines.migration("s3cret").hand_over("http://full", "a") is accepts
+    assert engines.asked == [("http://full/migrate/request", {"x-kvasir-router-secret": "s3cret"})]
+    assert engines.bodies == [{"request_id": "a"}]
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), aiohttp.ClientConnectionError("gone")])
+async def test_who_cannot_be_asked_hands_nothing_over(error: Exception) -> None:
+    engines = Engines()
+    engines.error = error
+    assert await engines.migration(None).hand_over("http://full", "a") is False
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), aiohttp.ClientConnectionError("gone")])

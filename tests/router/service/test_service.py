@@ -203,6 +203,33 @@ async def test_a_moved_stream_goes_where_its_kv_can_go(
     assert (leg.endpoint.url, leg.received_tokens, leg.uncached_tokens) == (url, received, 100 - received), why
 
 
+@pytest.mark.parametrize(
+    ("receiver", "num_in_flight", "suspect_until", "url"),
+    [
+        (SAME.url, 1, 0.0, SAME.url),
+        (SAME.url, 2, 0.0, OLD.url),
+        (SAME.url, 1, float("inf"), OLD.url),
+        (None, 1, 0.0, OLD.url),
+    ],
+    ids=["chosen", "no room", "suspect", "policy"],
+)
+async def test_a_moved_stream_goes_to_its_receiver_while_that_can_take_it(
+    service: Service, receiver: str | None, num_in_flight: int, suspect_until: float, url: str
+) -> None:
+    """The other of its revision is idle."""
+    service.registry.set_addresses({OLD, SAME, NEW}, EndpointState.READY)
+    request = await asked(service)
+    same = service.registry.get(SAME.url)
+    assert same is not None
+    for _ in range(num_in_flight):
+        service.dispatch(request, Placement(leg_on(same, request, {})))
+    service.withdraw(request, SAME.url)
+    same.load.max_in_flight, same.suspect_until = 2, suspect_until
+    placement = service.place(request, moved_from="1", num_drawn_tokens=30, receiver=receiver)
+    assert placement is not None
+    assert (placement.leg.endpoint.url, placement.leg.received_tokens) == (url, 130)
+
+
 async def test_a_moved_stream_is_never_prefilled_by_another_engine(service: Service) -> None:
     """Its journal says where its KV is, whatever else its engine is told."""
     service.registry.set_addresses(

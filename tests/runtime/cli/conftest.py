@@ -19,12 +19,16 @@ PROGRAM = str(Path(sys.executable).parent / "kvasir-runtime")
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of 256 byte tokens, so that any text is a prompt."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=512)
+
+
+def save_tiny_llama(folder: Path, *, max_position_embeddings: int) -> Path:
+    """A random one of 256 byte tokens, so that any text is a prompt."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=512, eos_token_id=None, bos_token_id=None,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=max_position_embeddings, eos_token_id=None,
+        bos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -150,7 +150,8 @@ class FakeCore:
                         for abort in message.aborts:
                             self._abort(abort)
                     case MoveRequests():
-                        self._channel.broadcast(RequestsMove(host="10.0.0.9", port=5601))
+                        one = message.http_request_id
+                        self._channel.broadcast(RequestsMove(host="10.0.0.9", port=5601, http_request_id=one))
                 self._changed.notify_all()
 
     def _abort(self, abort: Abort) -> None:

@@ -160,13 +160,16 @@ STREAM = {"prompt": "the quick brown fox", "max_tokens": 40, "stream": True, "ig
 KEEP = {"x-kvasir-resumable": "1"}
 
 
-def moved_stream(server: Running, body: dict, headers: dict[str, str]) -> str:
-    """What is left of a stream when streams are told to leave after its first event."""
+def moved_stream(server: Running, body: dict, headers: dict[str, str], named: str | None = None) -> str:
+    """What is left of a stream when streams are told to leave after its first event. `named`: the one so called."""
     server.core.step_seconds, server.core.kv_transfer_params = 0.01, None
     with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
         lines = answer.iter_lines()
         begun = [next(lines) for _ in range(4)]
-        assert server.http.post("/migrate").status_code == 202
+        if named is None:
+            assert server.http.post("/migrate").status_code == 202
+        else:
+            assert server.http.post("/migrate/request", json={"request_id": named}).status_code == 202
         return "\n".join([*begun, *lines]) + "\n"
 
 
@@ -185,6 +188,18 @@ def test_a_stream_that_can_go_on_elsewhere_ends_with_where_its_blocks_are(server
         remote_port=5601,
         transfer_id=server.core.received[0].request_id,
     )
+
+
+@pytest.mark.parametrize(("named", "leaves"), [("one\xe9", True), ("one", False)])
+def test_only_the_stream_that_is_named_leaves(server: Running, named: str, leaves: bool) -> None:
+    left = moved_stream(server, STREAM, KEEP | {"x-request-id": "one\xe9".encode("latin-1")}, named)
+    assert ("10.0.0.9" in left, left.rstrip().endswith("[DONE]")) == (leaves, not leaves)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"request_id": 1}', b'{"request_id": "a", "b": 1}', b"\xff"])
+def test_who_names_no_stream_moves_none(server: Running, content: bytes) -> None:
+    answer = server.http.post("/migrate/request", content=content)
+    assert (answer.status_code, "request_id" in answer.json()["error"]["message"]) == (400, True)
 
 
 def test_a_stream_of_several_sequences_leaves_without_its_blocks(server: Running) -> None:

@@ -141,7 +141,9 @@ def test_key_guards_every_route_but_the_probes(start_server) -> None:
             wrong = running.http.post("/tokenize", json={"prompt": "a"}, headers={"Authorization": word})
             assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key"), word
         assert (status(running, "/health"), status(running, "/ready")) == (200, 200)
-        assert running.http.post("/migrate").status_code == 409, "the router is known by its own secret"
+        for path in ("/migrate", "/migrate/request"):
+            answer = running.http.post(path, json={"request_id": "x"})
+            assert answer.status_code == 409, "the router is known by its own secret"
         client = running.client_with("secret")
         assert client.models.list().data[0].id == "tiny"
 

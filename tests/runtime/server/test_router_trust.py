@@ -51,9 +51,10 @@ def test_only_the_routers_word_on_tenants_and_journals_counts(secret, peer, head
     assert ask(secret, peer, headers | {"x-kvasir-journal-at": "1"}).status_code == (200 if is_trusted else 403)
 
 
-def test_only_the_router_can_have_streams_leave() -> None:
-    assert ask(None, "127.0.0.1", {}, "/migrate").status_code == 200
-    refused = ask(None, "10.0.0.7", {}, "/migrate")
+@pytest.mark.parametrize("path", ["/migrate", "/migrate/request"])
+def test_only_the_router_can_have_streams_leave(path: str) -> None:
+    assert ask(None, "127.0.0.1", {}, path).status_code == 200
+    refused = ask(None, "10.0.0.7", {}, path)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_the_router")
 
 
