@@ -7,6 +7,9 @@ from kvasir_router.placement.placement import Leg, Placement
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.load import EndpointLoad, InFlight
 
+MAX_NAMED_LENGTH = 256
+"""Of a request's id: engines remember no longer ones."""
+
 
 class Ticket:
     """One leg's share of an endpoint's load. Every step may be repeated; only the first call counts.
@@ -39,6 +42,11 @@ class Ticket:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def can_move(self) -> bool:
+        """Whether it has begun, and its engine knows it by its id."""
+        return not self._is_prefilling and "\n" not in self.request_id and len(self.request_id) <= MAX_NAMED_LENGTH
 
     @property
     def expected_prefill_seconds(self) -> float:
@@ -130,14 +138,14 @@ class Ledger:
 
     def interrupt(self, url: str) -> None:
         """Tells the requests in flight there, known endpoint or gone, that no answer will come."""
-        for ticket in tuple(self._tickets.get(url, {}).values()):
+        for ticket in self.tickets(url):
             ticket.on_interrupt()
 
     def has_in_flight(self, url: str) -> bool:
         return url in self._tickets
 
-    def num_in_flight(self, url: str) -> int:
-        return len(self._tickets.get(url, ()))
+    def tickets(self, url: str) -> tuple[Ticket, ...]:
+        return tuple(self._tickets.get(url, {}).values())
 
     def _ticket(self, leg: Leg, request: InferenceRequest, placement: Placement, now: float) -> Ticket:
         num_output_tokens = 0 if leg is placement.prefill else request.num_output_tokens

@@ -122,6 +122,14 @@ class EndpointLoad:
         return reported_tokens > len(self._receiving) * _MOST_TOKENS_BEHIND_KV
 
     @property
+    def num_requests(self) -> int:
+        """Everybody's, as far as is known."""
+        num_known = self.num_in_flight + self._num_peers
+        return (
+            num_known if self._report is None else max(num_known, self._report.num_running + self._report.num_waiting)
+        )
+
+    @property
     def num_decoding(self) -> int:
         """Requests past their prefill; where the engine tells, everybody's."""
         num_own = self.num_in_flight + self._num_peers - len(self._prefilling) - len(self._receiving)

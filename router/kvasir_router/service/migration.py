@@ -1,11 +1,13 @@
-"""Has engines hand streams over: those that drain all of them, so that they can end at once and no client waits for a
-recomputation, others the one that is named.
+"""Has engines hand streams over: those that drain all of this router's, so that they can end at once and no client
+waits for a recomputation, others the one that is named.
 
-An engine that exchanges KV with others ends its streams in the middle, and keeps their blocks; each is then continued
-like one whose engine was lost, and the engine that goes on finds in the stream's journal where the blocks are. All
-streams are asked for only where other engines of the same revision have room for them: else they end where they are.
+An engine that exchanges KV with others ends such a stream in the middle, and keeps its blocks; it is then continued
+like one whose engine was lost, and the engine that goes on finds in the stream's journal where the blocks are. Only as
+many are asked for as other engines of the same revision have room for: the rest end where they are. Other routers'
+streams are theirs to ask for, since they know whether there is room for those.
 """
 
+import asyncio
 import logging
 
 import aiohttp
@@ -17,8 +19,7 @@ from kvasir_router.service.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-MIGRATE_PATH = "/migrate"
-MIGRATE_REQUEST_PATH = f"{MIGRATE_PATH}/request"
+MIGRATE_REQUEST_PATH = "/migrate/request"
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 
 
@@ -30,18 +31,19 @@ class Migration:
         self._ledger = ledger
         self._session = session
         self._headers = {} if router_secret is None else {ROUTER_SECRET_HEADER: router_secret}
+        self._asked: dict[str, set[int]] = {}  # numbers of tickets, by the url of an engine that drains
 
     async def drains(self, address: Address) -> None:
         """It takes no requests now. To be called again and again: a stream can move once it has begun."""
-        if not 0 < self._ledger.num_in_flight(address.url) <= self._num_places_elsewhere(address):
-            return  # what finds no room would wait, and the engine lets go of all streams at once
-        try:
-            async with self._session.post(
-                f"{address.url}{MIGRATE_PATH}", headers=self._headers, timeout=_TIMEOUT
-            ) as response:
-                logger.debug("endpoint %s drains; asked to hand its streams over: %d", address.url, response.status)
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            logger.info("endpoint %s drains, and cannot be asked to hand its streams over: %s", address.url, error)
+        tickets = self._ledger.tickets(address.url)
+        asked = self._asked.pop(address.url, set()) & {ticket.number for ticket in tickets}
+        if not tickets:
+            return
+        self._asked[address.url] = asked
+        movable = [ticket for ticket in tickets if ticket.can_move and ticket.number not in asked]
+        leaving = movable[: self._num_places_elsewhere(address)]
+        accepted = await asyncio.gather(*(self.hand_over(address.url, ticket.request_id) for ticket in leaving))
+        asked.update(ticket.number for ticket, is_accepted in zip(leaving, accepted, strict=True) if is_accepted)
 
     async def hand_over(self, url: str, request_id: str) -> bool:
         """The stream of that id, as the engine knows it. False: it will not."""
@@ -58,7 +60,7 @@ class Migration:
 
     def _num_places_elsewhere(self, address: Address) -> int:
         return sum(
-            max(0, endpoint.load.max_in_flight - endpoint.load.num_in_flight)
+            max(0, endpoint.load.max_in_flight - endpoint.load.num_requests)
             for endpoint in self._registry.serving(None)
             if endpoint.url != address.url and endpoint.revision == address.revision
         )

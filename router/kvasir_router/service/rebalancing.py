@@ -14,7 +14,7 @@ from kvasir_router.placement import rebalancing
 from kvasir_router.placement.rebalancing import EngineView, Move, StreamView
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.request import InferenceRequest
-from kvasir_router.service.ledger import Ticket
+from kvasir_router.service.ledger import MAX_NAMED_LENGTH, Ticket
 from kvasir_router.service.migration import Migration
 from kvasir_router.service.registry import Endpoint, Registry
 from kvasir_router.service.transfer_times import TransferTimes
@@ -26,7 +26,6 @@ _SETTLE_SECONDS = 0.5
 """Until both engines have told of a move."""
 _ROOM_TO_MOVE_BYTES = 2**16
 """Of the journal, for what an engine still writes before it lets go."""
-_MAX_ID_LENGTH = 256  # engines remember no longer ones
 
 
 class Outcome(StrEnum):
@@ -89,7 +88,7 @@ class Rebalancing:
         """It is dispatched. One whose id another has there, too, stays."""
         stream.url, stream.request_id, stream.begun_at = ticket.url, ticket.request_id, self._clock()
         request = stream.request
-        is_named = ticket.request_id == request.request_id and len(request.request_id) <= _MAX_ID_LENGTH
+        is_named = ticket.request_id == request.request_id and len(request.request_id) <= MAX_NAMED_LENGTH
         if request.can_transfer_kv and request.is_resumable and is_named:
             self._streams[stream] = None
 

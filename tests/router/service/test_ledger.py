@@ -128,15 +128,38 @@ def test_it_knows_where_something_is_in_flight() -> None:
 
 def test_it_counts_what_is_in_flight_at_an_endpoint() -> None:
     ledger, endpoint = Ledger(Room()), an_endpoint("a")
-    assert ledger.num_in_flight("a") == 0
+    assert len(ledger.tickets("a")) == 0
     tickets = [dispatch(ledger, endpoint) for _ in range(2)]
     dispatch(ledger, an_endpoint("b"))
-    assert (ledger.num_in_flight("a"), ledger.num_in_flight("b")) == (2, 1)
+    assert (len(ledger.tickets("a")), len(ledger.tickets("b"))) == (2, 1)
     for left, ticket in zip((1, 0), tickets, strict=True):
         ticket.first_token(1.0)
         ticket.finish()
         ticket.finish()
-        assert ledger.num_in_flight("a") == left
+        assert len(ledger.tickets("a")) == left
+
+
+def test_a_stream_can_move_once_it_has_begun() -> None:
+    ticket = dispatch(Ledger(Room()), an_endpoint("a"))
+    assert not ticket.can_move
+    ticket.first_token(1.0)
+    assert ticket.can_move
+
+
+@pytest.mark.parametrize(("length", "can_move"), [(256, True), (257, False)])
+def test_it_can_move_if_its_engine_keeps_an_id_so_long(length: int, can_move: bool) -> None:
+    request = a_request(100, request_id="i" * length)
+    (ticket,) = Ledger(Room()).dispatch(request, Placement(Leg(an_endpoint("a"), 0, 100)), 0.0)
+    ticket.first_token(1.0)
+    assert ticket.can_move is can_move
+
+
+def test_of_two_with_one_id_the_second_cannot_be_named() -> None:
+    ledger, endpoint = Ledger(Room()), an_endpoint("a")
+    tickets = [dispatch(ledger, endpoint) for _ in range(2)]
+    for ticket in tickets:
+        ticket.first_token(1.0)
+    assert [ticket.can_move for ticket in tickets] == [True, False]
 
 
 def test_requests_of_one_id_are_counted_apart() -> None:
