@@ -179,7 +179,7 @@ async def test_a_stream_whose_receiver_dies_goes_on_where_it_was(fleet: Fleet) -
     streams = await fleet.overfill()
     fleet.idle.signal(signal.SIGSTOP)  # so that it is asked, and does not answer
     fleet.go_on()
-    await until(lambda: fleet.service.ledger.num_in_flight(fleet.idle.url))
+    await until(lambda: fleet.service.ledger.tickets(fleet.idle.url))
     fleet.idle.signal(signal.SIGKILL)
     drawn = await asyncio.gather(*streams)
     assert fleet.outcomes() == {"moved": 0, "elsewhere": 1, "stayed": 0}

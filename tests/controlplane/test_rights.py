@@ -85,7 +85,7 @@ def test_the_charts_rules_are_enough_and_none_is_idle(
     (tmp_path / "defaults.yaml").write_text(yaml.safe_dump(defaults))
     monkeypatch.setenv("KVASIR_GATEWAY_SECRET", GATEWAY_SECRET)
     with ExitStack() as stack:
-        url = stack.enter_context(prometheus(lambda: kv_usage(control_plane, namespace)))
+        url = stack.enter_context(prometheus(lambda: kv_usage(control_plane, namespace, gateway_namespace)))
         flags = (
             *(f"--namespace={namespace}", "--leader-election", f"--pod-defaults={tmp_path / 'defaults.yaml'}"),
             *(f"--prometheus-url={url}", "--resync-seconds=5"),
@@ -133,9 +133,9 @@ def engines(name: str) -> str:
     return selector_text(role_selector(name, ROLE_SERVE))
 
 
-def kv_usage(control_plane: ControlPlane, namespace: str) -> Mapping[str, float]:
+def kv_usage(control_plane: ControlPlane, *namespaces: str) -> Mapping[str, float]:
     """Of all pods; those of one service are full, and the others have nothing to do."""
-    pods = [pod["metadata"] for pod in list_pods(control_plane, namespace)]
+    pods = [pod["metadata"] for namespace in namespaces for pod in list_pods(control_plane, namespace)]
     return {each["name"]: 0.9 if each["labels"].get(SERVICE_LABEL) == DEMANDED else 0.0 for each in pods}
 
 
