@@ -168,7 +168,6 @@ async def test_streams_of_an_overfull_engine_go_on_in_an_idle_one(fleet: Fleet) 
     fleet.go_on()
     drawn = await asyncio.gather(*streams)
     assert fleet.outcomes()["moved"] >= 1
-    assert total(fleet.idle, "kvasir_kv_transfer_blocks_total", direction="received") > 64 // 16
     for engine in (fleet.full, fleet.idle):
         assert total(engine, "kvasir_kv_transfer_failures_total") == 0
     assert drawn == await fleet.undisturbed(fleet.idle)
