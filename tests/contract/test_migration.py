@@ -31,7 +31,7 @@ class Router:
     log_file: Path
 
     def has_asked_to_hand_over(self, engine: Server) -> bool:
-        return f"{engine.url} drains; asked to hand its streams over: 202" in self.log_file.read_text()
+        return f"{engine.url} asked to hand it over: 202" in self.log_file.read_text()
 
 
 @pytest.fixture
