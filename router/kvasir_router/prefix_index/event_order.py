@@ -132,10 +132,12 @@ class EventOrder:
             return []
         self._replay = None
         was_doubtful, self._is_doubtful = self._is_doubtful, False
-        actions = self._skip_gap()
-        if was_doubtful and self._next is not None and not actions:
-            actions = [Lost()]
-        return actions + self._receive_pending()
+        gap = self._skip_gap()
+        actions = self._receive_pending()
+        if not was_doubtful:
+            return gap + actions
+        # What waited may have come before the connection broke, from a process that is gone.
+        return actions if self._next is None else [*actions, Lost()]
 
     def _ask(self, start: int, *, is_resync: bool) -> list[Action]:
         self.num_replays += 1

@@ -166,6 +166,16 @@ def test_a_look_after_a_broken_connection_that_gets_no_answer_is_a_loss_once() -
     assert order.replay_failed() == []
 
 
+def test_what_has_waited_since_before_the_connection_broke_is_doubted() -> None:
+    order = EventOrder()
+    order.resync()
+    assert order.receive(0, b"of a process that is gone") == []
+    order.disconnected()
+    order.verify()
+    assert order.replay_failed() == [Reset(is_complete=True), Apply(b"of a process that is gone"), Lost()]
+    assert order.receive(1, b"next") == [Apply(b"next")]
+
+
 def test_a_look_that_is_due_during_a_replay_follows_it() -> None:
     order = EventOrder()
     order.resync()
