@@ -18,6 +18,11 @@ HUNG = threading.Event()
 HEALTH = [int(status) for status in os.environ.get("FAKE_HEALTH", "200").split(",")]
 
 
+def say(line: str) -> None:
+    """One write a line: SIGTERM's last word may come in the middle of a thread's print."""
+    os.write(1, f"{line}\n".encode())
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/crash":
@@ -33,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def health(self) -> int:
         status = 503 if HUNG.is_set() else HEALTH.pop(0) if len(HEALTH) > 1 else HEALTH[0]
-        print(f"fake health {status}", flush=True)
+        say(f"fake health {status}")
         return status
 
     def log_message(self, format: str, *args: object) -> None:
@@ -57,7 +62,7 @@ def main() -> None:
         child = subprocess.Popen(["sleep", "600"])
         print(f"fake child {child.pid}", flush=True)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: (print("fake program ends", flush=True), os._exit(0)))
+        signal.signal(signal.SIGTERM, lambda *_: (say("fake program ends"), os._exit(0)))
     host = flag("--host", "127.0.0.1")
     if "--admin-port" in sys.argv:
         admin = ThreadingHTTPServer((flag("--admin-host", host), int(flag("--admin-port", "0"))), Handler)
