@@ -73,13 +73,15 @@ def running_installation(folder: Path) -> Iterator[Installation]:
         control_plane = stack.enter_context(running_control_plane(program_directory(), directory, crds))
         for namespace in (NAMESPACE, SYSTEM):
             control_plane.create_namespace(namespace)
-        make_gateway(control_plane)
+        gateway_pod = make_gateway(control_plane)
         prometheus = stack.enter_context(running_prometheus(folder, configs(folder)))
         operator = stack.enter_context(installed_operator(control_plane, prometheus, folder))
         for manifest in manifests():
             control_plane.apply(manifest)
         urls, addresses = wait_until(lambda: local_services(local), START_SECONDS, "the local services to be ready")
-        (folder / "system.json").write_text(json.dumps([gateway_target(addresses), operator_target(operator)]))
+        (folder / "system.json").write_text(
+            json.dumps([gateway_target(gateway_pod, addresses), operator_target(operator)])
+        )
         stack.enter_context(kubelet(control_plane, addresses, folder / "pods.json"))
         wait_until(lambda: all_are_scraped(prometheus), START_SECONDS, "Prometheus to scrape all programs")
         yield Installation(control_plane, prometheus, urls, local, addresses)
@@ -111,13 +113,14 @@ def local_services(local: LocalService) -> tuple[dict[str, str], dict[str, str]]
     return (urls, addresses) if len(urls) == len(manifests()) else None
 
 
-def make_gateway(control_plane: ControlPlane) -> None:
-    """As far as the operator looks at it; the process is one of `local`."""
+def make_gateway(control_plane: ControlPlane) -> str:
+    """As far as the operator looks at it; the process is one of `local`. Returns its pod's name."""
     pod = {"metadata": {"labels": GATEWAY_PODS}, "spec": {"containers": [{"name": "router", "image": "router"}]}}
     spec = {"replicas": 1, "selector": {"matchLabels": GATEWAY_PODS}, "template": pod}
     metadata = {"name": GATEWAY, "namespace": SYSTEM}
     control_plane.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
-    control_plane.mark_pods_ready(SYSTEM, f"app={GATEWAY}")
+    [made] = control_plane.mark_pods_ready(SYSTEM, f"app={GATEWAY}")
+    return str(made["metadata"]["name"])
 
 
 @contextmanager
@@ -151,8 +154,8 @@ def configs(folder: Path) -> list[dict[str, Any]]:
     return [each | pace for each in (*of_services, system)]
 
 
-def gateway_target(addresses: Mapping[str, str]) -> dict[str, Any]:
-    own = {"namespace": SYSTEM, "pod": f"{GATEWAY}-0", "container": "router", "endpoint": "admin", "role": "router"}
+def gateway_target(pod: str, addresses: Mapping[str, str]) -> dict[str, Any]:
+    own = {"namespace": SYSTEM, "pod": pod, "container": "router", "endpoint": "admin", "role": "router"}
     return {"targets": [f"{addresses['gateway']}:{labels.ROUTER_ADMIN_PORT}"], "labels": own}
 
 
