@@ -34,6 +34,7 @@ from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import RawHeaders
 from kvasir_router.relay.kv_transfer import lookup_params, without_clients_params
 from kvasir_router.relay.proxy import Proxy, forwarded_headers
+from kvasir_router.relay.upstream_pool import Sending
 from kvasir_router.remote_prefill import PrefillLeg, RemotePrefills
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.ledger import Ticket
@@ -172,6 +173,8 @@ class Handler:
                 return placement
 
     async def _forward(self, job: Job, placement: Placement) -> int:
+        """What is sent at once is counted while the engine has it already; nothing is awaited between."""
+        sending = None if placement.prefill else self._send(job, placement.leg.endpoint.url, _lookup(placement.fetch))
         tickets = job.service.dispatch(job.request, placement, has_waited=job.queue_wait_seconds > 0)
         self._parts.metrics.count_dispatch(job.request, placement, job.service.policy, self._own_seconds(job))
         ticket = tickets[0]
@@ -179,10 +182,11 @@ class Handler:
         job.service.rebalancing.begin(job.stream, ticket)
         try:
             with while_alive(ticket, lambda: job.exchange.can_go_elsewhere):
-                if placement.prefill is None:
-                    return await self._attempt(job, ticket, None, placement.fetch)
+                if sending is not None:
+                    return await self._attempt(job, ticket, sending, None, placement.fetch)
                 async with self._parts.remote_prefills.beside(job, placement, tickets) as prefill:
-                    return await self._attempt(job, ticket, prefill, None)
+                    sending = self._send(job, ticket.url, prefill.kv_transfer_params)
+                    return await self._attempt(job, ticket, sending, prefill, None)
         finally:
             job.service.rebalancing.end(job.stream)
             if release is not None:
@@ -190,20 +194,20 @@ class Handler:
             for each in tickets:
                 each.finish()
 
-    async def _attempt(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None, fetch: Fetch | None) -> int:
+    def _send(self, job: Job, url: str, kv_transfer_params: bytes | None) -> Sending:
+        journal = job.exchange.journal if job.exchange.has_started else None
+        return self._parts.proxy.send(
+            job.exchange, job.headers, url, journal=journal, kv_transfer_params=kv_transfer_params
+        )
+
+    async def _attempt(
+        self, job: Job, ticket: Ticket, sending: Sending, prefill: PrefillLeg | None, fetch: Fetch | None
+    ) -> int:
         """From the beginning, or from what the client has. `prefill` None: there is one leg only."""
         exchange, journal = job.exchange, job.exchange.journal
-        kv_transfer_params = None if prefill is None else prefill.kv_transfer_params
-        if fetch is not None:
-            kv_transfer_params = lookup_params(fetch.peer_url, fetch.peer_port)
         if exchange.has_started and journal is not None:
             return await self._parts.proxy.resume(
-                exchange,
-                job.headers,
-                ticket.url,
-                journal,
-                on_first_byte=lambda _: self._note_resumption(job, ticket, prefill),
-                kv_transfer_params=kv_transfer_params,
+                exchange, sending, journal, on_first_byte=lambda _: self._note_resumption(job, ticket, prefill)
             )
         has_other = (
             job.can_fail_again
@@ -212,11 +216,9 @@ class Handler:
         )
         return await self._parts.proxy.forward(
             exchange,
-            job.headers,
-            ticket.url,
+            sending,
             relay_unavailable=not has_other,
             on_first_byte=lambda status: self._note_first_byte(job, ticket, prefill, fetch, status),
-            kv_transfer_params=kv_transfer_params,
         )
 
     def _decide_on_retry(self, job: Job, placement: Placement, error: UpstreamError) -> None:
@@ -304,6 +306,10 @@ class Handler:
             if job.revision is not None:
                 self._parts.metrics.revision_requests(job.revision, str(status)).inc()
         self._parts.metrics.count_end(model, status, time.perf_counter() - exchange.arrived, queue_wait_seconds)
+
+
+def _lookup(fetch: Fetch | None) -> bytes | None:
+    return None if fetch is None else lookup_params(fetch.peer_url, fetch.peer_port)
 
 
 def _is_endpoints_fault(status: int) -> bool:

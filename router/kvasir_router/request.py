@@ -5,7 +5,6 @@ untouched. Only a model's alias, which no engine knows, is replaced by the model
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -23,8 +22,7 @@ _SESSION_HEADER = b"x-session-id"
 _SESSION_PROMPT_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """What comes with a body."""
 
     path: str  # with the query string, as the client sent it
@@ -34,8 +32,7 @@ class Envelope:
     dialect: Dialect
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     path: str  # with the query string, as the client sent it
     dialect: Dialect
     model: str | None  # as engines know it; None when absent or not a string: the engine says what is wrong

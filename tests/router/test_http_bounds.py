@@ -148,8 +148,8 @@ async def test_others_are_served_while_a_head_without_end_is_sent(start_router: 
 async def test_a_head_that_does_not_come_ends_the_connection(
     sent: bytes, is_answered: bool, is_first: bool, start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(http_server, "_CLIENT_KEEPALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(http_server, "_CLIENT_KEEPALIVE_SECONDS", 0.8)
     router = await start_router(engine)
     async with connected(router) as connection:
         if not is_first:

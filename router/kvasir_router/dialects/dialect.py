@@ -4,7 +4,6 @@ A dialect reads the few fields that routing needs; the engine validates everythi
 a wrong type here is no error.
 """
 
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -14,8 +13,7 @@ from kvasir_router.errors import RequestError
 ABSENT = msgspec.Raw(b"null")
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """What an engine prefills, as far as a body tells. Images and audio are not counted as text."""
 
     content: bytes  # grows at the end when a conversation grows; or token ids as uint32, little-endian
@@ -26,7 +24,7 @@ class Prompt:
     is_text: bool = False  # the content is the very text that an engine tokenises
     is_batch: bool = False  # several prompts, each with an answer of its own
     model: str | None = None  # its own name, an adapter's too
-    cache_salt: msgspec.Raw = field(default_factory=lambda: ABSENT)
+    cache_salt: msgspec.Raw = ABSENT
 
 
 class RoutingFields(msgspec.Struct, gc=False):

@@ -3,9 +3,8 @@
 How their streams end is not known here, and errors take OpenAI's shape.
 """
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from kvasir_router.dialects import openai
 from kvasir_router.dialects.bounded_json import BoundedDecoder, is_too_much

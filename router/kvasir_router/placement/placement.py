@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
+class Leg(msgspec.Struct, frozen=True):
     """An endpoint's part of a request, with the prompt tokens that it has cached, those that it must compute, and
     those whose KV it gets from another endpoint, which computes them for it or has them cached.
     """
@@ -44,8 +45,7 @@ class Fetch:
     queue_seconds: float  # ahead at the endpoint, which hide as many of the transfer
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     leg: Leg  # serves the request, or decodes it where another prefills
     prefill: Leg | None = None
     cost_seconds: float | None = None  # what the policy expects; None where it compares no costs

@@ -6,8 +6,10 @@ engine then does is its own to say: it compares again, and computes what the pee
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from kvasir_router.placement.costs import TERMS
 from kvasir_router.placement.costs.own_prefill import work_left

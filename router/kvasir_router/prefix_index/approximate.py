@@ -15,6 +15,7 @@ from math import inf
 from struct import iter_unpack
 from typing import cast
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from kvasir_router.dialects.dialect import Prompt
@@ -30,8 +31,7 @@ _BITS = bytes.maketrans(b"01", b"\0\1")
 BYTES_PER_BLOCK = 200
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHashes:
+class BlockHashes(msgspec.Struct, frozen=True):
     """The key of this index."""
 
     num_tokens: int  # estimated for text, exact for token ids

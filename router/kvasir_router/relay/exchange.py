@@ -11,7 +11,7 @@ from kvasir_router.relay.cors import cors_headers
 from kvasir_router.relay.headers import RawHeaders, end_to_end, value_of
 from kvasir_router.relay.journal import RESUMABLE_HEADER, Journal
 from kvasir_router.relay.response_writer import ResponseWriter
-from kvasir_router.relay.upstream_answer import UpstreamAnswer
+from kvasir_router.relay.upstream_answer import UpstreamAnswer, ignore
 
 _NOT_RELAYED = frozenset({RESUMABLE_HEADER.encode()})
 _NUM_ID_BITS = 128
@@ -93,13 +93,15 @@ class Exchange:
         self.is_event_stream = is_endless and named.get(b"content-type", b"").startswith(b"text/event-stream")
         self._writer.start(status, passed)
 
-    async def relay(self, answer: UpstreamAnswer, write: Callable[[bytes], None]) -> None:
+    async def relay(
+        self, answer: UpstreamAnswer, write: Callable[[bytes], None], on_first_byte: Callable[[int], None] = ignore
+    ) -> None:
         """The answer's body to its end, no faster than the client reads. Raises as the answer does."""
         self._source = answer
         if self._is_held_back:
             answer.pause()
         try:
-            await answer.relay(write)
+            await answer.relay(write, on_first_byte)
         finally:
             self._source = None
 

@@ -19,8 +19,8 @@ from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import RawHeaders, end_to_end, lines, value_of
 from kvasir_router.relay.journal import JOURNAL_HEADER, RESUMABLE_HEADER, Journal
 from kvasir_router.relay.kv_transfer import decode_body
-from kvasir_router.relay.upstream_answer import UpstreamAnswer
-from kvasir_router.relay.upstream_pool import UpstreamPool
+from kvasir_router.relay.upstream_answer import UpstreamAnswer, ignore
+from kvasir_router.relay.upstream_pool import Sending, UpstreamPool
 
 _RETRYABLE_STATUS = frozenset({502, 503, 504})
 ROUTER_SECRET_HEADER = "x-kvasir-router-secret"
@@ -58,60 +58,59 @@ class Proxy:
     def __init__(self, pool: UpstreamPool) -> None:
         self._pool = pool
 
-    async def forward(
+    def send(
         self,
         exchange: Exchange,
         headers: bytes,
         endpoint_url: str,
         *,
-        relay_unavailable: bool,
-        on_first_byte: Callable[[int], None],
+        journal: Journal | None = None,
         kv_transfer_params: bytes | None = None,
+    ) -> Sending:
+        """An attempt's request. `forward` is to follow, or `resume` with the same journal.
+
+        `journal` is what the client has of its stream, for the endpoint to go on with. `kv_transfer_params`: who
+        prefills, where it is not this endpoint. Raises UpstreamError.
+        """
+        content = decode_body(exchange.body.content, kv_transfer_params)
+        if journal is not None:
+            journal.drop_unfinished_block()
+            if journal.num_bytes:
+                headers += lines([(_JOURNAL_AT, b"%d" % sum(map(len, content)))])
+            content = [*content, journal.lines]
+        return self._pool.send(endpoint_url, exchange.path.encode("latin-1"), headers, content)
+
+    async def forward(
+        self, exchange: Exchange, sending: Sending, *, relay_unavailable: bool, on_first_byte: Callable[[int], None]
     ) -> int:
         """Returns the answer's status once its body has been relayed; `Exchange.end` is the caller's.
 
-        The body is dropped as soon as no other attempt can follow.
-        `relay_unavailable`: pass a 502, 503 or 504 on, because there is nowhere else to go. `kv_transfer_params`: who
-        prefills, where it is not this endpoint. Raises UpstreamError, RequestTimeoutError, StreamMovedError.
+        The body is dropped as soon as no other attempt can follow. `relay_unavailable`: pass a 502, 503 or 504 on,
+        because there is nowhere else to go. `on_first_byte` is told the status when the client has been written the
+        first of the body. Raises UpstreamError, RequestTimeoutError, StreamMovedError.
         """
-        answer = await self._pool.post(
-            endpoint_url,
-            exchange.path.encode("latin-1"),
-            headers,
-            decode_body(exchange.body.content, kv_transfer_params),
-        )
+        answer = await self._pool.answer(sending)
         try:
             _check_whether_it_is_relayed(answer, relay_unavailable=relay_unavailable)
-            on_first_byte(answer.status)
             exchange.start(answer.status, answer.headers)
             if value_of(answer.headers, _RESUMABLE) is None:
                 exchange.body.drop()
-                await exchange.relay(answer, exchange.write)
+                await exchange.relay(answer, exchange.write, on_first_byte)
             else:
                 exchange.journal = Journal(exchange.body.budget)
-                await _relay_events(answer, exchange, exchange.journal)
+                await _relay_events(answer, exchange, exchange.journal, on_first_byte)
             return answer.status
         finally:
             answer.close()
 
     async def resume(
-        self,
-        exchange: Exchange,
-        headers: bytes,
-        endpoint_url: str,
-        journal: Journal,
-        *,
-        on_first_byte: Callable[[int], None],
-        kv_transfer_params: bytes | None = None,
+        self, exchange: Exchange, sending: Sending, journal: Journal, *, on_first_byte: Callable[[int], None]
     ) -> int:
-        """Has the endpoint continue a stream from what its client has, and relays the rest. Raises as `forward`."""
-        journal.drop_unfinished_block()
-        content = decode_body(exchange.body.content, kv_transfer_params)
-        if journal.num_bytes:
-            headers += lines([(_JOURNAL_AT, b"%d" % sum(map(len, content)))])
-        answer = await self._pool.post(
-            endpoint_url, exchange.path.encode("latin-1"), headers, [*content, journal.lines]
-        )
+        """Has the endpoint continue a stream from what its client has, and relays the rest. Raises as `forward`.
+
+        `on_first_byte` is told when there is something to relay, and the journal is still that of other endpoints.
+        """
+        answer = await self._pool.answer(sending)
         try:
             _check_whether_it_continues(answer)
             on_first_byte(answer.status)
@@ -143,7 +142,9 @@ def unavailable(answer: UpstreamAnswer) -> UpstreamUnavailableError:
     return kind(f"{answer.url} answered {answer.status}", str(answer.status))
 
 
-async def _relay_events(answer: UpstreamAnswer, exchange: Exchange, journal: Journal) -> None:
+async def _relay_events(
+    answer: UpstreamAnswer, exchange: Exchange, journal: Journal, on_first_byte: Callable[[int], None] = ignore
+) -> None:
     """Whole events only, whose lines are kept once they are on their way."""
     num_bytes_before = journal.num_bytes
 
@@ -155,7 +156,7 @@ async def _relay_events(answer: UpstreamAnswer, exchange: Exchange, journal: Jou
         if journal.is_given_up:
             exchange.body.drop()
 
-    await exchange.relay(answer, write)
+    await exchange.relay(answer, write, on_first_byte)
     if not exchange.has_whole_stream:
         if journal.is_moved and journal.num_bytes > num_bytes_before:
             raise StreamMovedError(f"{answer.url} hands its stream over")

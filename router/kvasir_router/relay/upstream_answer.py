@@ -25,6 +25,10 @@ class Flow(Protocol):
     def abort(self) -> None: ...
 
 
+def ignore(status: int) -> None:
+    """An answer's first byte, by whoever need not know of it."""
+
+
 class UpstreamAnswer:
     """`idle_timeouts` bound the time without a byte of the body, the time until the first one included.
 
@@ -56,15 +60,17 @@ class UpstreamAnswer:
         while not self._held and not self.is_whole:
             await self._change()
 
-    async def relay(self, write: Callable[[bytes], None]) -> None:
+    async def relay(self, write: Callable[[bytes], None], on_first_byte: Callable[[int], None] = ignore) -> None:
         """Gives `write` the body, all that has come at a time, and returns at its end.
 
-        Raises UpstreamError, RequestTimeoutError; what has come before is written.
+        `on_first_byte` is told the status once what is there already is written. Raises UpstreamError,
+        RequestTimeoutError; what has come before is written.
         """
         held, self._held = b"".join(self._held), []
         self._write = write
         if held:
             write(held)
+        on_first_byte(self.status)
         if not self._is_paused:
             self.resume()
         while not self.is_whole:

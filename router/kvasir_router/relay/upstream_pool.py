@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 
@@ -23,6 +24,18 @@ KEEPALIVE_SECONDS = 4.0
 CLOSE_RACE_SECONDS = 1.0
 """A reused connection that is lost within this time was closed as idle; later, it is the request that was lost."""
 _SWEEP_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Sending:
+    """A request on its way to an engine; without a connection it waits for one."""
+
+    origin: Origin
+    request: Sequence[bytes]
+    num_bytes: int  # of all parts
+    connection: UpstreamConnection | None = None
+    written_at: float = 0.0
+    answer: UpstreamAnswer | None = None
 
 
 class UpstreamPool:
@@ -56,33 +69,54 @@ class UpstreamPool:
             await self._all_lost.wait()
 
     async def post(self, url: str, target: bytes, headers: bytes, content: Sequence[bytes]) -> UpstreamAnswer:
-        """Returns once the first bytes of the answer's body are there, or its end; the caller closes it.
+        """`send` and `answer` in one."""
+        return await self.answer(self.send(url, target, headers, content))
 
-        `headers` are whole lines, all but host and content-length; `content` is sent piece after piece.
-        Raises UpstreamError or RequestTimeoutError.
+    def send(self, url: str, target: bytes, headers: bytes, content: Sequence[bytes]) -> "Sending":
+        """At once where a connection is idle, so that whoever calls has time for what the engine need not wait for.
+
+        `headers` are whole lines, all but host and content-length; `content` is sent piece after piece. `answer` is to
+        follow. Raises UpstreamConnectError.
         """
         origin = _origin(url)
         num_body_bytes = sum(map(len, content))
         head = _head(origin, target, headers, num_body_bytes)
-        request, num_bytes = (head, *content), len(head) + num_body_bytes
+        sending = Sending(origin, (head, *content), len(head) + num_body_bytes)
         connection = self._take_idle(url)
         if connection is not None:
-            sent_at = self._loop.time()
-            try:
-                return await self._ask(connection, request, num_bytes)
-            except UpstreamLostError:
-                if not connection.is_silent or self._loop.time() - sent_at > CLOSE_RACE_SECONDS:
-                    raise
-        return await self._ask(await self._connect(origin), request, num_bytes)
+            self._write(sending, connection)
+        return sending
 
-    async def _ask(self, connection: UpstreamConnection, request: Sequence[bytes], num_bytes: int) -> UpstreamAnswer:
-        answer = UpstreamAnswer(connection.url, connection, self._idle_timeouts, self._loop)
-        connection.send(request, num_bytes, answer)
+    async def answer(self, sending: "Sending") -> UpstreamAnswer:
+        """Returns once the first bytes of the answer's body are there, or its end; the caller closes it.
+
+        Raises UpstreamError or RequestTimeoutError.
+        """
+        if sending.connection is not None:
+            try:
+                return await self._begun(sending)
+            except UpstreamLostError:
+                is_late = self._loop.time() - sending.written_at > CLOSE_RACE_SECONDS
+                if not sending.connection.is_silent or is_late:
+                    raise
+        self._write(sending, await self._connect(sending.origin))
+        return await self._begun(sending)
+
+    def _write(self, sending: "Sending", connection: UpstreamConnection) -> None:
+        sending.connection, sending.written_at = connection, self._loop.time()
+        sending.answer = UpstreamAnswer(connection.url, connection, self._idle_timeouts, self._loop)
+        connection.send(sending.request, sending.num_bytes, sending.answer)
+
+    async def _begun(self, sending: "Sending") -> UpstreamAnswer:
+        """Its request is kept no longer than it may have to be written again."""
+        answer = sending.answer
+        assert answer is not None
         try:
             await answer.begin()
         except BaseException:
             answer.close()
             raise
+        sending.request = ()
         return answer
 
     async def _connect(self, origin: Origin) -> UpstreamConnection:

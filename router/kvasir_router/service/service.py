@@ -5,8 +5,10 @@ for itself.
 """
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from kvasir_router.admission.admission import Admission
 from kvasir_router.config import PolicyName
