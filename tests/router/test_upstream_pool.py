@@ -146,6 +146,40 @@ async def test_a_request_is_what_it_was_told_to_be(engine: ScriptedEngine, pool:
     assert engine.requests == [head + b'{"a":1}']
 
 
+async def test_a_request_is_written_before_its_answer_is_waited_for(engine: ScriptedEngine, pool: UpstreamPool) -> None:
+    """Where a connection is idle; else it is opened when the answer is."""
+    engine.script = [[[HELLO], [HELLO]]]
+    first = pool.send(engine.url, TARGET, b"", [b"1"])
+    assert first.connection is None
+    await body_of(await pool.answer(first))
+    second = pool.send(engine.url, TARGET, b"", [b"2"])
+    assert second.connection is not None
+    while len(engine.requests) < 2:
+        await asyncio.sleep(0)
+    assert await body_of(await pool.answer(second)) == b"hello"
+    assert engine.num_connections == 1
+
+
+async def test_a_request_is_held_until_its_answer_has_begun(engine: ScriptedEngine, pool: UpstreamPool) -> None:
+    engine.script = [[[HELLO], [CLOSE]], [[HELLO]]]
+    await ask(pool, engine.url)
+    sending = pool.send(engine.url, TARGET, b"", [b"body"])
+    assert b"".join(sending.request).endswith(b"body")
+    answer = await pool.answer(sending)  # of the second connection: it was written again
+    assert engine.num_connections == 2
+    assert not sending.request
+    assert await body_of(answer) == b"hello"
+
+
+async def test_the_first_byte_is_told_behind_what_is_there_already(engine: ScriptedEngine, pool: UpstreamPool) -> None:
+    engine.script = [[[HELLO]]]
+    events: list[object] = []
+    answer = await asked(pool, engine.url)
+    await answer.relay(events.append, events.append)
+    answer.close()
+    assert events == [b"hello", 200]
+
+
 async def test_an_answers_headers_keep_their_order_and_bytes(engine: ScriptedEngine, pool: UpstreamPool) -> None:
     engine.script = [[[OK + b"X-A: \xe4\xff\r\nSet-Cookie: 1\r\nSet-Cookie: 2\r\nEmpty:\r\nContent-Length: 0\r\n\r\n"]]]
     answer = await asked(pool, engine.url)

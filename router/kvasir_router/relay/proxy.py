@@ -77,7 +77,7 @@ class Proxy:
             journal.drop_unfinished_block()
             if journal.num_bytes:
                 headers += lines([(_JOURNAL_AT, b"%d" % sum(map(len, content)))])
-            content = [*content, journal.lines]
+            content = (*content, journal.lines)
         return self._pool.send(endpoint_url, exchange.path.encode("latin-1"), headers, content)
 
     async def forward(
