@@ -132,6 +132,11 @@ class CacheConfig:
         "default: no KV is exchanged with other engines",
         default=None,
     )
+    kv_transfer_trust_clients: bool = option(
+        "take kv_transfer_params from anyone, for routers of other makes, where nobody else reaches this engine: it "
+        "connects to whom they name; default: from the router alone",
+        default=False,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,13 @@ from kvasir_runtime.server.tokenizer_description import tokenizer_routes
 
 
 def create_app(
-    serving: Serving, probes: Probes, admission: Admission, *, api_key: str | None, router_secret: str | None
+    serving: Serving,
+    probes: Probes,
+    admission: Admission,
+    *,
+    api_key: str | None,
+    router_secret: str | None,
+    kv_transfer_trust_clients: bool,
 ) -> FastAPI:
     app = FastAPI(title="Kvasir", version=kvasir_runtime.__version__, docs_url=None, redoc_url=None)
     app.include_router(chat_routes(serving))
@@ -34,7 +40,7 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_defect)
     app.add_middleware(AdmissionMiddleware, admission=admission)
-    app.add_middleware(RouterTrustMiddleware, secret=router_secret)
+    app.add_middleware(RouterTrustMiddleware, secret=router_secret, kv_transfer_trust_clients=kv_transfer_trust_clients)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)  # added last, so it comes first
     return app

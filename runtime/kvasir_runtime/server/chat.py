@@ -75,7 +75,7 @@ async def _resolve(serving: Serving, chat: ChatCompletionRequest, request: Reque
     prompt_token_ids = await serving.prompts.chat_prompt(chat, limits)
     sampling = sampling_params(
         chat,
-        max_tokens=chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens,
+        max_tokens=chat.token_limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
         prompt_logprobs=None,
         num_prompt_tokens=len(prompt_token_ids),

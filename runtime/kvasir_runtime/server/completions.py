@@ -72,7 +72,7 @@ def completion_routes(serving: Serving) -> APIRouter:
 
 def is_echo_only(wishes: CompletionRequest) -> bool:
     """Nothing but the prompt's own log probabilities is asked for; evaluation harnesses do that."""
-    return bool(wishes.echo) and wishes.max_tokens == 0
+    return bool(wishes.echo) and wishes.token_limit == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class _Resolver:
     def _max_tokens(self) -> int | None:
         if is_echo_only(self.wishes):
             return 1  # made and dropped: the engine always makes a token
-        if "max_tokens" in self.wishes.model_fields_set:
-            return self.wishes.max_tokens
-        return DEFAULT_MAX_TOKENS
+        if self.wishes.token_limit is None and "max_tokens" not in self.wishes.model_fields_set:
+            return DEFAULT_MAX_TOKENS
+        return self.wishes.token_limit
 
 
 class CompletionShape:

@@ -14,8 +14,9 @@ from kvasir_runtime.service_secret import SECRET_VARIABLE
 from kvasir_runtime.transfer.params import KvTransferParams
 
 FIELD = "kv_transfer_params"
+TRUST_FLAG = "--kv-transfer-trust-clients"
 STRANGER = "kvasir.stranger"
-"""In the ASGI scope of a request that does not show the secret which this server shares with its router."""
+"""In the ASGI scope of a request that is not the router's (`router_trust`)."""
 
 
 def transfer_params(
@@ -41,7 +42,8 @@ def transfer_params(
     if STRANGER in request.scope:
         raise NotTheRouterError(
             f"{FIELD}: only the router may say whom this engine exchanges KV with; it shows the value of "
-            f"{SECRET_VARIABLE}, which both must be started with"
+            f"{SECRET_VARIABLE}, which both must be started with. For a router of another make start this engine with "
+            f"{TRUST_FLAG}, where nobody else reaches it"
         )
     _check(params, transfer, num_prompts)
     return params

@@ -144,7 +144,14 @@ class ApiServer:
         )
         api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
         router_secret = service_secret(os.environ)
-        app = create_app(serving, probes, self.admission, api_key=api_key, router_secret=router_secret)
+        app = create_app(
+            serving,
+            probes,
+            self.admission,
+            api_key=api_key,
+            router_secret=router_secret,
+            kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,
+        )
         connections = Connections(
             _connection_limits(config.server.max_connections, config.server.max_connections_per_peer)
         )

@@ -61,6 +61,9 @@ class IgnoredFields(RequestModel):
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
     spaces_between_special_tokens: Ignored = None
+    include_reasoning: Ignored = None
+    separate_reasoning: Ignored = None
+    stream_reasoning: Ignored = None
 
 
 class UnsupportedFields(RequestModel):
@@ -76,6 +79,8 @@ class UnsupportedFields(RequestModel):
     bad_words: Unsupported = None
     prompt_logprobs: Unsupported = None
     truncate_prompt_tokens: Unsupported = None
+    no_stop_trim: Unsupported = None
+    return_hidden_states: Unsupported = None
     response_format: Annotated[Any, AfterValidator(_refuse_unless_text_format)] = None
 
 
@@ -119,6 +124,7 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     n: Annotated[int, Field(ge=1)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -151,7 +157,7 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options is only allowed with stream: true")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens and not self._is_prefill_leg:
             raise PydanticCustomError(
                 "min_tokens",
                 "min_tokens is {min_tokens}, more than max_tokens, which is {max_tokens}",
@@ -160,6 +166,11 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
         self._check_best_of()
         self._check_beam_search()
         return self
+
+    @property
+    def _is_prefill_leg(self) -> bool:
+        """Another engine answers, so llm-d's sidecar asks for one token and leaves the client's least number in."""
+        return self.kv_transfer_params is not None and bool(self.kv_transfer_params.do_remote_decode)
 
     def _check_best_of(self) -> None:
         if self.num_candidates < self.num_returned:
@@ -208,6 +219,11 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     def num_sequences(self) -> int:
         """Sequences a prompt that the engine hands out; it ranks a beam's itself."""
         return self.num_returned if self.use_beam_search else self.num_candidates
+
+    @property
+    def token_limit(self) -> int | None:
+        """Of a sequence; None: not given. `max_completion_tokens` is the newer name, and both may be sent."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -279,7 +295,6 @@ class ChatPrompt(RequestModel):
 class ChatCompletionRequest(ChatPrompt, GenerationFields):
     """POST /v1/chat/completions."""
 
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: Unsupported = None

@@ -3,9 +3,9 @@ the tokenizer, and say whom KV is exchanged with.
 
 With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
 is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
-client's; a journal is refused, because what is behind the client's own body cannot be told apart from it, and so is the
-tokenizer, which may be a model's own. Where there is a secret, so are `kv_transfer_params`; without one anybody's are
-taken, for routers of other makes.
+client's; a journal is refused, because what is behind the client's own body cannot be told apart from it, and so are
+the tokenizer, which may be a model's own, and `kv_transfer_params`. Those alone are taken from anyone with
+--kv-transfer-trust-clients, for routers of other makes.
 """
 
 import ipaddress
@@ -28,10 +28,11 @@ _DROPPED = frozenset(name.encode() for name in (TENANT_HEADER, RESUMABLE_HEADER,
 
 
 class RouterTrustMiddleware:
-    def __init__(self, app: ASGIApp, secret: str | None) -> None:
-        """`secret` None: peers on this machine are believed."""
+    def __init__(self, app: ASGIApp, secret: str | None, *, kv_transfer_trust_clients: bool = False) -> None:
+        """`secret` None: peers on this machine are believed. `kv_transfer_trust_clients`: by `kv_transfer_params`."""
         self._app = app
         self._secret = None if secret is None else secret.encode()
+        self._stranger = {} if kv_transfer_trust_clients else {STRANGER: True}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_from_router(scope):
@@ -44,8 +45,7 @@ class RouterTrustMiddleware:
             await _refused(f"{scope['path']}: only the router can have streams go on elsewhere")(scope, receive, send)
         else:
             headers = [header for header in scope["headers"] if header[0] not in _DROPPED]
-            stranger = {} if self._secret is None else {STRANGER: True}
-            await self._app({**scope, **stranger, "headers": headers}, receive, send)
+            await self._app({**scope, **self._stranger, "headers": headers}, receive, send)
 
     def _is_from_router(self, scope: Scope) -> bool:
         if self._secret is None:

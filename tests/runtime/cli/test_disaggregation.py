@@ -19,6 +19,12 @@ from kvasir_runtime.service_secret import SECRET_VARIABLE
 MODEL = Path("examples/models/kvasir-python-700k")
 TEXT = Path("runtime/kvasir_runtime/scheduling/planner.py").read_text()
 SECRET = "s3cret"
+FOREIGN = [
+    legs
+    for file in sorted(Path("tests/runtime/server/foreign_routers").glob("*.json"))
+    for legs in json.loads(file.read_text())
+]
+"""What routers of other makes were seen to send (benchmarks/foreign_bodies.py)."""
 COMPLETION = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
@@ -45,7 +51,7 @@ def start(role: str, *flags: str) -> Server:
     config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra}
     return Server(
         MODEL, "--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "16",
-        "--max-num-batched-tokens", "64", *flags,
+        "--max-num-batched-tokens", "64", "--kv-transfer-trust-clients", *flags,
     )  # fmt: skip
 
 
@@ -102,6 +108,37 @@ def test_both_legs_at_once(engines: tuple[Server, Server]) -> None:
         answer = decoding.result()
     assert total(decode, "kvasir_kv_transfer_bytes_total", direction="received") > before
     assert tokens(answer) == tokens(post(prefill, prompt_of(number)))
+
+
+@pytest.mark.parametrize("number", range(len(FOREIGN)))
+def test_legs_of_foreign_routers(engines: tuple[Server, Server], number: int) -> None:
+    """They do not know the secret. Another prompt than theirs, since that fills no block."""
+    prefill, decode = engines
+    legs, text = FOREIGN[number], prompt_of(10 + number)["prompt"]
+    content = {"model": None, "messages": [{"role": "user", "content": text}]}
+    if legs["path"] == "/v1/completions":
+        content = {"model": None, "prompt": text}
+    before = total(decode, "kvasir_kv_transfer_blocks_total", direction="received")
+    answer = httpx.post(prefill.url + legs["path"], json=json.loads(legs["prefill"]) | content, timeout=60)
+    assert answer.status_code == 200, answer.text
+    handed_on = content | {"kv_transfer_params": answer.json()["kv_transfer_params"]}
+    answer = httpx.post(decode.url + legs["path"], json=json.loads(legs["decode"]) | handed_on, timeout=60)
+    assert answer.status_code == 200, answer.text
+    num_blocks = handed_on["kv_transfer_params"]["remote_num_tokens"] / 16
+    assert total(decode, "kvasir_kv_transfer_blocks_total", direction="received") - before == num_blocks > 0
+
+
+def test_two_answers_from_blocks_that_came_once(engines: tuple[Server, Server]) -> None:
+    """Our router pairs no such request; others do."""
+    prefill, decode = engines
+    to_prefill = leg(5, do_remote_decode=True) | {"max_tokens": 1, "n": 2}
+    params = post(prefill, to_prefill)["kv_transfer_params"]
+    before = total(decode, "kvasir_kv_transfer_blocks_total", direction="received")
+    answer = post(decode, leg(5, **params) | {"n": 2})
+    received = total(decode, "kvasir_kv_transfer_blocks_total", direction="received") - before
+    assert received == params["remote_num_tokens"] / 16
+    expected = tokens(post(prefill, prompt_of(5)))
+    assert [choice["token_ids"] for choice in answer["choices"]] == [expected, expected]
 
 
 def test_a_prefill_engine_that_is_killed(engines: tuple[Server, Server]) -> None:

@@ -72,6 +72,8 @@ BAD_COMPLETIONS = [
     ({"stop_token_ids": [5] * 1025}, "stop_token_ids", "at most 1024 items"),
     ({"suffix": "end"}, "suffix", "does not support it"),
     ({"guided_json": {"type": "object"}}, "guided_json", "does not support it"),
+    ({"no_stop_trim": True}, "no_stop_trim", "does not support it"),
+    ({"return_hidden_states": True}, "return_hidden_states", "does not support it"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
     ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
     ({"zzz": 1}, "zzz", "unknown field 'zzz' in the request"),

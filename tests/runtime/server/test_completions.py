@@ -43,6 +43,12 @@ def test_sixteen_tokens_are_made_when_the_client_does_not_say(running) -> None:
     assert running.client.completions.create(model="tiny", prompt=PROMPT).usage.completion_tokens == 16
 
 
+def test_the_chat_routes_name_for_the_number_of_tokens_is_known_and_comes_first(running) -> None:
+    for limits in ({"max_completion_tokens": 2}, {"max_completion_tokens": 2, "max_tokens": 7}):
+        running.http.post("/v1/completions", json={"prompt": [5, 6, 7], **limits})
+    assert [request.sampling.max_tokens for request in running.core.received] == [2, 2]
+
+
 def test_null_for_the_number_of_tokens_means_the_rest_of_the_context(running) -> None:
     running.http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": None, "stop_token_ids": [6]})
     assert running.core.received[0].sampling.max_tokens == 512 - 3

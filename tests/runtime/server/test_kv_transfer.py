@@ -1,5 +1,6 @@
 """`kv_transfer_params` in requests and answers, in the shapes of vLLM's routers."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -73,6 +74,16 @@ def test_the_prefill_leg_answers_with_what_decode_is_asked_with(server: Running,
 
 
 @pytest.mark.parametrize(("route", "body"), ROUTES)
+def test_the_prefill_leg_is_one_token_whatever_least_number_is_asked_for(
+    server: Running, route: str, body: dict
+) -> None:
+    body = body | {"min_tokens": 2}
+    assert server.http.post(route, json=body | {"kv_transfer_params": TO_PREFILL}).status_code == 200
+    assert server.core.received[0].sampling.min_tokens == 1
+    assert server.http.post(route, json=body | {"kv_transfer_params": TO_DECODE}).status_code == 400
+
+
+@pytest.mark.parametrize(("route", "body"), ROUTES)
 def test_a_stream_brings_it_with_its_last_piece(server: Running, route: str, body: dict) -> None:
     body = body | {"max_tokens": 3, "stream": True, "kv_transfer_params": TO_PREFILL}
     lines = server.http.post(route, json=body).text.split("\n\n")
@@ -142,10 +153,23 @@ def test_with_a_secret_set_only_who_shows_it_says_whom_to_exchange_kv_with(
             body = body | {"kv_transfer_params": params}
             refused = running.http.post(route, json=body, headers={"x-kvasir-router-secret": "s3cre"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_the_router")
+            assert "--kv-transfer-trust-clients" in refused.json()["error"]["message"]
             assert running.core.received == []
         assert running.http.post(route, json=body | {"kv_transfer_params": {}}).status_code == 200
         assert running.http.post(route, json=body, headers={"x-kvasir-router-secret": "s3cret"}).status_code == 200
         assert [request.kv_transfer_params is None for request in running.core.received] == [True, False]
+
+
+def test_a_server_that_is_told_to_lets_anyone_say_whom_to_exchange_kv_with(
+    start_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVASIR_ROUTER_SECRET", "s3cret")
+    cache = dataclasses.replace(cache_of(), kv_transfer_trust_clients=True)
+    with start_server(cache=cache) as running:
+        for params in (TO_PREFILL, TO_DECODE):
+            for route, body in ROUTES:
+                assert running.http.post(route, json=body | {"kv_transfer_params": params}).status_code == 200
+        assert [request.kv_transfer_params is None for request in running.core.received] == [False] * 4
 
 
 def test_drain_tells_of_blocks_that_other_engines_have_yet_to_read(server: Running) -> None:

@@ -9,6 +9,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from kvasir_runtime.server.kv_transfer import STRANGER
 from kvasir_runtime.server.router_trust import RouterTrustMiddleware, is_loopback
 
 BODY = {"prompt": "the quick", "max_tokens": 2, "stream": True}
@@ -17,12 +18,12 @@ SECRET = {"x-kvasir-router-secret": "s3cret"}
 
 
 async def tell_headers(scope: Any, receive: Any, send: Any) -> None:
-    await JSONResponse(dict(Request(scope).headers))(scope, receive, send)
+    await JSONResponse({**Request(scope).headers, STRANGER: STRANGER in scope})(scope, receive, send)
 
 
-def ask(secret: str | None, peer: str, headers: dict[str, str], path: str = "/") -> httpx.Response:
+def ask(secret: str | None, peer: str, headers: dict[str, str], path: str = "/", **options: bool) -> httpx.Response:
     """What an application behind the middleware sees of a request from this peer."""
-    transport = httpx.ASGITransport(RouterTrustMiddleware(tell_headers, secret), client=(peer, 1234))
+    transport = httpx.ASGITransport(RouterTrustMiddleware(tell_headers, secret, **options), client=(peer, 1234))
 
     async def get() -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
@@ -49,6 +50,29 @@ def test_only_the_routers_word_on_tenants_and_journals_counts(secret, peer, head
     assert {name: seen[name] for name in ROUTERS if name in seen} == (ROUTERS if is_trusted else {})
     assert seen["x-other"] == "kept"
     assert ask(secret, peer, headers | {"x-kvasir-journal-at": "1"}).status_code == (200 if is_trusted else 403)
+
+
+@pytest.mark.parametrize(
+    ("secret", "peer", "headers", "is_trusted"),
+    [
+        (None, "127.0.0.1", {}, True),
+        (None, "10.0.0.7", {}, False),
+        ("s3cret", "10.0.0.7", SECRET, True),
+        ("s3cret", "127.0.0.1", {}, False),
+    ],
+)
+def test_only_the_router_names_engines_to_exchange_kv_with_unless_anyone_may(
+    secret, peer, headers, is_trusted: bool
+) -> None:
+    assert ask(secret, peer, headers).json()[STRANGER] is not is_trusted
+    assert ask(secret, peer, headers, kv_transfer_trust_clients=True).json()[STRANGER] is False
+
+
+def test_anyone_who_names_engines_is_not_the_router_for_that() -> None:
+    seen = ask("s3cret", "10.0.0.7", ROUTERS, kv_transfer_trust_clients=True).json()
+    assert not seen.keys() & ROUTERS.keys()
+    for path, headers in (("/", {"x-kvasir-journal-at": "1"}), ("/migrate", {})):
+        assert ask("s3cret", "10.0.0.7", headers, path, kv_transfer_trust_clients=True).status_code == 403
 
 
 @pytest.mark.parametrize("path", ["/migrate", "/migrate/request"])
