@@ -69,9 +69,9 @@ def router(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.mark.parametrize(
     ("engines", "body"),
-    [((), BODY), ((), SAMPLED), (("--tensor-parallel-size", "2"), BODY)],
+    [((), BODY), ((), SAMPLED), (("--tensor-parallel-size", "2"), BODY), (("--data-parallel-size", "2"), BODY)],
     indirect=["engines"],
-    ids=["greedy", "sampled", "tensor ranks"],
+    ids=["greedy", "sampled", "tensor ranks", "data ranks"],
 )
 def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(
     engines: list[Server], router: Router, body: dict[str, Any]
