@@ -70,7 +70,7 @@ class KvConnectorConfig:
     side_channel_host: str = "127.0.0.1"
     """Address of this machine to listen on; other engines are told it, so it must be one that they can reach."""
     side_channel_port: int = 5600
-    """0: any that is free."""
+    """Data-parallel rank r takes the port that is r higher. 0: any that is free, of an engine without such ranks."""
     revision: str = ""
     """Engines of different revisions exchange nothing."""
     checksums: bool = True
@@ -383,7 +383,14 @@ def _check_kv_event_ports(events: KvEventsConfig, data_parallel_size: int) -> No
 
 def _check_kv_transfer(extra: KvConnectorConfig, cache: CacheConfig, parallel: ParallelConfig) -> None:
     flag = "--kv-transfer-config"
-    _check_between(f"{flag}: side_channel_port", extra.side_channel_port, 0, 65535)
+    num_ranks = parallel.data_parallel_size
+    if num_ranks == 1:
+        _check_between(f"{flag}: side_channel_port", extra.side_channel_port, 0, 65535)
+    elif not 1 <= extra.side_channel_port <= 65536 - num_ranks:
+        raise ConfigurationError(
+            f"{flag}: side_channel_port is {extra.side_channel_port}; with --data-parallel-size {num_ranks}, whose "
+            f"ranks take the ports behind it, it must be from 1 to {65536 - num_ranks}"
+        )
     _check_between(f"{flag}: lease_seconds", extra.lease_seconds, 0.1, 86400)
     _check_between(f"{flag}: timeout_seconds", extra.timeout_seconds, 0.1, 86400)
     if not extra.side_channel_host or extra.side_channel_host in ("*", "0.0.0.0", "::"):
@@ -394,9 +401,4 @@ def _check_kv_transfer(extra: KvConnectorConfig, cache: CacheConfig, parallel: P
     if not cache.enable_prefix_caching:
         raise ConfigurationError(
             f"{flag} and --no-enable-prefix-caching exclude each other: what arrives is found in the prefix cache"
-        )
-    if parallel.data_parallel_size > 1:
-        raise ConfigurationError(
-            f"{flag} and --data-parallel-size {parallel.data_parallel_size} exclude each other: only the ranks of one "
-            "engine exchange KV; leave one out"
         )

@@ -4,12 +4,16 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from tests.contract.rendered import FIELDS, router_config, runtime_configs, service_with
+from tests.contract.rendered import FIELDS, SETTINGS, router_config, runtime_configs, service_with
 
 from kvasir_operator.api.model import InferenceService, ParallelismSpec, RouterSpec
+from kvasir_operator.desired.roles import engine_roles
+from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.manifests import load_services
+from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_router.config import HostPort, KvEventPorts, PolicyName
 from kvasir_runtime.config import check_values
+from kvasir_runtime.engine.event_publisher import at_rank
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 # Every field that becomes a flag, set to something else than its default.
@@ -112,6 +116,28 @@ def test_the_router_of_engines_that_exchange_kv_has_streams_handed_over() -> Non
     config = router_config(service_with(model={"source": "pvc://models/big"}, engine={"kvTransfer": True}))
 
     assert config.rebalancing == "on"
+
+
+@pytest.mark.parametrize("num_copies", [1, 2, 43])
+def test_each_copy_of_an_engine_that_exchanges_kv_has_the_ports_that_its_pod_names(num_copies: int) -> None:
+    split = {"prefill": {"parallelism": {"data": num_copies}}, "decode": {}}
+    service = service_with(model={"source": "pvc://models/big"}, disaggregation=split)
+    assert not unsupported_features(service)
+    config, _ = runtime_configs(service)
+    check_values(config)
+    events, transfer = config.cache.kv_events_config, config.cache.kv_transfer_config
+    assert events is not None
+    assert transfer is not None
+    ports = [8000]
+    for rank in range(num_copies):
+        of_rank = at_rank(events, rank)
+        assert of_rank.replay_endpoint is not None
+        ports += [int(endpoint.rpartition(":")[2]) for endpoint in (of_rank.endpoint, of_rank.replay_endpoint)]
+        ports.append(transfer.kv_connector_extra_config.side_channel_port + rank)
+    template = engine_pod_template(service, engine_roles(service, SETTINGS.defaults)[0], SETTINGS)
+    named = [port["containerPort"] for port in template["spec"]["containers"][0]["ports"]]
+    assert sorted(named) == sorted(ports)
+    assert len(set(ports)) == 1 + 3 * num_copies
 
 
 def test_engines_that_exchange_kv_give_and_take_within_their_revision() -> None:

@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.runtime.cli.conftest import Server, a_free_port
+from tests.runtime.cli.conftest import Server, a_free_port, free_ports_in_a_row
 
 MODEL = Path("examples/models/kvasir-python-700k")
 PROMPT = Path("runtime/kvasir_runtime/scheduling/planner.py").read_text()[:600]
@@ -37,10 +38,12 @@ class Router:
 @pytest.fixture
 def engines(request: pytest.FixtureRequest) -> Iterator[list[Server]]:
     """Indirect parameter: flags of both."""
-    extra = {"side_channel_host": "127.0.0.1", "side_channel_port": 0}
-    config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": extra}
-    flags = ("--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "8", *request.param)
-    servers = [Server(MODEL, *flags) for _ in range(2)]
+    servers = []
+    for _ in range(2):
+        extra = {"side_channel_host": "127.0.0.1", "side_channel_port": free_ports_in_a_row(2)}
+        config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": extra}
+        flags = ("--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "8")
+        servers.append(Server(MODEL, *flags, *request.param))
     try:
         yield [server.wait_ready() for server in servers]
     finally:
@@ -66,21 +69,21 @@ def router(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.mark.parametrize(
     ("engines", "body"),
-    [((), BODY), ((), SAMPLED)],
+    [((), BODY), ((), SAMPLED), (("--tensor-parallel-size", "2"), BODY), (("--data-parallel-size", "2"), BODY)],
     indirect=["engines"],
-    ids=["greedy", "sampled"],
+    ids=["greedy", "sampled", "tensor ranks", "data ranks"],
 )
 def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(
     engines: list[Server], router: Router, body: dict[str, Any]
 ) -> None:
     wait_for(lambda: answers(router.url))
-    cores = [engine.engine_core() for engine in engines]
+    cores = [engine.engine_cores() for engine in engines]
     try:
         seen, events, old = a_stream_caught_under_way(engines, cores, router, body)
         old.process.terminate()
         wait_for(lambda: router.has_asked_to_hand_over(old))
     finally:
-        signal_all(cores, signal.SIGCONT)
+        signal_all(chain(*cores), signal.SIGCONT)
     (new,) = [engine for engine in engines if engine is not old]
     for tokens in events:
         seen += tokens
@@ -94,21 +97,21 @@ def test_a_stream_goes_on_elsewhere_when_its_engine_is_told_to_stop(
 
 
 def a_stream_caught_under_way(
-    engines: list[Server], cores: list[int], router: Router, body: dict[str, Any]
+    engines: list[Server], cores: list[list[int]], router: Router, body: dict[str, Any]
 ) -> tuple[list[int], Iterator[list[int]], Server]:
-    """Its first tokens, its other events, and its engine, whose core stands still, so it cannot end."""
+    """Its first tokens, its other events, and its engine, whose cores stand still, so it cannot end."""
     while True:
         events = token_events(router.url, body)
         seen = next(events)
-        signal_all(cores, signal.SIGSTOP)
-        for engine, core in zip(engines, cores, strict=True):
+        signal_all(chain(*cores), signal.SIGSTOP)
+        for engine, own in zip(engines, cores, strict=True):
             if num_in_flight(engine) and is_drawing(engine):
-                signal_all([other for other in cores if other != core], signal.SIGCONT)
+                signal_all(chain(*(others for others in cores if others != own)), signal.SIGCONT)
                 return seen, events, engine
-        signal_all(cores, signal.SIGCONT)  # it had ended already
+        signal_all(chain(*cores), signal.SIGCONT)  # it had ended already
 
 
-def signal_all(pids: list[int], number: signal.Signals) -> None:
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -138,7 +141,7 @@ def num_in_flight(engine: Server) -> int:
 
 
 def is_drawing(engine: Server) -> bool:
-    """Its core, which stands still: by its last word, once the API process has read all that came before. What it has
+    """Its cores, which stand still: by its last word, once the API process has read all that came before. What it has
     drawn may be on its way to the client long after the last token.
     """
     known: list[float] = []

@@ -2,9 +2,11 @@
 where it cannot be had, computed there; the tokens are the same."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.contract.test_migration import total, wait_for
-from tests.runtime.cli.conftest import Server, a_free_port
+from tests.contract.test_migration import num_in_flight, signal_all, total, wait_for
+from tests.runtime.cli.conftest import Server, a_free_port, free_ports_in_a_row
 
 MODEL = Path("examples/models/kvasir-python-700k")
 COMPLETION = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -26,10 +28,11 @@ NUM_CACHED = (NUM_TOKENS - 1) // SIZE * SIZE
 class Engine(Server):
     """On a host of its own, as a pod is. Small steps make prefill slow enough for fetching to pay on any machine."""
 
-    def __init__(self, number: int, events: int, replay: int, revision: str) -> None:
+    def __init__(self, number: int, events: int, replay: int, revision: str, *flags: str) -> None:
         self.host = f"127.0.0.{number}"
         self.event_ports = f"{events}:{replay}"
-        extra = {"side_channel_host": self.host, "side_channel_port": 0, "revision": revision}
+        port = free_ports_in_a_row(2, self.host)
+        extra = {"side_channel_host": self.host, "side_channel_port": port, "revision": revision}
         transfer = {"kv_connector": "NixlConnector", "kv_connector_extra_config": extra}
         published = {
             "enable_kv_cache_events": True,
@@ -40,6 +43,7 @@ class Engine(Server):
         super().__init__(
             MODEL, "--host", self.host, "--kv-transfer-config", json.dumps(transfer), "--kv-events-config",
             json.dumps(published), "--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "32",
+            *flags,
         )  # fmt: skip
 
     @property
@@ -78,9 +82,13 @@ class Router:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[Engine]]:
-    """Two of one revision, and one that says to be of another, whose blocks they refuse."""
-    ports = a_free_port(), a_free_port()
-    servers = [Engine(number, *ports, revision) for number, revision in ((2, "one"), (3, "one"), (4, "other"))]
+    """Two of one revision, the first of two data-parallel ranks, and one that says to be of another, whose blocks they
+    refuse."""
+    first = free_ports_in_a_row(4)
+    ports = first, first + 2
+    servers = [
+        Engine(2, *ports, "one", "--data-parallel-size", "2"), Engine(3, *ports, "one"), Engine(4, *ports, "other"),
+    ]  # fmt: skip
     try:
         for server in servers:
             server.wait_ready()
@@ -125,6 +133,19 @@ def ask(url: str, number: int) -> dict:
     return answer.json()
 
 
+def asked_at_once(engine: Engine, numbers: Sequence[int]) -> list[dict]:
+    """All have arrived before its cores compute anything."""
+    cores = engine.engine_cores()
+    with ThreadPoolExecutor() as pool:
+        signal_all(cores, signal.SIGSTOP)
+        try:
+            answers = [pool.submit(ask, engine.url, number) for number in numbers]
+            wait_for(lambda: num_in_flight(engine) == len(numbers))
+        finally:
+            signal_all(cores, signal.SIGCONT)
+        return [answer.result() for answer in answers]
+
+
 def tokens(answer: dict) -> list[int]:
     return answer["choices"][0]["token_ids"]
 
@@ -134,16 +155,19 @@ def num_cached(answer: dict) -> int:
 
 
 def test_a_prefix_that_a_peer_has_cached_is_fetched(engines: list[Engine], start_router: StartRouter) -> None:
+    """Whichever rank of the peer has it."""
     holder, other, _ = engines
     router = start_router(holder, other)
-    computed = ask(holder.url, 1)
-    wait_for(lambda: router.num_blocks(holder) >= NUM_TOKENS // SIZE)
-    answers = [ask(router.url, 1) for _ in range(2)]  # one of them by each
-    assert [tokens(answer) for answer in answers] == [tokens(computed)] * 2
-    assert [num_cached(answer) for answer in answers] == [NUM_CACHED] * 2
-    assert router.num_fetches() == 1
-    assert total(other, "kvasir_kv_transfer_blocks_total", direction="received") == NUM_CACHED // SIZE
-    assert total(holder, "kvasir_kv_transfer_blocks_total", direction="sent") == NUM_CACHED // SIZE
+    numbers = (1, 3)
+    computed = asked_at_once(holder, numbers)  # one by each rank
+    wait_for(lambda: router.num_blocks(holder) >= 2 * (NUM_TOKENS // SIZE))
+    for number, of_holder in zip(numbers, computed, strict=True):
+        answers = [ask(router.url, number) for _ in range(2)]  # one of them by each
+        assert [tokens(answer) for answer in answers] == [tokens(of_holder)] * 2
+        assert [num_cached(answer) for answer in answers] == [NUM_CACHED] * 2
+    assert router.num_fetches() == 2
+    assert total(other, "kvasir_kv_transfer_blocks_total", direction="received") == 2 * NUM_CACHED // SIZE
+    assert total(holder, "kvasir_kv_transfer_blocks_total", direction="sent") == 2 * NUM_CACHED // SIZE
     assert total(other, "kvasir_kv_transfer_failures_total") == 0
 
 

@@ -143,11 +143,21 @@ def test_a_kv_transfer_config_at_its_bounds_is_taken():
     check("--kv-transfer-config", transfer_config('{"side_channel_port": 0, "timeout_seconds": 0.1}'))
 
 
-def test_only_ranks_of_one_engine_exchange_kv():
-    for flag in ("--tensor-parallel-size", "--pipeline-parallel-size"):
+def test_ranks_of_every_kind_exchange_kv():
+    for flag in ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"):
         check("--kv-transfer-config", transfer_config("{}"), flag, "2")
-    with pytest.raises(ConfigurationError, match="--kv-transfer-config and --data-parallel-size 2 exclude each other"):
-        check("--kv-transfer-config", transfer_config("{}"), "--data-parallel-size", "2")
+
+
+@pytest.mark.parametrize(("port", "is_taken"), [(0, False), (1, True), (65533, True), (65534, False)])
+def test_data_parallel_ranks_need_ports_in_a_row_to_exchange_kv(port, is_taken):
+    flags = ("--kv-transfer-config", transfer_config(f'{{"side_channel_port": {port}}}'), "--data-parallel-size", "3")
+    if is_taken:
+        check(*flags)
+    else:
+        with pytest.raises(
+            ConfigurationError, match=f"side_channel_port is {port}; with --data-parallel-size 3, whose"
+        ):
+            check(*flags)
 
 
 def test_transferred_blocks_need_the_prefix_cache():

@@ -52,8 +52,8 @@ MODEL_CACHE: Final = "model-cache"
 """Volume of engine pods that the loaders fill."""
 ENGINE_KV_EVENTS_PORT: Final = 5557
 ENGINE_KV_REPLAY_PORT: Final = 5657
-"""Data-parallel rank r takes the ports of KV events and their replay that are r higher, so the two lie apart."""
 ENGINE_KV_TRANSFER_PORT: Final = 5600
+"""Data-parallel rank r takes the port of each of these three that is r higher, so they lie apart."""
 ENGINE_RENDEZVOUS_PORT: Final = 29500
 ROUTER_HTTP_PORT: Final = 8080
 ROUTER_ADMIN_PORT: Final = 9090

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from kvasir_operator.api import labels
 from kvasir_operator.api.model import (
     AutoscalingSpec,
     DisaggregatedRole,
@@ -26,6 +27,11 @@ from kvasir_operator.api.source import ModelSource
 # Kubernetes has had image volumes behind a feature gate since 1.31; from here on they are on by default.
 IMAGE_VOLUMES_SINCE: Final = (1, 35)
 _PARTITION_FLAG: Final = "--pipeline-layer-partition"
+# Each copy takes the next port, up to those of something else.
+_MOST_EXCHANGING_COPIES: Final = min(
+    labels.ENGINE_KV_TRANSFER_PORT - labels.ENGINE_KV_EVENTS_PORT,
+    labels.ENGINE_KV_REPLAY_PORT - labels.ENGINE_KV_TRANSFER_PORT,
+)
 _NOTHING_DOWNLOADED: Final = "nothing is downloaded: only hf:// and s3:// use it, so leave it out"
 
 
@@ -126,8 +132,11 @@ def _kv_transfer(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:
             "spec.disaggregation.decode.parallelism": split.decode.parallelism,
         }
     for path, parallelism in exchanging.items():
-        if parallelism.data > 1:
-            message = f"{parallelism.data} copies of an engine exchange no KV yet, only its ranks do: write 1"
+        if parallelism.data > _MOST_EXCHANGING_COPIES:
+            message = (
+                f"{parallelism.data}, but the ports for exchanging KV are enough for {_MOST_EXCHANGING_COPIES} copies: "
+                "write at most that, and more replicas"
+            )
             yield _blocking(f"{path}.data", message)
     if split is not None:
         yield from _cuts(spec.engine, split)

@@ -18,7 +18,7 @@ from kvasir_operator.resources.kv_events import (
     KV_EVENTS_PORTS_FLAG,
     REPLAY_PORT_NAME,
 )
-from kvasir_operator.resources.kv_transfer import KV_TRANSFER_FLAG
+from kvasir_operator.resources.kv_transfer import KV_TRANSFER_FLAG, KV_TRANSFER_PORT_NAME
 from kvasir_operator.resources.parallel_ranks import MASTER_ADDRESS_FLAG, MASTER_PORT_FLAG
 from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG, REBALANCING_FLAG
 from kvasir_operator.resources.router_peers import PEERS_FLAG
@@ -36,7 +36,8 @@ class EngineAddresses:
     """What a router is told of the engines.
 
     urls: (role, URL) of those that take requests. kv_events_ports: EVENTS_PORT:REPLAY_PORT; none where they had to take
-    different ones: a router follows one pair. kv_transfer_port: of all that prefill for others; 0 where they differ.
+    different ones: a router follows one pair. kv_transfer_port: of all that prefill for others; 0 where they differ, or
+    where their ranks have no ports in a row.
     """
 
     urls: Sequence[tuple[str, str]]
@@ -48,11 +49,11 @@ def engine_addresses(seats: Sequence[tuple[str, Seat]]) -> EngineAddresses:
     """`seats` with each one's role."""
     leading = [(role, seat.place) for role, seat in seats if seat.takes_requests]
     events = {_first_event_ports(place) for _, place in leading}
-    side = {place.listeners["kv-transfer"].port for role, place in leading if role == labels.ROLE_PREFILL}
+    side = {_first_port(place, KV_TRANSFER_PORT_NAME) for role, place in leading if role == labels.ROLE_PREFILL}
     return EngineAddresses(
         [(role, place.listeners["http"].url) for role, place in leading],
         [f"{ports[0]}:{ports[1]}" for ports in events if ports is not None] if len(events) == 1 else [],
-        next(iter(side)) if len(side) == 1 else 0,
+        (next(iter(side)) or 0) if len(side) == 1 else 0,
     )
 
 
@@ -99,7 +100,7 @@ def local_arguments(
         elif argument == KV_EVENTS_FLAG:
             yield from _kv_events_flag(next(arguments), place)
         elif argument == KV_TRANSFER_FLAG:
-            yield from (argument, _kv_transfer_config(next(arguments), place))
+            yield from _kv_transfer_flag(next(arguments), place)
         else:
             yield on_this_machine(argument, mounted)
 
@@ -128,19 +129,24 @@ def _kv_events_flag(text: str, place: Placement) -> Iterator[str]:
 
 def _first_event_ports(place: Placement) -> tuple[int, int] | None:
     """Rank 0's, of events and replay; None where a rank behind it could not get the ports that follow."""
-    events, replay = (
-        [listener.port for port_name, listener in place.listeners.items() if port_name.startswith(name)]
-        for name in (EVENTS_PORT_NAME, REPLAY_PORT_NAME)
-    )
-    are_in_a_row = all(ports == [ports[0] + rank for rank in range(len(ports))] for ports in (events, replay))
-    return (events[0], replay[0]) if are_in_a_row else None
+    events, replay = (_first_port(place, name) for name in (EVENTS_PORT_NAME, REPLAY_PORT_NAME))
+    return None if events is None or replay is None else (events, replay)
 
 
-def _kv_transfer_config(text: str, place: Placement) -> str:
-    """The flag's JSON with the port that the pod could get."""
+def _first_port(place: Placement, name: str) -> int | None:
+    """Rank 0's of this name; None where a rank behind it could not get the port that follows."""
+    ports = [listener.port for port_name, listener in place.listeners.items() if port_name.startswith(name)]
+    return ports[0] if ports == [ports[0] + rank for rank in range(len(ports))] else None
+
+
+def _kv_transfer_flag(text: str, place: Placement) -> Iterator[str]:
+    """With the port that the pod could get; nothing where its ranks have no ports in a row."""
+    port = _first_port(place, KV_TRANSFER_PORT_NAME)
+    if port is None:
+        return
     config = json.loads(text)
-    port = {"side_channel_port": place.listeners["kv-transfer"].port}
-    return json.dumps({**config, "kv_connector_extra_config": {**config["kv_connector_extra_config"], **port}})
+    extra = {**config["kv_connector_extra_config"], "side_channel_port": port}
+    yield from (KV_TRANSFER_FLAG, json.dumps({**config, "kv_connector_extra_config": extra}))
 
 
 def _zmq_endpoint(listener: Listener) -> str:

@@ -14,6 +14,7 @@ from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources.parallel_ranks import label_env
 
 KV_TRANSFER_FLAG: Final = "--kv-transfer-config"
+KV_TRANSFER_PORT_NAME: Final = "kv-transfer"
 _POD_IP_ENV: Final = "POD_IP"
 _REVISION_ENV: Final = "KVASIR_REVISION"
 _KV_ROLES: Final = {labels.ROLE_PREFILL: "kv_producer", labels.ROLE_DECODE: "kv_consumer"}
@@ -34,10 +35,17 @@ def kv_transfer_env(role: EngineRole) -> list[dict[str, Any]]:
 
 
 def kv_transfer_ports(role: EngineRole) -> list[dict[str, Any]]:
-    """The side channel's; blocks themselves travel on ports of the transport's choice."""
+    """The side channel's of each data-parallel rank; blocks themselves travel on ports of the transport's choice."""
     if _kv_role(role) is None:
         return []
-    return [{"name": "kv-transfer", "containerPort": labels.ENGINE_KV_TRANSFER_PORT, "protocol": "TCP"}]
+    return [
+        {
+            "name": f"{KV_TRANSFER_PORT_NAME}-{rank}" if rank else KV_TRANSFER_PORT_NAME,
+            "containerPort": labels.ENGINE_KV_TRANSFER_PORT + rank,
+            "protocol": "TCP",
+        }
+        for rank in range(role.parallelism.data)
+    ]
 
 
 def _kv_role(role: EngineRole) -> str | None:

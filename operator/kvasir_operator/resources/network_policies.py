@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.defaults import GatewayDefaults, NetworkPeer, NetworkPeers
-from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.model import InferenceService, ServiceSpec
 from kvasir_operator.resources.kv_events import kv_events_ports
 from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.settings import OperatorSettings
@@ -29,7 +29,7 @@ def network_policies(service: InferenceService, settings: OperatorSettings) -> l
     observers = _observers(settings.defaults.network_peers)
     # Behind the gateway a router of the service's own may still end its streams.
     routers = [{"podSelector": router}, *_gateways(service, settings.defaults.gateway)]
-    event_ports = kv_events_ports(service.spec.parallelism.data)  # engines of a split service have one rank each
+    event_ports = kv_events_ports(_most_data_ranks(service.spec))
     engine_rules = [
         {"from": [*routers, *observers], "ports": _ports(labels.ENGINE_HTTP_PORT)},
         # KV events hold the prompts' tokens.
@@ -48,6 +48,14 @@ def network_policies(service: InferenceService, settings: OperatorSettings) -> l
         router_rules.append({"from": observers, "ports": _ports(labels.ROUTER_ADMIN_PORT)})
     router_name = labels.router_name(service.name)
     return [engine_policy, _policy(service, router_name, labels.ROLE_ROUTER, router, router_rules)]
+
+
+def _most_data_ranks(spec: ServiceSpec) -> int:
+    """Of any of its engines."""
+    split = spec.disaggregation
+    if split is None:
+        return spec.parallelism.data
+    return max(split.prefill.parallelism.data, split.decode.parallelism.data)
 
 
 def _gateways(service: InferenceService, gateway: GatewayDefaults | None) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from kvasir_router.placement.costs.own_prefill import work_left
 from kvasir_router.placement.costs.prefix_fetch import PrefixFetch
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.placement import CostPolicy, Fetch, Leg, Placement, Policy
+from kvasir_router.prefix_index.index import Held
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 from kvasir_router.service.transfer_times import TransferTimes
@@ -25,15 +26,15 @@ LEAST_TOKENS = 256
 # Of a revision's holders those with the most: the others have less to give, and each costs arithmetic.
 _MAX_PEERS = 2
 
-Written = Callable[[], Mapping[str, int]]
-"""Url -> tokens of the prompt that the endpoint has cached by its own word."""
+Written = Callable[[], Mapping[str, Held]]
+"""Url -> what of the prompt the endpoint has cached by its own word."""
 
 
 class Holder(NamedTuple):
     """Of the prompt's beginning; `work_left` is what remains of its prefill behind that."""
 
     peer: Endpoint
-    port: int
+    port: int  # of the rank that has them
     num_tokens: int
     work_left: float
 
@@ -128,9 +129,11 @@ class FetchingPolicy:
         written = self.written()
         of_revision: dict[str, list[Holder]] = {}
         for peer in self.peers:
-            num_tokens, port = min(written.get(peer.url, 0), most), peer.load.kv_transfer_port
-            if num_tokens and port is not None:
-                holder = Holder(peer, port, num_tokens, work_left(request.num_prompt_tokens, num_tokens))
+            held, port = written.get(peer.url), peer.load.kv_transfer_port
+            if held is not None and port is not None:
+                num_tokens = min(held.num_tokens, most)
+                left = work_left(request.num_prompt_tokens, num_tokens)
+                holder = Holder(peer, port + held.rank, num_tokens, left)
                 of_revision.setdefault(peer.revision, []).append(holder)
         for found in of_revision.values():
             found.sort(key=lambda holder: (-holder.num_tokens, holder.peer.load.last_dispatch, holder.peer.url))

@@ -19,7 +19,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from kvasir_router.dialects.dialect import Prompt
-from kvasir_router.prefix_index.index import PrefixKey
+from kvasir_router.prefix_index.index import Held, PrefixKey
 
 # A million tokens at the default block size.
 MAX_BLOCKS_PER_PROMPT = 16384
@@ -128,7 +128,7 @@ class ApproximatePrefixIndex:
             holders = remaining
         return held
 
-    def written(self, key: PrefixKey) -> Mapping[str, int]:
+    def written(self, key: PrefixKey) -> Mapping[str, Held]:
         """Engines have said nothing."""
         return {}
 

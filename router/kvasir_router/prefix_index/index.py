@@ -4,9 +4,16 @@ How prompts are cut and hashed is each index's own. Times are seconds of any ste
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvasir_router.dialects.dialect import Prompt
+
+
+class Held(NamedTuple):
+    """Leading tokens of a prompt that an endpoint has cached."""
+
+    num_tokens: int
+    rank: int = 0  # the data-parallel one that has them
 
 
 class PrefixKey(Protocol):
@@ -27,7 +34,7 @@ class PrefixIndex(Protocol):
         """Endpoint url -> leading tokens of the prompt that it has cached; only those above 0."""
         ...
 
-    def written(self, key: PrefixKey) -> Mapping[str, int]:
+    def written(self, key: PrefixKey) -> Mapping[str, Held]:
         """The same by the endpoints' own word alone: what has been sent there since is not taken for cached."""
         ...
 

@@ -13,7 +13,7 @@ import msgspec
 
 from kvasir_router.dialects.dialect import ABSENT, Prompt
 from kvasir_router.prefix_index.block_keys import prompt_keys
-from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
+from kvasir_router.prefix_index.index import Held, PrefixIndex, PrefixKey
 from kvasir_router.prefix_index.kv_events import extra_key
 from kvasir_router.prefix_index.precise import Chains, PreciseIndex
 from kvasir_router.prefix_index.threads import Threads
@@ -74,7 +74,7 @@ class MixedIndex:
                 matched[url] = max(matched.get(url, 0), min(num_tokens, mixed.num_tokens))
         return matched
 
-    def written(self, key: PrefixKey) -> Mapping[str, int]:
+    def written(self, key: PrefixKey) -> Mapping[str, Held]:
         mixed = cast(MixedKey, key)
         return {} if mixed.chains is None else self._precise.written(mixed.chains)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from kvasir_router.prefix_index.block_keys import block_keys, root_key
 from kvasir_router.prefix_index.guesses import Guesses
+from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import BlockRemoved, BlockStored, Digest, Event
 
 DOUBT_SECONDS = 120.0
@@ -139,11 +140,18 @@ class PreciseIndex:
     def match(self, chains: Chains, now: float) -> dict[str, int]:
         """Endpoint url -> leading tokens that one of its ranks holds; only those above 0."""
         self._guesses.rotate(now)
-        return self._matched(chains, self._guesses.holders)
+        matched: dict[str, int] = {}
+        for cache, num_tokens in self._matched(chains, self._guesses.holders):
+            matched[cache.url] = max(matched.get(cache.url, 0), num_tokens)
+        return matched
 
-    def written(self, chains: Chains) -> dict[str, int]:
-        """The same by events alone, without guesses."""
-        return self._matched(chains, _nobody)
+    def written(self, chains: Chains) -> dict[str, Held]:
+        """The same by events alone, without guesses, and which rank."""
+        written: dict[str, Held] = {}
+        for cache, num_tokens in self._matched(chains, _nobody):
+            if cache.url not in written or written[cache.url].num_tokens < num_tokens:
+                written[cache.url] = Held(num_tokens, cache.rank)
+        return written
 
     def insert(self, url: str, chains: Chains, now: float) -> None:
         """Expects the prompt's blocks there until events tell, in whichever rank: the first stands for all."""
@@ -171,15 +179,14 @@ class PreciseIndex:
     def _caches(self, url: str) -> Collection[_Cache]:
         return self._endpoints.get(url, {}).values()
 
-    def _matched(self, chains: Chains, expected: Callable[[int], int]) -> dict[str, int]:
-        """`expected`: bits of the caches that hold a block by no event's word."""
-        matched: dict[str, int] = {}
+    def _matched(self, chains: Chains, expected: Callable[[int], int]) -> Iterator[tuple[_Cache, int]]:
+        """(cache, leading tokens that it holds), only those above 0. `expected`: bits of the caches that hold a block
+        by no event's word.
+        """
         for block_size, live in self._live.items():
             for bit, num_blocks in self._depths(chains.get(block_size, ()), live, expected):
                 if num_blocks:
-                    url = self._by_bit[bit].url
-                    matched[url] = max(matched.get(url, 0), num_blocks * block_size)
-        return matched
+                    yield self._by_bit[bit], num_blocks * block_size
 
     def _depths(self, chain: Sequence[int], live: int, expected: Callable[[int], int]) -> Iterator[tuple[int, int]]:
         """(bit, number of leading blocks held) of each live cache."""

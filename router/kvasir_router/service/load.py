@@ -72,7 +72,7 @@ class EndpointLoad:
         self.last_dispatch = 0  # number of the last request sent there; 0: none yet
         self.kv_usage: float | None = None  # share of KV in use, 0..1, by the engine's last word
         self.kv_capacity_tokens: int | None = None  # None until the engine has told
-        self.kv_transfer_port: int | None = None  # by its own word; None: it exchanges no cached prefixes
+        self.kv_transfer_port: int | None = None  # rank 0's by its own word; None: it exchanges no cached prefixes
         self.prefill_done_at = 0.0  # when the prefill known of will be done, if all goes as expected
         self.kv_used_tokens = 0.0  # KV that requests hold or will have added at their end
         self.prefill_rest_seconds = 0.0  # of it what has not begun: left even if the head is late

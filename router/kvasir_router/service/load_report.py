@@ -20,7 +20,8 @@ class LoadReport:
     arrived: tuple[str, ...]  # x-request-ids received since the last report
     instance: str  # of the engine's process: another one has an empty cache
     data_parallel_size: int = 1  # ranks of the engine, each of which publishes for itself
-    kv_transfer_port: int | None = None  # of its side channel; None: it does not exchange cached prefixes with others
+    # Of rank 0's side channel, that of rank r being r higher. None: it does not exchange cached prefixes with others.
+    kv_transfer_port: int | None = None
 
     def holds(self, age_seconds: float) -> bool:
         """What has no work may be silent."""

@@ -49,7 +49,7 @@ def run_engine_core(config: RuntimeConfig, ipc_dir: Path, data_rank: int) -> Non
     try:
         with (  # first: a port in use is told at once
             _publisher(config.cache.kv_events_config, rank) as publisher,
-            side_channel(config.cache.kv_transfer_config) as others,
+            side_channel(config.cache.kv_transfer_config, data_rank) as others,
         ):
             _serve(config, data_rank, channel, ipc_dir, heartbeats, publisher, others)
     except KvasirRuntimeError as error:  # a cause that the user can mend: no stack
@@ -88,7 +88,7 @@ def _serve(
     end = partial(_end_with, ipc_dir, config.server.api_server_count, data_rank)
     with (
         running_ranks_of(config, ipc_dir, data_rank, end) as ranks,
-        transfer_agent(config, ranks, others, instance, ipc_dir) as agent,
+        transfer_agent(config, ranks, others, instance, ipc_dir, data_rank) as agent,
         beating(heartbeats),  # from before anybody knows that it is ready
     ):
         rank = ranks.description
@@ -140,7 +140,7 @@ def _exchange_port(transfer: KvTransferConfig | None, agent: TransferAgent | Non
     """Where other engines ask for what is cached here; None where this one only gives, or only takes."""
     if transfer is None or agent is None or not (transfer.can_produce and transfer.can_consume):
         return None
-    return agent.place.port
+    return transfer.kv_connector_extra_config.side_channel_port or agent.place.port
 
 
 def engine_core(

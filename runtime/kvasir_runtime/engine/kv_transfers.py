@@ -142,7 +142,7 @@ class KvTransfers:
     def _offer(self, message: AddRequest, params: KvTransferParams) -> None:
         key = self._keys[message.request_id] = params.transfer_id or message.request_id
         self._remote.offer(message.request_id, len(message.prompt_token_ids))
-        self._agent.post(BeginOffer(key, message.request_id))
+        self._agent.post(BeginOffer(key, message.request_id, is_announced=params.transfer_id is not None))
 
     def _add_pulling(self, message: AddRequest, params: KvTransferParams, rate: float | None) -> None:
         request_id, is_lookup = message.request_id, params.remote_key is None

@@ -34,8 +34,8 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     data_parallel_size: int = 1
     """Engine cores there are: each reports for itself, rank r on the ports that are r higher."""
     kv_transfer_port: int | None = None
-    """Of the side channel, where the engine gives others what it has cached as it fetches from them; None: it does
-    not."""
+    """Of rank 0's side channel, that of rank r being r higher, where the engine gives others what it has cached as it
+    fetches from them; None: it does not."""
 
 
 class LoadReporter:

@@ -27,7 +27,7 @@ from kvasir_runtime.transfer.commands import (
     WithdrawOffer,
 )
 from kvasir_runtime.transfer.connector import Connector, Page
-from kvasir_runtime.transfer.messages import FromPuller, GetMeta, Identity, Meta
+from kvasir_runtime.transfer.messages import FromPuller, GetMeta, Identity, KeptBy, Meta
 from kvasir_runtime.transfer.metrics import TransferCounts, TransferStats
 from kvasir_runtime.transfer.offers import Offers
 from kvasir_runtime.transfer.pulls import Endpoint, Pulls, Read
@@ -67,12 +67,16 @@ class TransferAgent:
         timeout_seconds: float,
         checksums: bool,
         wake_core: Callable[[], None],
+        front: Endpoint | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`page_bytes`: of a page on all ranks. `wake_core` is called on the agent's thread."""
+        """`page_bytes`: of a page on all ranks. `wake_core` is called on the agent's thread. `front`: of the
+        data-parallel rank that is asked by those who know the engine only; None: it is this one.
+        """
         self._connector = connector
         self._channel = side_channel
         self.place = place
+        self._front = front
         self._meta = Meta(identity, place.engine_id, connector.regions())
         self._checksums = checksums
         self._wake_core = wake_core
@@ -167,6 +171,8 @@ class TransferAgent:
             match command := self._commands.popleft():
                 case BeginOffer():
                     self._offers.begin(command, now)
+                    if command.is_announced and self._front is not None:
+                        self._ask(self._front, KeptBy(command.key, self.place.port), now)
                 case OfferBlocks():
                     self._offers.add(command, now)
                 case WithdrawOffer():
@@ -192,10 +198,13 @@ class TransferAgent:
             self._channel.hang_up(endpoint)
 
     def _answer(self, puller: bytes, question: FromPuller, now: float) -> None:
-        if isinstance(question, GetMeta):
-            self._channel.answer(puller, self._meta)
-        else:
-            self._offers.receive(puller, question, now)
+        match question:
+            case GetMeta():
+                self._channel.answer(puller, self._meta)
+            case KeptBy():
+                self._offers.refer(question, now)
+            case _:
+                self._offers.receive(puller, question, now)
 
     def _look_after_reads(self, now: float) -> None:
         for request_id, running in list(self._reads.items()):
@@ -244,6 +253,8 @@ class TransferAgent:
             self._ask(endpoint, question, now)
         for puller, answer in _taken(self._offers.outbox):
             self._channel.answer(puller, answer)
+        for port, done in _taken(self._offers.passed_on):
+            self._ask((self.place.host, port), done, now)
 
     def _ask(self, endpoint: Endpoint, question: FromPuller, now: float) -> None:
         try:

@@ -43,6 +43,8 @@ class BeginOffer:
 
     key: str
     request_id: str
+    is_announced: bool = False
+    """Whoever comes for them may know the engine, and not which of its data-parallel ranks keeps them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,17 @@ from kvasir_runtime.transfer.side_channel import SideChannel
 
 
 @contextmanager
-def side_channel(transfer: KvTransferConfig | None) -> Iterator[SideChannel | None]:
-    """None where no KV is exchanged. Raises ConfigurationError."""
+def side_channel(transfer: KvTransferConfig | None, data_rank: int) -> Iterator[SideChannel | None]:
+    """None where no KV is exchanged. A data-parallel rank listens on the port that is so much higher. Raises
+    ConfigurationError.
+    """
     if transfer is None:
         yield None
         return
     check_installed()
     extra = transfer.kv_connector_extra_config
-    channel = SideChannel(extra.side_channel_host, extra.side_channel_port, curve_keys(os.environ))
+    port = extra.side_channel_port + data_rank
+    channel = SideChannel(extra.side_channel_host, port, curve_keys(os.environ))
     try:
         yield channel
     finally:
@@ -38,7 +41,12 @@ def side_channel(transfer: KvTransferConfig | None) -> Iterator[SideChannel | No
 
 @contextmanager
 def transfer_agent(
-    config: RuntimeConfig, ranks: StartedRanks, channel: SideChannel | None, engine_id: str, ipc_dir: Path
+    config: RuntimeConfig,
+    ranks: StartedRanks,
+    channel: SideChannel | None,
+    engine_id: str,
+    ipc_dir: Path,
+    data_rank: int,
 ) -> Iterator[TransferAgent | None]:
     """Runs while the block does."""
     transfer = config.cache.kv_transfer_config
@@ -48,7 +56,7 @@ def transfer_agent(
     extra = transfer.kv_connector_extra_config
     folder = Path(config.model.model)
     digest = model_digest(folder, Path(config.model.tokenizer or folder))
-    wake_core = CoreWaker(ipc_dir)
+    wake_core = CoreWaker(ipc_dir, data_rank)
     stages, tensor_size = ranks.stages, config.parallel.tensor_parallel_size
     agent = TransferAgent(
         _connector(ranks, engine_id),
@@ -66,6 +74,7 @@ def transfer_agent(
         timeout_seconds=extra.timeout_seconds,
         checksums=extra.checksums,
         wake_core=wake_core,
+        front=(extra.side_channel_host, extra.side_channel_port) if data_rank else None,
     )
     agent.start()
     try:

@@ -7,7 +7,7 @@ to an engine of another version.
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,5 +114,21 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
     was_kept: bool
 
 
-FromPuller = GetMeta | Claim | Heartbeat | Done
-FromKeeper = Meta | Blocks | Withdrawn | Beat | Released
+class KeptBy(msgspec.Struct, frozen=True, array_like=True, tag="kept_by"):
+    """From another data-parallel rank of the same engine: it keeps the blocks, so whoever asks here is to ask there."""
+
+    key: str
+    port: int
+    """Of its side channel, on the same host."""
+
+
+class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag="elsewhere"):
+    """The answer to a claim of what another data-parallel rank of this engine keeps."""
+
+    key: str
+    port: int
+    """Of that one's side channel, on the same host."""
+
+
+FromPuller = GetMeta | Claim | Heartbeat | Done | KeptBy
+FromKeeper = Meta | Blocks | Withdrawn | Beat | Released | Elsewhere

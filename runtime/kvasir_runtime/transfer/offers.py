@@ -21,7 +21,18 @@ from kvasir_runtime.transfer.commands import (
 )
 from kvasir_runtime.transfer.connector import Page
 from kvasir_runtime.transfer.lease import Leases
-from kvasir_runtime.transfer.messages import Beat, Blocks, Claim, Done, FromKeeper, Heartbeat, Released, Withdrawn
+from kvasir_runtime.transfer.messages import (
+    Beat,
+    Blocks,
+    Claim,
+    Done,
+    Elsewhere,
+    FromKeeper,
+    Heartbeat,
+    KeptBy,
+    Released,
+    Withdrawn,
+)
 from kvasir_runtime.transfer.metrics import TransferCounts
 
 logger = logging.getLogger(__name__)
@@ -55,9 +66,13 @@ class Offers:
         """Of keys that nobody has brought yet, and who asks."""
         self._declined: set[str] = set()
         """Keys that nobody has brought yet, and that are not wanted any more."""
+        self._ports: dict[str, int] = {}
+        """Of other data-parallel ranks, by the keys that they keep."""
         self._early = Leases(lease_seconds)
-        """How long either is remembered."""
+        """How long any of them is remembered."""
         self.outbox: list[tuple[bytes, FromKeeper]] = []
+        self.passed_on: list[tuple[int, Done]] = []
+        """To the ranks at these ports, which were not told themselves."""
         self.events: list[FromAgent] = []
 
     @property
@@ -67,8 +82,7 @@ class Offers:
 
     def begin(self, command: BeginOffer, now: float) -> None:
         key = command.key
-        if key in self._offers:
-            self._end(self._offers[key], "replaced", "another request came under the same key")
+        self._replace(key)
         offer = self._offers[key] = Offer(key, command.request_id)
         claim, is_declined = self._claims.get(key), key in self._declined
         self._forget_early(key)
@@ -76,6 +90,24 @@ class Offers:
             self._end(offer, "declined", "")
         elif claim is not None:
             self._attach(offer, *claim, now)
+
+    def refer(self, message: KeptBy, now: float) -> None:
+        """Another rank keeps the blocks: who has asked for them, or will, is told."""
+        key, port = message.key, message.port
+        self._replace(key)
+        claim, is_declined = self._claims.get(key), key in self._declined
+        self._forget_early(key)
+        self._ports[key] = port
+        self._early.begin(key, now)
+        if is_declined:
+            self.passed_on.append((port, Done(key, 0)))
+        elif claim is not None:
+            puller, _ = claim
+            self.outbox.append((puller, Elsewhere(key, port)))
+
+    def _replace(self, key: str) -> None:
+        if key in self._offers:
+            self._end(self._offers[key], "replaced", "another request came under the same key")
 
     def add(self, command: OfferBlocks, now: float) -> None:
         """Unknown ones have ended meanwhile."""
@@ -134,6 +166,9 @@ class Offers:
             reason = f"an engine of {claim.num_ranks} ranks asks, of 1 to {MAX_RANKS} that there may be"
             self.outbox.append((puller, Withdrawn(claim.key, reason)))
             return
+        if claim.key in self._ports:
+            self.outbox.append((puller, Elsewhere(claim.key, self._ports[claim.key])))
+            return
         former = self._puller_of(claim.key)
         if former is not None and former != puller:
             self.outbox.append((former, Withdrawn(claim.key, "another engine has come for them")))
@@ -190,7 +225,9 @@ class Offers:
             self._counts.sent(done.num_blocks)
         if not is_its_own:
             return
-        if offer is None:
+        if done.key in self._ports:
+            self.passed_on.append((self._ports[done.key], done))
+        elif offer is None:
             self._forget_early(done.key)
             self._declined.add(done.key)
             self._early.begin(done.key, now)
@@ -201,6 +238,7 @@ class Offers:
     def _forget_early(self, key: str) -> None:
         self._claims.pop(key, None)
         self._declined.discard(key)
+        self._ports.pop(key, None)
         self._early.end(key)
 
     def _end(self, offer: Offer, reason: EndOfOffer, explanation: str) -> None:

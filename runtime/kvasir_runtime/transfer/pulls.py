@@ -27,6 +27,7 @@ from kvasir_runtime.transfer.messages import (
     Blocks,
     Claim,
     Done,
+    Elsewhere,
     FromKeeper,
     FromPuller,
     GetMeta,
@@ -47,6 +48,7 @@ AVOIDED_SECONDS = 30.0
 """How long a peer that could not be reached, or did not answer in time, is not looked up at."""
 
 Endpoint = tuple[str, int]
+_PULLED_ALREADY = "another request of this engine pulls them already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Pulls:
         peer = self._peer((wish.host, wish.port), now)
         if wish.key in peer.pulls:
             self._counts.failed("unknown")
-            failure = Failure("unknown", f"{wish.key} is pulled by another request of this engine already")
+            failure = Failure("unknown", f"{wish.key}: {_PULLED_ALREADY}")
             self.events.append(PullEnded(wish.request_id, wish.first, failure))
             return
         pull = Pull(wish, peer, began=now, deadline=now + self._timeout, num_read=wish.first)
@@ -274,8 +276,10 @@ class Pulls:
             elif now - pull.unknown_since >= UNKNOWN_SECONDS and pull.failure is None:
                 self._fail(pull, "unknown", f"it has not heard of them for {UNKNOWN_SECONDS:g} s")
 
-    def _hear(self, pull: Pull, message: Blocks | Withdrawn | Released, now: float) -> None:
+    def _hear(self, pull: Pull, message: Blocks | Withdrawn | Released | Elsewhere, now: float) -> None:
         match message:
+            case Elsewhere():
+                self._ask_elsewhere(pull, message.port, now)
             case Blocks():
                 pull.deadline = now + self._timeout
                 self._take_offered(pull, message)
@@ -285,6 +289,22 @@ class Pulls:
                 self._end(pull)
             case Released():
                 self._fail(pull, "lease", "it had let go of the blocks before they were all here")
+
+    def _ask_elsewhere(self, pull: Pull, port: int, now: float) -> None:
+        """Another rank of that engine keeps the blocks. None is asked because another of them said so."""
+        host, asked_port = pull.peer.endpoint
+        if asked_port != pull.wish.port or port == asked_port:
+            self._fail(pull, "unknown", f"it says that the rank at port {port} has them")
+            return
+        peer = self._peer((host, port), now)
+        if pull.wish.key in peer.pulls:
+            self._fail(pull, "unknown", _PULLED_ALREADY)
+            return
+        del pull.peer.pulls[pull.wish.key]
+        pull.peer = peer
+        peer.pulls[pull.wish.key] = pull
+        if peer.engine_id is not None:
+            self._claim(pull)
 
     def _take_offered(self, pull: Pull, blocks: Blocks) -> None:
         expected = pull.wish.hashes[blocks.first : blocks.first + len(blocks.hashes)]

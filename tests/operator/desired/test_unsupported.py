@@ -116,12 +116,17 @@ def test_roles_that_are_apart_are_acted_on_but_for_their_scaling(
     assert not blocking(features)
 
 
+@pytest.mark.parametrize(("num_copies", "is_blocked"), [(2, False), (43, False), (44, True)])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_roles_of_copies_start_no_engine_that_would_refuse_to(make_service: MakeService, role: str) -> None:
-    split = {"prefill": {}, "decode": {}, role: {"parallelism": {"data": 2}}}
-    [feature] = blocking(unsupported_features(make_service(disaggregation=split)))
+def test_roles_of_copies_exchange_kv_while_each_has_a_port(
+    make_service: MakeService, role: str, num_copies: int, is_blocked: bool
+) -> None:
+    split = {"prefill": {}, "decode": {}, role: {"parallelism": {"data": num_copies}}}
+    features = unsupported_features(make_service(disaggregation=split))
 
-    assert feature.field_path == f"spec.disaggregation.{role}.parallelism.data"
+    assert features == blocking(features)
+    paths = [feature.field_path for feature in features]
+    assert paths == ([f"spec.disaggregation.{role}.parallelism.data"] if is_blocked else [])
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (2, 2), (64, 64), (1, 2), (2, 1), (2, 3)])
@@ -178,7 +183,7 @@ def test_roles_that_are_apart_need_a_prefix_cache(make_service: MakeService) -> 
     ("fields", "path"),
     [
         ({"engine": {"kvTransfer": True, "kvCache": {"prefixCaching": False}}}, "spec.engine.kvCache.prefixCaching"),
-        ({"engine": {"kvTransfer": True}, "parallelism": {"data": 2}}, "spec.parallelism.data"),
+        ({"engine": {"kvTransfer": True}, "parallelism": {"data": 44}}, "spec.parallelism.data"),
     ],
 )
 def test_what_the_engine_refuses_beside_kv_transfer_starts_no_engine(
@@ -190,7 +195,7 @@ def test_what_the_engine_refuses_beside_kv_transfer_starts_no_engine(
     assert not unsupported_features(make_service(**fields | {"engine": without}))
 
 
-@pytest.mark.parametrize("degree", ["tensor", "pipeline"])
+@pytest.mark.parametrize("degree", ["tensor", "pipeline", "data"])
 def test_ranks_may_exchange_kv(make_service: MakeService, degree: str) -> None:
     service = make_service(engine={"kvTransfer": True}, parallelism={degree: 2})
     assert not unsupported_features(service)

@@ -326,6 +326,23 @@ def test_where_prefill_engines_had_to_take_different_ports_none_prefills_for_oth
     assert ("--kv-transfer-port", "0") in pairwise(router.command)
 
 
+@pytest.mark.parametrize(("taken", "port"), [(None, 5600), (5600, 0), (5601, 0)])
+def test_data_parallel_ranks_exchange_kv_on_the_ports_behind_one_another(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch, taken: int | None, port: int
+) -> None:
+    monkeypatch.setattr(
+        "kvasir_operator.local.seats.usable_port", lambda address, preferred: 40000 if preferred == taken else preferred
+    )
+    split = {"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"data": 2}}}
+    service = translate(disaggregation=split)
+
+    for engine in service.engines:
+        config = dict(pairwise(engine.command)).get("--kv-transfer-config")
+        assert (config is not None) == (port != 0)
+        assert config is None or json.loads(config)["kv_connector_extra_config"]["side_channel_port"] == port
+    assert ("--kv-transfer-port", str(port)) in pairwise(service.routers[0].command)
+
+
 def test_a_pod_can_be_told_its_own_address(translate: Translate) -> None:
     env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     [engine] = translate(pod={"env": env}).engines

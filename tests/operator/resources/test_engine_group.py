@@ -181,6 +181,19 @@ def test_prefill_and_decode_exchange_kv_of_their_own_revision_alone(
     assert 5600 in [port["containerPort"] for port in container["ports"]]
 
 
+def test_each_data_parallel_rank_has_a_side_channel(make_service: MakeService) -> None:
+    service = make_service(disaggregation={"prefill": {"parallelism": {"data": 3}}, "decode": {}})
+    prefill, decode = (
+        container_of(engine_group(service, role, REVISION, 0, SETTINGS))["ports"]
+        for role in engine_roles(service, SETTINGS.defaults)
+    )
+
+    assert {port["name"]: port["containerPort"] for port in prefill if port["name"].startswith("kv-transfer")} == {
+        "kv-transfer": 5600, "kv-transfer-1": 5601, "kv-transfer-2": 5602,
+    }  # fmt: skip
+    assert [port["name"] for port in decode if port["name"].startswith("kv-transfer")] == ["kv-transfer"]
+
+
 def test_a_role_that_does_both_exchanges_kv_both_ways_where_the_manifest_says_so(make_service: MakeService) -> None:
     container = container_of(render(make_service(engine={"kvTransfer": True})))
     config = json.loads(dict(pairwise(container["command"]))["--kv-transfer-config"])

@@ -110,12 +110,16 @@ def test_engines_are_reached_by_their_router_their_peers_and_observers_only(
     ("port", "expected"),
     [(5557, True), (5558, True), (5559, True), (5560, False), (5657, True), (5659, True), (5660, False)],
 )
+@pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_routers_reach_the_kv_events_of_each_data_parallel_rank(
-    make_service: MakeService, port: int, expected: bool
+    make_service: MakeService, role: str, port: int, expected: bool
 ) -> None:
-    service = make_service(parallelism={"data": 3})
+    parallelism: dict[str, Any] = {"parallelism": {"data": 3}}
+    service = make_service(**parallelism)
+    split = make_service(disaggregation={"prefill": {}, "decode": {}, role: parallelism})
 
     assert reaches(service, of_service("router"), of_service("serve"), port) is expected
+    assert reaches(split, of_service("router"), of_service(role), port) is expected
     assert not reaches(service, OPERATOR, of_service("serve"), port)
 
 

@@ -13,6 +13,7 @@ from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
 from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.placement.round_robin import RoundRobin
+from kvasir_router.prefix_index.index import Held
 
 
 def decide(
@@ -88,7 +89,7 @@ def test_who_is_asked_for_a_prefix_is_shown() -> None:
     picker = Picker(FinishTime(), partial(log.add, "llama"), fetching=PrefixFetching())
     busy, idle = an_exchanging("a", prefill_tokens=8000), an_exchanging("b")
     for cached in ({"a": 400}, {}):
-        picker.pick(a_request(500, can_transfer_kv=True), [busy, idle], cached, 0.0, written=lambda: {"a": 400})
+        picker.pick(a_request(500, can_transfer_kv=True), [busy, idle], cached, 0.0, written=lambda: {"a": Held(400)})
     nothing, fetched = log
     assert (fetched.url, fetched.fetch_url, nothing.fetch_url) == ("b", "a", None)
     [chosen] = [sum(cost.terms_seconds.values()) for cost in fetched.costs if cost.url == "b"]

@@ -11,6 +11,7 @@ from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.placement import Fetch, Placement, Policy
 from kvasir_router.placement.prefix_fetching import LEAST_TOKENS, FetchingPolicy, PrefixFetching, peers
 from kvasir_router.placement.round_robin import RoundRobin
+from kvasir_router.prefix_index.index import Held
 from kvasir_router.service.prefill_rate import work
 from kvasir_router.service.registry import Endpoint
 from kvasir_router.service.transfer_times import TransferTimes
@@ -35,6 +36,7 @@ class Takes(TransferTimes):
 def placed(
     *endpoints: Endpoint,
     written: Mapping[str, int],
+    rank: int = 0,
     cached: Mapping[str, int] | None = None,
     others: Sequence[Endpoint] = (),
     policy: Policy | None = None,
@@ -42,9 +44,10 @@ def placed(
     num_tokens: int = NUM_TOKENS,
     **fields: Any,
 ) -> Placement:
-    """`others` have no room. Where `cached` is not given, it is what is written."""
+    """`others` have no room. Where `cached` is not given, it is what is written. `rank`: of all, which has it."""
+    held = {url: Held(num_tokens, rank) for url, num_tokens in written.items()}
     fetching = FetchingPolicy(
-        policy or FinishTime(), peers([*endpoints, *others], 0.0), lambda: written, transfers or TransferTimes()
+        policy or FinishTime(), peers([*endpoints, *others], 0.0), lambda: held, transfers or TransferTimes()
     )
     request = a_request(num_tokens, **{"can_transfer_kv": True} | fields)
     return fetching.place(request, endpoints, written if cached is None else cached, 0.0)
@@ -64,6 +67,14 @@ def fetched_by_b(**options: Any) -> int:
 
 def test_an_idle_holder_gets_the_request_itself() -> None:
     assert fetched(placed(an_exchanging("a"), an_exchanging("b"), written={"a": HOLDS})) == ("a", None, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_of_an_engine_of_several_ranks_the_one_that_has_it_is_asked(rank: int) -> None:
+    holder = an_exchanging("a", port=5600)
+    fetch = placed(an_exchanging("b"), others=[holder], written={"a": HOLDS}, rank=rank).fetch
+    assert fetch is not None
+    assert fetch.peer_port == 5600 + rank
 
 
 def test_of_a_busy_holder_another_fetches() -> None:
@@ -173,7 +184,7 @@ def test_a_policy_without_costs_chooses_as_ever_and_its_choice_fetches() -> None
 
 def test_costs_are_shown_with_what_would_be_fetched() -> None:
     holder, other = an_exchanging("a"), an_exchanging("b")
-    policy = FetchingPolicy(FinishTime(), [holder, other], lambda: {"a": HOLDS}, Takes(0.25))
+    policy = FetchingPolicy(FinishTime(), [holder, other], lambda: {"a": Held(HOLDS)}, Takes(0.25))
     request = a_request(NUM_TOKENS, can_transfer_kv=True)
     costs = policy.costs(request, [holder, other], {"a": HOLDS}, 0.0)
     saved = costs["b"]["own_prefill"] - costs["a"]["own_prefill"]

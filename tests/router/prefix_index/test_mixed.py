@@ -12,6 +12,7 @@ from tests.router.prefix_index.test_tokens import card, ids
 from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index import threads as threads_module
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
+from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import BlockStored, extra_key
 from kvasir_router.prefix_index.mixed import MixedIndex
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
@@ -69,7 +70,7 @@ async def test_only_events_say_what_is_written(parts: Parts) -> None:
         parts.index.insert(url, key, 0, None)
         parts.index.insert(url, unknown, 0, None)
     assert parts.index.match(key, 0) == {"told": 64, "untold": 64}
-    assert (parts.index.written(key), parts.index.written(unknown)) == ({"told": 32}, {})
+    assert (parts.index.written(key), parts.index.written(unknown)) == ({"told": Held(32)}, {})
 
 
 async def test_where_the_beginning_is_not_known_the_longer_match_counts(parts: Parts) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from kvasir_router.prefix_index import precise
 from kvasir_router.prefix_index.block_keys import prompt_keys
+from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Digest, extra_key
 from kvasir_router.prefix_index.precise import DOUBT_SECONDS, BlockBudget, Chains, PreciseIndex
 
@@ -167,7 +168,17 @@ def test_what_is_written_is_told_without_guesses() -> None:
     for url in ("a", "b"):
         index.insert(url, chains_of(PROMPT), 0)
     assert index.match(chains_of(PROMPT), 0) == {"a": 32, "b": 32}
-    assert index.written(chains_of(PROMPT)) == {"a": 8}
+    assert index.written(chains_of(PROMPT)) == {"a": Held(8)}
+
+
+@pytest.mark.parametrize("fullest", [0, 1])
+def test_of_several_ranks_the_one_that_has_written_most_is_told(fullest: int) -> None:
+    index = index_of("a")
+    index.reset("a", 0, is_complete=True, rank=1)
+    for rank in range(2):
+        index.apply("a", stored(PROMPT[: 16 if rank == fullest else 8]), 0, rank)
+    assert index.written(chains_of(PROMPT)) == {"a": Held(16, fullest)}
+    assert index.match(chains_of(PROMPT), 0) == {"a": 16}
 
 
 def test_guesses_of_a_busy_router_grow_old_as_well() -> None:

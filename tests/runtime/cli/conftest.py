@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -45,6 +46,16 @@ def a_free_port() -> int:
     return port
 
 
+def free_ports_in_a_row(number: int, host: str = "127.0.0.1") -> int:
+    """The first of them."""
+    while True:
+        first = a_free_port()
+        with ExitStack() as stack, suppress(OSError, OverflowError):
+            for port in range(first, first + number):
+                stack.enter_context(socket.create_server((host, port)))
+            return first
+
+
 @pytest.fixture
 def free_port() -> Callable[[], int]:
     return a_free_port
@@ -82,14 +93,25 @@ class Server:
         return self.process.returncode, log
 
     def children(self) -> list[int]:
-        return [
-            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        ]
+        return children_of(self.process.pid)
 
     def engine_core(self) -> int:
-        """The child that has torch mapped."""
-        (core,) = [pid for pid in self.children() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+        (core,) = self.engine_cores()
         return core
+
+    def engine_cores(self) -> list[int]:
+        """By data-parallel rank: the children that have torch mapped, or whose own children have."""
+        return [pid for pid in self.children() if any(map(has_torch, (pid, *children_of(pid))))]
+
+
+def children_of(pid: int) -> list[int]:
+    """In the order in which they were started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
 @pytest.fixture

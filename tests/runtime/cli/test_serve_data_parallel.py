@@ -5,7 +5,6 @@ import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,10 +30,6 @@ def ask_all(url: str, bodies: list[dict[str, Any]]) -> list[list[str]]:
         return list(threads.map(partial(ask, url), bodies))
 
 
-def cores_of(server) -> list[int]:
-    return [pid for pid in server.children() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
-
-
 def test_two_ranks_answer_as_one_and_share_the_work_until_one_dies(serve):
     alone = serve("--dtype", "float32").wait_ready()
     expected = [ask(alone.url, body) for body in BODIES]
@@ -46,7 +41,7 @@ def test_two_ranks_answer_as_one_and_share_the_work_until_one_dies(serve):
     steps = re.findall(r'kvasir_data_parallel_engine_steps_total\{data_parallel_rank="(\d)".*\} (\S+)', metrics)
     assert [rank for rank, _ in steps] == ["0", "1"]
     assert min(float(number) for _, number in steps) >= 24
-    cores = cores_of(server)
+    cores = server.engine_cores()
     assert len(cores) == 2
     assert re.search(rf"^kvasir_generation_tokens_total.* {3 * NUM_TOKENS}\.0$", metrics, re.MULTILINE)
     os.kill(cores[1], signal.SIGKILL)

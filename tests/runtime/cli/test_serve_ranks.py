@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import torch
+from tests.runtime.cli.conftest import children_of
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
@@ -21,11 +22,6 @@ TWO_RANKS = ("--tensor-parallel-size", "2", "--dtype", "float32")
 def ranks_of(server) -> list[int]:
     """Process ids by rank: grandchildren, in the order in which they were started."""
     return sorted(pid for core in server.children() for pid in children_of(core) if "spawn_main" in command_of(pid))
-
-
-def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def command_of(pid: int) -> str:

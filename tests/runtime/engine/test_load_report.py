@@ -7,6 +7,7 @@ import pytest
 
 from kvasir_runtime.config import (
     CacheConfig,
+    KvConnectorConfig,
     KvEventsConfig,
     KvTransferConfig,
     ModelConfig,
@@ -76,13 +77,28 @@ def test_a_report_says_where_cached_prefixes_are_exchanged(role, port):
     config = RuntimeConfig(
         model=ModelConfig(model="m"), cache=CacheConfig(kv_events_config=events, kv_transfer_config=transfer)
     )
-    rank, publisher, agent = Mock(), Mock(), None
+    agent = None if transfer is None else Mock(place=Place(engine_id="e", host="10.0.0.7", port=5600))
+    assert first_report(config, agent).kv_transfer_port == port
+
+
+@pytest.mark.parametrize(("configured", "own", "told"), [(5600, 5600, 5600), (5600, 5603, 5600), (0, 41234, 41234)])
+def test_a_report_names_the_port_of_the_first_rank(configured, own, told):
+    extra = KvConnectorConfig(side_channel_port=configured)
+    transfer = KvTransferConfig(kv_connector="NixlConnector", kv_connector_extra_config=extra)
+    events = KvEventsConfig(enable_kv_cache_events=True, load_hz=HZ)
+    config = RuntimeConfig(
+        model=ModelConfig(model="m"), cache=CacheConfig(kv_events_config=events, kv_transfer_config=transfer)
+    )
+    agent = Mock(place=Place(engine_id="e", host="10.0.0.7", port=own))
+    assert first_report(config, agent).kv_transfer_port == told
+
+
+def first_report(config, agent):
+    rank, publisher = Mock(), Mock()
     rank.layout.groups = (KvGroup((0,), None),)
-    if transfer is not None:
-        agent = Mock(place=Place(engine_id="e", host="10.0.0.7", port=5600))
     router_feed(config, rank, publisher, "cafe", agent).publish(IDLE)
     [report] = publisher.publish_load.call_args.args
-    assert report.kv_transfer_port == port
+    return report
 
 
 @pytest.mark.parametrize(

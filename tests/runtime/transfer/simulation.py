@@ -53,20 +53,19 @@ class Network:
     def __init__(self) -> None:
         self.engines: dict[tuple[str, int], Line] = {}
 
-    def line(self, host: str) -> "Line":
+    def line(self, host: str, port: int) -> "Line":
         """A new engine at the address; one that was there is dead."""
-        line = self.engines[host, 1] = Line(self, (host, 1))
+        line = self.engines[host, port] = Line(self, (host, port))
         return line
 
 
 class Line:
     """One engine's side channel."""
 
-    port = 1
-
     def __init__(self, network: Network, endpoint: tuple[str, int]) -> None:
         self._network = network
         self._endpoint = endpoint
+        self.port = endpoint[1]
         self._connected: dict[tuple[str, int], Line] = {}
         self.questions: deque[tuple[bytes, bytes]] = deque()
         self.answers: deque[tuple[tuple[str, int], bytes]] = deque()
@@ -94,10 +93,10 @@ class Line:
     def ask(self, endpoint: tuple[str, int], message: FromPuller) -> None:
         line = self._connected.setdefault(endpoint, self._network.engines[endpoint])
         if not (line.is_dead or self.is_silent):
-            line.questions.append((self._endpoint[0].encode(), msgspec.msgpack.encode(message)))
+            line.questions.append((msgspec.msgpack.encode(self._endpoint), msgspec.msgpack.encode(message)))
 
     def answer(self, puller: bytes, message: FromKeeper) -> None:
-        line = self._network.engines[puller.decode(), 1]
+        line = self._network.engines[msgspec.msgpack.decode(puller, type=tuple[str, int])]
         if not (line.is_dead or self.is_silent) and line._connected.get(self._endpoint) is self:
             line.answers.append((self._endpoint, msgspec.msgpack.encode(message)))
 
@@ -296,7 +295,9 @@ class World:
         fails_requests: bool = False,
         groups: tuple[KvGroup, ...] = FULL,
         identity: Identity = IDENTITY,
+        data_rank: int = 0,
     ) -> Engine:
+        """`data_rank`: of one beside others of this name; rank 0 is the one that is asked first."""
         self.num_made += 1
         engine_id = f"{name}-{self.num_made}"
         kv = KvCache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=True)
@@ -307,8 +308,8 @@ class World:
             RankConnector(f"{engine_id}-{index}", rank, self.ranks, self.rng, index) for index, rank in enumerate(ranks)
         ]
         asked = AskedRanks(parts) if num_ranks > 1 else None
-        line = self.network.line(name)
-        place = Place(engine_id=engine_id, host=name, port=1, tensor_size=num_ranks)
+        line = self.network.line(name, 1 + data_rank)
+        place = Place(engine_id=engine_id, host=name, port=1 + data_rank, tensor_size=num_ranks)
         agent = TransferAgent(
             parts[0] if asked is None else asked.connector,
             line,
@@ -319,6 +320,7 @@ class World:
             timeout_seconds=timeout_seconds,
             checksums=checksums,
             wake_core=lambda: None,
+            front=(name, 1) if data_rank else None,
             clock=self.clock,
         )
         transfers = KvTransfers(scheduler, agent, place, page_bytes=1, fails_requests=fails_requests)
@@ -356,5 +358,5 @@ def to_decode(host: str, transfer_id: str) -> KvTransferParams:
     return KvTransferParams(do_remote_prefill=True, remote_host=host, remote_port=1, transfer_id=transfer_id)
 
 
-def from_cache_of(host: str) -> KvTransferParams:
-    return KvTransferParams(do_remote_prefill=True, remote_host=host, remote_port=1)
+def from_cache_of(host: str, port: int = 1) -> KvTransferParams:
+    return KvTransferParams(do_remote_prefill=True, remote_host=host, remote_port=port)

@@ -1,9 +1,9 @@
 """Requests at random over a prefill and a decode engine whose peers, reads and clients fail at random.
 
-    python -m tests.runtime.transfer.stress 10000 [RANKS]
+    python -m tests.runtime.transfer.stress 10000 [RANKS [DATA_RANKS]]
 
-runs as many, over engines of so many tensor ranks (from the repository's root, PYTHONPATH as in pyproject.toml), and
-says what became of them.
+runs as many, over engines of so many tensor and data-parallel ranks (from the repository's root, PYTHONPATH as in
+pyproject.toml), and says what became of them.
 """
 
 import random
@@ -37,20 +37,21 @@ class Client:
 class Stress:
     def __init__(
         self, seed: int, num_requests: int, *, checksums: bool = True, num_ranks: int = 1,
-        groups: tuple[KvGroup, ...] = FULL,
+        num_data_ranks: int = 1, groups: tuple[KvGroup, ...] = FULL,
     ) -> None:  # fmt: skip
         self.world = World(seed)
         self.rng = random.Random(seed)
         self.num_left = num_requests
         self.checksums = checksums
         self.num_ranks = num_ranks
+        self.num_data_ranks = num_data_ranks
         self.groups = groups
         self.num_made = 0
         self.clients: list[Client] = []
         self.outcomes: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        self.prefill = self._engine("p")
-        self.decode = self._engine("d")
+        self.prefills = self._ranks("p")
+        self.decodes = self._ranks("d")
 
     def run(self) -> None:
         """Until every client has its answer or has left, and every lease has ended."""
@@ -61,17 +62,22 @@ class Stress:
             self.world.turn(self.rng.choice((0.01, 0.05, 0.3)))
             for client in list(self.clients):
                 self._go_on(client)
-        self._calm(self.prefill)
-        self._calm(self.decode)
+        everybody = [*self.prefills, *self.decodes]
+        for engine in everybody:
+            self._calm(engine)
         self.world.settle()
-        self._bury(self.prefill, self.decode)
-        assert (self.prefill.kv.pool.num_used, self.decode.kv.pool.num_used) == (0, 0), "blocks are stranded"
+        self._bury(*everybody)
+        assert not any(engine.kv.pool.num_used for engine in everybody), "blocks are stranded"
 
-    def _engine(self, name: str) -> Engine:
+    def _ranks(self, name: str) -> list[Engine]:
+        """Data-parallel ones, of one engine."""
+        return [self._engine(name, data_rank) for data_rank in range(self.num_data_ranks)]
+
+    def _engine(self, name: str, data_rank: int) -> Engine:
         engine = self.world.engine(
             name, num_blocks=len(self.groups) * self.rng.choice((20, 40, 64)), budget=self.rng.choice((5, 16, 64)),
             ahead=self.rng.choice((0, 0, 2)), checksums=self.checksums, lease_seconds=2.0,
-            num_ranks=self.num_ranks, groups=self.groups,
+            num_ranks=self.num_ranks, groups=self.groups, data_rank=data_rank,
         )  # fmt: skip
         self._disturb_reads(engine)
         return engine
@@ -94,17 +100,20 @@ class Stress:
         )  # fmt: skip
         self.clients.append(client)
         if client.form != "from cache":
-            client.prefill = self.prefill
+            client.prefill = self._one_of(self.prefills)
             params = to_prefill(f"t{client.number}" if client.form == "together" else None)
             client.prefill.add(f"p{client.number}", prompt, params, max_tokens=1)
         if client.form == "together":
             self._decode(client, to_decode("p", f"t{client.number}"))
         elif client.form == "from cache":
-            self._decode(client, from_cache_of("p"))
+            self._decode(client, from_cache_of("p", self._one_of(self.prefills).line.port))
 
     def _decode(self, client: Client, params) -> None:
-        client.decode = self.decode
-        self.decode.add(f"d{client.number}", client.prompt, params, max_tokens=client.max_tokens)
+        client.decode = self._one_of(self.decodes)
+        client.decode.add(f"d{client.number}", client.prompt, params, max_tokens=client.max_tokens)
+
+    def _one_of(self, ranks: list[Engine]) -> Engine:
+        return ranks[0] if len(ranks) == 1 else self.rng.choice(ranks)
 
     def _go_on(self, client: Client) -> None:
         if client.leaves and self.rng.random() < 0.1:
@@ -146,26 +155,28 @@ class Stress:
     def _disturb(self) -> None:
         event = self.rng.random()
         if event < 0.004:
-            self._replace("prefill", "p")
+            self._kill(self.prefills)
+            self.prefills = self._ranks("p")
         elif event < 0.006:
-            self._replace("decode", "d")
+            self._kill(self.decodes)
+            self.decodes = self._ranks("d")
         elif event < 0.014:
-            self.prefill.fail_step()
+            self._one_of(self.prefills).fail_step()
         elif event < 0.016:
-            self.decode.fail_step()
+            self._one_of(self.decodes).fail_step()
         elif event < 0.020:
-            self.rng.choice((self.prefill, self.decode)).line.is_silent = True
+            self.rng.choice((*self.prefills, *self.decodes)).line.is_silent = True
         elif event < 0.026:
-            self._disturb_reads(self.decode)
+            self._disturb_reads(self._one_of(self.decodes))
         elif event < 0.06:
-            self.prefill.line.is_silent = self.decode.line.is_silent = False
+            for engine in (*self.prefills, *self.decodes):
+                engine.line.is_silent = False
 
-    def _replace(self, role: str, name: str) -> None:
-        """Kill an engine; another one comes at its address."""
-        engine: Engine = getattr(self, role)
-        engine.die()
-        self._bury(engine)
-        setattr(self, role, self._engine(name))
+    def _kill(self, ranks: list[Engine]) -> None:
+        """They die together; others come at their addresses."""
+        for engine in ranks:
+            engine.die()
+        self._bury(*ranks)
 
     def _calm(self, engine: Engine) -> None:
         engine.line.is_silent = False
@@ -181,10 +192,11 @@ class Stress:
 
 if __name__ == "__main__":
     began = time.monotonic()
-    num_requests, num_ranks = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    stress = Stress(0, num_requests, num_ranks=num_ranks)
+    num_requests, num_ranks, num_data_ranks = (int(text) for text in [*sys.argv[1:], "1", "1"][:3])
+    stress = Stress(0, num_requests, num_ranks=num_ranks, num_data_ranks=num_data_ranks)
     stress.run()
     seconds = time.monotonic() - began
-    print(f"{num_requests} requests over {num_ranks} ranks in {seconds:.1f} s, every block free on both sides")
+    ranks = f"{num_data_ranks} x {num_ranks} ranks"
+    print(f"{num_requests} requests over {ranks} in {seconds:.1f} s, every block free on both sides")
     print("requests:", dict(stress.outcomes))
     print("pulls that failed:", dict(stress.failures))

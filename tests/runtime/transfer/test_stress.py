@@ -24,3 +24,10 @@ def test_nothing_is_stranded_where_several_ranks_read() -> None:
     stress.run()
     assert sum(stress.outcomes.values()) == 60
     assert stress.outcomes["answered"] > 20
+
+
+def test_nothing_is_stranded_at_any_data_parallel_rank() -> None:
+    stress = Stress(11, 300, num_data_ranks=2)
+    stress.run()
+    assert sum(stress.outcomes.values()) == 300
+    assert stress.outcomes["answered"] > 150

@@ -312,7 +312,7 @@ def test_a_running_request_goes_on_elsewhere_from_its_kv(world: World) -> None:
         ("kv_layout", "k", "KV layout is 'k' there and 'l' here"),
         ("pipeline_cut", [1, 1], "pipeline cut is [1, 1] there and [2] here"),
         ("hash_rule", "i", "hash rule is 'i' there and 'h' here"),
-        ("version", 7, "version is 7 there and 2 here"),
+        ("version", 7, "version is 7 there and 3 here"),
     ],
 )
 def test_another_kind_of_engine_is_refused_by_name(world: World, caplog, field: str, value: object, named: str) -> None:
