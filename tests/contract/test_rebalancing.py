@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from benchmarks.exchanging_engine import exchanging
 from tests.contract.test_migration import total
 from tests.runtime.cli.conftest import Server, a_free_port, save_tiny_llama
 
@@ -40,22 +41,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Engine(Server):
     """On a host of its own, as a pod is."""
 
-    def __init__(self, model: Path, number: int, ports: KvEventPorts) -> None:
+    def __init__(self, model: Path, number: int, ports: KvEventPorts, num_blocks: int = NUM_BLOCKS) -> None:
         self.host = f"127.0.0.{number}"
-        transfer = {
-            "kv_connector": "NixlConnector",
-            "kv_connector_extra_config": {"side_channel_host": self.host, "side_channel_port": 0},
-        }
-        published = {
-            "enable_kv_cache_events": True,
-            "endpoint": f"tcp://{self.host}:{ports.events}",
-            "replay_endpoint": f"tcp://{self.host}:{ports.replay}",
-            "load_hz": 20,
-        }
         super().__init__(
-            model, "--host", self.host, "--dtype", "float32", "--max-num-seqs", str(NUM_STREAMS),
-            "--num-gpu-blocks-override", str(NUM_BLOCKS), "--kv-transfer-config", json.dumps(transfer),
-            "--kv-events-config", json.dumps(published),
+            model, "--dtype", "float32", "--max-num-seqs", str(NUM_STREAMS), "--num-gpu-blocks-override",
+            str(num_blocks), *exchanging(self.host, ports.events, ports.replay),
         )  # fmt: skip
 
     @property
@@ -83,6 +73,32 @@ def engines(model: Path, ports: KvEventPorts) -> Iterator[list[Engine]]:
         for server in servers:
             server.signal(signal.SIGKILL)
             server.end()
+
+
+async def drawn_by(client: aiohttp.ClientSession, url: str, number: int, max_tokens: int) -> list[int]:
+    """The tokens of a stream that must end well."""
+    prompt = [(number * 31 + place * 7) % 256 for place in range(64)]
+    body = BODY | {"prompt": prompt, "max_tokens": max_tokens}
+    tokens: list[int] = []
+    named = {"x-request-id": f"stream {number}"}  # whose arrival is news that an engine tells at once
+    async with client.post(f"{url}/v1/completions", json=body, headers=named) as answer:
+        assert answer.status == 200, await answer.text()
+        async for line in answer.content:
+            data = line.removeprefix(b"data: ").strip()
+            if data == b"[DONE]":
+                return tokens
+            if data:
+                assert b'"error"' not in data, data
+                tokens += json.loads(data)["choices"][0]["token_ids"]
+    raise AssertionError("the stream ended in the middle")
+
+
+async def undisturbed(client: aiohttp.ClientSession, engine: Engine, max_tokens: int) -> list[list[int]]:
+    """What an engine draws by itself, of as few streams at a time as have room."""
+    drawn: list[list[int]] = []
+    for first in range(0, NUM_STREAMS, 2):
+        drawn += await asyncio.gather(*(drawn_by(client, engine.url, first + one, max_tokens) for one in range(2)))
+    return drawn
 
 
 class Fleet:
@@ -117,28 +133,10 @@ class Fleet:
         os.kill(self.full.engine_core(), signal.SIGCONT)
 
     async def stream(self, url: str, number: int, max_tokens: int = NUM_TOKENS) -> list[int]:
-        """The tokens of a stream that must end well."""
-        prompt = [(number * 31 + place * 7) % 256 for place in range(64)]
-        body = BODY | {"prompt": prompt, "max_tokens": max_tokens}
-        tokens: list[int] = []
-        named = {"x-request-id": f"stream {number}"}  # whose arrival is news that an engine tells at once
-        async with self._client.post(f"{url}/v1/completions", json=body, headers=named) as answer:
-            assert answer.status == 200, await answer.text()
-            async for line in answer.content:
-                data = line.removeprefix(b"data: ").strip()
-                if data == b"[DONE]":
-                    return tokens
-                if data:
-                    assert b'"error"' not in data, data
-                    tokens += json.loads(data)["choices"][0]["token_ids"]
-        raise AssertionError("the stream ended in the middle")
+        return await drawn_by(self._client, url, number, max_tokens)
 
     async def undisturbed(self, engine: Engine) -> list[list[int]]:
-        """What it draws by itself, of as few streams at a time as have room."""
-        drawn: list[list[int]] = []
-        for numbers in (range(2), range(2, 4), range(4, 6), range(6, NUM_STREAMS)):
-            drawn += await asyncio.gather(*(self.stream(engine.url, number) for number in numbers))
-        return drawn
+        return await undisturbed(self._client, engine, NUM_TOKENS)
 
     def outcomes(self) -> dict[str, int]:
         return {outcome.value: number for outcome, number in self.service.rebalancing.num_by_outcome.items()}

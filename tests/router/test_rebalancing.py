@@ -45,7 +45,8 @@ class Pair:
         return task
 
     def tell(self, engine: Any, *, num_waiting: int, kv_used_tokens: int) -> None:
-        report = LoadReport(1, num_waiting, 0, 0, kv_used_tokens, 1000, 10.0, None, (), "i", kv_transfer_port=5600)
+        """Its steps are so slow that a stream which stands is not taken for preempted."""
+        report = LoadReport(1, num_waiting, 0, 0, kv_used_tokens, 1000, 0.1, None, (), "i", kv_transfer_port=5600)
         self.service.registry.get(engine.url).load.report(report, self.service._clock())
 
     async def metrics(self) -> str:

@@ -3,7 +3,8 @@
 An engine is overfull whose requests wait, or are preempted and wait again, because its KV is full, for some seconds. A
 stream may go where KV stays half empty at its end, so that the receiver cannot become a source by what it is sent. It
 must pay: the seconds for which the source is rid of its KV are many times those that the move takes. How long an output
-gets is not known; as lengths have heavy tails, it is taken to get as many tokens again as it has.
+gets is not known; as lengths have heavy tails, it is taken to get as many tokens again as it has. A preempted one
+stays: it has no KV to free or to take along, and what is computed again for it holds up others wherever it goes.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ RECEIVER_USAGE = 0.5
 REST_SECONDS = 60.0
 """Between two handovers of one stream."""
 LEAST_REMAINING_TOKENS = 64
+PREEMPTED_STEPS = 8
+"""Of its engine, without a token for the stream: it was preempted. Stages of a pipeline draw one every few steps."""
 GAIN = 10.0
 """Least seconds won for each that the stream pauses."""
 HANDOVER_SECONDS = 0.05
@@ -48,6 +51,7 @@ class StreamView:
     num_drawn_tokens: int
     max_output_tokens: int | None = None  # None: no bound is known
     rested_seconds: float = REST_SECONDS  # since its last handover
+    silent_seconds: float = 0.0  # since its last token
 
     @property
     def num_kv_tokens(self) -> int:
@@ -86,7 +90,7 @@ def choose(
     sources = [engine for engine in engines if engine.saturated_seconds >= SATURATED_SECONDS]
     for source in sorted(sources, key=lambda engine: -engine.num_waiting):
         receivers = [engine for engine in engines if _may_receive(engine, source)]
-        own = [stream for stream in streams if stream.url == source.url and _may_leave(stream)]
+        own = [stream for stream in streams if stream.url == source.url and _may_leave(stream, source)]
         for receiver in sorted(receivers, key=lambda engine: engine.usage_with(0)):
             worth = {stream: _worth(stream, source, receiver, transfer_seconds) for stream in own}
             best = max(own, key=lambda stream: worth[stream], default=None)
@@ -100,8 +104,10 @@ def _may_receive(engine: EngineView, source: EngineView) -> bool:
     return is_other and engine.can_receive and not engine.num_waiting
 
 
-def _may_leave(stream: StreamView) -> bool:
-    return stream.rested_seconds >= REST_SECONDS and stream.num_remaining_tokens >= LEAST_REMAINING_TOKENS
+def _may_leave(stream: StreamView, source: EngineView) -> bool:
+    has_rested = stream.rested_seconds >= REST_SECONDS
+    is_running = stream.silent_seconds * source.steps_per_second < PREEMPTED_STEPS
+    return has_rested and is_running and stream.num_remaining_tokens >= LEAST_REMAINING_TOKENS
 
 
 def _worth(stream: StreamView, source: EngineView, receiver: EngineView, transfer_seconds: TransferSeconds) -> float:

@@ -37,7 +37,9 @@ class Outcome(StrEnum):
 class RunningStream:
     """A request's answer, wherever it runs."""
 
-    __slots__ = ("begun_at", "exchange", "moved_at", "receiver", "request", "request_id", "url")
+    __slots__ = (
+        "begun_at", "drawn_at", "exchange", "moved_at", "num_seen_tokens", "receiver", "request", "request_id", "url",
+    )  # fmt: skip
 
     def __init__(self, request: InferenceRequest, exchange: Exchange) -> None:
         self.request = request
@@ -45,6 +47,8 @@ class RunningStream:
         self.url = ""
         self.request_id = ""  # as engines know it
         self.begun_at = 0.0  # at `url`
+        self.drawn_at = 0.0  # when it was last seen to have got a token, or begun
+        self.num_seen_tokens = 0  # by then
         self.moved_at = -math.inf  # or asked to be
         self.receiver: str | None = None  # where it is to go on; None: wherever there is room
 
@@ -52,6 +56,11 @@ class RunningStream:
     def num_drawn_tokens(self) -> int:
         journal = self.exchange.journal
         return 0 if journal is None else journal.num_events
+
+    def look(self, now: float) -> None:
+        """To be called every STEP_SECONDS."""
+        if self.num_drawn_tokens != self.num_seen_tokens:
+            self.num_seen_tokens, self.drawn_at = self.num_drawn_tokens, now
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +95,8 @@ class Rebalancing:
 
     def begin(self, stream: RunningStream, ticket: Ticket) -> None:
         """It is dispatched. One whose id another has there, too, stays."""
-        stream.url, stream.request_id, stream.begun_at = ticket.url, ticket.request_id, self._clock()
+        stream.url, stream.request_id = ticket.url, ticket.request_id
+        stream.begun_at = stream.drawn_at = self._clock()
         request = stream.request
         is_named = ticket.request_id == request.request_id and len(request.request_id) <= MAX_NAMED_LENGTH
         if request.can_transfer_kv and request.is_resumable and is_named:
@@ -117,6 +127,8 @@ class Rebalancing:
         """To be called every STEP_SECONDS; waits for the engine's answer at most."""
         now = self._clock()
         self._look_at_engines(now)
+        for stream in self._streams:
+            stream.look(now)
         if self._under_way is not None:
             self._give_up_when_late(self._under_way, now)
         elif now >= self._rests_until and self._has_turn() and (move := self._choose(now)) is not None:
@@ -203,4 +215,5 @@ def _view_of(number: int, stream: RunningStream, now: float) -> StreamView:
         num_drawn_tokens=stream.num_drawn_tokens,
         max_output_tokens=stream.request.max_output_tokens,
         rested_seconds=now - stream.moved_at,
+        silent_seconds=now - stream.drawn_at,
     )

@@ -2,7 +2,8 @@
 
 Each sequence is measured once, when it begins to wait: its tokens less those that are cached by then, or that another
 one which waits already will have computed. So a burst with one new system prompt counts that once. The figure is as old
-as the wait, and too low when the other one is aborted; both last no longer than the queue.
+as the wait, and too low when the other one is aborted; both last no longer than the queue. All tokens of a preempted
+sequence count: its blocks may still be found then, but others take them, which is why it waits.
 """
 
 import numpy as np
@@ -58,7 +59,7 @@ class MeasuredQueue:
     def _measure(self, sequence: Sequence) -> tuple[int, list[bytes]]:
         """(tokens to compute, blocks that it promises to compute)"""
         num_tokens = len(sequence.token_ids)
-        if sequence.request.lacks_prompt_logprobs:  # computed, cached or not
+        if sequence.was_admitted or sequence.request.lacks_prompt_logprobs:  # computed, cached or not
             return num_tokens, []
         num_cached = self._kv.match(sequence.token_ids, sequence.blocks).num_tokens
         hashes = self._kv.hashes_to_look_up(sequence.token_ids, sequence.blocks)

@@ -8,6 +8,7 @@ from kvasir_router.placement.rebalancing import (
     GAIN,
     HANDOVER_SECONDS,
     LEAST_REMAINING_TOKENS,
+    PREEMPTED_STEPS,
     RECEIVER_USAGE,
     REST_SECONDS,
     SATURATED_SECONDS,
@@ -95,6 +96,12 @@ def test_a_stream_close_to_its_end_stays() -> None:
     most = STREAM.num_drawn_tokens + LEAST_REMAINING_TOKENS
     assert chosen(stream=replace(STREAM, max_output_tokens=most)) == MOVE
     assert chosen(stream=replace(STREAM, max_output_tokens=most - 1)) is None
+
+
+def test_a_stream_that_gets_no_token_was_preempted_and_stays() -> None:
+    limit = PREEMPTED_STEPS / FULL.steps_per_second
+    assert chosen(stream=replace(STREAM, silent_seconds=limit - 0.01)) == MOVE
+    assert chosen(stream=replace(STREAM, silent_seconds=limit)) is None
 
 
 def test_a_move_must_win_many_times_the_seconds_that_it_takes() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from tests.router.parts import a_request
 
-from kvasir_router.endpoints.address import Address
+from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.placement.placement import decode_leg_on
 from kvasir_router.placement.rebalancing import REST_SECONDS, SATURATED_SECONDS
 from kvasir_router.relay.body import BodyBudget
@@ -49,6 +49,7 @@ class Router:
             lambda: fleet.now,
         )
         self.streams = [self.stream(f"{name.decode()}{number}") for number in range(4)]
+        self.preempted: set[RunningStream] = set()
 
     async def hand_over(self, url: str, request_id: str) -> bool:
         self.asked.append((url, request_id))
@@ -79,6 +80,12 @@ class Router:
         load = LoadReport(9, num_waiting, 0, 0, kv_used_tokens, CAPACITY, 20.0, None, (), "i", kv_transfer_port=5600)
         endpoint.load.report(load, self._fleet.now)
 
+    def draw(self) -> None:
+        """What runs gets a token."""
+        for stream in self.tickets.keys() - self.preempted:
+            if (journal := stream.exchange.journal) is not None:
+                journal.keep(b"[0]\n")
+
     async def arrive(self, stream: RunningStream, url: str = IDLE) -> None:
         """It is let go of, and goes on there."""
         self.rebalancing.hand_over(stream)
@@ -106,6 +113,7 @@ class Fleet:
             for router in self.routers:
                 router.hear(FULL, self.num_waiting, self.kv_used_tokens)
                 router.hear(IDLE, 0, 0)
+                router.draw()
             await asyncio.gather(*(router.rebalancing.step() for router in self.routers))
             self.now += 0.25
 
@@ -180,11 +188,11 @@ async def test_a_stream_rests_after_a_handover_that_another_has_asked_for(fleet:
 
 
 async def test_the_journals_room_is_given_back_with_the_end_of_a_move(fleet: Fleet, router: Router) -> None:
-    before = router.budget.num_bytes
     await fleet.run(SATURATED_SECONDS + 0.25)
-    assert router.budget.num_bytes > before
+    num_kept = sum(stream.exchange.journal.num_bytes for stream in router.streams if stream.exchange.journal)
+    assert router.budget.num_bytes > num_kept
     await router.arrive(router.streams[0])
-    assert router.budget.num_bytes == before
+    assert router.budget.num_bytes == num_kept
 
 
 async def test_a_stream_that_its_receiver_does_not_take_is_counted_where_it_goes_on(
@@ -223,6 +231,15 @@ async def test_a_stream_that_ends_before_it_leaves_is_waited_for_no_longer(fleet
     assert router.outcomes == {Outcome.STAYED: 1}
 
 
+async def test_a_stream_that_is_preempted_stays_until_it_runs_again(fleet: Fleet, router: Router) -> None:
+    router.preempted = set(router.streams)
+    await fleet.run(SATURATED_SECONDS + 2)
+    assert router.asked == []
+    router.preempted.remove(router.streams[2])
+    await fleet.run(0.25)
+    assert router.asked == [(FULL, "a2")]
+
+
 async def test_a_client_that_leaves_meanwhile_does_not_stop_others_for_ever(fleet: Fleet, router: Router) -> None:
     await fleet.run(SATURATED_SECONDS + 0.25)
     router.rebalancing.hand_over(router.streams[0])
@@ -239,10 +256,20 @@ async def test_a_handover_that_nobody_here_has_asked_for_is_no_move(fleet: Fleet
 
 async def test_a_stream_whose_journal_could_not_be_kept_stays(fleet: Fleet, router: Router) -> None:
     router.budget.take(2**30)
-    router.budget.take_for_journal(2**27 - router.budget.num_bytes + 2**30)
+    router.budget.take_for_journal(2**27 - router.budget.num_bytes + 2**30 - 2**15)  # enough for what is drawn
     await fleet.run(SATURATED_SECONDS + 2)
     assert router.asked == []
     assert not any(stream.exchange.journal.is_given_up for stream in router.streams if stream.exchange.journal)
+
+
+@pytest.mark.parametrize(("role", "asked"), [(Role.DECODE, [(FULL, "a0")]), (Role.PREFILL, [])])
+async def test_streams_of_a_decode_engine_go_to_its_own_kind(
+    role: Role, asked: list[tuple[str, str]], fleet: Fleet, router: Router
+) -> None:
+    addresses = {Address(FULL, role=Role.DECODE, revision="1"), Address(IDLE, role=role, revision="1")}
+    router.registry.set_addresses(addresses, EndpointState.READY)
+    await fleet.run(SATURATED_SECONDS + 0.25)
+    assert router.asked == asked
 
 
 def _is_held_back(router: Router) -> None:

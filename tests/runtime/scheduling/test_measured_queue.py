@@ -89,13 +89,13 @@ def test_sequences_of_one_prompt_compute_it_once_and_each_its_last_token(make_en
     assert running(engine) == 7
 
 
-def test_a_preempted_sequence_waits_for_what_it_lost(make_engine):
+def test_a_preempted_sequence_waits_for_all_of_its_tokens_found_or_not(make_engine):
+    """Its blocks are the next that others take."""
     engine = make_engine(num_blocks=6)
-    for first in (100, 200):
-        engine.add([first + index for index in range(8)], max_tokens=8)
+    _, preempted = (engine.add([first + index for index in range(8)], max_tokens=8) for first in (100, 200))
     while engine.scheduler.stats(0, 0.0).num_preemptions == 0:
         engine.step()
-    assert waiting(engine) > 0
+    assert waiting(engine) == 8 + len(engine.tokens[preempted])
     engine.run()
     assert waiting(engine) == 0
 
