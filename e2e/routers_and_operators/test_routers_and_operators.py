@@ -7,16 +7,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from e2e.cluster.rig.faults import signal_processes
 from e2e.conftest import StartLoad
-from e2e.engines import ENGINE_ROLES
+from e2e.engines import ENGINE_ROLES, Engine
 from e2e.final_state import seconds_to_converge
 from e2e.helm.helm import Helm
-from e2e.live_cluster import LiveCluster, LiveService, deploy_service, is_terminating
+from e2e.live_cluster import POLL_SECONDS, LiveCluster, LiveService, deploy_service, is_terminating
 from e2e.operators import StrikeTheLeader, drain_the_leader, kill_the_leader, stop_the_leader, wait_standby
+from e2e.pod_groups import strike_a_group
 from e2e.routers import StartClients, drain_a_router, stall_a_router, strike_a_router
 from e2e.uncached_prompts import prompts_to_compute
 from e2e.verdicts import Verdicts
 from e2e.watch import State, watching
+from tests.controlplane.processes import wait_until
 
 SCENARIOS = {"split": "prefill and decode", "staged": "pipeline group"}
 """By the name of the service and of its manifest."""
@@ -98,3 +101,22 @@ def test_an_update_goes_on_under_another_operator(
     verdicts.add(scenario, verdict, note, update=gone - changed, converged=converged)
     assert not verdict.failures, verdict
     assert num_left > 0, "the operator had nothing left to do when it was struck"
+
+
+@pytest.mark.parametrize("service", ["staged"], indirect=True)
+@pytest.mark.parametrize("moment", ["before", "during"])
+def test_a_group_is_made_anew_under_another_operator(
+    moment: str, service: LiveService, start_load: StartLoad, verdicts: Verdicts
+) -> None:
+    def is_begun() -> bool:
+        return any(map(is_terminating, service.pods("serve")))
+
+    def strike(victim: Engine) -> None:
+        signal_processes(victim.uid, "engine", signal.SIGKILL)
+        if moment == "during":
+            wait_until(is_begun, 60, f"the operator to restart the group of {victim.pod}", POLL_SECONDS)
+        kill_the_leader(service.cluster)
+
+    wait_standby(service.cluster)
+    scenario = f"{SCENARIOS[service.name]}: operator killed {moment} a group's restart"
+    strike_a_group(scenario, "1", strike, service, start_load, verdicts)
