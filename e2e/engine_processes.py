@@ -1,13 +1,24 @@
 """Which of an engine's processes is which, as this machine numbers them: for the rig, whose nodes share its kernel."""
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
-from e2e.cluster.rig.faults import host_pids
+from e2e.cluster.rig.faults import host_pids, signal_processes
 from e2e.engines import Engine
 
 
 def all_processes(engine: Engine) -> list[int]:
     return host_pids(engine.uid, "engine")
+
+
+def signalling(number: signal.Signals) -> Callable[[Engine], None]:
+    """Sends the signal to all processes of an engine."""
+
+    def strike(victim: Engine) -> None:
+        signal_processes(victim.uid, "engine", number)
+
+    return strike
 
 
 def main_process(engine: Engine) -> int:

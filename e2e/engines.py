@@ -12,6 +12,7 @@ from tests.controlplane.processes import wait_until
 
 ENGINE_ROLES = ("serve", "prefill", "decode")
 RANK_LABEL = "apps.kubernetes.io/pod-index"
+WORK = "kvasir_(num_requests_(running|waiting|held)|kv_transfer_leased_blocks)"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,27 @@ def ready_engines(pods: State) -> list[Engine]:
 def num_resumed(service: LiveService) -> int:
     """Streams that the routers have so far carried on with another engine than they began with."""
     return int(sum(service.metric(pod, "kvasir_router_streams_resumed_total") for pod in service.pods("router")))
+
+
+def wait_idle(service: LiveService) -> None:
+    """Until no engine computes or keeps anything, also for clients and routers that are gone."""
+
+    def is_idle() -> bool:
+        pods = [
+            pod for role in ENGINE_ROLES for pod in service.pods(role) if _takes_requests(pod) and is_pod_ready(pod)
+        ]
+        return not any(service.metric(pod, WORK) for pod in pods)
+
+    wait_until(is_idle, 60, f"the engines of {service.name} to be idle", POLL_SECONDS)
+
+
+def telling_to_go(service: LiveService) -> Callable[[Engine], None]:
+    """Deletes an engine's pod as a node's drain does."""
+
+    def strike(victim: Engine) -> None:
+        service.tell_to_go(victim.pod)
+
+    return strike
 
 
 def _takes_requests(pod: KubeObject) -> bool:

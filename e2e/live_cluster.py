@@ -153,6 +153,10 @@ class LiveService:
         namespace = f"--namespace={self.namespace}"
         self.cluster.kubectl("patch", "inferenceservice", self.name, namespace, "--type=merge", f"--patch={patch}")
 
+    def tell_to_go(self, pod: str) -> None:
+        """Delete a pod as a node's drain does; returns at once."""
+        self.cluster.kubectl("delete", "pod", pod, f"--namespace={self.namespace}", "--wait=false")
+
     def delete(self) -> None:
         """Its pods drain, which nobody waits for here."""
         self.cluster.kubectl("delete", "inferenceservice", self.name, f"--namespace={self.namespace}")

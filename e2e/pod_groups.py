@@ -47,15 +47,6 @@ def strike_a_group(
     assert verdict.longest_gap_seconds < SILENCE_LIMIT_SECONDS
 
 
-def deleting(service: LiveService) -> Callable[[Engine], None]:
-    """Tells the pod to go, as a node's drain does."""
-
-    def strike(victim: Engine) -> None:
-        service.cluster.kubectl("delete", "pod", victim.pod, f"--namespace={service.namespace}", "--wait=false")
-
-    return strike
-
-
 def update_groups(scenario: str, service: LiveService, start_load: StartLoad, verdicts: Verdicts) -> None:
     old = service.staying_uids("serve")
     with (

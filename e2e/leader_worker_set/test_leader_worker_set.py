@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from e2e.conftest import StartLoad, install_operator, rig_cluster
-from e2e.engine_processes import all_processes
-from e2e.engines import Engine
+from e2e.engine_processes import signalling
+from e2e.engines import telling_to_go
 from e2e.helm.helm import Helm, built_directory
 from e2e.leader_worker_set.controller import leader_worker_sets
 from e2e.leader_worker_set.module import controller_program
 from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveCluster, LiveService, deploy_service
-from e2e.pod_groups import NUM_GROUPS, NUM_NODES, deleting, scale_groups, strike_a_group, update_groups
+from e2e.pod_groups import NUM_GROUPS, NUM_NODES, scale_groups, strike_a_group, update_groups
 from e2e.verdicts import Verdicts
 from tests.controlplane.processes import wait_until
 
@@ -61,18 +61,16 @@ def test_each_replica_is_a_leader_worker_set_of_one_group_and_becomes_ready(serv
 def test_streams_outlive_a_pod_of_their_group_and_it_is_made_anew_as_a_whole(
     rank: str, service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    def strike(victim: Engine) -> None:
-        for pid in all_processes(victim):
-            os.kill(pid, signal.SIGKILL)
-
-    strike_a_group(f"{SCENARIO}: SIGKILL of rank {rank}", rank, strike, service, start_load, verdicts)
+    strike_a_group(
+        f"{SCENARIO}: SIGKILL of rank {rank}", rank, signalling(signal.SIGKILL), service, start_load, verdicts
+    )
 
 
 @RANKS
 def test_a_pod_that_is_told_to_go_takes_its_group_along_and_no_stream(
     rank: str, service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    strike_a_group(f"{SCENARIO}: rank {rank} drained", rank, deleting(service), service, start_load, verdicts)
+    strike_a_group(f"{SCENARIO}: rank {rank} drained", rank, telling_to_go(service), service, start_load, verdicts)
 
 
 def test_an_update_replaces_whole_groups(service: LiveService, start_load: StartLoad, verdicts: Verdicts) -> None:

@@ -3,21 +3,19 @@
 Serving must not notice either: what operator and API server decide is carried out by kubelets and routers, which go on.
 """
 
-import os
 import random
-import signal
 import time
 from datetime import UTC, datetime
 
 import pytest
-from e2e.cluster.rig.faults import api_server_stopped, host_pids
+from e2e.cluster.rig.faults import api_server_stopped
 from e2e.conftest import StartLoad
-from e2e.live_cluster import POLL_SECONDS, SYSTEM, KubeObject, LiveCluster, LiveService, name_of, uid_of
-from e2e.operator_killed.final_state import differences
+from e2e.final_state import seconds_to_converge
+from e2e.live_cluster import KubeObject, LiveService, name_of
+from e2e.operators import delete_the_leader, kill_the_leader
 from e2e.traffic.answers import answers
 from e2e.traffic.traffic import Verdict
 from e2e.verdicts import Verdicts
-from tests.controlplane.processes import wait_until
 
 SEED = 4
 NUM_CLIENTS, NUM_TOKENS = 8, 300
@@ -29,7 +27,6 @@ UPDATES: tuple[KubeObject, ...] = (
     {"replicas": 2},
 )
 OUTAGE_SECONDS = 30.0
-CONVERGED_WITHIN_SECONDS = 180.0
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("rig")]
 
@@ -43,7 +40,7 @@ def test_streams_do_not_notice_operators_that_die_in_the_middle_of_updates(
         own_service.wait_ready()
         first_kill = time.time()
         for update in UPDATES:
-            kill_the_leader_during(update, own_service, moments)
+            strike_the_leader_during(update, own_service, moments)
         converged = seconds_to_converge(own_service)
         load.wait_streams(NUM_CLIENTS)
         verdict = load.stop()
@@ -76,45 +73,11 @@ def test_streams_do_not_notice_that_the_api_server_is_away(
     assert "endpoints: none" not in log
 
 
-def kill_the_leader_during(update: KubeObject, service: LiveService, moments: random.Random) -> None:
+def strike_the_leader_during(update: KubeObject, service: LiveService, moments: random.Random) -> None:
     """Within a second after the update, by SIGKILL or by deletion without grace; returns when another leads."""
-    leader = leader_of(service.cluster)
     service.patch(update)
     time.sleep(moments.uniform(0, 1))  # the scenario itself
-    moments.choice((kill, delete))(service.cluster, pod_of(leader))
-    wait_until(lambda: leader_of(service.cluster) not in ("", leader), 60, "another operator to lead", POLL_SECONDS)
-
-
-def leader_of(cluster: LiveCluster) -> str:
-    """NAMESPACE/POD_RANDOM, new with each start of an operator; empty while none leads."""
-    lease = cluster.get("lease", "kvasir-operator", SYSTEM)
-    assert lease is not None, f"no Lease kvasir-operator in {SYSTEM}"
-    return str(lease["spec"]["holderIdentity"])
-
-
-def pod_of(leader: str) -> str:
-    return leader.partition("/")[2].partition("_")[0]
-
-
-def kill(cluster: LiveCluster, pod: str) -> None:
-    found = cluster.get("pod", pod, SYSTEM)
-    assert found is not None, f"the Lease is held by {pod}, which does not exist"
-    for pid in host_pids(uid_of(found), "operator"):
-        os.kill(pid, signal.SIGKILL)
-
-
-def delete(cluster: LiveCluster, pod: str) -> None:
-    cluster.kubectl("delete", "pod", pod, f"--namespace={SYSTEM}", "--force", "--grace-period=0")
-
-
-def seconds_to_converge(service: LiveService) -> float:
-    """Until nothing differs any more from what the spec says; raises TimeoutError with what still does."""
-    started = time.monotonic()
-    try:
-        wait_until(lambda: not differences(service), CONVERGED_WITHIN_SECONDS, "the final state", POLL_SECONDS)
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}: {differences(service)}") from error
-    return time.monotonic() - started
+    moments.choice((kill_the_leader, delete_the_leader))(service.cluster)
 
 
 def router_log(service: LiveService, since: float) -> str:

@@ -1,14 +1,13 @@
 """Verdict by traffic: a pod of a group is killed, stopped or drained; groups of a new revision come, and one goes."""
 
-import os
 import signal
 
 import pytest
 from e2e.conftest import StartLoad
-from e2e.engine_processes import all_processes
-from e2e.engines import Engine
+from e2e.engine_processes import signalling
+from e2e.engines import telling_to_go
 from e2e.live_cluster import LiveService
-from e2e.pod_groups import deleting, scale_groups, strike_a_group, update_groups
+from e2e.pod_groups import scale_groups, strike_a_group, update_groups
 from e2e.verdicts import Verdicts
 
 SCENARIO = "pipeline group"
@@ -23,18 +22,16 @@ pytestmark = pytest.mark.timeout(600)
 def test_streams_outlive_a_pod_of_their_group(
     rank: str, number: signal.Signals, own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    def strike(victim: Engine) -> None:
-        for pid in all_processes(victim):
-            os.kill(pid, number)
-
-    strike_a_group(f"{SCENARIO}: {number.name} of rank {rank}", rank, strike, own_service, start_load, verdicts)
+    strike_a_group(
+        f"{SCENARIO}: {number.name} of rank {rank}", rank, signalling(number), own_service, start_load, verdicts
+    )
 
 
 @RANKS
 def test_a_pod_that_is_told_to_go_takes_its_group_along_and_no_stream(
     rank: str, own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    scenario, strike = f"{SCENARIO}: rank {rank} drained", deleting(own_service)
+    scenario, strike = f"{SCENARIO}: rank {rank} drained", telling_to_go(own_service)
     strike_a_group(scenario, rank, strike, own_service, start_load, verdicts)
 
 

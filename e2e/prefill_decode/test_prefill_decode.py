@@ -1,18 +1,16 @@
 """Verdict by traffic: pods of either role are killed, stopped and drained; the roles get a new revision, and shrink."""
 
-import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 from e2e.conftest import StartLoad
-from e2e.engine_processes import all_processes
-from e2e.engines import Engine, busy_engine, engine_of, is_whole_without, num_resumed, ready_engines
+from e2e.engine_processes import signalling
+from e2e.engines import Engine, busy_engine, engine_of, is_whole_without, num_resumed, ready_engines, telling_to_go
 from e2e.live_cluster import POLL_SECONDS, LiveService, is_pod_ready, name_of
 from e2e.traffic.answers import answers
-from e2e.traffic.traffic import Load
+from e2e.uncached_prompts import NUM_GIVEN, prompts_to_compute
 from e2e.verdicts import Verdicts
 from e2e.watch import watching
 from tests.controlplane.processes import wait_until
@@ -26,8 +24,7 @@ BLOCKS = "kvasir_kv_transfer_blocks_total"
 RECEIVED = 'kvasir_kv_transfer_bytes_total{.*direction="received".*}'
 MOVED = 'kvasir_router_streams_resumed_total{.*reason="moved".*}'
 REFUSED = 'kvasir_kv_transfer_failures_total{.*reason="handshake".*}'
-NUM_GIVEN, BLOCK_TOKENS = 400, 16
-"""Tokens of each prompt: blocks to transfer, and more than remotePrefillMinTokens."""
+BLOCK_TOKENS = 16
 ROLES = pytest.mark.parametrize("role", ["prefill", "decode"])
 
 pytestmark = pytest.mark.timeout(600)
@@ -53,19 +50,14 @@ def test_prompts_are_computed_by_prefill_pods(
 def test_streams_outlive_a_pod(
     role: str, number: signal.Signals, own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    def strike(victim: Engine) -> None:
-        for pid in all_processes(victim):
-            os.kill(pid, number)
-
-    strike_a_pod(f"prefill and decode: {number.name} of {role}", role, strike, own_service, start_load, verdicts)
+    scenario = f"prefill and decode: {number.name} of {role}"
+    strike_a_pod(scenario, role, signalling(number), own_service, start_load, verdicts)
 
 
 def test_streams_outlive_a_prefill_pod_that_is_told_to_go(
     own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    def strike(victim: Engine) -> None:
-        tell_to_go(own_service, victim)
-
+    strike = telling_to_go(own_service)
     strike_a_pod("prefill and decode: prefill drained", "prefill", strike, own_service, start_load, verdicts)
 
 
@@ -80,7 +72,7 @@ def test_streams_of_a_decode_pod_that_is_told_to_go_take_their_kv_along(
         moved_before, resumed_before = num_moved(own_service), num_resumed(own_service)
         victim = busy_engine(own_service, role="decode")
         struck = time.time()
-        tell_to_go(own_service, victim)
+        own_service.tell_to_go(victim.pod)
         what = f"{NUM_ENGINES} ready engines of {own_service.name} without {victim.pod}"
         whole = pods.first(is_whole_without(victim, NUM_ENGINES), WHOLE_WITHIN_SECONDS, what, after=struck)
         clients.wait_streams(NUM_CLIENTS)
@@ -185,17 +177,6 @@ def strike_a_pod(
     assert not verdict.failures, verdict
     assert resumed > 0 or role == "prefill", "the pod was struck while it had no streams"
     assert verdict.longest_gap_seconds < SILENCE_LIMIT_SECONDS
-
-
-def prompts_to_compute(
-    service: LiveService, start_load: StartLoad, num_tokens: int, num_clients: int = NUM_CLIENTS
-) -> AbstractContextManager[Load]:
-    """Clients whose every prompt is computed by a prefill pod: no engine has seen it before."""
-    return start_load(service, answers(num_tokens, num_given=NUM_GIVEN), num_clients=num_clients, is_salted=True)
-
-
-def tell_to_go(service: LiveService, victim: Engine) -> None:
-    service.cluster.kubectl("delete", "pod", victim.pod, f"--namespace={service.namespace}", "--wait=false")
 
 
 def num_moved(service: LiveService) -> int:

@@ -1,12 +1,10 @@
 """Verdict by traffic: a pod is killed whose rank shares every layer with another pod's."""
 
-import os
 import signal
 
 import pytest
 from e2e.conftest import StartLoad
-from e2e.engine_processes import all_processes
-from e2e.engines import Engine
+from e2e.engine_processes import signalling
 from e2e.live_cluster import LiveService
 from e2e.pod_groups import strike_a_group
 from e2e.verdicts import Verdicts
@@ -18,8 +16,6 @@ pytestmark = pytest.mark.timeout(600)
 def test_streams_outlive_a_pod_that_shared_their_layers(
     own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
 ) -> None:
-    def kill(victim: Engine) -> None:
-        for pid in all_processes(victim):
-            os.kill(pid, signal.SIGKILL)
-
-    strike_a_group("tensor group: SIGKILL of rank 1", "1", kill, own_service, start_load, verdicts)
+    strike_a_group(
+        "tensor group: SIGKILL of rank 1", "1", signalling(signal.SIGKILL), own_service, start_load, verdicts
+    )

@@ -31,6 +31,12 @@ def host_pids(pod_uid: str, container: str | None = None) -> list[int]:
     return sorted(pid for group in groups for pid in _processes(group))
 
 
+def signal_processes(pod_uid: str, container: str, number: signal.Signals) -> None:
+    """To all of a container's."""
+    for pid in host_pids(pod_uid, container):
+        os.kill(pid, number)
+
+
 def _processes(cgroup: Path) -> list[int]:
     try:
         return [int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()]
