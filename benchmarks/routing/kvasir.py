@@ -25,7 +25,7 @@ from kvasir_router.placement.costs.own_prefill import work_left
 from kvasir_router.placement.placement import Fetch, Placement, Policy
 from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
-from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
+from kvasir_router.prefix_index.index import Held, PrefixIndex, PrefixKey
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.ledger import Ledger, Ticket
@@ -69,9 +69,9 @@ class HeardIndex:
                 depths[engine] = self._deepen(engine, blocks, depth)
         return {self._urls[engine]: depth * self._block_tokens for engine, depth in depths.items()}
 
-    def written(self, key: PrefixKey) -> Mapping[str, int]:
+    def written(self, key: PrefixKey) -> Mapping[str, Held]:
         depths = self._heard.depths(cast(BlockHashes, key).hashes)
-        return {self._urls[engine]: depth * self._block_tokens for engine, depth in depths.items()}
+        return {self._urls[engine]: Held(depth * self._block_tokens) for engine, depth in depths.items()}
 
     def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
         guesses = self._guesses[self._numbers[url]]
