@@ -8,6 +8,7 @@ from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.prefix_fetching import PrefixFetching
+from kvasir_router.prefix_index.index import Held
 from kvasir_router.service.registry import Endpoint
 
 
@@ -72,7 +73,7 @@ def test_a_pair_is_of_the_revision_whose_turn_it_is() -> None:
 
 def fetched_from(picker: Picker, *endpoints: Endpoint, **options: Any) -> str | None:
     request, cached = a_request(1000, can_transfer_kv=True), {"a": 900}
-    options = {"written": lambda: cached} | options
+    options = {"written": lambda: {url: Held(num_tokens) for url, num_tokens in cached.items()}} | options
     placement = picker.pick(request, endpoints, cached, 0.0, **options)
     assert placement is not None
     return None if placement.fetch is None else placement.fetch.peer_url
