@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import schemathesis
@@ -109,7 +110,9 @@ def test_without_a_known_key_every_answer_is_a_refusal_that_the_document_promise
 ) -> None:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     answer = case.call_and_validate(base_url=closed_router_url, checks=CHECKS, headers=headers, timeout=10)
-    if answer.status_code != 405:  # which is said of paths, to everybody
+    # Starlette's paths have one line.
+    has_route = "\n" not in unquote(str((case.path_parameters or {}).get("name", "")))
+    if has_route and answer.status_code != 405:  # which is said of paths, to everybody
         assert (answer.status_code == 401) == (key != "sk-1")
 
 
