@@ -1,7 +1,6 @@
 """Real engines behind a real router: a prefix that one has cached is fetched by another that gets the request, and
 where it cannot be had, computed there; the tokens are the same."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from benchmarks.exchanging_engine import exchanging
 from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.test_migration import num_in_flight, signal_all, total, wait_for
 from tests.runtime.cli.conftest import Server, a_free_port, free_ports_in_a_row
@@ -32,18 +32,9 @@ class Engine(Server):
         self.host = f"127.0.0.{number}"
         self.event_ports = f"{events}:{replay}"
         port = free_ports_in_a_row(2, self.host)
-        extra = {"side_channel_host": self.host, "side_channel_port": port, "revision": revision}
-        transfer = {"kv_connector": "NixlConnector", "kv_connector_extra_config": extra}
-        published = {
-            "enable_kv_cache_events": True,
-            "endpoint": f"tcp://{self.host}:{events}",
-            "replay_endpoint": f"tcp://{self.host}:{replay}",
-            "load_hz": 20,
-        }
         super().__init__(
-            MODEL, "--host", self.host, "--kv-transfer-config", json.dumps(transfer), "--kv-events-config",
-            json.dumps(published), "--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "32",
-            *flags,
+            MODEL, *exchanging(self.host, events, replay, revision=revision, side_channel_port=port),
+            "--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "32", *flags,
         )  # fmt: skip
 
     @property

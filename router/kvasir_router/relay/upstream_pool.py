@@ -72,7 +72,7 @@ class UpstreamPool:
         """`send` and `answer` in one."""
         return await self.answer(self.send(url, target, headers, content))
 
-    def send(self, url: str, target: bytes, headers: bytes, content: Sequence[bytes]) -> "Sending":
+    def send(self, url: str, target: bytes, headers: bytes, content: Sequence[bytes]) -> Sending:
         """At once where a connection is idle, so that whoever calls has time for what the engine need not wait for.
 
         `headers` are whole lines, all but host and content-length; `content` is sent piece after piece. `answer` is to
@@ -87,7 +87,7 @@ class UpstreamPool:
             self._write(sending, connection)
         return sending
 
-    async def answer(self, sending: "Sending") -> UpstreamAnswer:
+    async def answer(self, sending: Sending) -> UpstreamAnswer:
         """Returns once the first bytes of the answer's body are there, or its end; the caller closes it.
 
         Raises UpstreamError or RequestTimeoutError.
@@ -102,12 +102,12 @@ class UpstreamPool:
         self._write(sending, await self._connect(sending.origin))
         return await self._begun(sending)
 
-    def _write(self, sending: "Sending", connection: UpstreamConnection) -> None:
+    def _write(self, sending: Sending, connection: UpstreamConnection) -> None:
         sending.connection, sending.written_at = connection, self._loop.time()
         sending.answer = UpstreamAnswer(connection.url, connection, self._idle_timeouts, self._loop)
         connection.send(sending.request, sending.num_bytes, sending.answer)
 
-    async def _begun(self, sending: "Sending") -> UpstreamAnswer:
+    async def _begun(self, sending: Sending) -> UpstreamAnswer:
         """Its request is kept no longer than it may have to be written again."""
         answer = sending.answer
         assert answer is not None
