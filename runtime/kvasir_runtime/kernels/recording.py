@@ -175,6 +175,11 @@ class _Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's own switch: to skip its compiler, torch would import it, for seconds in the midst of serving."""
+        return False
+
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

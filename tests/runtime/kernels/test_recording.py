@@ -1,5 +1,7 @@
 """A recording does again what was done, on what its inputs hold then; what cannot be done again is refused."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +50,21 @@ def test_kernels_and_operators_run_again_in_their_order() -> None:
         residual.copy_(noise(3, 8, seed=seed + 10))
         assert torch.equal(replayed, compute())
         assert torch.equal(replayed_residual, residual)
+
+
+def test_recording_does_not_load_torchs_compiler() -> None:
+    """Which takes seconds, in which no stream would go on."""
+    program = """
+import sys, torch
+from kvasir_runtime.kernels.native import load_library
+from kvasir_runtime.kernels.recording import Arena, Recorder
+
+with torch.inference_mode(), Recorder(load_library(), Arena()) as recorder:
+    torch.ones(3) * 2
+print(len(recorder.recording().calls), "torch._dynamo" in sys.modules)
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed == "2 False\n"
 
 
 def test_nothing_is_noted_after_the_recording() -> None:
