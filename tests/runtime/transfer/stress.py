@@ -66,8 +66,16 @@ class Stress:
         for engine in everybody:
             self._calm(engine)
         self.world.settle()
+        if self.num_ranks > 1:
+            self._await_threads(everybody)
         self._bury(*everybody)
         assert not any(engine.kv.pool.num_used for engine in everybody), "blocks are stranded"
+
+    def _await_threads(self, engines: list[Engine]) -> None:
+        """Ranks' threads end reads in time of the wall, of which the settled time may have taken next to nothing."""
+        deadline = time.monotonic() + 20
+        while any(engine.kv.pool.num_used for engine in engines) and time.monotonic() < deadline:
+            self.world.turn()
 
     def _ranks(self, name: str) -> list[Engine]:
         """Data-parallel ones, of one engine."""
