@@ -67,7 +67,7 @@ class Exchange:
     def has_whole_stream(self) -> bool:
         """The client has the last event; what becomes of the connection it came by does not matter."""
         end_of_stream = self.dialect.end_of_stream
-        return end_of_stream is not None and self._writer.last_chunk.endswith(end_of_stream)
+        return end_of_stream is not None and self._writer.has_sent_last(end_of_stream)
 
     async def receive(self) -> bytes:
         """The request's body. Raises RequestError."""
@@ -94,14 +94,23 @@ class Exchange:
         self._writer.start(status, passed)
 
     async def relay(
-        self, answer: UpstreamAnswer, write: Callable[[bytes], None], on_first_byte: Callable[[int], None] = ignore
+        self,
+        answer: UpstreamAnswer,
+        write: Callable[[bytes], None] | None = None,
+        on_first_byte: Callable[[int], None] = ignore,
     ) -> None:
-        """The answer's body to its end, no faster than the client reads. Raises as the answer does."""
+        """The answer's body to its end, no faster than the client reads. Raises as the answer does.
+
+        `write` None: as it comes.
+        """
         self._source = answer
         if self._is_held_back:
             answer.pause()
         try:
-            await answer.relay(write, on_first_byte)
+            if write is None:
+                await answer.relay(self.write, on_first_byte, self._writer.write_chunk)
+            else:
+                await answer.relay(write, on_first_byte)
         finally:
             self._source = None
 
@@ -122,7 +131,7 @@ class Exchange:
         if not self.has_started:
             self._answer(error)
         elif self.is_event_stream:
-            separator = b"" if self._writer.last_chunk.endswith(b"\n\n") else b"\n\n"
+            separator = b"" if self._writer.has_sent_last(b"\n\n") else b"\n\n"
             self.write(separator + self.dialect.error_event(error))
             self.end()
 

@@ -31,8 +31,7 @@ class ResponseWriter:
         self.has_ended = False
         self.keeps_alive = keeps_alive
         """Whether the connection is for another request after this one."""
-        self.last_chunk = b""
-        """What the client was sent last: a broken stream is to be ended between two events."""
+        self._last = b""
         self._transport = transport
         self._is_closing = transport.is_closing
         self._send = transport.write
@@ -59,13 +58,27 @@ class ResponseWriter:
         self.has_started = True
 
     def write(self, body: bytes) -> None:
-        """For every chunk of a stream: nothing is called here that need not be."""
-        self.last_chunk = body
-        data = b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
+        """For every piece of a stream: nothing is called here that need not be."""
+        self._last = data = b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
         if self._head:
             data, self._head = self._head + data, b""
         if not self._is_closing():
             self._send(data)
+
+    @property
+    def write_chunk(self) -> Callable[[bytes], None] | None:
+        """Writes a chunk that is framed already; None where the client is sent none."""
+        return self._write_chunk if self._is_chunked else None
+
+    def _write_chunk(self, chunk: bytes) -> None:
+        """Never the first piece: with that goes the head."""
+        self._last = chunk
+        if not self._is_closing():
+            self._send(chunk)
+
+    def has_sent_last(self, end: bytes) -> bool:
+        """Whether the last piece ended so: a broken stream is to be ended between two events."""
+        return self._last.endswith(end + b"\r\n" if self._is_chunked else end)
 
     def end(self) -> None:
         last = self._head + b"0\r\n\r\n" if self._is_chunked else self._head

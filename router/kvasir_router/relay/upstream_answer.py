@@ -45,6 +45,7 @@ class UpstreamAnswer:
         self._held: list[bytes] = []
         self._num_held_bytes = 0
         self._write: Callable[[bytes], None] | None = None
+        self._write_chunk: Callable[[bytes], None] | None = None
         self._is_paused = False  # by its reader
         self._error: RouterError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -60,14 +61,20 @@ class UpstreamAnswer:
         while not self._held and not self.is_whole:
             await self._change()
 
-    async def relay(self, write: Callable[[bytes], None], on_first_byte: Callable[[int], None] = ignore) -> None:
+    async def relay(
+        self,
+        write: Callable[[bytes], None],
+        on_first_byte: Callable[[int], None] = ignore,
+        write_chunk: Callable[[bytes], None] | None = None,
+    ) -> None:
         """Gives `write` the body, all that has come at a time, and returns at its end.
 
-        `on_first_byte` is told the status once what is there already is written. Raises UpstreamError,
-        RequestTimeoutError; what has come before is written.
+        `on_first_byte` is told the status once what is there already is written. `write_chunk`, where there is one, is
+        given whole chunks in the place of `write`, framed as they came. Raises UpstreamError, RequestTimeoutError;
+        what has come before is written.
         """
         held, self._held = b"".join(self._held), []
-        self._write = write
+        self._write, self._write_chunk = write, write_chunk
         if held:
             write(held)
         on_first_byte(self.status)
@@ -91,7 +98,7 @@ class UpstreamAnswer:
     def close(self) -> None:
         """No more is written. May be repeated."""
         self._idle_timeouts.forget(self)
-        self._write = None
+        self._write = self._write_chunk = None
         if not self.is_whole:
             self._flow.abort()
 
@@ -107,6 +114,14 @@ class UpstreamAnswer:
         if self._num_held_bytes > MAX_HELD_BYTES:
             self._flow.pause_reading()
         self._wake()
+
+    def feed_chunk(self, chunk: bytes, begin: int) -> None:
+        """With its framing; the body begins at `begin`."""
+        if self._write_chunk is None:
+            self.feed(chunk[begin:-2])
+        else:
+            self._has_heard = True
+            self._write_chunk(chunk)
 
     def end(self) -> None:
         self.is_whole = True

@@ -69,6 +69,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_head_bytes = 0
         self._num_unparsed_bytes = 0  # that the parser has taken in since it last said anything
         self._body: list[bytes] = []  # of one read
+        self._is_after_chunk = False  # the parser is, as far as it has read
+        self._is_between_chunks = False  # what comes next begins one
 
     # For the pool
 
@@ -117,6 +119,9 @@ class UpstreamConnection(asyncio.Protocol):
         if answer is None:  # nobody has asked
             self.abort()
             return
+        if self._is_between_chunks and (begin := _begin_of_only_chunk(data)):
+            answer.feed_chunk(data, begin)  # which leaves the parser where it is
+            return
         self.is_silent = False
         self._num_unparsed_bytes += len(data)
         malformation: BaseException | None = None
@@ -131,6 +136,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._body.clear()
             self._has_body = True
             answer.feed(body)
+        self._is_between_chunks = self._is_after_chunk and data.endswith(b"\r\n")
         if malformation is not None and not self._is_answered:
             self._refuse(answer, malformation)
         elif self._is_answered:
@@ -180,6 +186,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_unparsed_bytes = 0
         self._body.append(body)
 
+    def on_chunk_header(self) -> None:
+        self._is_after_chunk = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_after_chunk = True
+
     def on_message_complete(self) -> None:
         if self._has_head:
             self._is_answered = True
@@ -216,6 +228,14 @@ class UpstreamConnection(asyncio.Protocol):
 
 class _NoAnswerError(Exception):
     """Raised into the parser, which gives up."""
+
+
+def _begin_of_only_chunk(data: bytes) -> int:
+    """Of the body of the one chunk that `data` is, its size written as short as can be; 0: it is anything else."""
+    begin = data.find(b"\r\n", 1, 10) + 2
+    num_bytes = len(data) - begin - 2
+    is_chunk = num_bytes > 0 and data.startswith(b"%x\r\n" % num_bytes) and data.endswith(b"\r\n")
+    return begin if is_chunk else 0
 
 
 def _too_large() -> _NoAnswerError:
