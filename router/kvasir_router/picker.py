@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvasir_router.placement.pairing import Pairing, partners
 from kvasir_router.placement.placement import Placement, Policy
-from kvasir_router.placement.prefix_fetching import PrefixFetching, Written, peers
+from kvasir_router.placement.prefix_fetching import FetchingPolicy, PrefixFetching, Written, peers
 from kvasir_router.placement.traffic_split import TrafficSplit
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
@@ -78,10 +78,13 @@ class Picker:
         if not avoid:
             choice = self._split.choose(choice)
         policy = self._policy
+        exchanging, fetches = endpoints if prefills is None else prefills, None
+        if self._fetching is not None and written is not None and (able := peers(exchanging, now, avoid)):
+            fetches = self._fetching.among(able, written)
         if self._pairing is not None and prefills is not None:
-            policy = self._pairing.policy(policy, partners(prefills, now, avoid))
-        elif self._fetching is not None and written is not None and (able := peers(endpoints, now, avoid)):
-            policy = self._fetching.policy(policy, able, written)
+            policy = self._pairing.policy(policy, partners(prefills, now, avoid), fetches)
+        elif fetches is not None:
+            policy = FetchingPolicy(policy, fetches)
         placement = policy.place(request, choice, cached, now)
         if self._on_placed is not None:
             self._on_placed(policy, request, choice, cached, placement, now)

@@ -23,7 +23,7 @@ from kvasir_router.job import Job
 from kvasir_router.liveness import while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Placement
-from kvasir_router.relay.kv_transfer import NewHandover, params_of_answer, prefill_body
+from kvasir_router.relay.kv_transfer import NewHandover, params_of_answer, prefill_body, with_lookup
 from kvasir_router.relay.prefill_leg import prefill
 from kvasir_router.relay.proxy import forwarded_headers
 from kvasir_router.relay.upstream_pool import UpstreamPool
@@ -51,9 +51,12 @@ class RemotePrefills:
         Raises PrefillFailedError from the block.
         """
         decode, ticket = tickets
-        handover = self._new_handover(ticket.url, self._port)
+        handover, fetch = self._new_handover(ticket.url, self._port), placement.fetch
         leg = PrefillLeg(job, placement, decode, ticket, self._metrics, handover.to_decode)
-        body = prefill_body(job.exchange.body.content, handover.to_prefill)
+        told = handover.to_prefill
+        if fetch is not None:
+            told = with_lookup(told, fetch.peer_url, fetch.peer_port)
+        body = prefill_body(job.exchange.body.content, told)
         task = asyncio.create_task(leg.run(self._pool, body), name=f"prefill {job.exchange.request_id}")
         try:
             if leg.decode_waits_for_it:
@@ -92,6 +95,7 @@ class PrefillLeg:
         self._job = job
         self._revision = placement.prefill.endpoint.revision
         self._num_tokens = placement.leg.received_tokens
+        self._fetch = placement.fetch
         self._decode = decode
         self._ticket = ticket
         self._metrics = metrics
@@ -142,9 +146,11 @@ class PrefillLeg:
             self._patience = None
 
     def _note_prefill(self, answer: bytes) -> None:
-        self._prefilled_at = time.perf_counter()
+        now = self._prefilled_at = time.perf_counter()
+        if self._fetch is not None and self._job.service.fetching is not None:
+            self._job.service.fetching.learn(self._fetch, self._ticket.url, self._ticket.seconds_late(now), now)
         self._was_decode_prefilling = self._decode.is_engine_prefilling
-        self._ticket.whole_answer(self._prefilled_at)
+        self._ticket.whole_answer(now)
         self._job.service.in_flight_limits.answered(self._ticket.url, is_error=False)
         if self.decode_waits_for_it:
             self.kv_transfer_params = params_of_answer(answer)

@@ -12,6 +12,7 @@ from kvasir_router.relay.kv_transfer import (
     params_of_answer,
     prefill_body,
     sequential_handover,
+    with_lookup,
 )
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.server.kv_transfer import transfer_params
@@ -86,6 +87,20 @@ def test_an_engine_reads_which_peer_to_ask_for_what_it_has_cached(
     assert (params.is_pull, params.remote_host, params.remote_port) == (True, "10.0.0.7", 5600)
     assert (params.remote_key, params.do_remote_decode) == (None, False)
     assert request.model_copy(update={"kv_transfer_params": None}) == parse(model, content)
+
+
+@routes
+@pytest.mark.parametrize("handover", [concurrent_handover(PREFILL_URL, 5600), sequential_handover(PREFILL_URL, 5600)])
+def test_a_prefill_engine_reads_which_peer_to_ask_beside_what_it_keeps(
+    model: type[ChatCompletionRequest] | type[CompletionRequest], body: dict[str, object], handover: Handover
+) -> None:
+    """Its own id is no key of the peer's."""
+    told = with_lookup(handover.to_prefill, "http://10.0.0.8:8000", 5601)
+    _, params = read(model, prefill_body(msgspec.json.encode(body), told), BOTH)
+    assert (params.do_remote_decode, params.is_pull, params.remote_key) == (True, True, None)
+    assert (params.remote_host, params.remote_port) == ("10.0.0.8", 5601)
+    _, alone = read(model, prefill_body(msgspec.json.encode(body), handover.to_prefill), BOTH)
+    assert params.transfer_id == alone.transfer_id
 
 
 def test_a_decode_engine_reads_what_a_prefill_engine_has_answered() -> None:

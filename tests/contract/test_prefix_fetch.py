@@ -23,18 +23,21 @@ ROUTER = str(Path(sys.executable).parent / "kvasir-router")
 SIZE = 16
 NUM_TOKENS = 1000
 NUM_CACHED = (NUM_TOKENS - 1) // SIZE * SIZE
+MAX_RANKS = 2
+NUM_PORTS = 3 * MAX_RANKS
 
 
 class Engine(Server):
     """On a host of its own, as a pod is. Small steps make prefill slow enough for fetching to pay on any machine."""
 
-    def __init__(self, number: int, events: int, replay: int, revision: str, *flags: str) -> None:
+    def __init__(self, number: int, first_port: int, revision: str, num_ranks: int) -> None:
         self.host = f"127.0.0.{number}"
+        events, replay, self.side_channel = range(first_port, first_port + NUM_PORTS, MAX_RANKS)
         self.event_ports = f"{events}:{replay}"
-        port = free_ports_in_a_row(2, self.host)
         super().__init__(
-            MODEL, *exchanging(self.host, events, replay, revision=revision, side_channel_port=port),
-            "--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "32", *flags,
+            MODEL, *exchanging(self.host, events, replay, revision=revision, side_channel_port=self.side_channel),
+            "--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "32",
+            "--data-parallel-size", str(num_ranks),
         )  # fmt: skip
 
     @property
@@ -73,13 +76,11 @@ class Router:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[Engine]]:
-    """Two of one revision, the first of two data-parallel ranks, and one that says to be of another, whose blocks they
-    refuse."""
-    first = free_ports_in_a_row(4)
-    ports = first, first + 2
-    servers = [
-        Engine(2, *ports, "one", "--data-parallel-size", "2"), Engine(3, *ports, "one"), Engine(4, *ports, "other"),
-    ]  # fmt: skip
+    """Three of one revision, two of them of two data-parallel ranks, and one that says to be of another, whose blocks
+    they refuse."""
+    first_port = free_ports_in_a_row(NUM_PORTS)
+    kinds = ((2, "one", 2), (3, "one", 1), (4, "other", 1), (11, "one", 2))
+    servers = [Engine(number, first_port, revision, num_ranks) for number, revision, num_ranks in kinds]
     try:
         for server in servers:
             server.wait_ready()
@@ -95,12 +96,16 @@ StartRouter = Callable[..., Router]
 
 @pytest.fixture
 def start_router() -> Iterator[StartRouter]:
-    """start_router(*engines): once it knows that they exchange KV."""
+    """start_router(*engines): once it knows that they exchange KV. `decode`: for which they prefill."""
     with ExitStack() as stack:
 
-        def start(*behind: Engine) -> Router:
+        def start(*behind: Engine, decode: Engine | None = None) -> Router:
             port, admin_port = a_free_port(), a_free_port()
-            endpoints = [flag for engine in behind for flag in ("--endpoint", engine.url)]
+            flag = "--endpoint" if decode is None else "--prefill-endpoint"
+            endpoints = [word for engine in behind for word in (flag, engine.url)]
+            if decode is not None:
+                endpoints += ["--decode-endpoint", decode.url, "--remote-prefill-min-tokens", "0"]
+                endpoints += ["--kv-transfer-port", str(decode.side_channel)]
             ports = ("--port", str(port), "--admin-port", str(admin_port))
             process = subprocess.Popen(
                 [ROUTER, "serve", *ports, "--policy", "roundRobin", "--kv-events", behind[0].event_ports, *endpoints]
@@ -125,13 +130,15 @@ def ask(url: str, number: int) -> dict:
 
 
 def asked_at_once(engine: Engine, numbers: Sequence[int]) -> list[dict]:
-    """All have arrived before its cores compute anything."""
+    """All have arrived, one after another, before its cores compute anything."""
     cores = engine.engine_cores()
     with ThreadPoolExecutor() as pool:
         signal_all(cores, signal.SIGSTOP)
         try:
-            answers = [pool.submit(ask, engine.url, number) for number in numbers]
-            wait_for(lambda: num_in_flight(engine) == len(numbers))
+            answers = []
+            for number in numbers:
+                answers.append(pool.submit(ask, engine.url, number))
+                wait_for(lambda: num_in_flight(engine) == len(answers))
         finally:
             signal_all(cores, signal.SIGCONT)
         return [answer.result() for answer in answers]
@@ -147,7 +154,7 @@ def num_cached(answer: dict) -> int:
 
 def test_a_prefix_that_a_peer_has_cached_is_fetched(engines: list[Engine], start_router: StartRouter) -> None:
     """Whichever rank of the peer has it."""
-    holder, other, _ = engines
+    holder, other, *_ = engines
     router = start_router(holder, other)
     numbers = (1, 3)
     computed = asked_at_once(holder, numbers)  # one by each rank
@@ -164,7 +171,7 @@ def test_a_prefix_that_a_peer_has_cached_is_fetched(engines: list[Engine], start
 
 def test_what_a_peer_does_not_give_is_computed(engines: list[Engine], start_router: StartRouter) -> None:
     """The router takes them for one revision, and they refuse each other's blocks."""
-    other, _, stranger = engines
+    other, _, stranger, _ = engines
     router = start_router(other, stranger)
     computed = ask(stranger.url, 2)
     wait_for(lambda: router.num_blocks(stranger) >= NUM_TOKENS // SIZE)
@@ -173,3 +180,26 @@ def test_what_a_peer_does_not_give_is_computed(engines: list[Engine], start_rout
     assert sorted(num_cached(answer) for answer in answers) == [0, NUM_CACHED]
     assert router.num_fetches() == 1
     assert total(other, "kvasir_kv_transfer_failures_total", reason="handshake") == 1
+
+
+def test_an_engine_that_prefills_for_another_fetches_what_a_peer_has_cached(
+    engines: list[Engine], start_router: StartRouter
+) -> None:
+    """From the second rank of the peer."""
+    other, decode, _, holder = engines
+    router = start_router(holder, other, decode=decode)
+    before_other, before_decode = num_received(other), num_received(decode)
+    num_failed = total(other, "kvasir_kv_transfer_failures_total")
+    computed = asked_at_once(holder, (4, 5, 6, 7))[1::2]  # by the ranks in turn
+    wait_for(lambda: router.num_blocks(holder) >= 4 * (NUM_TOKENS // SIZE))
+    answers = [ask(router.url, number) for number in (5, 7)]  # prefilled by one of them each
+    assert [tokens(answer) for answer in answers] == [tokens(each) for each in computed]
+    assert [num_cached(answer) for answer in answers] == [NUM_CACHED] * 2
+    assert router.num_fetches() == 1
+    wait_for(lambda: num_received(other) == before_other + NUM_CACHED // SIZE)
+    wait_for(lambda: num_received(decode) == before_decode + 2 * NUM_CACHED // SIZE)
+    assert total(other, "kvasir_kv_transfer_failures_total") == num_failed
+
+
+def num_received(engine: Engine) -> float:
+    return total(engine, "kvasir_kv_transfer_blocks_total", direction="received")

@@ -162,11 +162,6 @@ CONTRADICTIONS = [
     ),
     Broken(
         "spec",
-        "with disaggregation, prefill and decode pods exchange KV in any case: leave engine.kvTransfer out",
-        {"engine": {"kvTransfer": True}, **disaggregated({}, {})},
-    ),
-    Broken(
-        "spec",
         "engine.device is cpu: write resources.accelerator: none, or leave it out",
         {"engine": {"device": "cpu"}, "resources": {"accelerator": "nvidia.com/gpu"}},
     ),

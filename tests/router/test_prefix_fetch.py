@@ -1,5 +1,6 @@
 """A request whose engine lacks a prefix that a peer has cached, as engines, clients and the router's books see it."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -20,13 +21,13 @@ BODY = {"model": "tiny", "prompt": TOKENS, "max_tokens": 5}
 
 @pytest.fixture
 def start(engines_apart: list[Any], publishers: list[Publisher], start_router: Any, until: Any) -> Any:
-    """start(ports, num_cached, **flags): a router that knows what each engine says of itself."""
+    """start(*others, ports, num_cached, **flags): a router that knows what each engine says of itself."""
 
     async def started(
-        ports: tuple[int | None, int | None] = (5600, 5601), num_cached: int = NUM_CACHED, **flags: Any
+        *others: Any, ports: tuple[int | None, int | None] = (5600, 5601), num_cached: int = NUM_CACHED, **flags: Any
     ) -> Any:
         events = KvEventPorts(publishers[0].event_port, publishers[0].replay_port)
-        router = await start_router(*engines_apart, **{"kv_events": events, "policy": "roundRobin"} | flags)
+        router = await start_router(*engines_apart, *others, **{"kv_events": events, "policy": "roundRobin"} | flags)
         service = service_of(router)
         await until(lambda: all(service.following.describe(engine.url)["is_complete"] for engine in engines_apart))
         publishers[0].publish(stored(num_cached))
@@ -77,6 +78,35 @@ async def test_the_engine_that_lacks_the_prefix_is_told_of_the_peer_that_has_it(
     assert other.requests == [BODY | {"kv_transfer_params": told}]
     assert await count(client, router, "kvasir_router_prefix_fetches_total") == 1
     assert await count(client, router, "kvasir_router_prefix_fetch_tokens_total") == NUM_CACHED
+
+
+async def test_a_prefill_engine_that_lacks_it_is_told_as_well(
+    engines_apart: list[Any], start: Any, client: Any, exit_stack: Any, until: Any
+) -> None:
+    holder, other = engines_apart
+    decode = type(holder)("decode")
+    decode.host = "127.0.0.3"
+    await decode.start()
+    exit_stack.push_async_callback(decode.stop)
+    prefills = tuple(engine.url for engine in engines_apart)
+    roles = {"endpoint": (), "prefill_endpoint": prefills, "decode_endpoint": (decode.url,)}
+    router = await start(decode, **roles, remote_prefill_min_tokens=0)
+    service = service_of(router)
+    transfers = service.fetching.transfers
+    before = transfers.estimate_seconds(holder.url, other.url, NUM_CACHED)
+    for engine in engines_apart:
+        decode.gate.clear()
+        asked = asyncio.create_task(ask(client, router))
+        await until(lambda one=engine: one.requests and not service.ledger.has_in_flight(one.url))
+        decode.gate.set()
+        assert await asked == 200
+    [alone], [told] = ([request["kv_transfer_params"] for request in engine.requests] for engine in engines_apart)
+    assert alone == {"do_remote_prefill": False, "do_remote_decode": True, "transfer_id": alone["transfer_id"]}
+    place = {"remote_host": "127.0.0.1", "remote_port": 5600}
+    assert told == alone | {"do_remote_prefill": True, "transfer_id": told["transfer_id"]} | place
+    assert [request["kv_transfer_params"]["remote_host"] for request in decode.requests] == ["127.0.0.1", "127.0.0.2"]
+    assert await count(client, router, "kvasir_router_prefix_fetches_total") == 1
+    assert transfers.estimate_seconds(holder.url, other.url, NUM_CACHED) != before
 
 
 @pytest.mark.parametrize(

@@ -118,11 +118,6 @@ SPEC_RULES: Final = (
         "self.parallelism.data == 1 && !self.parallelism.expert)",
     ),
     Rule(
-        "with disaggregation, prefill and decode pods exchange KV in any case: leave engine.kvTransfer out",
-        lambda s: s.disaggregation is None or not s.engine.kv_transfer,
-        "!has(self.disaggregation) || !self.engine.kvTransfer",
-    ),
-    Rule(
         "engine.device is cpu: write resources.accelerator: none, or leave it out",
         lambda s: s.engine.device != "cpu" or all(r.accelerator in (None, NO_ACCELERATOR) for r in _resources(s)),
         f"self.engine.device != 'cpu' || ({_all_resources(_ON_CPUS_CEL)})",

@@ -90,7 +90,8 @@ def local_arguments(
             yield from (text for ports in engines.kv_events_ports for text in (argument, ports))
         elif argument == REBALANCING_FLAG:
             value = next(arguments)
-            yield from (argument, value) if engines.kv_events_ports else ()
+            goes_nowhere = KV_TRANSFER_PORT_FLAG in cluster_arguments and not engines.kv_transfer_port
+            yield from (argument, value) if engines.kv_events_ports and not goes_nowhere else ()
         elif argument == PEERS_FLAG:  # a name in a cluster's DNS
             next(arguments)
         elif argument == KV_TRANSFER_PORT_FLAG:

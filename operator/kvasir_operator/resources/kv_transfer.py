@@ -1,6 +1,6 @@
 """How pods of a service exchange KV blocks: the engine's connector, its environment and port.
 
-Prefill pods give and decode pods take; pods that do both exchange cached prefixes where the manifest says so.
+Prefill pods give and decode pods take. Where the manifest says so, pods of each role exchange KV with one another.
 
 Engines of different revisions refuse one another's blocks: each tells its own revision, which it reads from its label,
 since the revision is made from the template that this is part of.
@@ -50,7 +50,7 @@ def kv_transfer_ports(role: EngineRole) -> list[dict[str, Any]]:
 
 def _kv_role(role: EngineRole) -> str | None:
     """None: its pods exchange no KV."""
-    return _KV_ROLES.get(role.name, "kv_both" if role.engine.kv_transfer else None)
+    return "kv_both" if role.engine.kv_transfer else _KV_ROLES.get(role.name)
 
 
 def _config(kv_role: str) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, DerivedTerm, Term, columns_of, decode_stall
+from kvasir_router.placement.costs.prefix_fetch import PrefixFetch
 from kvasir_router.placement.finish_time import TIE_TOLERANCE
-from kvasir_router.placement.placement import decode_leg_on
+from kvasir_router.placement.placement import Fetch, decode_leg_on
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 from kvasir_router.service.transfer_times import TransferTimes
@@ -45,11 +46,14 @@ class PairCosts:
         cached: Mapping[str, int],
         now: float,
         transfers: TransferTimes,
+        fetches: Mapping[str, Fetch],
     ) -> None:
+        """`fetches`: what prefill engines would get from one another, by url."""
         self._transfers = transfers
         self._decode = _Column(_DECODE_TERMS, {}, request, decodes, cached, now)
         self._local = _Column(_LOCAL_TERMS, DERIVED_TERMS, request, decodes, cached, now)
-        self._remote = _Column(_REMOTE_TERMS, DERIVED_TERMS, request, prefills, cached, now)
+        remote_terms = _REMOTE_TERMS | {"prefix_fetch": PrefixFetch(fetches)} if fetches else _REMOTE_TERMS
+        self._remote = _Column(remote_terms, DERIVED_TERMS, request, prefills, cached, now)
         self._queue_seconds = {decode.url: decode.load.queue_seconds(now) for decode in decodes}
         self._lacking = {decode.url: decode_leg_on(decode, request, cached).received_tokens for decode in decodes}
         self.partners = self._shortlists(prefills)

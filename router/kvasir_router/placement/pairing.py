@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from kvasir_router.endpoints.address import Role
 from kvasir_router.placement.finish_time import TIE_TOLERANCE
 from kvasir_router.placement.pair_costs import Pair, PairCosts
-from kvasir_router.placement.placement import CostPolicy, LocalPrefill, Placement, Policy, decode_leg_on, leg_on
+from kvasir_router.placement.placement import (
+    CostPolicy,
+    Fetch,
+    LocalPrefill,
+    Placement,
+    Policy,
+    decode_leg_on,
+    leg_on,
+)
+from kvasir_router.placement.prefix_fetching import Fetches, fetching_leg
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 from kvasir_router.service.transfer_times import TransferTimes
@@ -34,9 +43,9 @@ class Pairing:
         self.remote_min_tokens = remote_min_tokens
         self.transfers = TransferTimes()
 
-    def policy(self, policy: Policy, prefills: Sequence[Endpoint]) -> "PairedPolicy":
-        """`prefills` as `partners` gives them."""
-        return PairedPolicy(policy, prefills, self.transfers, self.remote_min_tokens)
+    def policy(self, policy: Policy, prefills: Sequence[Endpoint], fetches: Fetches | None = None) -> "PairedPolicy":
+        """`prefills` as `partners` gives them. `fetches` None: they do not fetch from one another."""
+        return PairedPolicy(policy, prefills, self.transfers, self.remote_min_tokens, fetches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +56,23 @@ class PairedPolicy:
     prefills: Sequence[Endpoint]
     transfers: TransferTimes
     remote_min_tokens: int | None
+    fetches: Fetches | None
 
     def place(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
     ) -> Placement:
         decodes, prefills = self._choice(request, endpoints, cached, now)
-        costs = PairCosts(request, decodes, prefills, cached, now, self.transfers)
+        fetches = self._fetched(request, prefills, cached, now)
+        costs = PairCosts(request, decodes, prefills, cached, now, self.transfers, fetches)
         pairs = self._pairs(costs, decodes)
         if self.remote_min_tokens is None:
             pairs = filter(costs.is_no_later, pairs)
         pair = _cheapest(list(pairs))
         seconds = pair.seconds if isinstance(self.policy, CostPolicy) else None
         if pair.prefill is not None:
-            prefill = leg_on(pair.prefill, request, cached)
-            return Placement(decode_leg_on(pair.decode, request, cached), prefill, seconds)
+            prefill, fetch = leg_on(pair.prefill, request, cached), fetches.get(pair.prefill.url)
+            prefill = prefill if fetch is None else fetching_leg(prefill, fetch)
+            return Placement(decode_leg_on(pair.decode, request, cached), prefill, seconds, fetch=fetch)
         leg = leg_on(pair.decode, request, cached)
         return Placement(leg, None, seconds, self._why_local(request, pair.decode, leg.uncached_tokens))
 
@@ -73,7 +85,8 @@ class PairedPolicy:
         if not isinstance(self.policy, CostPolicy):
             return {}
         decodes, prefills = self._choice(request, endpoints, cached, now)
-        costs = PairCosts(request, decodes, prefills, cached, now, self.transfers)
+        fetches = self._fetched(request, prefills, cached, now)
+        costs = PairCosts(request, decodes, prefills, cached, now, self.transfers, fetches)
         return {
             (pair.decode.url, None if pair.prefill is None else pair.prefill.url): costs.terms(pair)
             for pair in self._pairs(costs, decodes)
@@ -91,6 +104,11 @@ class PairedPolicy:
         if prefills:
             prefills = [self.policy.place(request, prefills, cached, now).leg.endpoint]
         return (decode,), prefills
+
+    def _fetched(
+        self, request: InferenceRequest, prefills: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Mapping[str, Fetch]:
+        return {} if self.fetches is None else self.fetches.of(request, prefills, cached, now)
 
     def _pairs(self, costs: PairCosts, decodes: Sequence[Endpoint]) -> Iterator[Pair]:
         min_tokens = self.remote_min_tokens

@@ -50,7 +50,7 @@ class Placement(msgspec.Struct, frozen=True):
     prefill: Leg | None = None
     cost_seconds: float | None = None  # what the policy expects; None where it compares no costs
     local_prefill: LocalPrefill | None = None  # None: another prefills, or the endpoint has no such role
-    fetch: Fetch | None = None  # None: what it has not cached it computes, or gets from who prefills
+    fetch: Fetch | None = None  # by who prefills; None: what that has not cached it computes
 
     @property
     def legs(self) -> tuple[Leg, ...]:

@@ -54,9 +54,9 @@ class PrefixFetching:
     def __init__(self) -> None:
         self.transfers = TransferTimes()
 
-    def policy(self, policy: Policy, peers: Sequence[Endpoint], written: Written) -> "FetchingPolicy":
+    def among(self, peers: Sequence[Endpoint], written: Written) -> "Fetches":
         """`peers` as the function gives them."""
-        return FetchingPolicy(policy, peers, written, self.transfers)
+        return Fetches(peers, written, self.transfers)
 
     def learn(self, fetch: Fetch, url: str, seconds: float, now: float) -> None:
         """`seconds`: how much later a first token came than without the transfer. Behind other prompts, which hide
@@ -67,42 +67,17 @@ class PrefixFetching:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchingPolicy:
-    """A policy whose endpoints may fetch from one another."""
+class Fetches:
+    """What endpoints would fetch of a prompt from their peers."""
 
-    policy: Policy
     peers: Sequence[Endpoint]
     written: Written
     transfers: TransferTimes
 
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
-        fetches = self._fetches(request, endpoints, cached, now)
-        if not fetches:
-            return self.policy.place(request, endpoints, cached, now)
-        policy = _knowing(self.policy, fetches) if isinstance(self.policy, CostPolicy) else self.policy
-        placement = policy.place(request, endpoints, cached, now)
-        fetch = fetches.get(placement.leg.endpoint.url)
-        if fetch is None:
-            return placement
-        leg = placement.leg
-        leg = Leg(leg.endpoint, leg.cached_tokens, leg.uncached_tokens - fetch.num_tokens, fetch.num_tokens)
-        return replace(placement, leg=leg, fetch=fetch)
-
-    def costs(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Mapping[str, Mapping[str, float]]:
-        """For people: url -> the terms in seconds; of none where the policy compares no costs."""
-        if not isinstance(self.policy, CostPolicy):
-            return {}
-        fetches = self._fetches(request, endpoints, cached, now)
-        return _knowing(self.policy, fetches).costs(request, endpoints, cached, now)
-
-    def _fetches(
+    def of(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
     ) -> dict[str, Fetch]:
-        """What each endpoint would fetch, by url; only where its prefill is done sooner so."""
+        """By url of who would fetch it; only where its prefill is done sooner so."""
         most = request.num_prompt_tokens - 1  # the last token is always computed
         deepest = min(max(cached.values(), default=0), most)
         if not request.can_transfer_kv or deepest < LEAST_TOKENS:
@@ -157,6 +132,40 @@ class FetchingPolicy:
         if best is None:
             return None
         return Fetch(best.peer.url, best.port, best.num_tokens - num_cached, most_gained, queue_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchingPolicy:
+    """A policy whose endpoints may fetch from one another."""
+
+    policy: Policy
+    fetches: Fetches
+
+    def place(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Placement:
+        fetches = self.fetches.of(request, endpoints, cached, now)
+        if not fetches:
+            return self.policy.place(request, endpoints, cached, now)
+        policy = _knowing(self.policy, fetches) if isinstance(self.policy, CostPolicy) else self.policy
+        placement = policy.place(request, endpoints, cached, now)
+        fetch = fetches.get(placement.leg.endpoint.url)
+        return placement if fetch is None else replace(placement, leg=fetching_leg(placement.leg, fetch), fetch=fetch)
+
+    def costs(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Mapping[str, Mapping[str, float]]:
+        """For people: url -> the terms in seconds; of none where the policy compares no costs."""
+        if not isinstance(self.policy, CostPolicy):
+            return {}
+        return _knowing(self.policy, self.fetches.of(request, endpoints, cached, now)).costs(
+            request, endpoints, cached, now
+        )
+
+
+def fetching_leg(leg: Leg, fetch: Fetch) -> Leg:
+    """The same where part of what it would compute is fetched."""
+    return Leg(leg.endpoint, leg.cached_tokens, leg.uncached_tokens - fetch.num_tokens, fetch.num_tokens)
 
 
 def _knowing(policy: CostPolicy, fetches: Mapping[str, Fetch]) -> CostPolicy:

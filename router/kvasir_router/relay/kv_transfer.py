@@ -4,7 +4,8 @@
 prefill engine's side channel and gets them while they are computed. `vllm`: one after the other. The prefill engine's
 answer says where its blocks are, and is passed on to the decode engine.
 
-A request of one leg has the field where its engine is to fetch a cached prefix from a peer: the place, without an id.
+Whoever prefills, for itself or for another, may be told to fetch a cached prefix from a peer: the place, without an id
+of what that keeps.
 """
 
 import secrets
@@ -66,6 +67,11 @@ HANDOVERS: Mapping[KvTransferProtocolName, NewHandover] = {"kvasir": concurrent_
 def lookup_params(peer_url: str, port: int) -> bytes:
     """For an engine that is to fetch what a peer has cached of the prompt."""
     return _json({"do_remote_prefill": True, "do_remote_decode": False} | _place(peer_url, port))
+
+
+def with_lookup(params: bytes, peer_url: str, port: int) -> bytes:
+    """A prefill leg's, which fetches what a peer has cached before it computes the rest."""
+    return _json(msgspec.json.decode(params) | {"do_remote_prefill": True} | _place(peer_url, port))
 
 
 def params_of_answer(answer: bytes) -> bytes | None:

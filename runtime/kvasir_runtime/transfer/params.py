@@ -40,5 +40,6 @@ class KvTransferParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remote_key(self) -> str | None:
-        """Under which the prefill side keeps the blocks; None: it is asked for what it has cached."""
-        return self.transfer_id or self.remote_request_id
+        """Under which the prefill side keeps the blocks; None: it is asked for what it has cached, as a peer is of a
+        prompt that is itself kept for another."""
+        return None if self.do_remote_decode else self.transfer_id or self.remote_request_id

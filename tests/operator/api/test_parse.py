@@ -105,7 +105,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"disaggregation": SPLIT, "replicas": 2}, "spec", "under disaggregation.prefill"),
     ({"disaggregation": {"prefill": {"replicas": 1, "autoscaling": {"maxReplicas": 1}}, "decode": {}}},
      "spec.disaggregation.prefill", "not both"),
-    ({"disaggregation": SPLIT, "engine": {"kvTransfer": True}}, "spec", "leave engine.kvTransfer out"),
     ({"disaggregation": SPLIT, "resources": {}}, "spec", "under disaggregation.prefill"),
     ({"disaggregation": SPLIT, "parallelism": {"tensor": 2}}, "spec", "write parallelism under"),
     (

@@ -343,6 +343,22 @@ def test_data_parallel_ranks_exchange_kv_on_the_ports_behind_one_another(
     assert ("--kv-transfer-port", str(port)) in pairwise(service.routers[0].command)
 
 
+def test_a_router_that_pairs_none_has_no_streams_handed_over(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses to do one without the other."""
+    ports = count(20000)
+    monkeypatch.setattr(
+        "kvasir_operator.local.seats.usable_port",
+        lambda address, preferred: next(ports) if preferred == 5600 else preferred,
+    )
+    split = {"prefill": {"replicas": 2}, "decode": {}}
+    [router] = translate(disaggregation=split, engine={"kvTransfer": True}).routers
+
+    assert {"--kv-events", "--kv-transfer-port"} <= set(router.command)
+    assert "--rebalancing" not in router.command
+
+
 def test_a_pod_can_be_told_its_own_address(translate: Translate) -> None:
     env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     [engine] = translate(pod={"env": env}).engines

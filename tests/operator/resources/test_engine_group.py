@@ -203,6 +203,13 @@ def test_a_role_that_does_both_exchanges_kv_both_ways_where_the_manifest_says_so
     assert 5600 in [port["containerPort"] for port in container["ports"]]
 
 
+def test_pods_of_each_role_exchange_kv_with_one_another_where_the_manifest_says_so(make_service: MakeService) -> None:
+    service = make_service(disaggregation={"prefill": {}, "decode": {}}, engine={"kvTransfer": True})
+    for role in engine_roles(service, SETTINGS.defaults):
+        container = container_of(engine_group(service, role, REVISION, 0, SETTINGS))
+        assert json.loads(dict(pairwise(container["command"]))["--kv-transfer-config"])["kv_role"] == "kv_both"
+
+
 def test_a_role_that_does_both_exchanges_none_by_default(make_service: MakeService) -> None:
     container = container_of(render(make_service()))
 

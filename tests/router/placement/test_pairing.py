@@ -3,17 +3,22 @@
 from typing import Any
 
 import pytest
-from tests.router.parts import a_request, an_endpoint, chatting
+from tests.router.parts import a_request, an_endpoint, an_exchanging, chatting
 
 from kvasir_router.endpoints.address import Role
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import PairedPolicy, Pairing
 from kvasir_router.placement.placement import LocalPrefill, Placement, Policy
 from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.prefix_fetching import Fetches
 from kvasir_router.placement.round_robin import RoundRobin
 from kvasir_router.placement.session_affinity import SessionAffinity
+from kvasir_router.prefix_index.index import Held
 from kvasir_router.service.prefill_rate import work
 from kvasir_router.service.registry import Endpoint
+from kvasir_router.service.transfer_times import TransferTimes
+
+FULL_AND_IDLE: list[tuple[str, dict[str, Any]]] = [("held", {"prefill_tokens": 5000}), ("p", {})]
 
 
 def a_decode(url: str = "d", *, num_chats: int = 0, **load: Any) -> Endpoint:
@@ -40,6 +45,20 @@ def placed(
 ) -> Placement:
     request = a_request(num_tokens, **({"can_transfer_kv": True} | fields))
     return policy.place(request, decodes, cached or {}, 0.0)
+
+
+def fetching(
+    *prefills: Endpoint,
+    written: dict[str, int],
+    seconds: float = 0.0,
+    policy: Policy | None = None,
+    min_tokens: int | None = None,
+) -> PairedPolicy:
+    """`seconds`: of every transfer between those that prefill. The second data-parallel rank has what is written."""
+    transfers = TransferTimes()
+    transfers.estimate_seconds = lambda *_: seconds  # type: ignore[method-assign]
+    held = {url: Held(num_tokens, rank=1) for url, num_tokens in written.items()}
+    return Pairing(min_tokens).policy(policy or FinishTime(), prefills, Fetches(prefills, lambda: held, transfers))
 
 
 def urls(placement: Placement) -> tuple[str, str | None]:
@@ -199,3 +218,45 @@ def test_costs_decide_for_other_policies_too_whether_the_second_leg_is_used() ->
     assert urls(placed(paired(prefill, policy=RoundRobin()), a_decode())) == ("d", None)
     assert urls(placed(paired(prefill, policy=RoundRobin()), a_decode(num_chats=20))) == ("d", "p")
     assert placed(paired(prefill, policy=RoundRobin()), a_decode(num_chats=20)).cost_seconds is None
+
+
+@pytest.mark.parametrize("policy", [FinishTime(), RoundRobin()], ids=["costs", "turns"])
+def test_who_prefills_for_another_fetches_what_a_busy_peer_has_cached(policy: Policy) -> None:
+    holder = an_exchanging("held", role=Role.PREFILL, prefill_tokens=5000, last_dispatch=2)
+    other = an_exchanging("p", role=Role.PREFILL, last_dispatch=1)
+    cached = {"held": 800}
+    placement = placed(fetching(holder, other, written=cached, policy=policy, min_tokens=0), a_decode(), cached=cached)
+    assert urls(placement) == ("d", "p")
+    assert placement.fetch is not None
+    fetch = placement.fetch
+    assert (fetch.peer_url, fetch.peer_port, fetch.num_tokens) == ("held", 5601, 800)
+    assert placement.prefill is not None
+    leg = placement.prefill
+    assert (leg.cached_tokens, leg.received_tokens, leg.uncached_tokens) == (0, 800, 200)
+    assert (placement.leg.received_tokens, placement.leg.uncached_tokens) == (1000, 0)
+
+
+@pytest.mark.parametrize(("seconds", "is_remote"), [(0.0, True), (10.0, False)])
+def test_what_is_fetched_makes_remote_prefill_cheaper(seconds: float, is_remote: bool) -> None:
+    """Of two idle engines the one that decodes would have computed the prompt itself."""
+    holder, other = (an_exchanging(url, role=Role.PREFILL, **load) for url, load in FULL_AND_IDLE)
+    cached = {"held": 800}
+    policy = fetching(holder, other, written=cached, seconds=seconds)
+    placement = placed(policy, a_decode(), cached=cached)
+    assert urls(placement) == ("d", "p" if is_remote else None)
+    assert (placement.fetch is not None) is is_remote
+
+
+def test_a_holder_that_prefills_itself_fetches_nothing() -> None:
+    holder, other = an_exchanging("held", role=Role.PREFILL), an_exchanging("p", role=Role.PREFILL)
+    placement = placed(fetching(holder, other, written={"held": 800}, min_tokens=0), a_decode(), cached={"held": 800})
+    assert (urls(placement), placement.fetch) == (("d", "held"), None)
+
+
+def test_pairs_are_shown_with_what_would_be_fetched() -> None:
+    holder, other = (an_exchanging(url, role=Role.PREFILL, **load) for url, load in FULL_AND_IDLE)
+    policy, cached = fetching(holder, other, written={"held": 800}, min_tokens=0), {"held": 800}
+    costs = policy.pair_costs(a_request(1000, can_transfer_kv=True), [a_decode()], cached, 0.0)
+    saved = (work(1000) - work(200, 800)) / 1000.0
+    assert costs["d", "p"]["prefix_fetch"] == pytest.approx(-saved)
+    assert costs["d", "held"]["prefix_fetch"] == 0.0

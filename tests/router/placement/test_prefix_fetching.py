@@ -9,7 +9,7 @@ from tests.router.parts import a_request, an_endpoint, an_exchanging
 from kvasir_router.placement.costs.own_prefill import work_left
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.placement import Fetch, Placement, Policy
-from kvasir_router.placement.prefix_fetching import LEAST_TOKENS, FetchingPolicy, PrefixFetching, peers
+from kvasir_router.placement.prefix_fetching import LEAST_TOKENS, Fetches, FetchingPolicy, PrefixFetching, peers
 from kvasir_router.placement.round_robin import RoundRobin
 from kvasir_router.prefix_index.index import Held
 from kvasir_router.service.prefill_rate import work
@@ -46,9 +46,8 @@ def placed(
 ) -> Placement:
     """`others` have no room. Where `cached` is not given, it is what is written. `rank`: of all, which has it."""
     held = {url: Held(num_tokens, rank) for url, num_tokens in written.items()}
-    fetching = FetchingPolicy(
-        policy or FinishTime(), peers([*endpoints, *others], 0.0), lambda: held, transfers or TransferTimes()
-    )
+    fetches = Fetches(peers([*endpoints, *others], 0.0), lambda: held, transfers or TransferTimes())
+    fetching = FetchingPolicy(policy or FinishTime(), fetches)
     request = a_request(num_tokens, **{"can_transfer_kv": True} | fields)
     return fetching.place(request, endpoints, written if cached is None else cached, 0.0)
 
@@ -184,12 +183,13 @@ def test_a_policy_without_costs_chooses_as_ever_and_its_choice_fetches() -> None
 
 def test_costs_are_shown_with_what_would_be_fetched() -> None:
     holder, other = an_exchanging("a"), an_exchanging("b")
-    policy = FetchingPolicy(FinishTime(), [holder, other], lambda: {"a": Held(HOLDS)}, Takes(0.25))
+    policy = FetchingPolicy(FinishTime(), Fetches([holder, other], lambda: {"a": Held(HOLDS)}, Takes(0.25)))
     request = a_request(NUM_TOKENS, can_transfer_kv=True)
     costs = policy.costs(request, [holder, other], {"a": HOLDS}, 0.0)
     saved = costs["b"]["own_prefill"] - costs["a"]["own_prefill"]
     assert (costs["a"]["prefix_fetch"], costs["b"]["prefix_fetch"]) == (0.0, pytest.approx(0.25 - saved))
-    assert FetchingPolicy(RoundRobin(), [holder, other], lambda: {}, Takes()).costs(request, [other], {}, 0.0) == {}
+    without_costs = FetchingPolicy(RoundRobin(), Fetches([holder, other], lambda: {}, Takes()))
+    assert without_costs.costs(request, [other], {}, 0.0) == {}
 
 
 def test_peers_that_have_just_failed_are_not_asked() -> None:

@@ -196,6 +196,29 @@ def test_a_cached_prefix_is_fetched_from_a_peer(world: World) -> None:
     assert peer.kv.pool.num_used == 0
 
 
+@pytest.mark.parametrize("transfer_id", ["t", None], ids=["at once", "one after the other"])
+def test_a_prompt_that_is_kept_for_another_may_begin_with_what_a_peer_has_cached(
+    world: World, transfer_id: str | None
+) -> None:
+    peer, prefill, decode = world.engine("q"), world.engine("p"), world.engine("d")
+    peer.add("before", PROMPT[:17], max_tokens=1)
+    world.run(peer, "before")
+    told = msgspec.structs.replace(to_prefill(transfer_id), do_remote_prefill=True, remote_host="q", remote_port=1)
+    if transfer_id is not None:
+        decode.add("d", PROMPT, to_decode("p", transfer_id))
+    prefill.add("p", PROMPT, told, max_tokens=1)
+    world.run(prefill, "p")
+    if transfer_id is None:
+        decode.add("d", PROMPT, prefill.ended["p"].kv_transfer_params)
+    world.run(decode, "d")
+    assert decode.tokens["d"] == continuation(PROMPT, 6)
+    received = [engine.agent.stats(0).num_blocks_received for engine in (prefill, decode)]
+    assert received == [4, NUM_BLOCKS]
+    world.settle()
+    assert [engine.kv.pool.num_used for engine in (peer, prefill, decode)] == [0, 0, 0]
+    assert prefill.agent.stats(0).num_offers_ended == {"pulled": 1}
+
+
 def test_a_prefix_that_is_computed_sooner_is_not_fetched(world: World) -> None:
     peer, engine = world.engine("p"), world.engine("d")
     peer.add("before", PROMPT)

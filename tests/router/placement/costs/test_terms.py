@@ -41,7 +41,7 @@ def test_a_term_counts_wherever_costs_are_compared_once_it_is_named(monkeypatch:
     assert FinishTime().costs(request, [lone], {}, 0.0)["a"]["constant"] == 7
 
     decode, prefill = an_endpoint("d", role=Role.DECODE), an_endpoint("p", role=Role.PREFILL)
-    arguments = (request, [decode], [prefill], {}, 0.0, TransferTimes())
+    arguments = (request, [decode], [prefill], {}, 0.0, TransferTimes(), {})
     before, costs = pair_costs.PairCosts(*arguments), loaded_anew(pair_costs).PairCosts(*arguments)
     for pair, former in (
         (costs.local(decode), before.local(decode)),
