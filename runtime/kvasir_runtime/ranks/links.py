@@ -30,6 +30,10 @@ class LinkAddresses:
     transfers: tuple[str, ...]
     """Of the same ranks' transfer threads."""
 
+    @property
+    def is_network(self) -> bool:
+        return self.core.startswith("tcp:")
+
 
 def ipc_addresses(folder: Path, num_ranks: int) -> LinkAddresses:
     """On one node."""
@@ -118,7 +122,7 @@ class CoreLinks:
 
 
 class RankLinks:
-    """A rank's ends. `receive` may be called from one thread, `send` from any."""
+    """A rank's ends. `receive` may be called from one thread, `send` and `has_core_gone` from any."""
 
     def __init__(self, addresses: LinkAddresses, rank: int, keys: CurveKeys | None = None) -> None:
         """Over a network waits until the core has let this rank in. Raises RankFailedError."""
@@ -127,8 +131,7 @@ class RankLinks:
         self._pull = _socket(self._context, zmq.PULL)
         self._push = _socket(self._context, zmq.PUSH)
         self._push.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
-        is_network = addresses.core.startswith("tcp:")
-        self._monitor = PeerMonitor(self._pull, tells_who_came=True) if is_network else None
+        self._monitor = PeerMonitor(self._pull, tells_who_came=True) if addresses.is_network else None
         self._has_core_gone = False
         for socket, address in ((self._pull, addresses.ranks[rank]), (self._push, addresses.core)):
             identify(socket, keys)
@@ -139,10 +142,15 @@ class RankLinks:
         self._decoder = to_rank_decoder()
 
     def receive(self) -> ToRank:
-        """The next message; sleeps until there is one. Raises RankFailedError when the core has gone."""
-        if self._monitor is not None:
-            self._wait(self._monitor)
+        """The next message; sleeps until there is one."""
         return self._decoder.decode(self._pull.recv())
+
+    def has_core_gone(self) -> bool:
+        """Over a network; on one node a rank follows its parent's life."""
+        with self._one_at_a_time:
+            if self._monitor is not None and not self._push.closed:
+                self._has_core_gone |= "went" in self._monitor.events()
+            return self._has_core_gone
 
     def _await_welcome(self, monitor: PeerMonitor, address: str) -> None:
         events = monitor.events() if monitor.socket.poll(round(WELCOME_SECONDS * 1000)) else []
@@ -159,17 +167,6 @@ class RankLinks:
             f"node 0 has not answered at {address} in {WELCOME_SECONDS:g} s; ranks must reach every port of node 0"
         )
 
-    def _wait(self, monitor: PeerMonitor) -> None:
-        """Until there is a message."""
-        poller = zmq.Poller()
-        poller.register(self._pull, zmq.POLLIN)
-        poller.register(monitor.socket, zmq.POLLIN)
-        while not self._pull.poll(0):
-            if self._has_core_gone:
-                raise RankFailedError("the engine core has gone, or node 0 cannot be reached any more")
-            poller.poll()
-            self._has_core_gone |= "went" in monitor.events()
-
     def send(self, message: FromRank) -> None:
         """Nothing once the links are closed: the process ends, and other threads may not have heard of it."""
         payload = self._encoder.encode(message)
@@ -179,11 +176,11 @@ class RankLinks:
 
     def close(self) -> None:
         """Waits up to a second until the core has taken what was sent."""
-        if self._monitor is not None:
-            self._monitor.close()
-        self._pull.close(linger=0)
         with self._one_at_a_time:
+            if self._monitor is not None:
+                self._monitor.close()
             self._push.close()
+        self._pull.close(linger=0)
         self._context.term()
 
 

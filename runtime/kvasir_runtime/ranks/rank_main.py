@@ -1,6 +1,7 @@
 """A rank's process from inside: meet the others, load this rank's part, then take steps as they come.
 
-Its last word on a failure is `RankFailed`. A step that raises is one: the other ranks stand in the middle of it.
+Its last word on a failure is `RankFailed`. A step that raises is one: the other ranks stand in the middle of it. When
+the core has gone it ends, also in the middle of a step: the ranks that it waits for may have gone as well.
 """
 
 import gc
@@ -8,21 +9,24 @@ import logging
 import os
 import secrets
 import sys
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError
+from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, RankFailedError
 from kvasir_runtime.execution.device import select_device
 from kvasir_runtime.execution.worker import Worker, load_worker
+from kvasir_runtime.heartbeat import BEAT_SECONDS
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.malloc import keep_freed_memory
 from kvasir_runtime.parallel.groups import RankGroups, meet, open_meeting
 from kvasir_runtime.parallel.stage import Stage
 from kvasir_runtime.parallel.topology import RankPlace
-from kvasir_runtime.ranks.links import RankLinks
+from kvasir_runtime.ranks.links import LinkAddresses, RankLinks
 from kvasir_runtime.ranks.meeting import told_addresses
 from kvasir_runtime.ranks.messages import (
     Forward,
@@ -54,14 +58,29 @@ def run_rank(arguments: RankArguments) -> None:
     links: RankLinks | None = None
     try:
         if arguments.addresses is not None:
-            links = RankLinks(arguments.addresses, rank, keys)  # first: whatever fails from here on is heard there
+            links = _links(arguments.addresses, rank, keys)  # first: whatever fails from here on is heard there
         store = open_meeting(point, arguments.place.topology.num_ranks)
         addresses = arguments.addresses or told_addresses(store)
-        links = links or RankLinks(addresses, rank, keys)
+        if links is None:
+            links = _links(addresses, rank, keys)
         links.send(RankCame(rank))
         _serve(arguments, store, links, addresses.transfers[rank], keys)
     except Exception as error:
         end_with(links, rank, error)
+
+
+def _links(addresses: LinkAddresses, rank: int, keys: CurveKeys | None) -> RankLinks:
+    """This rank ends with the core at their other end."""
+    links = RankLinks(addresses, rank, keys)
+    if addresses.is_network:
+        threading.Thread(target=_end_with_core, args=(links, rank), name="core-watch", daemon=True).start()
+    return links
+
+
+def _end_with_core(links: RankLinks, rank: int) -> None:
+    while not links.has_core_gone():
+        time.sleep(BEAT_SECONDS)
+    end_with(None, rank, RankFailedError("the engine core has gone, or node 0 cannot be reached any more"))
 
 
 def end_with(links: RankLinks | None, rank: int, error: Exception) -> NoReturn:

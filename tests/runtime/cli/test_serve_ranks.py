@@ -2,8 +2,10 @@
 
 import os
 import re
+import select
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -126,6 +128,31 @@ def test_two_stages_on_two_nodes_answer_as_one_rank_and_end_together(serve, free
     status, log = first.end()
     assert status == 1
     assert "rank 1 on another node" in log
+
+
+def test_a_node_ends_in_the_middle_of_a_step_when_node_0_stands_still(serve, free_port):
+    """As when a machine is lost: nothing closes its connections."""
+    flags = ("--pipeline-parallel-size", "2", "--nnodes", "2", "--master-port", str(free_port()))
+    second = serve(*flags, "--node-rank", "1", "--host", "127.0.0.2")
+    first = serve(*flags).wait_ready()
+    processes = [*ranks_of(first), first.engine_core(), first.process.pid]
+    try:
+        with httpx.stream("POST", f"{first.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(processes[0], signal.SIGSTOP)
+            socket = answer.extensions["network_stream"].get_extra_info("socket")
+            while select.select([socket], [], [], 1.0)[0]:
+                next(lines)  # until the step that rank 1 is in waits for rank 0
+            for pid in processes[1:]:
+                os.kill(pid, signal.SIGSTOP)
+        status, log = second.end()
+    finally:
+        for pid in processes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert status == 1
+    assert "rank 1 failed: the engine core has gone" in log
 
 
 def test_a_node_without_the_secret_of_node_0_is_refused_and_says_so(serve, free_port, monkeypatch):

@@ -1,8 +1,11 @@
-"""What a rank says that cannot even meet the others."""
+"""What a rank says that cannot even meet the others, and when it ends without a word of theirs."""
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 from typing import NoReturn
 
 import pytest
@@ -12,7 +15,7 @@ from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.parallel.meeting_point import MeetingPoint
 from kvasir_runtime.parallel.topology import RankPlace, Topology
 from kvasir_runtime.ranks import rank_main
-from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, ipc_addresses
+from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, ipc_addresses, network_addresses
 from kvasir_runtime.ranks.messages import RankFailed
 from kvasir_runtime.ranks.rank_process import RankArguments
 
@@ -36,11 +39,14 @@ def core(tmp_path: Path) -> Iterator[CoreLinks]:
     links.close()
 
 
-def run(folder: Path, addresses: LinkAddresses | None) -> None:
+def arguments(folder: Path, addresses: LinkAddresses | None) -> RankArguments:
     config, place = RuntimeConfig(model=ModelConfig(model="m")), RankPlace(Topology(), 0)
-    point = MeetingPoint(folder / "meeting")
+    return RankArguments(config, place, addresses, MeetingPoint(folder / "meeting"), None, folder / "status", 0)
+
+
+def run(folder: Path, addresses: LinkAddresses | None) -> None:
     with pytest.raises(SystemExit):
-        rank_main.run_rank(RankArguments(config, place, addresses, point, None, folder / "status", parent_pid=0))
+        rank_main.run_rank(arguments(folder, addresses))
 
 
 def test_the_core_and_the_log_hear_why(core: CoreLinks, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -56,3 +62,28 @@ def test_where_the_core_is_not_known_the_log_does(tmp_path: Path, caplog: pytest
     run(tmp_path, None)
     assert "rank 0 failed: node 0 cannot be reached" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_it_ends_with_the_core_while_it_waits_for_another_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = CoreLinks(network_addresses("127.0.0.1", 1))
+    waits, may_go_on, statuses = Event(), Event(), SimpleQueue[int]()
+
+    def wait_for_others(*_: object) -> NoReturn:
+        waits.set()
+        may_go_on.wait()
+        raise RankFailedError("nobody came")
+
+    monkeypatch.setattr(rank_main, "open_meeting", wait_for_others)
+    monkeypatch.setattr(rank_main.os, "_exit", statuses.put)
+    with ThreadPoolExecutor() as pool:
+        end = pool.submit(rank_main.run_rank, arguments(tmp_path, core.bound))
+        assert waits.wait(30)
+        core.close()
+        try:
+            assert statuses.get(timeout=30) == 1
+        finally:
+            may_go_on.set()
+        end.result(30)
+    assert "rank 0 failed: the engine core has gone" in caplog.text
