@@ -24,8 +24,9 @@ from kvasir_operator.queue.back_off import BackOff
 
 MAX_RESTARTS: Final = 6
 BACK_OFF: Final = BackOff(first_seconds=10.0, longest_seconds=300.0)
-# Of a group that has failed: there is nothing left to finish.
-_GRACE_SECONDS: Final = 5
+# Of a group that has failed: there is nothing left to finish. A container that has just come back in its place hears no
+# SIGTERM while it starts, and within a longer grace the next group would meet it, and fail when it goes.
+_GRACE_SECONDS: Final = 1
 # After its grace a kubelet kills a pod within seconds: this one's does not report any more.
 _LOST_SECONDS: Final = 60.0
 

@@ -62,7 +62,7 @@ def test_nothing_is_done_to_pods_that_run_or_load() -> None:
 
 def test_a_pod_that_failed_takes_all_others_along_at_once() -> None:
     decision = decide_restart(group_of(member(0, SET), member(1, SET, ready=False, **ended(30, **OOM))), at(31))
-    assert deleted(decision) == {"0": 5, "1": 5}
+    assert deleted(decision) == {"0": 1, "1": 1}
     assert decision.restart is not None
     assert decision.restart.cause.startswith("pod llama-serve-aaaa-0-1: container engine ended with exit code 137")
 
@@ -116,7 +116,7 @@ def test_pods_from_before_a_recorded_restart_are_still_to_go() -> None:
     record = RestartRecord(1, at(60), "it failed", {})
     old, new = member(0, SET, at=at(59), ready=False, **ended(50)), member(1, SET, at=at(60), ready=False)
     decision = decide_restart(group_of(old, new, record=record), at(61))
-    assert deleted(decision) == {"0": 5}
+    assert deleted(decision) == {"0": 1}
     assert decision.restart is not None
     assert decision.restart.annotations == {}
 
@@ -165,7 +165,7 @@ def test_a_leader_goes_first_and_in_the_foreground_so_that_no_worker_is_made_for
     assert decision.restart is not None
     assert [pod.name for pod in decision.restart.pods] == ["llama-serve-aaaa-0-0", "llama-serve-aaaa-0-0-1"]
     assert in_foreground(decision) == [True, False]
-    assert deleted(decision) == {"0": 5, "1": 5}
+    assert deleted(decision) == {"0": 1, "1": 1}
     assert RestartRecord.of({"metadata": {"annotations": decision.restart.annotations}}).num_restarts == 1
 
 
@@ -210,4 +210,4 @@ def test_a_worker_that_ends_because_its_leader_has_gone_is_no_failure_of_the_nex
 def test_a_recorded_restart_of_a_leader_that_was_not_deleted_is_carried_out() -> None:
     record = RestartRecord(1, at(60), "it failed", {})
     decision = decide_restart(led(member(0, LED, at=at(59)), member(1, LED, at=at(59)), record=record), at(61))
-    assert (deleted(decision), in_foreground(decision)) == ({"0": 5, "1": 5}, [True, False])
+    assert (deleted(decision), in_foreground(decision)) == ({"0": 1, "1": 1}, [True, False])
