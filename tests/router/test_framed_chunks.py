@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir_router.dialects.chat import Chat
 from kvasir_router.errors import UpstreamBrokenError, UpstreamMalformedError
+from kvasir_router.relay.body import Body, BodyBudget
 from kvasir_router.relay.drain import Drain
+from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.idle_timeouts import IdleTimeouts
 from kvasir_router.relay.response_writer import ResponseWriter
 from kvasir_router.relay.upstream_answer import UpstreamAnswer
@@ -64,12 +67,17 @@ class Relayed:
     def _keep(self, connection: UpstreamConnection) -> None:
         self.is_kept = True
 
-    async def read(self, reads: Sequence[bytes]) -> None:
-        """The first, and the others once the answer is relayed."""
-        self.connection.data_received(reads[0])
+    async def begin(self, read: bytes) -> asyncio.Task[None]:
+        """The answer's first read, and what relays the others."""
+        self.connection.data_received(read)
         write_chunk = self.chunks.append if self._takes_chunks else None
         relaying = asyncio.create_task(self.answer.relay(self._write, write_chunk=write_chunk))
         await asyncio.sleep(0)
+        return relaying
+
+    async def read(self, reads: Sequence[bytes]) -> None:
+        """All of it."""
+        relaying = await self.begin(reads[0])
         for read in reads[1:]:
             self.connection.data_received(read)
         await relaying
@@ -167,9 +175,7 @@ async def test_the_next_answer_may_have_a_known_length(kept: Relayed) -> None:
 
 async def test_a_closed_answer_passes_nothing_on() -> None:
     relayed = Relayed()
-    relayed.connection.data_received(HEAD + b"1\r\na\r\n")
-    relaying = asyncio.create_task(relayed.answer.relay(relayed.pieces.append, write_chunk=relayed.chunks.append))
-    await asyncio.sleep(0)
+    relaying = await relayed.begin(HEAD + b"1\r\na\r\n")
     relaying.cancel()
     relayed.answer.close()
     relayed.answer.feed_chunk(b"1\r\nb\r\n", 3)
@@ -178,9 +184,7 @@ async def test_a_closed_answer_passes_nothing_on() -> None:
 
 async def test_an_answer_is_not_idle_while_chunks_come() -> None:
     relayed = Relayed()
-    relayed.connection.data_received(HEAD + b"1\r\na\r\n")
-    relaying = asyncio.create_task(relayed.answer.relay(relayed.pieces.append, write_chunk=relayed.chunks.append))
-    await asyncio.sleep(0)
+    relaying = await relayed.begin(HEAD + b"1\r\na\r\n")
     relayed.answer.idle_since(1e9)
     relayed.connection.data_received(b"1\r\nb\r\n")
     assert relayed.answer.idle_since(2e9) == 2e9
@@ -270,3 +274,17 @@ def test_an_answer_of_known_length_is_sent_no_chunk() -> None:
     written = writer(Wire())
     written.start(200, [(b"content-length", b"1")])
     assert written.write_chunk is None
+
+
+async def test_an_exchange_passes_chunks_on_as_they_came() -> None:
+    relayed, wire = Relayed(), Wire()
+    relayed.connection.data_received(HEAD + b"1\r\na\r\n")
+    exchange = Exchange("/chat", [], Chat(), Body(BodyBudget(1), 1), writer(wire))
+    exchange.start(200, relayed.answer.headers)
+    relaying = asyncio.create_task(exchange.relay(relayed.answer))
+    await asyncio.sleep(0)
+    chunk = b"%x\r\nb\r\n" % 1
+    relayed.connection.data_received(chunk)
+    relayed.connection.data_received(END)
+    await relaying
+    assert wire.written[-1] is chunk

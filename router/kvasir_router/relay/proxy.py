@@ -95,7 +95,7 @@ class Proxy:
             exchange.start(answer.status, answer.headers)
             if value_of(answer.headers, _RESUMABLE) is None:
                 exchange.body.drop()
-                await exchange.relay(answer, None, on_first_byte)
+                await exchange.relay(answer, on_first_byte=on_first_byte)
             else:
                 exchange.journal = Journal(exchange.body.budget)
                 await _relay_events(answer, exchange, exchange.journal, on_first_byte)
