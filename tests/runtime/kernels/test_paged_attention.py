@@ -106,12 +106,13 @@ def test_blocks_behind_a_window_may_be_anyones(window: int, path: Path) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("window", [None, 1, 5, 70])
-@pytest.mark.parametrize("query_len", [1, 4, 8, 17, 64, 128])
+@pytest.mark.parametrize("query_len", [1, 2, 4, 8, 17, 64, 128])
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1)], ids=str)
 def test_a_token_sees_the_keys_up_to_its_own_and_none_behind_its_window(
-    query_len: int, window: int | None, path: Path
+    heads: tuple[int, int], query_len: int, window: int | None, path: Path
 ) -> None:
     """Equal keys weigh alike and value p is the unit vector p, so the result names the positions seen."""
-    batch = paged_batch([(query_len, 128)], 4, 2, 128, 16, path.dtype)
+    batch = paged_batch([(query_len, 128)], *heads, 128, 16, path.dtype)
     batch.key_cache.zero_()
     for position in range(128):
         batch.value_cache[batch.block_table[batch.rows[0], position // 16], position % 16] = torch.eye(128)[position]
@@ -140,8 +141,10 @@ def test_a_result_does_not_depend_on_neighbours_or_threads(path: Path, threads: 
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("window", [None, 700])
-def test_requests_that_share_a_prefix_get_what_each_would_get_alone(path: Path, window: int | None) -> None:
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (700, None), (None, 2.0)])
+def test_requests_that_share_a_prefix_get_what_each_would_get_alone(
+    path: Path, window: int | None, softcap: float | None
+) -> None:
     """1,088 tokens in common are two whole splits. 40 requests of 2 query heads a key head fill more than a tile; so do
     those with drafts, of which the longer go over AMX tiles."""
     decodes = [(1, 1100 + number) for number in range(40)]
@@ -150,12 +153,31 @@ def test_requests_that_share_a_prefix_get_what_each_would_get_alone(path: Path, 
     batch = paged_batch(shapes, 4, 2, 64, 16, path.dtype)
     for sharing in (slice(0, 60), slice(60, 62)):
         batch.block_table[batch.rows[sharing].long(), :68] = batch.block_table[batch.rows[sharing.start], :68]
-    together = attend(batch, path, window)
+    together = attend(batch, path, window, softcap)
     for request in range(len(shapes)):
         first, end = batch.query_starts[request : request + 2].tolist()
-        assert torch.equal(attend(batch.only(request), path, window), together[first:end])
+        assert torch.equal(attend(batch.only(request), path, window, softcap), together[first:end])
     tolerance = TOLERANCE[path.dtype]
-    torch.testing.assert_close(together, expected(batch, window), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(together, expected(batch, window, softcap), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prefix_gives_the_same_bits_shared_and_copied(path: Path) -> None:
+    """Of so many numbers that some would be rounded to others if a single sum were added up in another order."""
+    batch = paged_batch([(1, 1024)] * 600, 8, 1, 32, 16, path.dtype)
+    tables = batch.block_table[batch.rows.long()].long()
+    for blocks in tables[1:]:
+        batch.key_cache[blocks], batch.value_cache[blocks] = batch.key_cache[tables[0]], batch.value_cache[tables[0]]
+    copied = attend(batch, path)
+    batch.block_table[batch.rows.long()] = tables[0].to(torch.int32)
+    assert torch.equal(attend(batch, path), copied)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("num_heads", [8, 9, 15, 16, 17, 32, 33, 48, 49, 64])
+def test_agrees_for_every_number_of_vectors_of_queries(num_heads: int, path: Path) -> None:
+    """Up to 8 queries of a key head are computed one by one, more by 16 to a vector."""
+    assert_agrees(paged_batch([(1, 70), (1, 64), (1, 65), (1, 1)], num_heads, 1, 64, 16, path.dtype), path)
 
 
 def test_reads_queries_out_of_a_packed_projection() -> None:
@@ -167,10 +189,12 @@ def test_reads_queries_out_of_a_packed_projection() -> None:
     assert torch.equal(attend(strided, path), attend(batch, path))
 
 
-def test_large_scores_do_not_overflow() -> None:
-    batch = paged_batch(MIXED, 4, 2, 64, 16, torch.float32)
+@pytest.mark.parametrize("path", PATHS)
+def test_large_scores_do_not_overflow(path: Path) -> None:
+    batch = paged_batch(MIXED, 4, 2, 64, 16, path.dtype)
     scaled = dataclasses.replace(batch, query=batch.query * 100)
-    torch.testing.assert_close(attend(scaled, Path(torch.float32)), expected(scaled), atol=1e-3, rtol=1e-3)
+    tolerance = max(1e-3, TOLERANCE[path.dtype])
+    torch.testing.assert_close(attend(scaled, path), expected(scaled), atol=tolerance, rtol=tolerance)
 
 
 def test_what_the_compiled_kernel_cannot_read_is_told() -> None:

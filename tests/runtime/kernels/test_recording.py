@@ -52,6 +52,33 @@ def test_kernels_and_operators_run_again_in_their_order() -> None:
         assert torch.equal(replayed_residual, residual)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_kernels_in_a_row_share_their_work_among_all_threads(num_threads: int) -> None:
+    """Which stay awake from one to the next: each must have ended before the next begins, over and over."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        ops, x, residual, weight = cpu_ops(), noise(600, 256), noise(600, 256, seed=1), noise(256, seed=2)
+
+        def compute() -> Tensor:
+            normed = x
+            for _ in range(5):
+                normed, _ = ops.add_rms_norm(normed, residual, weight, 0.25)
+                normed = ops.silu_and_mul(torch.cat((normed, normed), dim=1))
+            return normed
+
+        recording, output = record(compute)
+        for seed in range(20):
+            x.copy_(noise(600, 256, seed=seed))
+            residual.copy_(noise(600, 256, seed=seed + 100))
+            recording.replay()
+            replayed = output.clone()
+            residual.copy_(noise(600, 256, seed=seed + 100))
+            assert torch.equal(replayed, compute())
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_recording_does_not_load_torchs_compiler() -> None:
     """Which takes seconds, in which no stream would go on."""
     program = """

@@ -5,11 +5,11 @@
 // for all of them; so they are for requests that share the blocks of a whole split (a common prefix), row by row with
 // the same arithmetic. A plan holds the division of the work (attention_plan.h); a step's layers share it.
 
-#include <omp.h>
+#include <atomic>
 
 #include "attention_amx.h"
+#include "attention_dot.h"
 #include "attention_plan.h"
-#include "attention_vector.h"
 #include "replay.h"
 
 using namespace kvasir;
@@ -29,12 +29,11 @@ void compute_item(const Call& call, const Item& item, const Query* queries, Scra
         return;
     }
 #endif
-#if KVASIR_DOT_ATTENTION
+#if KVASIR_COLUMNS
     if constexpr (std::is_same_v<T, bf16>)
-        if (call.use_dot && call.head_dim % 32 == 0)
-            return attend_item<bf16, true>(call, item, queries, scratch, partials);
+        if (call.use_dot && call.head_dim % 32 == 0) return attend_item_dot(call, item, queries, scratch, partials);
 #endif
-    attend_item<T, false>(call, item, queries, scratch, partials);
+    attend_item<T>(call, item, queries, scratch, partials);
 }
 
 template <typename T>
@@ -62,17 +61,16 @@ void attend(const Plan& plan, const Call& call) {
     static thread_local Scratch partial_scratch;
     float* partials = partial_scratch.at_least(plan.partial_rows * (call.head_dim + 2));
     const int64_t items = plan.items.size(), split_requests = plan.split_requests.size();
-#pragma omp parallel if (items > 1 && plan.cost * call.group() * call.head_dim > 100000)
-    {
+    const bool pays = items > 1 && plan.cost * call.group() * call.head_dim > 100000;
+    std::atomic<int64_t> next{0};
+    on_all_threads(pays, [&](int, int) {
         static thread_local Scratch scratch;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < items; i++) {
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
             const Item& item = plan.items[i];
             compute_item<T>(call, item, &plan.queries[item.first_query], scratch, partials);
         }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < split_requests; i++) combine_splits<T>(call, plan.split_requests[i], partials);
-    }
+    });
+    parallel_for(split_requests, pays, [&](int64_t i) { combine_splits<T>(call, plan.split_requests[i], partials); });
 }
 
 }  // namespace

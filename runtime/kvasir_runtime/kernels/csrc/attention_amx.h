@@ -1,16 +1,14 @@
 // An item on AMX tiles, for many query rows in bfloat16.
 //
-// Scores are computed transposed, keys x queries: keys then load as they lie, and the softmax of 16 queries runs along
-// vector lanes with no reduction across them.
 #pragma once
 
-#include "attention_vector.h"
+#include "attention_columns.h"
 
 #if KVASIR_AMX
 
 namespace kvasir {
 
-constexpr int TILE = 16;           // rows of a tile, and its columns of 32 bits
+constexpr int TILE = LANES;  // rows of a tile, and its columns of 32 bits
 constexpr int TILE_WORDS = TILE * TILE;
 
 struct __attribute__((packed)) TileShapes {
@@ -20,34 +18,12 @@ struct __attribute__((packed)) TileShapes {
 };
 
 struct Tiles {
-    uint32_t* queries;  // [ROWS / 16][dim / 32] tiles: 16 pairs of numbers x 16 queries
+    uint32_t* queries;  // columns; 16 pairs of each are a tile
     bf16* keys;         // [KEYS][dim]
     uint32_t* values;   // [KEYS / 32][dim / 16] tiles: 16 pairs of keys x 16 numbers
     float* scores;      // [KEYS][ROWS], then their exponentials
     uint32_t* weights;  // [ROWS / 16][KEYS / 32] tiles: 16 queries x 32 keys
 };
-
-inline void load_query_tiles(const Call& call, const Item& item, const Query* queries, int groups, uint32_t* to) {
-    const int group = call.group(), dim = call.head_dim, rows = item.tokens * group;
-    const bf16* query = (const bf16*)call.query + int64_t(item.kv_head) * group * dim;
-    for (int block = 0; block < groups; block++)
-        for (int step = 0; step < dim / 32; step++, to += TILE_WORDS) {
-            __m512i lines[TILE];
-            for (int i = 0; i < TILE; i++) {
-                const int row = block * TILE + i;
-                lines[i] = _mm512_setzero_si512();
-                if (row >= rows) continue;
-                const bf16* from = query + queries[row / group].token * call.query_stride + row % group * dim;
-                lines[i] = _mm512_loadu_si512(from + step * 32);
-            }
-            transpose(lines);
-            for (int i = 0; i < TILE; i++) _mm512_storeu_si512(to + i * TILE, lines[i]);
-        }
-}
-
-inline __m512i interleave(__m256i even, __m256i odd) {
-    return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
-}
 
 // Copies keys and interleaves values of `count` tokens; absent ones become zeros, which 0 weights cannot turn into NaN.
 inline void load_key_tiles(const Call& call, const int64_t* offsets, int kv_head, int count, const Tiles& tiles) {
@@ -100,32 +76,6 @@ inline void score_tiles(const Tiles& tiles, int groups, int dim, int count) {
         if (groups > 2) _tile_stored(2, scores + 2 * TILE, ROWS * 4);
         if (groups > 3) _tile_stored(3, scores + 3 * TILE, ROWS * 4);
     }
-}
-
-// The online softmax of 16 queries. `seen_from` and `position` hold each query's first and last visible key.
-inline vfloat softmax_tile(const Call& call, float* scores, int first_key, int count, vint seen_from, vint position,
-                           float* row_max, float* row_sum) {
-    const vfloat old_max = load(row_max);
-    vfloat new_max = old_max;
-    for (int k = 0; k < count; k++) {
-        vfloat score = load(scores + k * ROWS) * call.scale;
-        if (call.softcap > 0) score = call.softcap * hyperbolic_tangent(score / call.softcap);
-        const vint key = vint{} + (first_key + k);
-        score = ((key >= seen_from) & (key <= position)) ? score : splat(-INFINITY);
-        store(scores + k * ROWS, score);
-        new_max = maximum(new_max, score);
-    }
-    const vfloat base = new_max == splat(-INFINITY) ? vfloat{} : new_max;
-    vfloat total = {};
-    for (int k = 0; k < count; k++) {
-        vfloat exponent = exponential(load(scores + k * ROWS) - base);
-        store(scores + k * ROWS, exponent);
-        total += exponent;
-    }
-    const vfloat rescale = exponential(old_max - base);
-    store(row_max, new_max);
-    store(row_sum, load(row_sum) * rescale + total);
-    return rescale;
 }
 
 inline void load_weight_tiles(const float* scores, int count, uint32_t* to) {
@@ -194,13 +144,8 @@ inline void attend_item_tiles(const Call& call, const Item& item, const Query* q
     memset(result.outputs, 0, groups * TILE * dim * sizeof(float));
     std::fill(result.row_max, result.row_max + ROWS, -INFINITY);
     std::fill(result.row_sum, result.row_sum + ROWS, 0.0f);
-    load_query_tiles(call, item, queries, groups, tiles.queries);
-    vint position[ROWS / TILE], seen_from[ROWS / TILE];
-    for (int row = 0; row < groups * TILE; row++) {
-        const int at = row < rows ? queries[row / group].position : -1;  // -1: an empty row sees nothing
-        position[row / TILE][row % TILE] = at;
-        seen_from[row / TILE][row % TILE] = call.first_key_seen(at);
-    }
+    load_query_columns(call, item, queries, item.kv_head, tiles.queries);
+    const Sight sight(call, queries, rows);
     const TileShapes shapes;
     _tile_loadconfig(&shapes);
     KeyTile current, next;
@@ -217,10 +162,9 @@ inline void attend_item_tiles(const Call& call, const Item& item, const Query* q
         for (int block = 0; block < groups; block++) {
             float* outputs = result.outputs + block * TILE * dim;
             float* scores = tiles.scores + block * TILE;
-            vfloat rescale = softmax_tile(call, scores, begin, count, seen_from[block], position[block],
-                                        result.row_max + block * TILE, result.row_sum + block * TILE);
-            for (int i = 0; i < TILE; i++)
-                if (rescale[i] != 1.0f) scale_row(outputs + i * dim, dim, rescale[i]);
+            const vfloat rescale = softmax_columns(call, scores, begin, count, sight, block,
+                                                   result.row_max + block * TILE, result.row_sum + block * TILE);
+            scale_rows(outputs, dim, rescale);
             load_weight_tiles(scores, count, tiles.weights);
             accumulate_tiles(tiles.weights, tiles.values, count, outputs, dim);
         }

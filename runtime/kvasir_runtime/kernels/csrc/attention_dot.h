@@ -1,16 +1,14 @@
-// Scores and sums of values by bf16 dot products (AVX512-BF16): twice the numbers of a float32 multiply-add. Weights are
-// rounded to bfloat16 for it, as on AMX tiles; their sum is not.
+// An item by bf16 dot products (AVX512-BF16): twice the numbers of a float32 multiply-add. Weights are rounded to bfloat16
+// for it, as on AMX tiles; their sum is not.
 #pragma once
 
-#include "attention_call.h"
+#include "attention_columns.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512F__) && defined(__AVX512BW__)
-#define KVASIR_DOT_ATTENTION 1
+#if KVASIR_COLUMNS
 
 namespace kvasir {
 
-constexpr int DOT_VECTORS = 4;  // vectors of a register block
-constexpr int DOT_ROWS = 4;     // rows of a register block
+constexpr int FEW_ROWS = 8;  // up to which keys are transposed instead of queries
 
 // Two rows of `dim` bf16 (a multiple of 32) as pairs.
 inline void interleave_rows(const bf16* even, const bf16* odd, int dim, uint32_t* to) {
@@ -32,56 +30,197 @@ inline void interleave_rows(const bf16* even, const bf16* odd, int dim, uint32_t
     }
 }
 
-// sums [N][V vectors] += pairs [steps][stride] of 16 columns each times the rows' pairs [N][row_stride].
-template <int N, int V>
-inline void sum_pairs(const uint32_t* rows, int row_stride, const uint32_t* columns, int stride, int steps, int lines,
-                      float* sums, int sum_stride, bool starts, Prefetch& prefetch) {
+// Pairs that are summed up: of V vectors, `vector_stride` apart, one pair a step.
+struct Columns {
+    const uint32_t* pairs;
+    int vector_stride, step_stride, steps;
+};
+
+// sums [N][V vectors] = or += the products of the rows' pairs, which lie ROW_STEP apart, and the columns'.
+template <int N, int V, int ROW_STEP, bool starts>
+inline void sum_pairs(const uint32_t* const* rows, const Columns& columns, float* sums, int sum_stride,
+                      Prefetch& prefetch) {
+    const uint32_t* row[N];
     __m512 block[N][V];
-#pragma GCC unroll 4
-    for (int r = 0; r < N; r++)
+#pragma GCC unroll 16
+    for (int r = 0; r < N; r++) {
+        row[r] = rows[r];
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++)
             block[r][v] = starts ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * sum_stride + v * LANES);
-    for (int step = 0; step < steps; step++) {
-        prefetch.fetch(lines);
-        __m512bh column[V];
+    }
+    for (int step = 0; step < columns.steps;) {
+        prefetch.fetch(V == 1 ? 16 : 8);
+        const int end = std::min(step + 8, columns.steps);
+        for (; step < end; step++) {
+            __m512i column[V];
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) column[v] = (__m512bh)_mm512_loadu_si512(columns + step * stride + v * LANES);
+            for (int v = 0; v < V; v++) {
+                __m512i pairs =
+                    _mm512_loadu_si512(columns.pairs + v * columns.vector_stride + step * columns.step_stride);
+                asm("" : "+v"(pairs));  // kept in its register: read anew for each row it would be the bottleneck
+                column[v] = pairs;
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < N; r++) {
+                const __m512bh pair = (__m512bh)_mm512_set1_epi32(int32_t(row[r][step * ROW_STEP]));
 #pragma GCC unroll 4
-        for (int r = 0; r < N; r++) {
-            const __m512bh pair = (__m512bh)_mm512_set1_epi32(int32_t(rows[r * row_stride + step]));
-#pragma GCC unroll 4
-            for (int v = 0; v < V; v++) block[r][v] = _mm512_dpbf16_ps(block[r][v], column[v], pair);
+                for (int v = 0; v < V; v++) block[r][v] = _mm512_dpbf16_ps(block[r][v], (__m512bh)column[v], pair);
+            }
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int r = 0; r < N; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) _mm512_storeu_ps(sums + r * sum_stride + v * LANES, block[r][v]);
 }
 
-// All rows, and `width` columns: a multiple of 32.
-inline void sum_all_pairs(const uint32_t* rows, int num_rows, int row_stride, const uint32_t* columns, int stride,
-                          int width, int steps, int lines, float* sums, int sum_stride, bool starts,
-                          Prefetch& prefetch) {
-    for (int first = 0; first < width; first += DOT_VECTORS * LANES) {
-        const bool is_wide = first + DOT_VECTORS * LANES <= width;
-        for (int row = 0; row < num_rows; row += DOT_ROWS) {
-            const auto go = [&](auto n, auto v) {
-                sum_pairs<n, v>(rows + row * row_stride, row_stride, columns + first, stride, steps, lines,
-                                sums + row * sum_stride + first, sum_stride, starts, prefetch);
-            };
-            const auto with_width = [&](auto n) {
-                is_wide ? go(n, std::integral_constant<int, DOT_VECTORS>{}) : go(n, std::integral_constant<int, 2>{});
-            };
-            switch (std::min(DOT_ROWS, num_rows - row)) {
-                case 1: with_width(std::integral_constant<int, 1>{}); break;
-                case 2: with_width(std::integral_constant<int, 2>{}); break;
-                case 3: with_width(std::integral_constant<int, 3>{}); break;
-                default: with_width(std::integral_constant<int, DOT_ROWS>{});
-            }
+// Scores [KEYS][ROWS] of `count` keys and V vectors of queries.
+template <int V>
+inline void score_keys(const uint32_t* const* keys, int count, const Columns& queries, float* scores,
+                       Prefetch& prefetch) {
+    constexpr int N = V > 2 ? 4 : 16 / V;
+    for (int k = 0; k < count; k += N) sum_pairs<N, V, 1, true>(keys + k, queries, scores + k * ROWS, ROWS, prefetch);
+}
+
+// outputs [rows][dim] += the rows' weights, pairs of keys ROW_STEP apart, times those keys' values. Of the last rows
+// some may be copies.
+template <int ROW_STEP>
+inline void sum_values(const uint32_t* const* weights, int rows, Columns values, int dim, float* outputs,
+                       Prefetch& prefetch) {
+    const uint32_t* const pairs = values.pairs;
+    for (int row = 0; row < rows; row += BLOCK_ROWS)
+        for (int d = 0; d < dim; d += 4 * LANES) {
+            values.pairs = pairs + d;
+            float* to = outputs + row * dim + d;
+            if (d + 4 * LANES <= dim)
+                sum_pairs<BLOCK_ROWS, 4, ROW_STEP, false>(weights + row, values, to, dim, prefetch);
+            else
+                sum_pairs<BLOCK_ROWS, 2, ROW_STEP, false>(weights + row, values, to, dim, prefetch);
+        }
+}
+
+// One head of an item and the keys of one tile.
+struct HeadTile {
+    const Call& call;
+    int rows, begin, count;
+    const uint32_t* keys[KEYS];  // rows of the cache; beyond `count`, copies of the last
+    Columns values;              // [KEYS / 2][dim] pairs of keys
+    float *outputs, *row_max, *row_sum;
+    float* scores;      // [KEYS][ROWS], or [ROWS][KEYS]
+    uint32_t* weights;  // [KEYS / 2][ROWS] pairs of keys, or [ROWS][KEYS / 2]
+};
+
+// Many queries: 16 of them in a vector.
+inline void attend_columns(const HeadTile& tile, const uint32_t* queries, const Sight& sight, Prefetch& prefetch) {
+    const int dim = tile.call.head_dim, blocks = (tile.rows + LANES - 1) / LANES;
+    const Columns columns{queries, dim / 2 * LANES, LANES, dim / 2};
+    switch (blocks) {
+        case 1: score_keys<1>(tile.keys, tile.count, columns, tile.scores, prefetch); break;
+        case 2: score_keys<2>(tile.keys, tile.count, columns, tile.scores, prefetch); break;
+        case 3: score_keys<3>(tile.keys, tile.count, columns, tile.scores, prefetch); break;
+        default: score_keys<4>(tile.keys, tile.count, columns, tile.scores, prefetch);
+    }
+    for (int row = 0; row < tile.rows; row += LANES) {
+        float* scores = tile.scores + row;
+        const vfloat rescale = softmax_columns(tile.call, scores, tile.begin, tile.count, sight, row / LANES,
+                                               tile.row_max + row, tile.row_sum + row);
+        scale_rows(tile.outputs + row * dim, dim, rescale);
+        for (int pair = 0; pair < tile.values.steps; pair++, scores += 2 * ROWS) {
+            const __m256i even = (__m256i)narrow<bf16>(load(scores)), odd = (__m256i)narrow<bf16>(load(scores + ROWS));
+            _mm512_storeu_si512(tile.weights + pair * ROWS + row, interleave(even, odd));
         }
     }
+    const uint32_t* weights[ROWS];
+    for (int row = 0; row < ROWS; row++) weights[row] = tile.weights + row;
+    sum_values<ROWS>(weights, tile.rows, tile.values, dim, tile.outputs, prefetch);
+}
+
+// Few queries, each along 64 transposed keys.
+inline void attend_rows(const HeadTile& tile, const uint32_t* const* queries, const Query* item_queries,
+                        uint32_t* transposed, Prefetch& prefetch) {
+    const int dim = tile.call.head_dim, group = tile.call.group();
+    transpose_keys(tile.keys, tile.count, dim / 2, transposed);
+    const Columns columns{transposed, LANES, KEYS, dim / 2};
+    for (int row = 0; row < tile.rows; row += BLOCK_ROWS)
+        sum_pairs<BLOCK_ROWS, 4, 1, true>(queries + row, columns, tile.scores + row * KEYS, KEYS, prefetch);
+    const uint32_t* weights[FEW_ROWS];
+    for (int row = 0; row < FEW_ROWS; row++) {
+        weights[row] = tile.weights + std::min(row, tile.rows - 1) * (KEYS / 2);
+        if (row >= tile.rows) continue;
+        const int position = item_queries[row / group].position;
+        const int row_begin = tile.call.first_key_seen(position) - tile.begin;
+        const int row_end = std::min(tile.count, position + 1 - tile.begin);
+        const float rescale = softmax_row(tile.call, tile.scores + row * KEYS, row_begin, row_end, tile.row_max[row],
+                                          tile.row_sum[row], (bf16*)weights[row]);
+        if (rescale != 1.0f) scale_row(tile.outputs + row * dim, dim, rescale);
+    }
+    sum_values<1>(weights, tile.rows, tile.values, dim, tile.outputs, prefetch);
+}
+
+// For heads of a multiple of 32 numbers.
+inline void attend_item_dot(const Call& call, const Item& item, const Query* item_queries, Scratch& scratch,
+                            float* partials) {
+    const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, heads = item.kv_heads;
+    const bool is_few = rows <= FEW_ROWS;
+    const int64_t per_head = int64_t(ROWS) * dim;
+    float* memory = scratch.at_least(heads * (per_head * 3 / 2 + 2 * ROWS) + KEYS * ROWS * 3 / 2 + KEYS * dim);
+    Tile result;
+    result.outputs = memory;
+    uint32_t* queries = (uint32_t*)(result.outputs + heads * per_head);
+    result.row_max = (float*)(queries + heads * per_head / 2);
+    result.row_sum = result.row_max + heads * ROWS;
+    float* scores = result.row_sum + heads * ROWS;
+    uint32_t* weights = (uint32_t*)(scores + KEYS * ROWS);
+    uint32_t* values = weights + KEYS * ROWS / 2;
+    uint32_t* transposed = values + KEYS * dim / 2;
+    for (int h = 0; h < heads; h++) {
+        if (!is_few) load_query_columns(call, item, item_queries, item.kv_head + h, queries + h * per_head / 2);
+        memset(result.outputs + h * per_head, 0, (rows + LANES - 1) / LANES * LANES * dim * sizeof(float));
+    }
+    std::fill(result.row_max, result.row_max + heads * ROWS, -INFINITY);
+    std::fill(result.row_sum, result.row_sum + heads * ROWS, 0.0f);
+    const Sight sight(call, item_queries, rows);
+
+    KeyTile current, next;
+    int tile_start = item.first_key / KEYS * KEYS;
+    find_keys(call, item, tile_start, next);
+    Prefetch(call, next, 0, next.count, item.kv_head, heads, sizeof(bf16)).fetch_rest();
+    while (next.count > 0) {
+        current = next;
+        tile_start += KEYS;
+        find_keys(call, item, tile_start, next);
+        const int count = current.count, pairs = (count + 1) / 2;
+        for (int h = 0; h < heads; h++) {
+            Prefetch prefetch(call, next, next.count * h / heads, next.count * (h + 1) / heads, item.kv_head, heads,
+                              sizeof(bf16));
+            HeadTile tile{call, rows, current.begin, count, {}, {values, LANES, dim, pairs},
+                          result.outputs + h * per_head, result.row_max + h * ROWS, result.row_sum + h * ROWS, scores,
+                          weights};
+            const int64_t head_offset = (item.kv_head + h) * call.head_stride;
+            for (int k = 0; k < KEYS; k++)
+                tile.keys[k] = (const uint32_t*)((const bf16*)call.key_cache +
+                                                 current.offsets[std::min(k, count - 1)] + head_offset);
+            const auto value = [&](int k) {
+                return k < count ? (const bf16*)call.value_cache + current.offsets[k] + head_offset : nullptr;
+            };
+            for (int pair = 0; pair < pairs; pair++)
+                interleave_rows(value(2 * pair), value(2 * pair + 1), dim, values + pair * dim);
+            if (is_few) {
+                const uint32_t* few[FEW_ROWS];
+                for (int row = 0; row < FEW_ROWS; row++) {
+                    const int there = std::min(row, rows - 1), head = (item.kv_head + h) * group + there % group;
+                    few[row] = (const uint32_t*)((const bf16*)call.query +
+                                                 item_queries[there / group].token * call.query_stride + head * dim);
+                }
+                attend_rows(tile, few, item_queries, transposed, prefetch);
+            } else {
+                attend_columns(tile, queries + h * per_head / 2, sight, prefetch);
+            }
+            prefetch.fetch_rest();
+        }
+    }
+    write_result<bf16>(call, item, item_queries, result, partials);
 }
 
 }  // namespace kvasir

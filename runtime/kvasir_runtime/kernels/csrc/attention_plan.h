@@ -3,13 +3,12 @@
 // result does not depend on them.
 #pragma once
 
-#include <omp.h>
-
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "attention_call.h"
+#include "team.h"
 
 namespace kvasir {
 
@@ -97,11 +96,22 @@ inline void split_keys(Plan& plan, int request, int query_len, int heads_each, s
     }
 }
 
+// Tokens of a query tile, such that tiles of `tokens` in all are of even size and none is mostly empty.
+inline int tile_tokens(const Step& step, int tokens) {
+    const int most = std::max(1, ROWS / step.group()), tiles = (tokens + most - 1) / most;
+    return (tokens + tiles - 1) / tiles;
+}
+
 // Whole splits: as many of their readers in an item as fill a query tile.
 inline void add_shared_splits(Plan& plan, const std::vector<SplitReaders>& readers, int heads_each) {
-    const int max_tokens = ROWS / plan.step.group();
     for (int split = 0; split < int(readers.size()); split++)
-        for (const auto& [key, together] : readers[split])
+        for (const auto& [key, together] : readers[split]) {
+            int all_tokens = 0, longest = 0;
+            for (const SplitReader& reader : together) {
+                all_tokens += reader.query_len;
+                longest = std::max(longest, reader.query_len);
+            }
+            const int max_tokens = std::max(longest, tile_tokens(plan.step, all_tokens));
             for (size_t next = 0; next < together.size();) {
                 const int begin = split * SPLIT, first_query = plan.queries.size();
                 const size_t first = next;
@@ -118,16 +128,17 @@ inline void add_shared_splits(Plan& plan, const std::vector<SplitReaders>& reade
                     plan.items.push_back({together[first].request, head, 1, first_query, tokens, begin, begin + SPLIT,
                                           key.first});
             }
+        }
 }
 
 inline void tile_queries(Plan& plan, int request, int query_len) {
     const Step& step = plan.step;
-    const int tile_tokens = std::max(1, ROWS / step.group());
+    const int tokens_each = tile_tokens(step, query_len);
     const int queries = add_queries(plan, request, query_len, -1);
     for (int head = 0; head < step.kv_heads; head++)
-        for (int token = 0; token < query_len; token += tile_tokens) {
+        for (int token = 0; token < query_len; token += tokens_each) {
             const int position = step.seq_lens[request] - query_len + token;
-            const int tokens = std::min(tile_tokens, query_len - token);
+            const int tokens = std::min(tokens_each, query_len - token);
             plan.items.push_back({request, head, 1, queries + token, tokens, step.first_key_seen(position),
                                   position + tokens, goes_on_tiles(step, query_len)});
         }
@@ -137,7 +148,7 @@ inline void make_plan(Plan& plan) {
     plan = Plan{plan.step};
     const Step& step = plan.step;
     std::vector<SplitReaders> readers;
-    const int threads = omp_get_max_threads();
+    const int threads = max_threads();
     // Neighbouring heads lie in the same memory pages, so one thread reads all of them unless that leaves threads idle.
     const int wanted = (3 * threads + step.requests - 1) / std::max(1, step.requests);
     const int heads_each = std::max(1, step.kv_heads / std::min(step.kv_heads, std::max(1, wanted)));

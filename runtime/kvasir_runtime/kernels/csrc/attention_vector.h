@@ -1,10 +1,9 @@
-// One item on vectors: scores against transposed keys, the online softmax, and the sum of values; in float32, or for
-// bfloat16 by dot products where those are faster.
+// One item on vectors: scores against transposed keys, the online softmax, and the sum of values, in float32.
 #pragma once
 
 #include <initializer_list>
 
-#include "attention_dot.h"
+#include "attention_call.h"
 
 namespace kvasir {
 
@@ -16,9 +15,6 @@ struct Tile {
     float* query;    // [ROWS][dim]
     float* scores;   // [ROWS][KEYS]
     uint32_t* keys;  // transposed: bf16 pairs [dim / 2][KEYS], or float32 [dim][KEYS]
-    uint32_t* dot_query = nullptr;    // [ROWS][dim / 2] pairs of bf16, of dot products alone, as these:
-    uint32_t* dot_weights = nullptr;  // [ROWS][KEYS / 2] pairs of keys
-    uint32_t* dot_values = nullptr;   // [KEYS / 2][dim] pairs of keys
     float* outputs;  // [kv_heads][ROWS][dim], before the division by row_sum
     float* row_max;  // [kv_heads][ROWS] largest score so far
     float* row_sum;  // [kv_heads][ROWS] sum of exponentials so far
@@ -237,39 +233,13 @@ void write_result(const Call& call, const Item& item, const Query* queries, cons
         }
 }
 
-#if KVASIR_DOT_ATTENTION
-inline void load_dot_query(const Call& call, const Item& item, const Query* queries, int kv_head, uint32_t* to) {
-    const int group = call.group(), dim = call.head_dim;
-    for (int row = 0; row < item.tokens * group; row++) {
-        const int64_t head = int64_t(kv_head) * group + row % group;
-        memcpy(to + row * (dim / 2), (const bf16*)call.query + queries[row / group].token * call.query_stride + head * dim,
-               dim * sizeof(bf16));
-    }
-}
-
-inline void accumulate_dot(const Tile& tile, int rows, const bf16* const* values, int count, float* outputs, int dim,
-                           Prefetch& prefetch) {
-    for (int row = 0; row < rows; row++)
-        for (int k = 0; k < KEYS; k += LANES)
-            store((bf16*)(tile.dot_weights + row * (KEYS / 2)) + k, load(tile.scores + row * KEYS + k));
-    const int pairs = (count + 1) / 2;
-    for (int pair = 0; pair < pairs; pair++)
-        interleave_rows(values[2 * pair], 2 * pair + 1 < count ? values[2 * pair + 1] : nullptr, dim,
-                        tile.dot_values + pair * dim);
-    sum_all_pairs(tile.dot_weights, rows, KEYS / 2, tile.dot_values, dim, dim, pairs, 2 * PREFETCH_LINES, outputs, dim,
-                  false, prefetch);
-}
-#endif
-
-// `is_dot`: by dot products, for bfloat16 whose heads are a multiple of 32 numbers.
-template <typename T, bool is_dot>
+template <typename T>
 void attend_item(const Call& call, const Item& item, const Query* item_queries, Scratch& scratch, float* partials) {
     const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, heads = item.kv_heads;
     const int words = dim * int(sizeof(T)) / 4;
     const int64_t per_head = int64_t(ROWS) * dim;
-    const int64_t dot_words = is_dot ? (ROWS + dim) * KEYS / 2 : 0;
-    float* memory = scratch.at_least(2 * heads * per_head + ROWS * KEYS + int64_t(words) * KEYS + 2 * heads * ROWS +
-                                     dot_words + 256);
+    float* memory =
+        scratch.at_least(2 * heads * per_head + ROWS * KEYS + int64_t(words) * KEYS + 2 * heads * ROWS + 256);
     Tile tile;
     tile.outputs = memory;
     float* queries = tile.outputs + heads * per_head;
@@ -277,14 +247,8 @@ void attend_item(const Call& call, const Item& item, const Query* item_queries, 
     tile.keys = (uint32_t*)(tile.scores + ROWS * KEYS);
     tile.row_max = (float*)(tile.keys + int64_t(words) * KEYS);
     tile.row_sum = tile.row_max + heads * ROWS;
-    tile.dot_weights = (uint32_t*)(tile.row_sum + heads * ROWS);
-    tile.dot_values = tile.dot_weights + ROWS * KEYS / 2;
     for (int h = 0; h < heads; h++) {
-#if KVASIR_DOT_ATTENTION
-        if constexpr (is_dot)
-            load_dot_query(call, item, item_queries, item.kv_head + h, (uint32_t*)(queries + h * per_head));
-#endif
-        if constexpr (!is_dot) load_query<T>(call, item, item_queries, item.kv_head + h, queries + h * per_head);
+        load_query<T>(call, item, item_queries, item.kv_head + h, queries + h * per_head);
         memset(tile.outputs + h * per_head, 0, rows * dim * sizeof(float));
     }
     std::fill(tile.row_max, tile.row_max + heads * ROWS, -INFINITY);
@@ -311,13 +275,7 @@ void attend_item(const Call& call, const Item& item, const Query* item_queries, 
             }
             transpose_keys(key_rows, count, words, tile.keys);
             tile.query = queries + h * per_head;
-            tile.dot_query = (uint32_t*)tile.query;
-#if KVASIR_DOT_ATTENTION
-            if constexpr (is_dot)
-                sum_all_pairs(tile.dot_query, rows, dim / 2, tile.keys, KEYS, KEYS, dim / 2, PREFETCH_LINES,
-                              tile.scores, KEYS, true, prefetch);
-#endif
-            if constexpr (!is_dot) score<T>(tile, rows, dim, count, prefetch);
+            score<T>(tile, rows, dim, count, prefetch);
             for (int row = 0; row < rows; row++) {
                 const int position = item_queries[row / group].position, at = h * ROWS + row;
                 const int row_begin = std::max(0, call.first_key_seen(position) - begin);
@@ -328,10 +286,7 @@ void attend_item(const Call& call, const Item& item, const Query* item_queries, 
                 if (rescale != 1.0f) scale_row(tile.outputs + int64_t(at) * dim, dim, rescale);
             }
             float* outputs = tile.outputs + h * per_head;
-#if KVASIR_DOT_ATTENTION
-            if constexpr (is_dot) accumulate_dot(tile, rows, value_rows, count, outputs, dim, prefetch);
-#endif
-            if constexpr (!is_dot) accumulate<T>(tile.scores, rows, value_rows, 0, count, outputs, dim, prefetch);
+            accumulate<T>(tile.scores, rows, value_rows, 0, count, outputs, dim, prefetch);
             prefetch.fetch_rest();
         }
     }

@@ -1,11 +1,11 @@
 // Kernels that touch each number once: normalisation, gated activations, rotary embedding, cache writes, argmax.
-// Rows are independent and shared out over OpenMP's threads when there is enough work to pay for waking them.
+// Rows are independent and shared out over the threads when there is enough work to pay for waking them.
 
-#include <omp.h>
-
+#include <algorithm>
 #include <initializer_list>
 
 #include "replay.h"
+#include "team.h"
 #include "vec.h"
 
 using namespace kvasir;
@@ -43,16 +43,15 @@ struct Rows {
 
 template <typename T, typename W>
 void rms_norm(const T* x, Rows rows, const W* weight, T* out, int64_t width, float eps) {
-#pragma omp parallel for if (rows.count > 1 && rows.count * width > PARALLEL_FROM)
-    for (int64_t row = 0; row < rows.count; row++)
+    parallel_for(rows.count, rows.count * width > PARALLEL_FROM, [&](int64_t row) {
         normalise_row(x + rows.offset(row), weight, out + row * width, width, eps);
+    });
 }
 
 template <typename T, typename W>
 void add_rms_norm(const T* x, int64_t x_stride, T* residual, int64_t residual_stride, const W* weight, T* out,
                   int64_t rows, int64_t width, float eps) {
-#pragma omp parallel for if (rows > 1 && rows * width > PARALLEL_FROM)
-    for (int64_t row = 0; row < rows; row++) {
+    parallel_for(rows, rows * width > PARALLEL_FROM, [&](int64_t row) {
         const T* added = x + row * x_stride;
         T* kept = residual + row * residual_stride;
         for (int64_t i = 0; i < width; i += LANES) {
@@ -60,7 +59,7 @@ void add_rms_norm(const T* x, int64_t x_stride, T* residual, int64_t residual_st
             store(kept + i, load(kept + i, n) + load(added + i, n), n);
         }
         normalise_row(kept, weight, out + row * width, width, eps);
-    }
+    });
 }
 
 inline vfloat silu(vfloat x) { return x / (exponential(-x) + 1.0f); }
@@ -74,18 +73,15 @@ template <typename T, vfloat (*ACTIVATION)(vfloat)>
 void gate(const T* gate_up, int64_t stride, T* out, int64_t rows, int64_t width) {
     // Parts of a row are tasks of their own, so that one wide row (a decode of one stream) still uses every core.
     const int64_t part = 1024, parts = (width + part - 1) / part;
-#pragma omp parallel for collapse(2) if (rows * width > PARALLEL_FROM / 4)
-    for (int64_t row = 0; row < rows; row++) {
-        for (int64_t p = 0; p < parts; p++) {
-            const T* gates = gate_up + row * stride;
-            const T* ups = gates + width;
-            int64_t end = p + 1 == parts ? width : (p + 1) * part;
-            for (int64_t i = p * part; i < end; i += LANES) {
-                int n = int(end - i);
-                store(out + row * width + i, ACTIVATION(load(gates + i, n)) * load(ups + i, n), n);
-            }
+    parallel_for(rows * parts, rows * width > PARALLEL_FROM / 4, [&](int64_t task) {
+        const int64_t row = task / parts, begin = task % parts * part, end = std::min(width, begin + part);
+        const T* gates = gate_up + row * stride;
+        const T* ups = gates + width;
+        for (int64_t i = begin; i < end; i += LANES) {
+            int n = int(end - i);
+            store(out + row * width + i, ACTIVATION(load(gates + i, n)) * load(ups + i, n), n);
         }
-    }
+    });
 }
 
 template <typename T>
@@ -134,17 +130,17 @@ template <typename T, typename W>
 void rotate_and_write(const Heads& query, const Heads& key, const Heads& value, const Rotation& rotation,
                       const Cache& cache, int64_t tokens) {
     const int64_t width = key.count * rotation.head_dim;
-#pragma omp parallel for if (tokens > 1 && tokens * (query.count * rotation.head_dim + 2 * width) > PARALLEL_FROM)
-    for (int64_t token = 0; token < tokens; token++) {
+    const bool pays = tokens * (query.count * rotation.head_dim + 2 * width) > PARALLEL_FROM;
+    parallel_for(tokens, pays, [&](int64_t token) {
         rotate_token<T, W>(query, rotation, token);
         rotate_token<T, W>(key, rotation, token);
         const int64_t slot = cache.slots[token];
-        if (slot < 0) continue;
+        if (slot < 0) return;
         const int64_t block = slot / cache.block_size, in_block = slot % cache.block_size;
         const int64_t offset = block * cache.block_stride + in_block * cache.slot_stride;
         memcpy((T*)cache.keys + offset, (const T*)key.data + token * key.token_stride, width * sizeof(T));
         memcpy((T*)cache.values + offset, (const T*)value.data + token * value.token_stride, width * sizeof(T));
-    }
+    });
 }
 
 template <typename T>
@@ -161,8 +157,7 @@ int64_t index_of_largest(const T* row, int64_t width) {
 
 template <typename T>
 void argmax(const T* logits, int64_t stride, int64_t* out, int64_t rows, int64_t width) {
-#pragma omp parallel for if (rows > 1)
-    for (int64_t row = 0; row < rows; row++) out[row] = index_of_largest(logits + row * stride, width);
+    parallel_for(rows, true, [&](int64_t row) { out[row] = index_of_largest(logits + row * stride, width); });
 }
 
 // Calls `function` with numbers of the activations' type and of the weight's, which is the same or float32.

@@ -1,11 +1,10 @@
 // A mixture of experts around its products: which experts a token goes to, its pairs with them sorted by expert, and the
 // weighted sum of what they made of it.
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "replay.h"
+#include "team.h"
 #include "vec.h"
 
 using namespace kvasir;
@@ -47,15 +46,14 @@ inline float sum_of_exponentials(const T* logits, int64_t count, float largest) 
 template <typename T>
 void route(const T* logits, int64_t stride, int64_t rows, int64_t num_experts, int64_t top_k, bool renormalises,
            float* weights, int32_t* experts) {
-#pragma omp parallel for if (rows > 1 && rows * num_experts > PARALLEL_FROM)
-    for (int64_t row = 0; row < rows; row++) {
+    parallel_for(rows, rows * num_experts > PARALLEL_FROM, [&](int64_t row) {
         float* selected = weights + row * top_k;
         select_row(logits + row * stride, num_experts, top_k, selected, experts + row * top_k);
         const float largest = selected[0];
         const float total = renormalises ? sum_of_exponentials(selected, top_k, largest)
                                          : sum_of_exponentials(logits + row * stride, num_experts, largest);
         for (int64_t k = 0; k < top_k; k++) selected[k] = std::exp(selected[k] - largest) / total;
-    }
+    });
 }
 
 // Experts `first` to `first + count` are here.
@@ -67,8 +65,7 @@ struct Local {
 template <typename T>
 void combine(const T* outputs, const float* weights, const int32_t* experts, Local local, T* out, int64_t tokens,
              int64_t top_k, int64_t width) {
-#pragma omp parallel for if (tokens > 1 && tokens * top_k * width > PARALLEL_FROM)
-    for (int64_t token = 0; token < tokens; token++) {
+    parallel_for(tokens, tokens * top_k * width > PARALLEL_FROM, [&](int64_t token) {
         const int64_t first = token * top_k;
         for (int64_t i = 0; i < width; i += LANES) {
             const int n = int(std::min<int64_t>(LANES, width - i));
@@ -77,7 +74,7 @@ void combine(const T* outputs, const float* weights, const int32_t* experts, Loc
                 if (local.holds(experts[pair])) total += load(outputs + pair * width + i, n) * weights[pair];
             store(out + token * width + i, total, n);
         }
-    }
+    });
 }
 
 }  // namespace

@@ -2,12 +2,11 @@
 // One vector load holds a pair of inputs for 16 outputs, which is what AMX tiles and bf16 dot products read, and what
 // float32 multiply-adds widen with one shift or mask. So one copy of the weight serves every instruction set and batch size.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdlib>
 
 #include "replay.h"
+#include "team.h"
 #include "vec.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
@@ -558,9 +557,9 @@ struct Division {
 // Calls `multiply(block)` for all blocks, on all threads.
 template <typename Multiply>
 void divide(const PackedWeight& weight, int64_t rows, int64_t max_panels, const Multiply& multiply) {
-    const Division division(weight, rows, max_panels, omp_get_max_threads());
-#pragma omp parallel for schedule(static) if (rows * weight.panels * weight.depth > 4096)
-    for (int64_t i = 0; i < division.blocks(); i++) multiply(division.block(i));
+    const Division division(weight, rows, max_panels, max_threads());
+    parallel_for(division.blocks(), rows * weight.panels * weight.depth > 4096,
+                 [&](int64_t i) { multiply(division.block(i)); });
 }
 
 // The panels of a block that a core keeps in its cache while rows pass by. AMX lets the weight pass by instead.
@@ -581,8 +580,8 @@ void padded_row(const bf16* from, T* to, int64_t inputs, int64_t depth) {
 template <typename T>
 T* padded_copy(const bf16* x, int64_t x_stride, int64_t rows, int64_t inputs, int64_t depth) {
     T* copy = (T*)thread_scratch(rows * depth * sizeof(T));
-#pragma omp parallel for if (rows > 1 && rows * depth > 65536)
-    for (int64_t row = 0; row < rows; row++) padded_row(x + row * x_stride, copy + row * depth, inputs, depth);
+    parallel_for(rows, rows * depth > 65536,
+                 [&](int64_t row) { padded_row(x + row * x_stride, copy + row * depth, inputs, depth); });
     return copy;
 }
 
@@ -634,8 +633,7 @@ void kvasir_linear_pack(const void* weight, int64_t weight_stride, int64_t outpu
                         void* packed) {
     const uint16_t* from = (const uint16_t*)weight;
     const int64_t panels = (outputs + PANEL - 1) / PANEL;
-#pragma omp parallel for
-    for (int64_t panel = 0; panel < panels; panel++) {
+    parallel_for(panels, true, [&](int64_t panel) {
         uint32_t* to = (uint32_t*)packed + panel * (depth / 2) * PANEL;
         for (int64_t pair = 0; pair < depth / 2; pair++)
             for (int64_t n = 0; n < PANEL; n++) {
@@ -645,19 +643,18 @@ void kvasir_linear_pack(const void* weight, int64_t weight_stride, int64_t outpu
                 uint32_t odd = is_real && 2 * pair + 1 < inputs ? from[row * weight_stride + 2 * pair + 1] : 0;
                 to[pair * PANEL + n] = even | odd << 16;
             }
-    }
+    });
 }
 
 // Copies rows of the weight back out of the packing: the input embedding of a model with tied embeddings.
 void kvasir_linear_rows(const PackedWeight* weight, const int64_t* ids, int64_t count, void* out) {
-#pragma omp parallel for if (count > 8)
-    for (int64_t i = 0; i < count; i++) {
+    parallel_for(count, count > 8, [&](int64_t i) {
         const uint32_t* from = weight->pairs + ids[i] / PANEL * (weight->depth / 2) * PANEL + ids[i] % PANEL;
         uint16_t* to = (uint16_t*)out + i * weight->inputs;
         int64_t pairs = weight->inputs / 2;
         for (int64_t pair = 0; pair < pairs; pair++) memcpy(to + 2 * pair, from + pair * PANEL, 4);
         if (weight->inputs % 2) to[2 * pairs] = uint16_t(from[pairs * PANEL]);
-    }
+    });
 }
 
 void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64_t x_stride, int64_t rows, void* out,
@@ -690,9 +687,8 @@ void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64
 void kvasir_grouped_linear(const PackedWeight* weights, int64_t groups, const int32_t* ends, const int32_t* pairs,
                            int64_t top_k, int gathers, const int32_t* variants, const int64_t* class_ends,
                            const void* x, int64_t x_stride, void* out, int64_t out_stride) {
-#pragma omp parallel if (ends[groups - 1] * weights->panels * weights->depth > 4096)
-    {
-        const int threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    const bool pays = ends[groups - 1] * weights->panels * weights->depth > 4096;
+    on_all_threads(pays, [&](int thread, int threads) {
         for (int64_t group = 0; group < groups; group++) {
             const int64_t start = group > 0 ? ends[group - 1] : 0, rows = ends[group] - start;
             if (rows == 0) continue;
@@ -706,7 +702,7 @@ void kvasir_grouped_linear(const PackedWeight* weights, int64_t groups, const in
             for (int64_t i = (thread + group) % threads; i < division.blocks(); i += threads)
                 multiply_gathered(product, variant, division.block(i));
         }
-    }
+    });
 }
 
 }  // extern "C"

@@ -4,15 +4,10 @@
 // raises its turn, and waits until all others have raised theirs as far; then it reads. Two buffers spare the second
 // wait: whoever writes into the first again has seen that all others began with the second, and so are done with it.
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <climits>
 
 #include "replay.h"
+#include "team.h"
 #include "vec.h"
 
 using namespace kvasir;
@@ -22,11 +17,6 @@ namespace {
 constexpr int SPINS = 2000;                    // looks before sleeping; some 20 to 80 us
 constexpr int64_t PARALLEL_FROM = 32 * 1024;   // numbers; below, waking a thread costs more than it saves
 constexpr int64_t TWO_STEPS_FROM = 16 * 1024;  // numbers; above, more than two ranks sum a part each
-
-struct alignas(64) Turn {
-    std::atomic<uint32_t> number;
-    std::atomic<uint32_t> sleepers;
-};
 
 // One rank's view; its like lies in Python.
 struct Member {
@@ -41,41 +31,18 @@ struct Member {
     char* own() const { return buffer_of(rank); }
 };
 
-inline void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-void await(Turn& turn, uint32_t number) {
-    for (int spin = 0; spin < SPINS; spin++) {
-        if (int32_t(turn.number.load(std::memory_order_acquire) - number) >= 0) return;
-        pause();
-    }
-    turn.sleepers.fetch_add(1);
-    uint32_t seen;
-    while (int32_t((seen = turn.number.load()) - number) < 0)
-        syscall(SYS_futex, (uint32_t*)&turn.number, FUTEX_WAIT, seen, nullptr, nullptr, 0);
-    turn.sleepers.fetch_sub(1);
-}
-
 // Returns when all ranks have written what this turn is about.
 void meet(Member& member) {
-    Turn& own = member.turn_of(member.rank);
-    own.number.store(++member.turn);
-    if (own.sleepers.load()) syscall(SYS_futex, (uint32_t*)&own.number, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    member.turn_of(member.rank).raise(++member.turn);
     for (int64_t rank = 0; rank < member.size; rank++)
-        if (rank != member.rank) await(member.turn_of(rank), member.turn);
+        if (rank != member.rank) member.turn_of(rank).await(member.turn, SPINS);
 }
 
 // Numbers [from, to) of all ranks' buffers, added in the order of ranks.
 template <typename T>
 void add_up(const Member& member, T* out, int64_t from, int64_t to) {
     const int64_t part = 4096, parts = (to - from + part - 1) / part;
-#pragma omp parallel for if (to - from > PARALLEL_FROM)
-    for (int64_t p = 0; p < parts; p++) {
+    parallel_for(parts, to - from > PARALLEL_FROM, [&](int64_t p) {
         int64_t end = std::min(to, from + (p + 1) * part);
         for (int64_t i = from + p * part; i < end; i += LANES) {
             int n = int(std::min<int64_t>(LANES, end - i));
@@ -84,7 +51,7 @@ void add_up(const Member& member, T* out, int64_t from, int64_t to) {
                 total += load((const T*)member.buffer_of(rank) + i, n);
             store(out + i, total, n);
         }
-    }
+    });
 }
 
 template <typename T>

@@ -198,9 +198,28 @@ inline float largest(vfloat value) {
 #endif
 }
 
+inline vfloat exponential_series(vfloat rest) {
+    vfloat series = splat(1.9875691500e-4f);
+    series = series * rest + 1.3981999507e-3f;
+    series = series * rest + 8.3334519073e-3f;
+    series = series * rest + 4.1665795894e-2f;
+    series = series * rest + 1.6666665459e-1f;
+    series = series * rest + 5.0000001201e-1f;
+    return series * rest * rest + rest + 1.0f;
+}
+
 // e^x with relative error below 2e-7, exactly 0 below -87 (a masked score of -inf must weigh nothing).
 // Range reduction by multiples of ln 2 and the minimax polynomial of degree 6 for the rest.
 inline vfloat exponential(vfloat x) {
+#if defined(__AVX512F__)
+    const __m512 clamped = _mm512_min_ps((__m512)splat(88.0f), (__m512)x);  // in this order NaN stays NaN
+    const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(clamped, (__m512)splat(1.44269504088896341f)),
+                                              _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const vfloat rest = (vfloat)_mm512_fmadd_ps(
+        whole, (__m512)splat(2.12194440e-4f), _mm512_fmadd_ps(whole, (__m512)splat(-0.693359375f), clamped));
+    const __mmask16 is_seen = _mm512_cmp_ps_mask(clamped, (__m512)splat(-87.0f), _CMP_NLT_UQ);
+    return (vfloat)_mm512_maskz_scalef_ps(is_seen, (__m512)exponential_series(rest), whole);
+#else
     vfloat clamped = x > splat(88.0f) ? splat(88.0f) : x;
     vint vanishes = clamped < splat(-87.0f);
     clamped = vanishes ? splat(-87.0f) : clamped;
@@ -209,15 +228,9 @@ inline vfloat exponential(vfloat x) {
     vint power = (vint)shifted - (vint)splat(to_integer);
     vfloat whole = shifted - to_integer;
     vfloat rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
-    vfloat series = splat(1.9875691500e-4f);
-    series = series * rest + 1.3981999507e-3f;
-    series = series * rest + 8.3334519073e-3f;
-    series = series * rest + 4.1665795894e-2f;
-    series = series * rest + 1.6666665459e-1f;
-    series = series * rest + 5.0000001201e-1f;
-    series = series * rest * rest + rest + 1.0f;
-    vfloat result = (vfloat)((vint)series + (power << 23));
+    vfloat result = (vfloat)((vint)exponential_series(rest) + (power << 23));
     return vanishes ? vfloat{} : result;
+#endif
 }
 
 inline vfloat hyperbolic_tangent(vfloat x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
