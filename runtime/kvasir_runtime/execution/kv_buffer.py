@@ -15,11 +15,14 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.huge_pages import use_huge_pages
+from kvasir_runtime.kernels.huge_pages import populate, use_huge_pages
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, LayerPlace
 
 DEFAULT_CPU_BYTES = 4 * 1024**3
 DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
+POPULATED_AHEAD_BYTES = 256 * 1024**2
+POPULATED_AT_ONCE_BYTES = 8 * 1024**2
+"""What a request that comes meanwhile may wait for: 1 ms, and ten times that where a hypervisor finds the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,27 @@ def num_kv_blocks(cache: CacheConfig, layout: KvLayout, memory: DeviceMemory, li
 def allocate_kv_buffer(layout: KvLayout, num_blocks: int, device: torch.device) -> Tensor:
     """uint8 [num_blocks, page_bytes]. CPU memory is taken on first use."""
     return use_huge_pages(torch.empty((num_blocks, layout.page_bytes), dtype=torch.uint8, device=device))
+
+
+class PopulatedPages:
+    """Has CPU memory found for KV pages before steps write to them, so that no step waits for it. Blocks are handed out
+    in their order at first, so some ahead of the highest so far is enough, and what is never used is never taken."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        """`buffer` uint8 [num_blocks, page_bytes]."""
+        self._bytes = buffer.view(-1)
+        self._page_bytes = buffer.shape[1]
+        self._num_populated = 0 if buffer.device.type == "cpu" else buffer.nbytes
+
+    def populate_next(self, num_blocks_used: int) -> bool:
+        """One piece; to be called while there is no work. False: enough is there for now, or the kernel has none."""
+        wanted = min(num_blocks_used * self._page_bytes + POPULATED_AHEAD_BYTES, self._bytes.nbytes)
+        if self._num_populated >= wanted:
+            return False
+        end = min(self._num_populated + POPULATED_AT_ONCE_BYTES, wanted)
+        can = populate(self._bytes[self._num_populated : end])
+        self._num_populated = end if can else self._bytes.nbytes
+        return self._num_populated < wanted
 
 
 def copy_blocks(buffer: Tensor, copies: NDArray[np.int32]) -> None:

@@ -49,6 +49,8 @@ class Rows:
         """See `NewSequence`."""
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         """Entries of each row's tables that are its own; those behind them are of whoever had the row before."""
+        self.num_blocks_used = 0
+        """Of the KV cache: the highest block that a row ever had, and those below."""
         self.version = 0
         """Grows whenever rows begin to be sampled in another way."""
         self.tensors = RowTensors(self.token_ids, self.num_computed, self.drafts, self.block_tables)
@@ -135,6 +137,7 @@ class Rows:
 
     def _write_tables(self, writes: Int32Array) -> None:
         np.maximum.at(self.num_blocks, writes[:, 0], writes[:, 2] + 1)
+        self.num_blocks_used = max(self.num_blocks_used, int(writes[:, 3].max()) + 1)
         (columns,) = self._transfers.upload(np.ascontiguousarray(writes.T))
         row, group, index, block_id = columns
         self.block_tables[group, row, index] = block_id

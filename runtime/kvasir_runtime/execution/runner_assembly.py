@@ -17,7 +17,7 @@ from kvasir_runtime.execution.graphs import (
     RunnerGraphs,
     graph_sizes,
 )
-from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
+from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
@@ -137,7 +137,7 @@ class RunnerAssembly:
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
             tensor=self.placement.tensor,
-            idle_work=graphs.capture_next,
+            idle_work=_idle_work(memory, graphs),
         )
 
     def _earlier_stage(self, pipeline: Pipeline, memory: RunnerMemory, graph_bytes: int) -> EarlierStage:
@@ -157,7 +157,7 @@ class RunnerAssembly:
             self._failures(pipeline),
             entering=memory.entering,
             leaving=self._lines_before(pipeline, self.decoder.first_layer + len(self.decoder.layers)),
-            idle_work=graphs.capture_next,
+            idle_work=_idle_work(memory, graphs),
         )
 
     @property
@@ -192,3 +192,8 @@ class RunnerAssembly:
         """What travels to the stage that begins with this layer."""
         placement, num_planes = self.placement, pipeline.num_planes(layer)
         return LineFormat(num_planes, self.decoder.options.hidden_size, placement.dtype, placement.device)
+
+
+def _idle_work(memory: RunnerMemory, graphs: RunnerGraphs) -> Callable[[], bool]:
+    pages = PopulatedPages(memory.buffer)
+    return lambda: pages.populate_next(memory.rows.num_blocks_used) or graphs.capture_next()

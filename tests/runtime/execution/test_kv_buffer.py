@@ -7,8 +7,12 @@ import torch
 
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.execution import kv_buffer
 from kvasir_runtime.execution.kv_buffer import (
+    POPULATED_AHEAD_BYTES,
+    POPULATED_AT_ONCE_BYTES,
     DeviceMemory,
+    PopulatedPages,
     SequenceLimits,
     allocate_kv_buffer,
     blocks_of_sequence,
@@ -165,3 +169,52 @@ def test_a_latent_layer_has_one_vector_for_keys_and_values() -> None:
     (cache,) = layer_caches(layout, specs, allocate_kv_buffer(layout, 2, torch.device("cpu")))
     assert cache.key.data_ptr() == cache.value.data_ptr()
     assert cache.key.shape == (2, 8, 1, 24)
+
+
+@pytest.fixture
+def populated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(address, bytes) of what was populated."""
+    pieces: list[tuple[int, int]] = []
+
+    def note(tensor: torch.Tensor) -> bool:
+        pieces.append((tensor.data_ptr(), tensor.nbytes))
+        return True
+
+    monkeypatch.setattr(kv_buffer, "populate", note)
+    return pieces
+
+
+def populate_all(pages: PopulatedPages, num_blocks_used: int) -> int:
+    """Calls until it is told that nothing is left."""
+    calls = 1
+    while pages.populate_next(num_blocks_used):
+        calls += 1
+    return calls
+
+
+def test_pages_ahead_of_those_in_use_are_populated_once_in_pieces(populated: list[tuple[int, int]]) -> None:
+    buffer = torch.empty((1024, MIB), dtype=torch.uint8)
+    pages, ahead = PopulatedPages(buffer), POPULATED_AHEAD_BYTES // MIB
+    assert populate_all(pages, 0) == POPULATED_AHEAD_BYTES // POPULATED_AT_ONCE_BYTES
+    assert populate_all(pages, 0) == 1
+    assert populate_all(pages, 3) == 1
+    starts = [address - buffer.data_ptr() for address, _ in populated]
+    sizes = [num_bytes for _, num_bytes in populated]
+    assert starts == [sum(sizes[:index]) for index in range(len(sizes))]
+    assert sum(sizes) == (ahead + 3) * MIB
+
+
+def test_pages_are_populated_up_to_the_last(populated: list[tuple[int, int]]) -> None:
+    pages = PopulatedPages(torch.empty((300, MIB), dtype=torch.uint8))
+    populate_all(pages, 299)
+    assert sum(num_bytes for _, num_bytes in populated) == 300 * MIB
+    assert not pages.populate_next(300)
+
+
+def test_a_kernel_that_cannot_populate_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(kv_buffer, "populate", lambda tensor: bool(asked.append(tensor.nbytes)))
+    pages = PopulatedPages(torch.empty((300, MIB), dtype=torch.uint8))
+    assert not pages.populate_next(0)
+    assert not pages.populate_next(300)
+    assert asked == [POPULATED_AT_ONCE_BYTES]

@@ -39,6 +39,16 @@ def test_table_writes_name_row_group_and_index(make_rows: Any, make_plan: Any) -
     assert int(rows.block_tables.sum()) == 82
 
 
+def test_the_highest_block_of_any_row_is_remembered(make_rows: Any, make_plan: Any) -> None:
+    rows = make_rows()
+    assert rows.num_blocks_used == 0
+    rows.apply(make_plan(tables=[(0, 0, 0, 0)]))
+    assert rows.num_blocks_used == 1
+    rows.apply(make_plan(tables=[(1, 0, 0, 4), (1, 0, 1, 2)]))
+    rows.apply(make_plan(tables=[(0, 0, 0, 3)]))
+    assert rows.num_blocks_used == 5
+
+
 def test_a_written_token_is_the_last_known(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
     rows = make_rows()
     rows.apply(make_plan(added=[new_sequence(0, [1, 2]), new_sequence(1, [3, 4, 5])]))

@@ -12,6 +12,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.execution import kv_buffer
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kv_cache.spec import KvSpec
@@ -90,6 +91,21 @@ def test_a_proposers_layers_join_the_targets(folder: Path) -> None:
     assert made_with == [64, torch.float32, 64]
     assert loaded.layout.groups[0].layers == (0, 1)
     assert [cache.key.shape for cache in proposer.caches] == [(loaded.num_blocks, 16, 1, 8)]
+
+
+def test_an_idle_rank_has_memory_found_for_its_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = load_worker(
+        ModelConfig(model=str(folder), device="cpu"),
+        CacheConfig(kv_cache_memory_bytes=20 * 1024**2),
+        ExecutionConfig(num_threads=1),
+        SchedulerConfig(max_num_seqs=4),
+    )
+    populated: list[int] = []
+    monkeypatch.setattr(kv_buffer, "populate", lambda tensor: populated.append(tensor.nbytes) is None)
+    calls = 1
+    while worker.runner.use_idle_time():
+        calls += 1
+    assert (calls, sum(populated)) == (3, worker.runner.kv_buffer.nbytes)
 
 
 def test_a_context_of_one_token_can_be_warmed_up(folder: Path) -> None:

@@ -1,10 +1,14 @@
-"""Huge pages are asked for where they help, and the tensor stays what it was."""
+"""Huge pages are asked for where they help, memory is found before it is written, and the tensor stays what it was."""
 
+import mmap
+import warnings
 from pathlib import Path
 
 import torch
 
-from kvasir_runtime.kernels.huge_pages import use_huge_pages
+from kvasir_runtime.kernels.huge_pages import populate, use_huge_pages
+
+MIB = 1024 * 1024
 
 
 def flags_at(address: int) -> set[str]:
@@ -30,3 +34,40 @@ def test_a_large_tensor_lies_in_memory_that_is_advised() -> None:
 def test_a_small_tensor_is_left_alone() -> None:
     tensor = torch.arange(100)
     assert torch.equal(use_huge_pages(tensor), torch.arange(100))
+
+
+def resident_bytes(address: int) -> int:
+    """Of the mapping that holds an address."""
+    is_here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            start, end = (int(part, 16) for part in first.split("-"))
+            is_here = start <= address < end
+        elif is_here and first == "Rss:":
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def test_memory_is_there_before_it_is_written_and_keeps_what_was() -> None:
+    with mmap.mmap(-1, 64 * MIB) as memory:
+        tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        tensor[5 * MIB] = 7
+        before = resident_bytes(tensor.data_ptr())
+        assert populate(tensor[4 * MIB : 12 * MIB])
+        assert 6 * MIB <= resident_bytes(tensor.data_ptr()) - before < 16 * MIB
+        assert tensor[5 * MIB] == 7
+        assert not tensor[6 * MIB : 12 * MIB].any()
+        del tensor
+
+
+def test_less_than_a_page_is_left_alone() -> None:
+    assert populate(torch.arange(100))
+
+
+def test_memory_that_cannot_be_written_is_told() -> None:
+    with mmap.mmap(-1, MIB, prot=mmap.PROT_READ) as memory, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about tensors over memory that is not writable
+        tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        assert not populate(tensor)
+        del tensor
