@@ -108,27 +108,30 @@ def _prompt(hash_ids: list[int], num_tokens: int, block_tokens: int) -> list[int
 def running(way: Way, model: Path) -> Iterator[tuple[Server, list[Server]]]:
     """The router and both engines, ready."""
     with ExitStack() as stack:
-        engines, transfer_port = [], _free_port()
+        engines, transfer_port = [], free_port()
         for index, core in enumerate(sorted(os.sched_getaffinity(0))[:2]):
-            engines.append(_engine(model, core, _transfer_flags(way, index, transfer_port)))
-        router = _router(way, [engine.url for engine in engines], transfer_port)
+            engines.append(new_engine(model, core, transfer_flags(way, index, transfer_port)))
+        router = new_router(way, [engine.url for engine in engines], transfer_port)
         for server in (*engines, router):
             stack.callback(server.stop)
             server.start(WORK / f"disaggregation-{server.name}.log")
         yield router, engines
 
 
-def _engine(model: Path, core: int, transfer_flags: list[str]) -> Server:
-    port = _free_port()
+def new_engine(
+    model: Path, core: int, flags: Sequence[str], program: Sequence[str] = ("-m", "kvasir_runtime")
+) -> Server:
+    """`flags` have the last word."""
+    port = free_port()
     command = [
-        "taskset", "-c", str(core), sys.executable, "-m", "kvasir_runtime", "serve", str(model),
+        "taskset", "-c", str(core), sys.executable, *program, "serve", str(model),
         "--served-model-name", "m", "--port", str(port), "--device", "cpu", "--max-model-len", str(MAX_MODEL_LEN),
-        "--max-num-seqs", "64", "--kv-cache-memory-bytes", str(KV_CACHE_GIB << 30), *transfer_flags,
+        "--max-num-seqs", "64", "--kv-cache-memory-bytes", str(KV_CACHE_GIB << 30), *flags,
     ]  # fmt: skip
     return Server(f"engine-{core}", command, port, ready_path="/ready")
 
 
-def _transfer_flags(way: Way, index: int, port: int) -> list[str]:
+def transfer_flags(way: Way, index: int, port: int) -> list[str]:
     if way == "mixed":
         return []
     role, own_port = ("kv_producer", port) if index == 0 else ("kv_consumer", 0)
@@ -137,19 +140,20 @@ def _transfer_flags(way: Way, index: int, port: int) -> list[str]:
     return ["--kv-transfer-config", json.dumps(config)]
 
 
-def _router(way: Way, engine_urls: list[str], transfer_port: int) -> Server:
-    port = _free_port()
+def new_router(way: Way, engine_urls: list[str], transfer_port: int, protocol: str = "kvasir") -> Server:
+    port = free_port()
     flags = ["--endpoint"] * 2 if way == "mixed" else ["--prefill-endpoint", "--decode-endpoint"]
     command = [
         sys.executable, "-m", "kvasir_router", "serve", "--model", "m", "--port", str(port),
-        "--admin-port", str(_free_port()), "--log-level", "warning", "--kv-transfer-port", str(transfer_port),
+        "--admin-port", str(free_port()), "--log-level", "warning", "--kv-transfer-port", str(transfer_port),
+        "--kv-transfer-protocol", protocol,
         *(part for flag, url in zip(flags, engine_urls, strict=True) for part in (flag, url)),
         *(["--remote-prefill-min-tokens", "0"] if way == "split always" else []),
     ]  # fmt: skip
     return Server("router", command, port, ready_path="/v1/models")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -250,14 +254,14 @@ def _row(way: Way, seen: Seen) -> str:
 
 
 def _pulled_mib(server: Server) -> float:
-    return _total(server, "kvasir_kv_transfer_bytes_total", "received") / 2**20
+    return total(server, "kvasir_kv_transfer_bytes_total", "received") / 2**20
 
 
 def _failed_pulls(server: Server) -> float:
-    return _total(server, "kvasir_kv_transfer_failures_total")
+    return total(server, "kvasir_kv_transfer_failures_total")
 
 
-def _total(server: Server, name: str, direction: str | None = None) -> float:
+def total(server: Server, name: str, direction: str | None = None) -> float:
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return sum(

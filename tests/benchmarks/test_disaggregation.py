@@ -29,6 +29,20 @@ def test_pulls_are_timed_for_each_size_of_pages(tmp_path: Path) -> None:
     assert all(float(figure) > 0 for figure in row[2:4])
 
 
+def test_overlap_is_of_what_was_read_before_the_prefills_end(tmp_path: Path) -> None:
+    """A prompt of 1,200 tokens, in three chunks, of which the decode engine hears at once or afterwards, and in one."""
+    flags = ("--only", "overlap", "--model", "toy", "--lengths", "1200", "--prompts", "1")
+    header, *rows = tables(tmp_path, *flags)[-4:]
+    chunked, after, whole = (dict(zip(header, row, strict=True)) for row in rows)
+    ways = [(row["chunk"], row["decode told"]) for row in (chunked, after, whole)]
+    assert ways == [("512", "at once"), ("512", "after it"), ("1200", "at once")]
+    assert 2 <= float(chunked["reads"]) <= 3
+    assert [(row["reads"], row["of it beside the prefill, ms"], row["hidden"]) for row in (after, whole)] == [
+        ("1", "0.0", "0%")
+    ] * 2
+    assert min(float(row["last block after the prefill, ms"]) for row in (chunked, after, whole)) > 0
+
+
 def test_split_engines_play_a_trace_behind_the_router(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     requests = [
