@@ -5,18 +5,28 @@
 places a trace that benchmarks.routing takes by the router's own picker, costs, ledger, index and transfer times, on the
 engines of benchmarks.routing. `local`: decode engines prefill for themselves; `remote`: never; `auto`: by
 cost. Prints seconds to the first token, and between tokens, of which a prefill on the same engine takes its part.
+
+    python -m benchmarks.pairing --trace FILE --prefills 4 --decodes 4 --exchange nobody prefills all
+
+compares who fetches prefixes from whom, as a router places that hears from engines what they have cached; of prompts
+that go on from an answer (routing/answers.py) that is on the engine which decoded it.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from statistics import fmean
+from typing import Literal, get_args
 
 from benchmarks.routing.__main__ import load
+from benchmarks.routing.answers import answers_of
+from benchmarks.routing.blocks import LateBlockMap
 from benchmarks.routing.engine import CacheUpdate, Engine, EngineModel
 from benchmarks.routing.job import Job, request_of
+from benchmarks.routing.kvasir import HeardIndex
 from benchmarks.routing.simulation import quantile
 from benchmarks.routing.trace import Trace, TraceRequest
 
@@ -24,6 +34,8 @@ from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
+from kvasir_router.placement.placement import Fetch
+from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.load import EndpointLoad
@@ -31,7 +43,19 @@ from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import EndpointState, Registry
 
 MIN_TOKENS: dict[str, int | None] = {"local": 10**9, "remote": 0, "auto": None}
+_HEAD = "| speed | prefill | exchanging | remote | fetched | TTFT mean, s | p50 | p99 | between tokens mean, ms | p99 |"
 _TIDY_SECONDS = 10.0
+_LATE_SECONDS = 0.05  # that KV events come after what they tell
+_KV_TRANSFER_PORT = 5600
+
+Exchanging = Literal["nobody", "prefills", "all"]
+"""Which engines fetch prefixes that others of them have cached."""
+_ROLES: dict[Exchanging | None, Set[Role]] = {
+    None: frozenset(),
+    "nobody": frozenset(),
+    "prefills": frozenset({Role.PREFILL}),
+    "all": frozenset({Role.PREFILL, Role.DECODE}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +66,7 @@ class Setting:
     tokens_per_second: float = 100_000.0  # that a transfer moves
     latency_seconds: float = 0.005
     model: EngineModel = field(default_factory=EngineModel)
+    exchanging: Exchanging | None = None  # None: nobody; and the router guesses caches, which it else hears of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +74,7 @@ class Outcome:
     first_token_seconds: tuple[float, ...]  # ascending
     token_seconds: tuple[float, ...]  # each request's mean, ascending
     remote_share: float
+    fetched_share: float  # of prompt tokens
 
     @property
     def mean(self) -> float:
@@ -56,16 +82,33 @@ class Outcome:
 
 
 class DecodeEngine(Engine):
-    """It may take over a prompt that was computed elsewhere."""
+    """It may take over a prompt that was computed elsewhere. `answers`: by job, the blocks that its answer fills."""
+
+    def __init__(
+        self,
+        number: int,
+        model: EngineModel,
+        block_tokens: int,
+        updates: list[CacheUpdate],
+        answers: Mapping[int, tuple[int, ...]],
+    ) -> None:
+        super().__init__(number, model, block_tokens, updates)
+        self._answers = answers
 
     def receive(self, job: Job, now: float) -> None:
         self._advance(now)
         if not self._allocate(job):
             raise RuntimeError(f"engine {self.number} has no KV left; the trace is more than the fleet can do")
+        self._updates.append(CacheUpdate(now, self.number, job.blocks[job.num_cached_blocks :], ()))
         job.first_token_at = now + self.model.decode_step_seconds
         self._decode_kv_tokens += job.num_kv_tokens
         heappush(self._decodes, (self._steps + job.num_output_tokens, job.number, job))
         self._set_speeds()
+
+    def _end(self, job: Job) -> None:
+        if job.num_output_tokens > 1 and (blocks := self._answers.get(job.number)):
+            self.land(blocks, self._now)
+        super()._end(job)
 
 
 @dataclass(slots=True)
@@ -77,6 +120,7 @@ class _Request:
     tickets: tuple[Ticket, ...] = ()
     prefilled_at: float = 0.0
     num_received: int = 0
+    fetch: Fetch | None = None
     ended_at: float = 0.0
 
 
@@ -88,21 +132,37 @@ class _Simulation:
         self._updates: list[CacheUpdate] = []
         prefills = [Address(f"p{number}", role=Role.PREFILL) for number in range(setting.num_prefills)]
         decodes = [Address(f"d{number}", role=Role.DECODE) for number in range(setting.num_decodes)]
+        answers = {} if setting.exchanging is None else answers_of(trace)
         self._engines = {
-            address.url: DecodeEngine(number, setting.model, trace.block_tokens, self._updates)
+            address.url: DecodeEngine(number, setting.model, trace.block_tokens, self._updates, answers)
             for number, address in enumerate((*prefills, *decodes))
         }
         self._fleet = FleetPrefill()
         self._registry = Registry(lambda: EndpointLoad(512, self._fleet.new_member()), lambda: None, {"m"})
         self._registry.set_addresses({*prefills, *decodes}, EndpointState.READY)
         self._pairing = Pairing(min_tokens)
-        self._picker = Picker(FinishTime(), pairing=self._pairing)
+        self._fetching = PrefixFetching()
+        self._picker = Picker(FinishTime(), pairing=self._pairing, fetching=self._fetching)
         self._ledger = Ledger(lambda: None)
-        self._index = ApproximatePrefixIndex(32768, 1200.0, trace.block_tokens, 4.0)
+        self._index = self._new_index(trace.block_tokens)
+        self._exchange_kv()
         self._calendar: list[tuple[float, int, Callable[[float], None]]] = []
         self._num_events = 0
         self._requests: dict[str, _Request] = {}
         self._tidy_at = 0.0
+        self.num_fetched_tokens = 0
+
+    def _new_index(self, block_tokens: int) -> ApproximatePrefixIndex | HeardIndex:
+        if self._setting.exchanging is None:
+            return ApproximatePrefixIndex(32768, 1200.0, block_tokens, 4.0)
+        heard = LateBlockMap(len(self._engines), self._updates, _LATE_SECONDS)
+        return HeardIndex(list(self._engines), heard, _LATE_SECONDS, block_tokens)
+
+    def _exchange_kv(self) -> None:
+        """Its port makes an engine one that may be asked, and told to ask."""
+        for endpoint in self._registry:
+            if endpoint.role in _ROLES[self._setting.exchanging]:
+                endpoint.load.kv_transfer_port = _KV_TRANSFER_PORT
 
     def run(self, requests: Sequence[_Request]) -> None:
         for request in requests:
@@ -126,14 +186,34 @@ class _Simulation:
             self._index.match(prefix, now),
             now,
             prefills=self._registry.prefilling("m"),
+            written=partial(self._index.written, prefix),
         )
         assert placement is not None, "an engine has 512 requests in flight: the trace is more than the fleet can do"
         request.tickets = self._ledger.dispatch(asked, placement, now)
         request.num_received = placement.leg.received_tokens
         for leg in placement.legs:
             self._index.insert(leg.endpoint.url, prefix, now, None)
-        leg = placement.prefill or placement.leg
-        self._submit(leg.endpoint.url, request.decode if placement.prefill is None else request.prefill, now)
+        url = (placement.prefill or placement.leg).endpoint.url
+        job = request.decode if placement.prefill is None else request.prefill
+        request.fetch = placement.fetch
+        if placement.fetch is None or not self._fetch(url, job, placement.fetch.peer_url, now):
+            self._submit(url, job, now)
+
+    def _fetch(self, url: str, job: Job, peer_url: str, now: float) -> bool:
+        """Whether the job waits for what the peer has."""
+        engine = self._engines[url]
+        blocks, seconds = engine.to_fetch(job, self._engines[peer_url])
+        if not blocks:
+            return False
+
+        def land(at: float) -> None:
+            num_before = engine.cached_tokens(job)
+            engine.land(blocks, at)
+            self.num_fetched_tokens += engine.cached_tokens(job) - num_before
+            self._submit(url, job, at)
+
+        self._at(now + seconds, land)
+        return True
 
     def _submit(self, url: str, job: Job, now: float) -> None:
         self._engines[url].submit(job, now)
@@ -159,13 +239,22 @@ class _Simulation:
         self._changed(url, now)
 
     def _first_token(self, request: _Request, job: Job, now: float) -> None:
+        ticket = request.tickets[-1]
+        self._is_told(ticket.url, job, now)
+        if request.fetch is not None:
+            self._fetching.learn(request.fetch, ticket.url, ticket.seconds_late(now), now)
         if job is request.decode:
-            request.tickets[0].first_token(now)
+            ticket.first_token(now)
             return
         prefill_seconds = now - request.arrived
         request.prefilled_at = now
-        request.tickets[1].whole_answer(now)
+        ticket.whole_answer(now)
         self._at(now + self._exposed_seconds(request, prefill_seconds), lambda at: self._receive(request, at))
+
+    def _is_told(self, url: str, job: Job, now: float) -> None:
+        if isinstance(self._index, HeardIndex):
+            assert job.request.prefix is not None
+            self._index.is_told(self._engines[url].number, job.request.prefix, now)
 
     def _exposed_seconds(self, request: _Request, prefill_seconds: float) -> float:
         """Of a transfer that begins with the first chunk and goes on beside prefill."""
@@ -178,6 +267,7 @@ class _Simulation:
         decode, prefill = request.tickets
         prefill.finish()
         self._engines[decode.url].receive(request.decode, now)
+        self._is_told(decode.url, request.decode, now)
         self._at(request.decode.first_token_at, lambda at: self._has_begun(request, at))
         self._changed(decode.url, now)
 
@@ -197,11 +287,13 @@ class _Simulation:
             self._tidy_at = now + _TIDY_SECONDS
             self._fleet.refresh(now)
             self._pairing.transfers.refresh(self._registry.urls(), now)
+            self._fetching.transfers.refresh(self._registry.urls(), now)
 
 
 def simulate(trace: Trace, setting: Setting, min_tokens: int | None) -> Outcome:
     requests = [_request(number, traced, trace, setting) for number, traced in enumerate(trace.requests)]
-    _Simulation(trace, setting, min_tokens).run(requests)
+    simulation = _Simulation(trace, setting, min_tokens)
+    simulation.run(requests)
     return Outcome(
         first_token_seconds=tuple(sorted(request.decode.first_token_at - request.arrived for request in requests)),
         token_seconds=tuple(
@@ -212,6 +304,7 @@ def simulate(trace: Trace, setting: Setting, min_tokens: int | None) -> Outcome:
             )
         ),
         remote_share=fmean(len(request.tickets) - 1 for request in requests),
+        fetched_share=simulation.num_fetched_tokens / sum(traced.num_input_tokens for traced in trace.requests),
     )
 
 
@@ -229,19 +322,28 @@ def main() -> None:
     print(
         f"{trace.name}: {len(trace.requests)} requests, {arguments.prefills} prefill and {arguments.decodes} decode\n"
     )
-    print(
-        "| speed | prefill | remote | TTFT mean, s | p50 | p99 | between tokens mean, ms | p99 |\n" + "|---" * 8 + "|"
-    )
+    print(_HEAD + "\n" + "|---" * _HEAD.count(" | ") + "|---|", flush=True)
     for speed in arguments.speed:
-        setting = Setting(arguments.prefills, arguments.decodes, speed, arguments.transfer_rate)
-        for name, min_tokens in MIN_TOKENS.items():
-            found = simulate(trace, setting, min_tokens)
-            print(
-                f"| {speed:g} | {name} | {found.remote_share:.2f} | {found.mean:.3f} "
-                f"| {quantile(found.first_token_seconds, 0.5):.3f} | {quantile(found.first_token_seconds, 0.99):.3f} "
-                f"| {1000 * fmean(found.token_seconds):.1f} | {1000 * quantile(found.token_seconds, 0.99):.1f} |",
-                flush=True,
+        for exchanging in arguments.exchange or (None,):
+            setting = Setting(
+                arguments.prefills,
+                arguments.decodes,
+                speed,
+                arguments.transfer_rate,
+                model=EngineModel(fetch_tokens_per_second=arguments.fetch_rate),
+                exchanging=exchanging,
             )
+            for name in arguments.prefill:
+                print(_row(setting, name, simulate(trace, setting, MIN_TOKENS[name])), flush=True)
+
+
+def _row(setting: Setting, name: str, found: Outcome) -> str:
+    return (
+        f"| {setting.speed:g} | {name} | {setting.exchanging or ''} | {found.remote_share:.2f} "
+        f"| {found.fetched_share:.3f} | {found.mean:.3f} | {quantile(found.first_token_seconds, 0.5):.3f} "
+        f"| {quantile(found.first_token_seconds, 0.99):.3f} "
+        f"| {1000 * fmean(found.token_seconds):.1f} | {1000 * quantile(found.token_seconds, 0.99):.1f} |"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -253,6 +355,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefills", type=int, default=2)
     parser.add_argument("--decodes", type=int, default=6)
     parser.add_argument("--transfer-rate", type=float, default=Setting(0, 0).tokens_per_second, help="tokens/s")
+    parser.add_argument("--prefill", nargs="+", choices=list(MIN_TOKENS), default=list(MIN_TOKENS))
+    parser.add_argument(
+        "--exchange",
+        nargs="+",
+        choices=get_args(Exchanging),
+        help="engines that fetch cached prefixes from one another; with it the router hears what is cached",
+    )
+    fetch_rate = EngineModel().fetch_tokens_per_second
+    parser.add_argument("--fetch-rate", type=float, default=fetch_rate, help="tokens/s from a peer")
     parser.add_argument("--seed", type=int, default=0)
     return parser
 

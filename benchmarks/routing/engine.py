@@ -140,6 +140,16 @@ class Engine:
             depth += 1
         return job.tokens_of(depth, self._block_tokens)
 
+    def to_fetch(self, job: Job, peer: "Engine") -> tuple[tuple[int, ...], float]:
+        """The prompt's leading blocks that the peer has, and seconds until they are here; none where computing what it
+        lacks of them is no slower.
+        """
+        num_there, num_cached = peer.cached_tokens(job), self.cached_tokens(job)
+        seconds = self.model.fetch_seconds(num_there - num_cached)
+        if seconds >= self.model.prefill_seconds(num_there - num_cached, num_cached):
+            return (), 0.0
+        return job.blocks[: num_there // self._block_tokens], seconds
+
     def land(self, blocks: tuple[int, ...], now: float) -> None:
         """They have come from a peer, and are cached."""
         self._advance(now)

@@ -236,14 +236,13 @@ class FetchingKvasir(HeardKvasir):
             return
         self._fetches[job.number] = fetch
         receiver, peer = self.world.engines[engine], self.world.engines[self._numbers[fetch.peer_url]]
-        num_there, num_cached = peer.cached_tokens(job), receiver.cached_tokens(job)
-        seconds = receiver.model.fetch_seconds(num_there - num_cached)
-        if seconds >= receiver.model.prefill_seconds(num_there - num_cached, num_cached):
+        blocks, seconds = receiver.to_fetch(job, peer)
+        if not blocks:
             self.world.send(job, engine)
             return
 
         def land() -> None:
-            receiver.land(job.blocks[: num_there // self.world.block_tokens], self._clock())
+            receiver.land(blocks, self._clock())
             self.world.send(job, engine)
 
         self._loop.call_later(seconds, land)

@@ -78,7 +78,8 @@ class Picker:
         if not avoid:
             choice = self._split.choose(choice)
         policy = self._policy
-        exchanging, fetches = endpoints if prefills is None else prefills, None
+        fetches = None
+        exchanging = endpoints if prefills is None else [*prefills, *endpoints]
         if self._fetching is not None and written is not None and (able := peers(exchanging, now, avoid)):
             fetches = self._fetching.among(able, written)
         if self._pairing is not None and prefills is not None:

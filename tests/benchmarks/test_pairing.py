@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from benchmarks.pairing import MIN_TOKENS, Outcome, Setting, simulate
+from benchmarks.pairing import MIN_TOKENS, Exchanging, Outcome, Setting, simulate
 from benchmarks.routing.synthetic import chats, documents
 from benchmarks.routing.trace import Trace
 
@@ -36,3 +36,12 @@ def test_it_is_repeatable() -> None:
     setting = Setting(1, 2)
     short = replace(CHATS, requests=CHATS.requests[:100])
     assert simulate(short, setting, None) == simulate(short, setting, None)
+
+
+def test_who_always_prefills_elsewhere_gains_by_what_decode_engines_have_cached() -> None:
+    trace, setting = Trace("chats", 64, chats(1).requests[:3000]), Setting(1, 3)
+    fleets: tuple[Exchanging, ...] = ("nobody", "prefills", "all")
+    nobody, prefills, everybody = (simulate(trace, replace(setting, exchanging=fleet), 0) for fleet in fleets)
+    assert (nobody.fetched_share, prefills) == (0.0, nobody), "there is one prefill engine"
+    assert everybody.fetched_share > 0.02
+    assert everybody.mean < 0.9 * nobody.mean

@@ -18,7 +18,7 @@ from tests.contract.test_migration import num_in_flight, signal_all, total, wait
 from tests.runtime.cli.conftest import Server, a_free_port, free_ports_in_a_row
 
 MODEL = Path("examples/models/kvasir-python-700k")
-COMPLETION = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+COMPLETION = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 ROUTER = str(Path(sys.executable).parent / "kvasir-router")
 SIZE = 16
 NUM_TOKENS = 1000
@@ -53,13 +53,16 @@ class Router:
     admin_url: str
 
     def knows(self, engines: Sequence[Engine]) -> bool:
-        """That they are ready, and exchange KV: what an idle engine says every 10 s."""
+        """That they are ready, exchange KV, which idle ones say every 10 s, and have told all that they have cached."""
         try:
             known = self._endpoints()
         except httpx.ConnectError:
             return False
         return all(
-            known[engine.url]["kv_transfer_port"] and known[engine.url]["state"] == "ready" for engine in engines
+            known[engine.url]["kv_transfer_port"]
+            and known[engine.url]["state"] == "ready"
+            and known[engine.url]["kv_events"]["is_complete"]
+            for engine in engines
         )
 
     def num_blocks(self, engine: Engine) -> int:
@@ -96,16 +99,16 @@ StartRouter = Callable[..., Router]
 
 @pytest.fixture
 def start_router() -> Iterator[StartRouter]:
-    """start_router(*engines): once it knows that they exchange KV. `decode`: for which they prefill."""
+    """start_router(*engines): once it knows that they exchange KV. `decodes`: for which they prefill."""
     with ExitStack() as stack:
 
-        def start(*behind: Engine, decode: Engine | None = None) -> Router:
+        def start(*behind: Engine, decodes: Sequence[Engine] = ()) -> Router:
             port, admin_port = a_free_port(), a_free_port()
-            flag = "--endpoint" if decode is None else "--prefill-endpoint"
+            flag = "--prefill-endpoint" if decodes else "--endpoint"
             endpoints = [word for engine in behind for word in (flag, engine.url)]
-            if decode is not None:
-                endpoints += ["--decode-endpoint", decode.url, "--remote-prefill-min-tokens", "0"]
-                endpoints += ["--kv-transfer-port", str(decode.side_channel)]
+            endpoints += [word for engine in decodes for word in ("--decode-endpoint", engine.url)]
+            if decodes:
+                endpoints += ["--remote-prefill-min-tokens", "0", "--kv-transfer-port", str(behind[0].side_channel)]
             ports = ("--port", str(port), "--admin-port", str(admin_port))
             process = subprocess.Popen(
                 [ROUTER, "serve", *ports, "--policy", "roundRobin", "--kv-events", behind[0].event_ports, *endpoints]
@@ -113,7 +116,7 @@ def start_router() -> Iterator[StartRouter]:
             stack.callback(process.wait)
             stack.callback(process.kill)
             router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
-            wait_for(lambda: router.knows(behind))
+            wait_for(lambda: router.knows((*behind, *decodes)))
             return router
 
         yield start
@@ -124,7 +127,12 @@ def prompt(number: int) -> list[int]:
 
 
 def ask(url: str, number: int) -> dict:
-    answer = httpx.post(f"{url}/v1/completions", json=COMPLETION | {"prompt": prompt(number)}, timeout=60)
+    return complete(url, prompt(number))
+
+
+def complete(url: str, token_ids: list[int], max_tokens: int = 16) -> dict:
+    body = COMPLETION | {"prompt": token_ids, "max_tokens": max_tokens}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -187,7 +195,7 @@ def test_an_engine_that_prefills_for_another_fetches_what_a_peer_has_cached(
 ) -> None:
     """From the second rank of the peer."""
     other, decode, _, holder = engines
-    router = start_router(holder, other, decode=decode)
+    router = start_router(holder, other, decodes=[decode])
     before_other, before_decode = num_received(other), num_received(decode)
     num_failed = total(other, "kvasir_kv_transfer_failures_total")
     computed = asked_at_once(holder, (4, 5, 6, 7))[1::2]  # by the ranks in turn
@@ -199,6 +207,35 @@ def test_an_engine_that_prefills_for_another_fetches_what_a_peer_has_cached(
     wait_for(lambda: num_received(other) == before_other + NUM_CACHED // SIZE)
     wait_for(lambda: num_received(decode) == before_decode + 2 * NUM_CACHED // SIZE)
     assert total(other, "kvasir_kv_transfer_failures_total") == num_failed
+
+
+def test_a_former_answer_is_fetched_from_the_engine_that_decoded_it(
+    engines: list[Engine], start_router: StartRouter
+) -> None:
+    """By the engine that prefills the next turn, which is decoded by another; then by the one that has the answer, to
+    which only the blocks behind it are sent."""
+    other, prefill, alone, decode = engines
+    router = start_router(prefill, decodes=[decode, other])  # which decode by turns, in the order of their addresses
+    num_failed = [total(engine, "kvasir_kv_transfer_failures_total") for engine in engines]
+    num_before, num_known = received(prefill, decode, other), router.num_blocks(decode)
+    num_answered = 640
+    first = complete(router.url, prompt(8), num_answered)
+    num_held = (NUM_TOKENS + num_answered - 1) // SIZE
+    wait_for(lambda: router.num_blocks(decode) == num_known + num_held)
+    second = prompt(8) + tokens(first) + prompt(9)[:100]
+    num_full = (len(second) - 1) // SIZE
+    answers = [complete(router.url, second) for _ in range(2)]
+    assert [tokens(answer) for answer in answers] == [tokens(complete(alone.url, second))] * 2
+    assert [num_cached(answer) for answer in answers] == [num_full * SIZE] * 2
+    assert router.num_fetches() == 1
+    num_prompt = NUM_CACHED // SIZE
+    expected = [num_held - num_prompt, num_prompt + num_full - num_held, num_full]
+    assert [now - before for now, before in zip(received(prefill, decode, other), num_before, strict=True)] == expected
+    assert [total(engine, "kvasir_kv_transfer_failures_total") for engine in engines] == num_failed
+
+
+def received(*engines: Engine) -> list[float]:
+    return [num_received(engine) for engine in engines]
 
 
 def num_received(engine: Engine) -> float:

@@ -100,7 +100,12 @@ def test_the_holder_of_another_revision_is_not_fetched_from_by_the_one_whose_tur
     assert fetched_from(picker, *endpoints) == "a"
 
 
-def test_a_service_of_prefill_and_decode_engines_fetches_nothing() -> None:
-    endpoints = an_exchanging("a", max_in_flight=0), an_exchanging("b")
-    picker = Picker(FinishTime(), pairing=Pairing(), fetching=PrefixFetching())
-    assert fetched_from(picker, *endpoints, prefills=[]) is None
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+@pytest.mark.parametrize("min_tokens", [0, 2000], ids=["remote", "local"])
+def test_who_prefills_fetches_from_engines_of_either_role(role: Role, min_tokens: int) -> None:
+    holder, prefill = an_exchanging("a", role=role, max_in_flight=0), an_exchanging("p", role=Role.PREFILL)
+    prefills = [each for each in (holder, prefill) if each.role is Role.PREFILL]
+    decodes = [each for each in (holder, an_exchanging("d", role=Role.DECODE)) if each.role is Role.DECODE]
+    picker = Picker(FinishTime(), pairing=Pairing(min_tokens), fetching=PrefixFetching())
+    assert fetched_from(picker, *decodes, prefills=prefills) == "a"
+    assert fetched_from(Picker(FinishTime(), pairing=Pairing(min_tokens)), *decodes, prefills=prefills) is None

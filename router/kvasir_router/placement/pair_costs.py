@@ -48,12 +48,12 @@ class PairCosts:
         transfers: TransferTimes,
         fetches: Mapping[str, Fetch],
     ) -> None:
-        """`fetches`: what prefill engines would get from one another, by url."""
+        """`fetches`: what engines would fetch from one another, by url."""
         self._transfers = transfers
         self._decode = _Column(_DECODE_TERMS, {}, request, decodes, cached, now)
-        self._local = _Column(_LOCAL_TERMS, DERIVED_TERMS, request, decodes, cached, now)
-        remote_terms = _REMOTE_TERMS | {"prefix_fetch": PrefixFetch(fetches)} if fetches else _REMOTE_TERMS
-        self._remote = _Column(remote_terms, DERIVED_TERMS, request, prefills, cached, now)
+        fetch_term: dict[str, Term] = {"prefix_fetch": PrefixFetch(fetches)} if fetches else {}
+        self._local = _Column(_LOCAL_TERMS | fetch_term, DERIVED_TERMS, request, decodes, cached, now)
+        self._remote = _Column(_REMOTE_TERMS | fetch_term, DERIVED_TERMS, request, prefills, cached, now)
         self._queue_seconds = {decode.url: decode.load.queue_seconds(now) for decode in decodes}
         self._lacking = {decode.url: decode_leg_on(decode, request, cached).received_tokens for decode in decodes}
         self.partners = self._shortlists(prefills)

@@ -44,7 +44,7 @@ class Pairing:
         self.transfers = TransferTimes()
 
     def policy(self, policy: Policy, prefills: Sequence[Endpoint], fetches: Fetches | None = None) -> "PairedPolicy":
-        """`prefills` as `partners` gives them. `fetches` None: they do not fetch from one another."""
+        """`prefills` as `partners` gives them. `fetches` None: no engine fetches from another."""
         return PairedPolicy(policy, prefills, self.transfers, self.remote_min_tokens, fetches)
 
 
@@ -62,19 +62,20 @@ class PairedPolicy:
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
     ) -> Placement:
         decodes, prefills = self._choice(request, endpoints, cached, now)
-        fetches = self._fetched(request, prefills, cached, now)
+        fetches = self._fetched(request, [*decodes, *prefills], cached, now)
         costs = PairCosts(request, decodes, prefills, cached, now, self.transfers, fetches)
         pairs = self._pairs(costs, decodes)
         if self.remote_min_tokens is None:
             pairs = filter(costs.is_no_later, pairs)
         pair = _cheapest(list(pairs))
         seconds = pair.seconds if isinstance(self.policy, CostPolicy) else None
+        prefilling = pair.prefill or pair.decode
+        alone, fetch = leg_on(prefilling, request, cached), fetches.get(prefilling.url)
+        leg = alone if fetch is None else fetching_leg(alone, fetch)
         if pair.prefill is not None:
-            prefill, fetch = leg_on(pair.prefill, request, cached), fetches.get(pair.prefill.url)
-            prefill = prefill if fetch is None else fetching_leg(prefill, fetch)
-            return Placement(decode_leg_on(pair.decode, request, cached), prefill, seconds, fetch=fetch)
-        leg = leg_on(pair.decode, request, cached)
-        return Placement(leg, None, seconds, self._why_local(request, pair.decode, leg.uncached_tokens))
+            return Placement(decode_leg_on(pair.decode, request, cached), leg, seconds, fetch=fetch)
+        why_local = self._why_local(request, pair.decode, alone.uncached_tokens)
+        return Placement(leg, None, seconds, why_local, fetch)
 
     def pair_costs(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
@@ -85,7 +86,7 @@ class PairedPolicy:
         if not isinstance(self.policy, CostPolicy):
             return {}
         decodes, prefills = self._choice(request, endpoints, cached, now)
-        fetches = self._fetched(request, prefills, cached, now)
+        fetches = self._fetched(request, [*decodes, *prefills], cached, now)
         costs = PairCosts(request, decodes, prefills, cached, now, self.transfers, fetches)
         return {
             (pair.decode.url, None if pair.prefill is None else pair.prefill.url): costs.terms(pair)
@@ -106,9 +107,9 @@ class PairedPolicy:
         return (decode,), prefills
 
     def _fetched(
-        self, request: InferenceRequest, prefills: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
     ) -> Mapping[str, Fetch]:
-        return {} if self.fetches is None else self.fetches.of(request, prefills, cached, now)
+        return {} if self.fetches is None else self.fetches.of(request, endpoints, cached, now)
 
     def _pairs(self, costs: PairCosts, decodes: Sequence[Endpoint]) -> Iterator[Pair]:
         min_tokens = self.remote_min_tokens

@@ -1,5 +1,6 @@
 """Who prefills a prompt: the engine that decodes it, or another of its revision that would be done sooner."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -260,3 +261,63 @@ def test_pairs_are_shown_with_what_would_be_fetched() -> None:
     saved = (work(1000) - work(200, 800)) / 1000.0
     assert costs["d", "p"]["prefix_fetch"] == pytest.approx(-saved)
     assert costs["d", "held"]["prefix_fetch"] == 0.0
+
+
+def an_answers_engine(**load: Any) -> Endpoint:
+    """That decoded the turn before, and has its prompt and answer."""
+    return an_exchanging("held", role=Role.DECODE, **load)
+
+
+def test_who_prefills_for_another_fetches_a_former_answer_from_the_engine_that_decoded_it() -> None:
+    holder, other, prefill = (
+        an_answers_engine(resident_tokens=10**6),
+        an_exchanging("d", role=Role.DECODE),
+        an_exchanging("p", role=Role.PREFILL),
+    )
+    cached = {"held": 900, "p": 500}
+    policy = replace(fetching(prefill, holder, written=cached, min_tokens=0), prefills=[prefill])
+    placement = placed(policy, holder, other, cached=cached)
+    assert (urls(placement), placement.fetch and placement.fetch.num_tokens) == (("d", "p"), 400)
+    assert placement.prefill is not None
+    leg = placement.prefill
+    assert (leg.cached_tokens, leg.received_tokens, leg.uncached_tokens) == (500, 400, 100)
+    assert placement.leg.received_tokens == 1000
+
+
+def test_the_engine_that_decoded_the_former_answer_decodes_the_next_and_gets_only_the_rest() -> None:
+    holder, other, prefill = an_answers_engine(), a_decode("d"), an_exchanging("p", role=Role.PREFILL)
+    cached = {"held": 900, "p": 500}
+    policy = replace(fetching(prefill, holder, written=cached, min_tokens=0), prefills=[prefill])
+    placement = placed(policy, other, holder, cached=cached)
+    assert urls(placement) == ("held", "p")
+    assert (placement.leg.cached_tokens, placement.leg.received_tokens) == (900, 100)
+
+
+@pytest.mark.parametrize(("seconds", "is_local"), [(0.0, True), (10.0, False)])
+def test_what_is_fetched_makes_local_prefill_cheaper(seconds: float, is_local: bool) -> None:
+    """The prefill engine, which fetches nothing, computes the whole prompt in half the time."""
+    holder, other = an_answers_engine(resident_tokens=10**6), an_exchanging("d", role=Role.DECODE)
+    cached = {"held": 900}
+    policy = fetching(holder, written=cached, seconds=seconds)
+    placement = placed(replace(policy, prefills=[a_prefill(prefill_rate=2000.0)]), holder, other, cached=cached)
+    assert urls(placement) == ("d", None if is_local else "p")
+    assert (placement.fetch is not None) is is_local
+    if is_local:
+        assert placement.local_prefill is LocalPrefill.CHEAPER
+        assert (placement.leg.received_tokens, placement.leg.uncached_tokens) == (900, 100)
+
+
+def test_too_short_a_prompt_to_be_prefilled_elsewhere_may_be_fetched_all_the_same() -> None:
+    holder, other = an_answers_engine(resident_tokens=10**6), an_exchanging("d", role=Role.DECODE)
+    policy = replace(fetching(holder, written={"held": 900}, min_tokens=2000), prefills=[a_prefill()])
+    placement = placed(policy, holder, other, cached={"held": 900})
+    assert (urls(placement), placement.local_prefill) == (("d", None), LocalPrefill.SHORT)
+    assert placement.fetch is not None
+
+
+def test_an_engine_that_decoded_under_another_revision_is_not_asked() -> None:
+    holder = an_answers_engine(revision="old")
+    decode, prefill = an_exchanging("d", role=Role.DECODE), an_exchanging("p", role=Role.PREFILL)
+    policy = replace(fetching(holder, written={"held": 900}, min_tokens=0), prefills=[prefill])
+    placement = placed(policy, decode, cached={"held": 900})
+    assert (urls(placement), placement.fetch) == (("d", "p"), None)
