@@ -18,6 +18,7 @@ from kvasir_router.service.kv_event_series import KvEventCollector
 from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 from kvasir_runtime.parallel.counts import CollectiveTotals
+from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.ranks.node import NodeCollector
 from kvasir_runtime.ranks.status import NodeStatus
 from kvasir_runtime.requests.stats import SchedulerStats
@@ -96,7 +97,7 @@ def engine_registry(folder: Path) -> CollectorRegistry:
 
 def node_registry(folder: Path) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(NodeCollector(NodeStatus(folder / "ranks", [1])))
+    registry.register(NodeCollector(NodeStatus(folder / "ranks", Topology().places())))
     return registry
 
 

@@ -197,7 +197,7 @@ class ParallelConfig:
     )
     data_parallel_size: int = option("engines of equal weights behind this endpoint", default=1)
     enable_expert_parallel: bool = option("share out whole experts instead of cutting each", default=False)
-    nnodes: int = option("nodes that hold this engine's ranks, in equal runs", default=1)
+    nnodes: int = option("nodes that hold the ranks of all engines, in equal runs", default=1)
     node_rank: int = option("which of them this is; 0 serves clients, the others their ranks and probes", default=0)
     master_addr: str = option("address of node 0, where ranks of several nodes meet", default="127.0.0.1")
     master_port: int = option("port of node 0 for the same", default=29500)
@@ -307,21 +307,17 @@ def _check_between(flag: str, value: float, least: float, most: float) -> None:
 
 def _check_parallel(parallel: ParallelConfig) -> None:
     tensor, pipeline, nodes = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.nnodes
-    if tensor * pipeline % nodes:
+    if tensor * pipeline * parallel.data_parallel_size % nodes:
         raise ConfigurationError(
-            f"--nnodes is {nodes}, but --tensor-parallel-size {tensor} times --pipeline-parallel-size {pipeline} ranks "
-            "do not divide into so many equal runs; choose sizes whose product it divides"
+            f"--nnodes is {nodes}, but --tensor-parallel-size {tensor} times --pipeline-parallel-size {pipeline} times "
+            f"--data-parallel-size {parallel.data_parallel_size} ranks do not divide into so many equal runs; choose "
+            "sizes whose product it divides"
         )
     partition = parallel.pipeline_layer_partition
     if partition is not None and (len(partition) != pipeline or min(partition) < 1):
         raise ConfigurationError(
             f"--pipeline-layer-partition is {','.join(map(str, partition))}, but --pipeline-parallel-size is "
             f"{pipeline}: write as many numbers, each at least 1"
-        )
-    if nodes > 1 and parallel.data_parallel_size > 1:
-        raise ConfigurationError(
-            f"--nnodes is {nodes} and --data-parallel-size {parallel.data_parallel_size}; an engine of several nodes "
-            "has no others beside it: run more replicas instead"
         )
     if parallel.enable_expert_parallel and tensor == 1:
         raise ConfigurationError(

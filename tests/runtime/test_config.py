@@ -172,6 +172,20 @@ def test_experts_are_shared_out_among_tensor_ranks_only():
             check("--enable-expert-parallel", *flags)
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "are_equal"), [(1, True), (2, True), (3, True), (12, True), (5, False), (24, False)]
+)
+def test_nodes_hold_equal_runs_of_all_ranks(num_nodes, are_equal):
+    sizes = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--data-parallel-size", "3")
+    flags = (*sizes, "--nnodes", str(num_nodes))
+    if are_equal:
+        check(*flags)
+    else:
+        message = f"--nnodes is {num_nodes}, but .*2 times .*2 times --data-parallel-size 3 ranks do not divide"
+        with pytest.raises(ConfigurationError, match=message):
+            check(*flags)
+
+
 def test_a_partition_has_as_many_stages_as_the_pipeline():
     check("--pipeline-parallel-size", "2", "--pipeline-layer-partition", "3,5")
     for stages, partition in (("2", "8"), ("2", "3,4,1"), ("1", "3,5"), ("2", "8,0"), ("2", "9,-1")):

@@ -272,7 +272,10 @@ class AsyncEngine:
             case RequestsMove():
                 self._hand_over(core, message)
             case EngineFailed():
-                self._die(EngineDeadError(f"the engine core has failed: {message.error}"))
+                self._die(EngineDeadError(f"the engine core{self._which(core)} has failed: {message.error}"))
+
+    def _which(self, core: CoreClient) -> str:
+        return f" of data-parallel rank {self._cores.index(core)}" if len(self._cores) > 1 else ""
 
     def _distribute(self, core: CoreClient, step: StepOutputs) -> None:
         now = time.monotonic()

@@ -108,7 +108,7 @@ def load_worker(
                 max_model_len,
                 stage,
                 drafts_embed=drafts_embed,
-                over_layers=LoadingProgress(place.rank, place.topology.num_ranks, options.num_layers).over,
+                over_layers=LoadingProgress(place.name, place.topology.num_ranks, options.num_layers).over,
             )
         proposer = None
         if make_proposer is not None and stage.is_last:  # it goes on from what is drawn

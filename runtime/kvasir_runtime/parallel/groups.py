@@ -55,9 +55,9 @@ def alone(topology: Topology | None = None) -> RankGroups:
 
 
 def host_meeting(address: str, port: int) -> Store:
-    """At an IP address of node 0, for the ranks of all nodes; it lasts as long as the store is kept. Another engine of
-    this machine may have one at the same port of another address. Raises ConfigurationError, and OSError where the
-    address is not this node's."""
+    """At an IP address of node 0, for the ranks of all nodes and engines, as the first engine sees it. It lasts as long
+    as the store is kept; another group of this machine may have one at the same port of another address. Raises
+    ConfigurationError, and OSError where the address is not this node's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         listener = socket.create_server((address, port), family=family)
@@ -65,7 +65,8 @@ def host_meeting(address: str, port: int) -> Store:
         if error.errno != errno.EADDRINUSE:
             raise
         raise ConfigurationError(f"--master-port {port} of {address} is in use; choose a free one") from error
-    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return _own_keys(store, data_rank=0)
 
 
 def open_meeting(meeting_point: MeetingPoint, num_ranks: int) -> Store:
@@ -74,11 +75,17 @@ def open_meeting(meeting_point: MeetingPoint, num_ranks: int) -> Store:
         return FileStore(str(meeting_point.file), num_ranks)
     host, port = meeting_point.host, meeting_point.port
     try:
-        return TCPStore(host, port, is_master=False, timeout=MEETING_TIMEOUT)
+        store = TCPStore(host, port, is_master=False, timeout=MEETING_TIMEOUT)
     except RuntimeError as error:  # torch has no narrower one
         raise RankFailedError(
             f"node 0 cannot be reached at {host}:{port}: {error}; check --master-addr and --master-port"
         ) from error
+    return _own_keys(store, meeting_point.data_rank)
+
+
+def _own_keys(store: Store, data_rank: int) -> Store:
+    """Of one engine among several that meet at one store."""
+    return PrefixStore(f"engine-{data_rank}", store)
 
 
 def meet(

@@ -1,4 +1,5 @@
-"""Where ranks find each other: a file on one node, a server on node 0 among several. No torch: parents name it."""
+"""Where an engine's ranks find each other: a file on one node, a server on node 0 among several. No torch: parents name
+it."""
 
 import socket
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ class MeetingPoint:
     """None: the server."""
     host: str = LOOPBACK
     port: int = 0
+    data_rank: int = 0
+    """Of the engine, among those that share the server."""
 
     @property
     def is_on_one_node(self) -> bool:

@@ -1,7 +1,8 @@
 """Which rank does what: tensor ranks share every layer, pipeline stages share out the layers. Pure arithmetic.
 
 Tensor ranks are neighbours (rank = pipeline_rank * tensor_size + tensor_rank), and nodes hold equal runs of ranks, so
-that the many small collectives of tensor parallelism stay within a node.
+that the many small collectives of tensor parallelism stay within a node. With several engines a stage's runs lie one
+behind the other, engine by engine: a node has a stage of all of them where it has room, and of one where it has not.
 """
 
 from dataclasses import dataclass
@@ -9,18 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """One engine's ranks, over all of its nodes."""
+    """One engine's ranks, over all nodes."""
 
     tensor_size: int = 1
     pipeline_size: int = 1
     layer_partition: tuple[int, ...] | None = None
     """Layers of each pipeline stage; None: as equal as may be."""
     num_nodes: int = 1
-    """Divides the number of ranks."""
+    """Divides the number of ranks of all engines."""
     expert_parallel: bool = False
     """Whether tensor ranks share out whole experts, instead of cutting each."""
     data_size: int = 1
-    """Engines like this one on the same nodes."""
+    """Engines like this one, itself included, that share the nodes."""
     data_rank: int = 0
     """Which of them it is."""
 
@@ -29,13 +30,9 @@ class Topology:
         return self.tensor_size * self.pipeline_size
 
     @property
-    def ranks_per_node(self) -> int:
-        return self.num_ranks // self.num_nodes
-
-    @property
     def local_world_size(self) -> int:
         """Ranks of a node, those of all engines."""
-        return self.ranks_per_node * self.data_size
+        return self.num_ranks * self.data_size // self.num_nodes
 
     @property
     def reporter(self) -> int:
@@ -43,16 +40,21 @@ class Topology:
         return self.num_ranks - self.tensor_size
 
     def places(self, node: int | None = None) -> list["RankPlace"]:
-        """Of a node's ranks; None: of all."""
-        per_node = self.ranks_per_node
-        ranks = range(self.num_ranks) if node is None else range(node * per_node, (node + 1) * per_node)
-        return [RankPlace(self, rank) for rank in ranks]
+        """Of those of its ranks that a node holds, perhaps none; None: of all."""
+        places = [RankPlace(self, rank) for rank in range(self.num_ranks)]
+        return [place for place in places if node is None or place.node == node]
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
     topology: Topology
     rank: int
+
+    @property
+    def name(self) -> str:
+        """For logs, among the ranks of all engines."""
+        engine = "" if self.topology.data_size == 1 else f"data-parallel rank {self.topology.data_rank}, "
+        return f"{engine}rank {self.rank}"
 
     @property
     def tensor_rank(self) -> int:
@@ -75,14 +77,13 @@ class RankPlace:
         return self.rank == self.topology.reporter
 
     @property
-    def index_on_node(self) -> int:
-        """Among the ranks of its node and engine."""
-        return self.rank % self.topology.ranks_per_node
+    def node(self) -> int:
+        return self._position // self.topology.local_world_size
 
     @property
     def local_rank(self) -> int:
-        """Among the ranks of its node, those of other engines before it."""
-        return self.topology.data_rank * self.topology.ranks_per_node + self.index_on_node
+        """Among the ranks of its node, those of all engines."""
+        return self._position % self.topology.local_world_size
 
     @property
     def tensor_group(self) -> range:
@@ -92,5 +93,11 @@ class RankPlace:
 
     @property
     def tensor_group_shares_a_node(self) -> bool:
-        group = self.tensor_group
-        return group[0] // self.topology.ranks_per_node == group[-1] // self.topology.ranks_per_node
+        first, last = (RankPlace(self.topology, self.tensor_group[end]) for end in (0, -1))
+        return first.node == last.node
+
+    @property
+    def _position(self) -> int:
+        """Among the ranks of all engines, in the order in which nodes take them."""
+        run = self.pipeline_rank * self.topology.data_size + self.topology.data_rank
+        return run * self.tensor_size + self.tensor_rank

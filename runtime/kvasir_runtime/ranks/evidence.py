@@ -36,7 +36,7 @@ class FailureEvidence:
     def verdict(self) -> str:
         """A rank's own error explains most, then one that ended without a word, then what others made of it."""
         own = [f"rank {word.rank}: {word.error}" for word in self._words.values() if not word.is_consequence]
-        silent = [_end(rank, code) for rank, code in self._ends.items() if rank not in self._words]
+        silent = [how_it_ended(f"rank {rank}", code) for rank, code in self._ends.items() if rank not in self._words]
         lost = [
             f"rank {rank} on another node has ended without a word, or cannot be reached; its node's log says why"
             for rank in sorted(self._lost - self._words.keys())
@@ -45,9 +45,10 @@ class FailureEvidence:
         return (own + silent + lost + self._problems + heard)[0]
 
 
-def _end(rank: int, exit_code: int) -> str:
+def how_it_ended(rank: str, exit_code: int) -> str:
+    """`rank`: its name."""
     if exit_code >= 0:
-        return f"rank {rank} ended without a word, with status {exit_code}; its log says why"
+        return f"{rank} ended without a word, with status {exit_code}; its log says why"
     name = signal.Signals(-exit_code).name
     hint = "; if nobody did, the kernel's log says whether it ran out of memory" if name == "SIGKILL" else ""
-    return f"rank {rank} was ended by {name}{hint}"
+    return f"{rank} was ended by {name}{hint}"

@@ -1,4 +1,7 @@
-"""How ranks of other nodes learn where the engine core listens: node 0 writes it into the store where they all meet."""
+"""How ranks of other nodes learn where their engine core listens: node 0 writes it into the store where they all meet.
+
+Several engines share the store, which the core of the first one hosts.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -9,7 +12,8 @@ import zmq
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from kvasir_runtime.errors import ConfigurationError, RankFailedError
-from kvasir_runtime.parallel.groups import host_meeting
+from kvasir_runtime.parallel.groups import host_meeting, open_meeting
+from kvasir_runtime.parallel.meeting_point import MeetingPoint
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, network_addresses
 from kvasir_runtime.service_secret import CurveKeys
 
@@ -17,15 +21,16 @@ _KEY = "links"
 
 
 @contextmanager
-def hosted_links(host: str, port: int, num_ranks: int, keys: CurveKeys | None) -> Iterator[CoreLinks]:
-    """Links that listen at an address of node 0 (`keys`: of CoreLinks), and the store that tells where. Raises
-    ConfigurationError."""
+def told_links(point: MeetingPoint, num_ranks: int, keys: CurveKeys | None) -> Iterator[CoreLinks]:
+    """Links that listen at an address of node 0 (`keys`: of CoreLinks), told by the store. Raises ConfigurationError,
+    and RankFailedError where the first engine does not host it."""
     try:
-        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-        store, links = host_meeting(address, port), CoreLinks(network_addresses(address, num_ranks), keys)
+        address = str(socket.getaddrinfo(point.host, point.port, type=socket.SOCK_STREAM)[0][4][0])
+        store = host_meeting(address, point.port) if point.data_rank == 0 else open_meeting(point, num_ranks)
+        links = CoreLinks(network_addresses(address, num_ranks), keys)
     except (OSError, zmq.ZMQError) as error:
         raise ConfigurationError(
-            f"--master-addr is {host}, where this node cannot listen: {error}; give an address of node 0"
+            f"--master-addr is {point.host}, where this node cannot listen: {error}; give an address of node 0"
         ) from error
     try:
         store.set(_KEY, msgspec.json.encode(links.bound).decode())

@@ -1,6 +1,6 @@
-"""A node that is not the first: it runs its ranks, and answers probes on a port of its own.
+"""A node that is not the first: it runs its ranks, of one engine or several, and answers probes on a port of its own.
 
-It ends when a rank ends or falls silent, and a rank ends when the engine core has gone. Told to stop, it goes on until
+It ends when a rank ends or falls silent, and a rank ends when its engine core has gone. Told to stop, it goes on until
 node 0 has drained: the requests in flight there need these ranks.
 """
 
@@ -10,6 +10,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -25,10 +26,10 @@ from starlette.responses import Response
 
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.heartbeat import BEAT_SECONDS
-from kvasir_runtime.parallel.meeting_point import MeetingPoint
-from kvasir_runtime.ranks.evidence import FailureEvidence
+from kvasir_runtime.parallel.topology import RankPlace
+from kvasir_runtime.ranks.evidence import how_it_ended
 from kvasir_runtime.ranks.rank_process import running_ranks
-from kvasir_runtime.ranks.start import topology_of
+from kvasir_runtime.ranks.start import meeting_point_of, topology_of
 from kvasir_runtime.ranks.status import NodeStatus
 from kvasir_runtime.server.launch import listen
 
@@ -38,23 +39,26 @@ logger = logging.getLogger(__name__)
 def serve_node(config: RuntimeConfig) -> int:
     """Exit status: 0 after a stop, 1 when a rank or node 0 failed."""
     parallel = config.parallel
-    places = topology_of(parallel, data_rank=0).places(parallel.node_rank)
-    meeting_point = MeetingPoint(host=parallel.master_addr, port=parallel.master_port)
+    topologies = [topology_of(parallel, data_rank) for data_rank in range(parallel.data_parallel_size)]
     with (
         listen(config.server.host, config.server.port) as listener,
         tempfile.TemporaryDirectory(prefix="kvasir-") as folder,
+        ExitStack() as engines,
     ):
-        file = Path(folder) / "ranks"
-        status = NodeStatus(file, [place.rank for place in places])
-        with running_ranks(config, places, None, meeting_point, file) as processes:
-            return asyncio.run(NodeServer(processes, status, listener, config.server.shutdown_timeout).run())
+        file, processes = Path(folder) / "ranks", dict[RankPlace, BaseProcess]()
+        for topology in topologies:
+            places, meeting_point = topology.places(parallel.node_rank), meeting_point_of(parallel, topology.data_rank)
+            own = engines.enter_context(running_ranks(config, places, None, meeting_point, file))
+            processes |= {place: own[place.rank] for place in places}
+        status = NodeStatus(file, list(processes))
+        return asyncio.run(NodeServer(processes, status, listener, config.server.shutdown_timeout).run())
 
 
 @dataclass
 class NodeServer:
     """To be run on one event loop."""
 
-    processes: Mapping[int, BaseProcess]
+    processes: Mapping[RankPlace, BaseProcess]
     status: NodeStatus
     listener: socket.socket
     shutdown_timeout: float
@@ -104,14 +108,11 @@ class NodeServer:
                 await asyncio.wait_for(self._has_ended.wait(), BEAT_SECONDS)
             except TimeoutError:
                 continue
-        evidence = FailureEvidence()
         ended = wait([process.sentinel for process in self.processes.values()], timeout=0)
-        for rank, process in self.processes.items():
-            if process.sentinel in ended:
-                process.join()  # its sentinel closes a moment before the kernel tells its status
-                assert process.exitcode is not None
-                evidence.add_end(rank, process.exitcode)
-        return evidence.verdict()
+        place, process = next(each for each in self.processes.items() if each[1].sentinel in ended)
+        process.join()  # its sentinel closes a moment before the kernel tells its status
+        assert process.exitcode is not None
+        return how_it_ended(place.name, process.exitcode)
 
 
 def probe_app(status: NodeStatus) -> FastAPI:
@@ -143,7 +144,9 @@ class NodeCollector(Collector):
         ready = GaugeMetricFamily("kvasir_node_ready", "Whether all ranks of this node have loaded.")
         ready.add_metric([], float(self._status.is_ready))
         yield ready
-        steps = CounterMetricFamily("kvasir_rank_steps", "Steps that a rank of this node computed.", labels=["rank"])
-        for rank, number in zip(self._status.ranks, self._status.num_steps, strict=True):
-            steps.add_metric([str(rank)], number)
+        steps = CounterMetricFamily(
+            "kvasir_rank_steps", "Steps that a rank of this node computed.", labels=["data_parallel_rank", "rank"]
+        )
+        for place, number in zip(self._status.places, self._status.num_steps, strict=True):
+            steps.add_metric([str(place.topology.data_rank), str(place.rank)], number)
         yield steps

@@ -53,45 +53,45 @@ logger = logging.getLogger(__name__)
 def run_rank(arguments: RankArguments) -> None:
     """The child's whole life; it is killed in the end, or ends itself with status 1."""
     configure_logging(arguments.config.server.log_level)
-    rank, point = arguments.place.rank, arguments.meeting_point
+    place, point = arguments.place, arguments.meeting_point
     keys = None if point.is_on_one_node else curve_keys(os.environ)
     links: RankLinks | None = None
     try:
         if arguments.addresses is not None:
-            links = _links(arguments.addresses, rank, keys)  # first: whatever fails from here on is heard there
-        store = open_meeting(point, arguments.place.topology.num_ranks)
+            links = _links(arguments.addresses, place, keys)  # first: whatever fails from here on is heard there
+        store = open_meeting(point, place.topology.num_ranks)
         addresses = arguments.addresses or told_addresses(store)
         if links is None:
-            links = _links(addresses, rank, keys)
-        links.send(RankCame(rank))
-        _serve(arguments, store, links, addresses.transfers[rank], keys)
+            links = _links(addresses, place, keys)
+        links.send(RankCame(place.rank))
+        _serve(arguments, store, links, addresses.transfers[place.rank], keys)
     except Exception as error:
-        end_with(links, rank, error)
+        end_with(links, place, error)
 
 
-def _links(addresses: LinkAddresses, rank: int, keys: CurveKeys | None) -> RankLinks:
+def _links(addresses: LinkAddresses, place: RankPlace, keys: CurveKeys | None) -> RankLinks:
     """This rank ends with the core at their other end."""
-    links = RankLinks(addresses, rank, keys)
+    links = RankLinks(addresses, place.rank, keys)
     if addresses.is_network:
-        threading.Thread(target=_end_with_core, args=(links, rank), name="core-watch", daemon=True).start()
+        threading.Thread(target=_end_with_core, args=(links, place), name="core-watch", daemon=True).start()
     return links
 
 
-def _end_with_core(links: RankLinks, rank: int) -> None:
+def _end_with_core(links: RankLinks, place: RankPlace) -> None:
     while not links.has_core_gone():
         time.sleep(BEAT_SECONDS)
-    end_with(None, rank, RankFailedError("the engine core has gone, or node 0 cannot be reached any more"))
+    end_with(None, place, RankFailedError("the engine core has gone, or node 0 cannot be reached any more"))
 
 
-def end_with(links: RankLinks | None, rank: int, error: Exception) -> NoReturn:
+def end_with(links: RankLinks | None, place: RankPlace, error: Exception) -> NoReturn:
     """Say why, in this node's log and to the core where it is known, and end the process, whatever its other threads
     wait for."""
     is_foreseen = isinstance(error, KvasirRuntimeError)
     text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
-    logger.error("rank %d failed: %s", rank, text, exc_info=None if is_foreseen else error)
+    logger.error("%s failed: %s", place.name, text, exc_info=None if is_foreseen else error)
     if links is not None:
         first_line = text.strip().split("\n")[0]
-        links.send(RankFailed(rank, first_line, isinstance(error, CollectiveFailedError)))
+        links.send(RankFailed(place.rank, first_line, isinstance(error, CollectiveFailedError)))
         links.close()
     sys.stderr.flush()
     os._exit(1)
@@ -103,18 +103,18 @@ def _serve(
     config, place, host = arguments.config, arguments.place, arguments.meeting_point.own_address
     device = select_device(config.model.device, place)
     groups = meet(place, store, host, device, config.parallel.collective_backend, arguments.segment)
-    status = RankStatus(arguments.status_file, place.topology.ranks_per_node, place.index_on_node)
+    status = RankStatus(arguments.status_file, place.topology.local_world_size, place.local_rank)
     signs = SignsOfLife(links, groups, status)  # from before anybody knows that it is ready
     worker = load_worker(
         config.model, config.cache, config.execution, config.scheduler, proposer_of(config.execution), groups
     )
     if config.cache.kv_transfer_config is not None:
-        fail = partial(end_with, links, place.rank)
+        fail = partial(end_with, links, place)
         rank_transfers(worker, place, transfer_address, fail, keys).start()
     links.send(RankReady(place.rank, worker.description))
     status.set_ready()
     logger.info(
-        "rank %d is ready on %s, collectives over %s: %s", place.rank, worker.description.device, groups.tensor.name,
+        "%s is ready on %s, collectives over %s: %s", place.name, worker.description.device, groups.tensor.name,
         ", ".join(f"{name} {seconds:.2f} s" for name, seconds in worker.description.startup_seconds.items()),
     )  # fmt: skip
     gc.collect()
@@ -145,7 +145,7 @@ def rank_transfers(
 def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: SignsOfLife) -> NoReturn:
     """In the order in which they come."""
     runner, place = worker.runner, groups.place
-    results = ResultSender(links, lambda error: end_with(links, place.rank, error)) if place.is_reporter else None
+    results = ResultSender(links, lambda error: end_with(links, place, error)) if place.is_reporter else None
     worker.prepare_thread()
     while True:
         match links.receive():

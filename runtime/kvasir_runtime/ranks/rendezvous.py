@@ -12,7 +12,7 @@ class Rendezvous:
     def __init__(self, topology: Topology, meeting_place: str) -> None:
         """`meeting_place`: as node 0's flags name it."""
         self.num_ranks = topology.num_ranks
-        self._ranks_per_node = topology.ranks_per_node
+        self._nodes = [place.node for place in topology.places()]
         self._meeting_place = meeting_place
         self._awaited = set(range(topology.num_ranks))
         self._waited_seconds = 0.0
@@ -39,7 +39,7 @@ class Rendezvous:
         """Who has not come, for how long, and what to check; None: all are there."""
         nodes: dict[int, list[int]] = {}
         for rank in sorted(self._awaited):
-            nodes.setdefault(rank // self._ranks_per_node, []).append(rank)
+            nodes.setdefault(self._nodes[rank], []).append(rank)
         if not nodes:
             return None
         absent = " and ".join(f"node {node} (ranks {', '.join(map(str, ranks))})" for node, ranks in nodes.items())

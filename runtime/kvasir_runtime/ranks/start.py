@@ -40,6 +40,11 @@ def topology_of(parallel: ParallelConfig, data_rank: int) -> Topology:
     )
 
 
+def meeting_point_of(parallel: ParallelConfig, data_rank: int) -> MeetingPoint:
+    """Of an engine's ranks on several nodes."""
+    return MeetingPoint(host=parallel.master_addr, port=parallel.master_port, data_rank=data_rank)
+
+
 @dataclass(frozen=True, slots=True)
 class StartedRanks:
     executor: StepExecutor
@@ -62,7 +67,7 @@ def running_ranks_of(
     A rank that fails later is told by `on_failure`, on a thread of its own. Raises KvasirRuntimeError.
     """
     topology = topology_of(config.parallel, data_rank)
-    if topology.num_ranks > 1:
+    if topology.num_ranks > 1 or topology.num_nodes > 1:
         with several_ranks(config, topology, ipc_dir, on_failure) as started:
             yield started
     else:
@@ -94,7 +99,7 @@ def one_rank(config: RuntimeConfig, topology: Topology) -> Iterator[StartedRanks
 def several_ranks(
     config: RuntimeConfig, topology: Topology, ipc_dir: Path, on_failure: Callable[[RankFailedError], None]
 ) -> Iterator[StartedRanks]:
-    """A process each; those of other nodes are started there, and who does not come is named."""
+    """A process each; those of other nodes, perhaps all, are started there, and who does not come is named."""
     folder = ipc_dir / f"ranks-{topology.data_rank}"
     folder.mkdir()
     with (
@@ -130,11 +135,11 @@ def _links(parallel: ParallelConfig, topology: Topology, folder: Path) -> Iterat
         finally:
             links.close()
         return
-    from kvasir_runtime.ranks.meeting import hosted_links  # torch: not for a core of one node
+    from kvasir_runtime.ranks.meeting import told_links  # torch: not for a core of one node
 
-    host, port = parallel.master_addr, parallel.master_port
-    with hosted_links(host, port, topology.num_ranks, curve_keys(os.environ)) as links:
-        yield links, MeetingPoint(host=host, port=port)
+    point = meeting_point_of(parallel, topology.data_rank)
+    with told_links(point, topology.num_ranks, curve_keys(os.environ)) as links:
+        yield links, point
 
 
 def _joined(descriptions: Sequence[RankDescription], reporter: int) -> RankDescription:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvasir_runtime.heartbeat import SILENT_SECONDS
+from kvasir_runtime.parallel.topology import RankPlace
 from kvasir_runtime.ranks.liveness import MOST_AT_ONCE
 from kvasir_runtime.shared_rows import SharedRows
 
@@ -15,7 +16,7 @@ _BEATS, _IS_READY, _NUM_STEPS, _NUM_SLOTS = range(4)
 
 
 class RankStatus:
-    """Of one rank, among `num_ranks` of the node."""
+    """Of one rank, among `num_ranks` of the node, those of all engines."""
 
     def __init__(self, file: Path, num_ranks: int, index: int) -> None:
         self._row = SharedRows(file, num_ranks, _NUM_SLOTS).row(index)
@@ -31,14 +32,14 @@ class RankStatus:
 class NodeStatus:
     """Of all ranks of the node."""
 
-    def __init__(self, file: Path, ranks: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
-        self.ranks = ranks
-        self._rows = SharedRows(file, len(ranks), _NUM_SLOTS)
+    def __init__(self, file: Path, places: Sequence[RankPlace], clock: Callable[[], float] = time.monotonic) -> None:
+        self.places = sorted(places, key=lambda place: place.local_rank)
+        self._rows = SharedRows(file, len(places), _NUM_SLOTS)
         self._clock = clock
         self._last_look = clock()
-        self._num_beats = [0.0] * len(ranks)
+        self._num_beats = [0.0] * len(places)
         """Seen so far."""
-        self._silence_seconds = [0.0] * len(ranks)
+        self._silence_seconds = [0.0] * len(places)
 
     @property
     def is_ready(self) -> bool:
@@ -52,9 +53,9 @@ class NodeStatus:
     def silent_rank(self) -> str | None:
         """One that has begun and then gave no sign of life, as a sentence; to be asked every beat or so."""
         self._look()
-        for rank, silence in zip(self.ranks, self._silence_seconds, strict=True):
+        for place, silence in zip(self.places, self._silence_seconds, strict=True):
             if silence > SILENT_SECONDS:
-                return f"rank {rank} has given no sign of life for {silence:.0f} seconds"
+                return f"{place.name} has given no sign of life for {silence:.0f} seconds"
         return None
 
     def _look(self) -> None:

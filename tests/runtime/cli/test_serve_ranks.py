@@ -103,7 +103,7 @@ def test_a_node_told_to_stop_waits_for_node_0_and_one_that_is_lost_ends_it(serve
     assert httpx.get(f"{url}/ready").status_code == 200
     second.process.terminate()
     assert httpx.post(f"{first.url}/v1/completions", json=BODY | {"max_tokens": 3}, timeout=60).is_success
-    assert re.search(r'kvasir_rank_steps_total\{rank="1"\} \d', httpx.get(f"{url}/metrics").text)
+    assert re.search(r'kvasir_rank_steps_total\{data_parallel_rank="0",rank="1"\} \d', httpx.get(f"{url}/metrics").text)
     second.process.kill()
     status, log = first.end()
     assert status == 1

@@ -13,7 +13,7 @@ def said(caplog: pytest.LogCaptureFixture, times: Iterable[float]) -> list[str]:
     """Rank 1 loads layers 4 to 7; `times` are the clock's, one a reading."""
     clock = iter(times)
     with caplog.at_level(logging.INFO):
-        assert list(LoadingProgress(1, 2, 8, lambda: next(clock)).over(range(4, 8))) == [4, 5, 6, 7]
+        assert list(LoadingProgress("rank 1", 2, 8, lambda: next(clock)).over(range(4, 8))) == [4, 5, 6, 7]
     return caplog.messages
 
 

@@ -67,3 +67,9 @@ def test_own_ranks_are_not_looked_for_in_the_network() -> None:
         "after 30 seconds node 0 (ranks 1) did not come; the ranks of node 0 are processes of its own, and its log "
         "says what they wait for"
     )
+
+
+def test_of_several_engines_each_looks_for_its_own_ranks_where_they_are() -> None:
+    second = Rendezvous(Topology(tensor_size=2, pipeline_size=2, num_nodes=4, data_size=2, data_rank=1), "n0:29500")
+    second.come(0)
+    assert "node 1 (ranks 1) and node 3 (ranks 2, 3) did not come" in str(second.missing())

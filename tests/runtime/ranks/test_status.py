@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_runtime.heartbeat import BEAT_SECONDS, SILENT_SECONDS
+from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.ranks.status import NodeStatus, RankStatus
 
 
@@ -21,7 +22,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.clock = Clock()
-        self.status = NodeStatus(folder / "ranks", [2, 3], self.clock)
+        self.status = NodeStatus(folder / "ranks", Topology(pipeline_size=4, num_nodes=2).places(1), self.clock)
         self.ranks = [RankStatus(folder / "ranks", 2, index) for index in range(2)]
 
     def wait(self, seconds: float, *beating: int) -> str | None:
@@ -75,3 +76,20 @@ def test_steps_and_readiness_are_those_of_all_ranks(begun: Node) -> None:
     assert (begun.status.num_steps, begun.status.is_ready) == ([7, 0], False)
     begun.ranks[1].set_ready()
     assert begun.status.is_ready
+
+
+def test_ranks_of_several_engines_are_told_apart(tmp_path: Path) -> None:
+    topologies = [Topology(pipeline_size=2, num_nodes=2, data_size=2, data_rank=data_rank) for data_rank in range(2)]
+    places = [place for topology in topologies for place in topology.places(1)]
+    clock = Clock()
+    status = NodeStatus(tmp_path / "ranks", list(reversed(places)), clock)
+    ranks = [RankStatus(tmp_path / "ranks", 2, place.local_rank) for place in places]
+    ranks[0].beat(1)
+    ranks[1].beat(2)
+    assert (status.places, status.num_steps) == (places, [1, 2])
+    status.silent_rank()
+    for _ in range(6):
+        clock.now += BEAT_SECONDS
+        ranks[0].beat(1)
+        seen = status.silent_rank()
+    assert seen == "data-parallel rank 1, rank 1 has given no sign of life for 6 seconds"
