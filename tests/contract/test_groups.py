@@ -1,5 +1,7 @@
 """The pods of a group, as the engine reads their flags: each has its own run of the ranks, and a device for each."""
 
+from itertools import product
+
 import pytest
 from tests.contract.rendered import FIELDS, SETTINGS, runtime_config, runtime_configs, service_with
 
@@ -21,6 +23,10 @@ from kvasir_runtime.ranks.start import topology_of
         ({"tensor": 8, "expert": True}, 2, 4),
         ({"tensor": 4, "pipeline": 3}, 2, 6),
         ({"tensor": 2, "pipeline": 2}, 4, 2),
+        ({"tensor": 2, "pipeline": 2, "data": 2}, 4, 2),
+        ({"tensor": 2, "pipeline": 2, "data": 2}, 3, 4),
+        ({"tensor": 4, "pipeline": 2, "data": 2}, 2, 8),
+        ({"tensor": 2, "data": 4}, 4, 2),
     ],
 )
 def test_pods_share_out_the_ranks_of_a_replica_and_hold_a_device_for_each(
@@ -35,11 +41,15 @@ def test_pods_share_out_the_ranks_of_a_replica_and_hold_a_device_for_each(
     for node in range(role.num_nodes):
         config = runtime_config(template, FIELDS | {"KVASIR_NODE_RANK": str(node)})
         check_values(config)
-        pods.append(topology_of(config.parallel, data_rank=0).places(config.parallel.node_rank))
+        engines = [topology_of(config.parallel, rank) for rank in range(config.parallel.data_parallel_size)]
+        pods.append([place for engine in engines for place in engine.places(config.parallel.node_rank)])
 
     assert len(pods) == num_pods
-    assert [place.rank for pod in pods for place in pod] == list(range(pods[0][0].topology.num_ranks))
+    ranks = sorted((place.topology.data_rank, place.rank) for pod in pods for place in pod)
+    assert ranks == [*product(range(degrees.get("data", 1)), range(pods[0][0].topology.num_ranks))]
     assert all(len({place.pipeline_rank for place in pod}) == 1 for pod in pods)
+    assert all(sorted(place.local_rank for place in pod) == list(range(len(pod))) for pod in pods)
+    assert all(place.tensor_group_shares_a_node for pod in pods for place in pod) == (degrees["tensor"] <= most)
     [container] = template["spec"]["containers"]
     assert {container["resources"]["limits"]["nvidia.com/gpu"]} == {str(len(pod)) for pod in pods}
 

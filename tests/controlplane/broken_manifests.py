@@ -70,18 +70,13 @@ PARALLELISM_PLACES: dict[str, Place] = {
     "spec.disaggregation.prefill.parallelism": lambda parallelism: disaggregated({"parallelism": parallelism}, {}),
     "spec.disaggregation.decode.parallelism": lambda parallelism: disaggregated({}, {"parallelism": parallelism}),
 }
-BOTH_DEGREES = (
-    "data and pipeline are both above 1: copies of a model that spans pods are replicas of their own: raise replicas, "
-    "and leave data out"
-)
 NO_TENSOR_RANKS = (
     "expert shares out experts among tensor ranks, of which there is one: raise tensor, or leave expert out"
 )
 
 
 TOO_MANY_DEVICES = (
-    "tensor times data devices of a pod are above resources.maxDevices: for a group of pods write a multiple of it as "
-    "tensor, and leave data out"
+    "tensor is above resources.maxDevices, the most devices of a pod: for a group of pods write a multiple of it"
 )
 
 
@@ -171,7 +166,6 @@ CONTRADICTIONS = [
         "nvidia.com/gpu, or write resources.claims for devices",
         {"engine": {"device": "cuda"}, **disaggregated({}, {"resources": {"accelerator": "none", "claims": []}})},
     ),
-    *(Broken(path, BOTH_DEGREES, at({"data": 2, "pipeline": 2})) for path, at in PARALLELISM_PLACES.items()),
     *(Broken(path, NO_TENSOR_RANKS, at({"expert": True})) for path, at in PARALLELISM_PLACES.items()),
     Broken("spec.model.source", SOURCE_FORMS, {"model": {"source": "meta-llama/Llama-3.1-8B"}}),
     Broken("spec.model.source", NO_PARENT, {"model": {"source": "file:///models/../etc"}}),
@@ -244,7 +238,7 @@ CONTRADICTIONS = [
         for role, split in ROLES.items()
     ),
     Broken("spec", TOO_MANY_DEVICES, placed(8, tensor=9)),
-    Broken("spec", TOO_MANY_DEVICES, placed(8, tensor=3, data=3)),
+    Broken("spec", TOO_MANY_DEVICES, placed(8, tensor=12, data=2)),
     *(
         Broken(f"spec.disaggregation.{role}", TOO_MANY_DEVICES, split(placed(2, tensor=3)))
         for role, split in ROLES.items()
@@ -287,9 +281,12 @@ JUST_RIGHT = {
     "fewer ranks than a pod has devices": (placed(8, tensor=7), "llama"),
     "twice the ranks of a pod": (placed(8, tensor=16, pipeline=2), "llama"),
     "copies that fill a pod": (placed(8, tensor=2, data=4), "llama"),
+    "copies beyond a pod": (placed(8, tensor=8, pipeline=2, data=2), "llama"),
+    "copies of several pods each": (placed(8, tensor=16, data=3), "llama"),
     "a limit without degrees": ({"resources": {"maxDevices": 1}}, "llama"),
     "a role's limit without degrees": (disaggregated({"resources": {"maxDevices": 1}}, {}), "llama"),
     "copies within a pod": ({"parallelism": {"tensor": 2, "data": 2}}, "llama"),
+    "copies of stages": ({"parallelism": {"tensor": 2, "pipeline": 2, "data": 2}}, "llama"),
     "stages of many devices": ({"parallelism": {"tensor": 8, "pipeline": 2}}, "llama"),
     "experts over tensor ranks": ({"parallelism": {"tensor": 2, "expert": True}}, "llama"),
     "surge alone": ({"rollout": {"maxSurge": "1%", "maxUnavailable": "00%"}}, "llama"),

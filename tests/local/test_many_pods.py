@@ -71,7 +71,8 @@ def wait_until_found(service: LocalService, num_engines: int) -> None:
 
 def loading_lines(service: LocalService) -> list[tuple[str, str]]:
     """The pod that each rank's line came from, and what it loads."""
-    found = re.findall(r"\[(\S+)\] .* (rank \d+ of \d+ loads layers \d+ to \d+ of \d+)", "".join(service.lines))
+    line = r"\[(\S+)\] .*: ((?:data-parallel rank \d+, )?rank \d+ of \d+ loads layers \d+ to \d+ of \d+)"
+    found = re.findall(line, "".join(service.lines))
     return sorted(found)
 
 
@@ -99,4 +100,25 @@ def test_the_pods_of_a_pipeline_group_answer_together(prompt: list[int], expecte
     assert loading_lines(service) == [
         ("staged-serve-0-0", "rank 0 of 2 loads layers 0 to 2 of 6"),
         ("staged-serve-0-1", "rank 1 of 2 loads layers 3 to 5 of 6"),
+    ]
+
+
+def test_two_copies_of_a_pipeline_are_one_group_behind_one_endpoint(prompt: list[int], expected: list[int]) -> None:
+    other = {"model": "kvasir-python", "prompt": prompt[::-1], "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with served("pipeline-copies.yaml") as service:
+        with httpx.stream("POST", f"{service.url}/v1/completions", json=other, timeout=120) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            assert completion(service, prompt) == expected, "of the copy that the stream leaves free"
+            assert '"finish_reason":"length"' in "".join(lines)
+        steps = "kvasir_data_parallel_engine_steps_total"
+        of_copies = [metric(service, "copied-serve-0-0", steps, data_parallel_rank=rank) for rank in "01"]
+        assert min(of_copies) >= NUM_TOKENS
+    assert loading_lines(service) == [
+        (
+            f"copied-serve-0-{2 * stage + copy}",
+            f"data-parallel rank {copy}, rank {stage} of 2 loads layers {layers} of 6",
+        )
+        for stage, layers in enumerate(("0 to 2", "3 to 5"))
+        for copy in range(2)
     ]

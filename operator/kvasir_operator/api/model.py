@@ -188,7 +188,7 @@ class ParallelismSpec:
     """Ranges of layers, each computed by pods of its own: with more than 1 a replica is a group of pods, which start,
     fail and go together."""
     data: Annotated[int, Bounds(1, 64)] = 1
-    """Copies of the model in one replica, behind one endpoint."""
+    """Copies of the model in one replica, behind one endpoint; they share its pods as far as maxDevices allows."""
     expert: bool = False
     """Spread the experts of a mixture over the ranks."""
 
@@ -219,7 +219,8 @@ class ResourcesSpec:
     accelerator: Annotated[str, Pattern(r"^(none|[a-z0-9.-]+/[A-Za-z0-9._-]+)$", 253)] | None = None
     """Resource name of the accelerator, or none; where absent, none for device cpu, else nvidia.com/gpu."""
     max_devices: Annotated[int, Bounds(1, 64)] | None = None
-    """Most devices, or on CPUs ranks, of one pod: a larger tensor degree makes a group of pods with so many each."""
+    """Most devices, or on CPUs ranks, of one pod: a larger tensor degree makes a group of pods with so many each, and
+    copies of the model that do not fit into one pod make one as well."""
     cpu: Quantity | None = None
     """Cores, requested and limited; where absent, by the accelerators' count."""
     memory: Quantity | None = None

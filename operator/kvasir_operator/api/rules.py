@@ -145,15 +145,9 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
     ),
     ParallelismSpec: (
         Rule(
-            "data and pipeline are both above 1: copies of a model that spans pods are replicas of their own: raise "
-            "replicas, and leave data out",
-            lambda p: p.data == 1 or p.pipeline == 1,
-            # The API server checks the group's default, which is empty, before it fills the degrees in.
-            "!has(self.data) || !has(self.pipeline) || self.data == 1 || self.pipeline == 1",
-        ),
-        Rule(
             "expert shares out experts among tensor ranks, of which there is one: raise tensor, or leave expert out",
             lambda p: not p.expert or p.tensor > 1,
+            # The API server checks the group's default, which is empty, before it fills the degrees in.
             "!has(self.expert) || !self.expert || (has(self.tensor) && self.tensor > 1)",
         ),
     ),

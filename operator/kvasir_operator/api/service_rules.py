@@ -69,19 +69,17 @@ def _steps_fit_cel(role: str) -> str:
 
 
 def _fits_pods(parallelism: ParallelismSpec, resources: ResourcesSpec | None) -> bool:
-    """Copies of data parallelism share one pod; tensor ranks may be shared out over several of equal size."""
+    """A pod has whole copies, or as many tensor ranks of one as each other pod."""
     most = None if resources is None else resources.max_devices
-    if most is None or parallelism.tensor * parallelism.data <= most:
-        return True
-    return parallelism.data == 1 and parallelism.tensor % most == 0
+    return most is None or parallelism.tensor <= most or parallelism.tensor % most == 0
 
 
 PLACEMENT_RULE: Final = Rule(
-    "tensor times data devices of a pod are above resources.maxDevices: for a group of pods write a multiple of it as "
-    "tensor, and leave data out",
+    "tensor is above resources.maxDevices, the most devices of a pod: for a group of pods write a multiple of it",
     lambda role: _fits_pods(role.parallelism, role.resources),
-    "!has(self.resources) || !has(self.resources.maxDevices) || [self.parallelism].all(p, "
-    "p.tensor * p.data <= self.resources.maxDevices || (p.data == 1 && p.tensor % self.resources.maxDevices == 0))",
+    "!has(self.resources) || !has(self.resources.maxDevices) || "
+    "self.parallelism.tensor <= self.resources.maxDevices || "
+    "self.parallelism.tensor % self.resources.maxDevices == 0",
 )
 """Of what has parallelism and resources: the service, a role of the manifest, and a role with its profile."""
 SERVICE_RULES: Final = (

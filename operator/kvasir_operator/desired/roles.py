@@ -50,9 +50,21 @@ class EngineRole:
         return min(self.parallelism.tensor, self.resources.max_devices or self.parallelism.tensor)
 
     @property
+    def copies_per_pod(self) -> int:
+        """Of the model, of which a pod has ranks: as many in each pod."""
+        copies = self.parallelism.data
+        room = (self.resources.max_devices or self.parallelism.tensor * copies) // self.tensor_ranks_per_pod
+        return max(number for number in range(1, copies + 1) if copies % number == 0 and number <= room)
+
+    @property
+    def ranks_per_pod(self) -> int:
+        return self.tensor_ranks_per_pod * self.copies_per_pod
+
+    @property
     def num_nodes(self) -> int:
         """Pods of one replica, each with ranks of one pipeline stage."""
-        return self.parallelism.pipeline * self.parallelism.tensor // self.tensor_ranks_per_pod
+        degrees = self.parallelism
+        return degrees.pipeline * degrees.tensor * degrees.data // self.ranks_per_pod
 
     @property
     def is_grouped(self) -> bool:

@@ -15,11 +15,6 @@ def accelerator(role: EngineRole) -> str | None:
     return None if named == NO_ACCELERATOR or role.engine.device == "cpu" else named
 
 
-def num_accelerators(role: EngineRole) -> int:
-    """Of one pod."""
-    return role.tensor_ranks_per_pod * role.parallelism.data
-
-
 def device(role: EngineRole) -> Literal["auto", "cuda", "cpu"]:
     """`cuda` wherever NVIDIA's devices are asked for, whole or in parts.
 

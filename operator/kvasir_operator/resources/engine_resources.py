@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.desired.roles import EngineRole
-from kvasir_operator.resources.accelerator import accelerator, num_accelerators
+from kvasir_operator.resources.accelerator import accelerator
 
 # Without requests a pod is BestEffort, the first that its node evicts. The smallest nodes with one accelerator that
 # clouds rent have 4 CPUs and 16 GiB (g4dn.xlarge, g5.xlarge, g2-standard-4) and keep some for themselves: these fit
@@ -51,7 +51,7 @@ def _defaults(role: EngineRole) -> dict[str, str]:
     name = accelerator(role)
     if name is None:
         return {}
-    count = num_accelerators(role)
+    count = role.ranks_per_pod
     cpu, memory = str(_CPUS_PER_ACCELERATOR * count), f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi"
     return {"cpu": cpu, "memory": memory, name: str(count)}
 

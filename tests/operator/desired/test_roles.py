@@ -115,24 +115,33 @@ def test_a_profile_that_the_installation_lacks_is_named_with_those_it_has(make_s
 @pytest.mark.parametrize(
     ("parallelism", "most", "expected"),
     [
-        ({}, None, (1, 1)),
-        ({"tensor": 16}, None, (16, 1)),
-        ({"tensor": 7}, 8, (7, 1)),
-        ({"tensor": 8}, 8, (8, 1)),
-        ({"tensor": 16}, 8, (8, 2)),
-        ({"tensor": 2}, 1, (1, 2)),
-        ({"tensor": 24, "pipeline": 2}, 8, (8, 6)),
-        ({"tensor": 2, "pipeline": 2}, 8, (2, 2)),
-        ({"pipeline": 3}, 1, (1, 3)),
-        ({"tensor": 2, "data": 4}, 8, (2, 1)),
+        ({}, None, (1, 1, 1)),
+        ({"tensor": 16}, None, (16, 1, 1)),
+        ({"tensor": 7}, 8, (7, 1, 1)),
+        ({"tensor": 8}, 8, (8, 1, 1)),
+        ({"tensor": 16}, 8, (8, 1, 2)),
+        ({"tensor": 2}, 1, (1, 1, 2)),
+        ({"tensor": 24, "pipeline": 2}, 8, (8, 1, 6)),
+        ({"tensor": 2, "pipeline": 2}, 8, (2, 1, 2)),
+        ({"pipeline": 3}, 1, (1, 1, 3)),
+        ({"tensor": 2, "data": 4}, 8, (2, 4, 1)),
+        ({"tensor": 2, "data": 4}, 7, (2, 2, 2)),
+        ({"tensor": 2, "data": 3}, 5, (2, 1, 3)),
+        ({"tensor": 2, "data": 2}, None, (2, 2, 1)),
+        ({"tensor": 2, "pipeline": 2, "data": 2}, None, (2, 2, 2)),
+        ({"tensor": 2, "pipeline": 2, "data": 2}, 4, (2, 2, 2)),
+        ({"tensor": 2, "pipeline": 2, "data": 2}, 3, (2, 1, 4)),
+        ({"tensor": 8, "pipeline": 2, "data": 2}, 8, (8, 1, 4)),
+        ({"tensor": 16, "pipeline": 2, "data": 2}, 8, (8, 1, 8)),
+        ({"data": 3}, 1, (1, 1, 3)),
     ],
 )
 def test_ranks_beyond_the_devices_of_a_pod_are_other_pods(
-    make_service: MakeService, parallelism: dict[str, int], most: int | None, expected: tuple[int, int]
+    make_service: MakeService, parallelism: dict[str, int], most: int | None, expected: tuple[int, int, int]
 ) -> None:
     role = decode_of(make_service(parallelism=parallelism, resources={"maxDevices": most}))
 
-    assert (role.tensor_ranks_per_pod, role.num_nodes) == expected
+    assert (role.tensor_ranks_per_pod, role.copies_per_pod, role.num_nodes) == expected
     assert role.is_grouped == (role.num_nodes > 1)
 
 
@@ -153,7 +162,7 @@ def test_a_profile_says_how_many_devices_its_nodes_have_and_the_manifest_may_say
     ("spec", "path"),
     [
         ({"parallelism": {"tensor": 12}, "resources": PROFILE}, "spec"),
-        ({"parallelism": {"tensor": 3, "data": 3}, "resources": PROFILE}, "spec"),
+        ({"parallelism": {"tensor": 12, "data": 2}, "resources": PROFILE}, "spec"),
         (
             {"disaggregation": {"prefill": {"parallelism": {"tensor": 9}, "resources": PROFILE}, "decode": {}}},
             "spec.disaggregation.prefill",

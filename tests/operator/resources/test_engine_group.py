@@ -141,6 +141,7 @@ RANKS: list[tuple[dict[str, Any], list[str]]] = [
     ({"data": 2}, ["--data-parallel-size", "2"]),
     ({"tensor": 2, "expert": True}, ["--tensor-parallel-size", "2", "--enable-expert-parallel"]),
     ({"pipeline": 2}, ["--pipeline-parallel-size", "2", "--nnodes", "2"]),
+    ({"pipeline": 2, "data": 2}, ["--pipeline-parallel-size", "2", "--data-parallel-size", "2", "--nnodes", "2"]),
 ]
 
 

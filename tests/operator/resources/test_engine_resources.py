@@ -30,6 +30,10 @@ RenderPod = Callable[..., dict[str, Any]]
             {"parallelism": {"tensor": 16, "pipeline": 2}, "resources": {"maxDevices": 8}},
             {"cpu": "24", "memory": "96Gi", "nvidia.com/gpu": "8"},
         ),
+        (
+            {"parallelism": {"tensor": 2, "pipeline": 2, "data": 4}, "resources": {"maxDevices": 4}},
+            {"cpu": "12", "memory": "48Gi", "nvidia.com/gpu": "4"},
+        ),
         ({"resources": {"accelerator": "amd.com/gpu"}}, {"cpu": "3", "memory": "12Gi", "amd.com/gpu": "1"}),
         ({"resources": {"cpu": "16", "memory": "99Gi"}}, {"cpu": "16", "memory": "99Gi", "nvidia.com/gpu": "1"}),
         ({"resources": {"cpu": "16"}}, {"cpu": "16", "memory": "12Gi", "nvidia.com/gpu": "1"}),
