@@ -21,8 +21,8 @@ from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, LayerPlace
 DEFAULT_CPU_BYTES = 4 * 1024**3
 DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
 POPULATED_AHEAD_BYTES = 256 * 1024**2
-POPULATED_AT_ONCE_BYTES = 8 * 1024**2
-"""What a request that comes meanwhile may wait for: 1 ms, and ten times that where a hypervisor finds the memory."""
+POPULATED_AT_ONCE_BYTES = 2 * 1024**2
+"""What a request that comes meanwhile may wait for: 0.2 ms, and 3 where a hypervisor finds the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,27 @@ def allocate_kv_buffer(layout: KvLayout, num_blocks: int, device: torch.device) 
 
 class PopulatedPages:
     """Has CPU memory found for KV pages before steps write to them, so that no step waits for it. Blocks are handed out
-    in their order at first, so some ahead of the highest so far is enough, and what is never used is never taken."""
+    in their order at first, so some ahead of the highest so far is enough, and what is never used is never taken. It is
+    made up when half of it is used: not after each request, as another may come at once."""
 
     def __init__(self, buffer: Tensor) -> None:
         """`buffer` uint8 [num_blocks, page_bytes]."""
         self._bytes = buffer.view(-1)
         self._page_bytes = buffer.shape[1]
         self._num_populated = 0 if buffer.device.type == "cpu" else buffer.nbytes
+        self._is_filling = True
 
     def populate_next(self, num_blocks_used: int) -> bool:
         """One piece; to be called while there is no work. False: enough is there for now, or the kernel has none."""
-        wanted = min(num_blocks_used * self._page_bytes + POPULATED_AHEAD_BYTES, self._bytes.nbytes)
-        if self._num_populated >= wanted:
+        used = num_blocks_used * self._page_bytes
+        least = POPULATED_AHEAD_BYTES if self._is_filling else POPULATED_AHEAD_BYTES // 2
+        self._is_filling = self._num_populated < min(used + least, self._bytes.nbytes)
+        if not self._is_filling:
             return False
-        end = min(self._num_populated + POPULATED_AT_ONCE_BYTES, wanted)
+        end = min(self._num_populated + POPULATED_AT_ONCE_BYTES, self._bytes.nbytes)
         can = populate(self._bytes[self._num_populated : end])
         self._num_populated = end if can else self._bytes.nbytes
-        return self._num_populated < wanted
+        return True
 
 
 def copy_blocks(buffer: Tensor, copies: NDArray[np.int32]) -> None:

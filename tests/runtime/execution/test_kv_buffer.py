@@ -195,26 +195,29 @@ def populate_all(pages: PopulatedPages, num_blocks_used: int) -> int:
 def test_pages_ahead_of_those_in_use_are_populated_once_in_pieces(populated: list[tuple[int, int]]) -> None:
     buffer = torch.empty((1024, MIB), dtype=torch.uint8)
     pages, ahead = PopulatedPages(buffer), POPULATED_AHEAD_BYTES // MIB
-    assert populate_all(pages, 0) == POPULATED_AHEAD_BYTES // POPULATED_AT_ONCE_BYTES
-    assert populate_all(pages, 0) == 1
-    assert populate_all(pages, 3) == 1
+    pieces = POPULATED_AHEAD_BYTES // POPULATED_AT_ONCE_BYTES
+    assert populate_all(pages, 0) == pieces + 1
+    assert populate_all(pages, ahead // 2) == 1
+    assert len(populated) == pieces
+    populate_all(pages, ahead // 2 + 1)
     starts = [address - buffer.data_ptr() for address, _ in populated]
     sizes = [num_bytes for _, num_bytes in populated]
     assert starts == [sum(sizes[:index]) for index in range(len(sizes))]
-    assert sum(sizes) == (ahead + 3) * MIB
+    assert sum(sizes) == (ahead + ahead // 2 + 2) * MIB
+    assert max(sizes) == POPULATED_AT_ONCE_BYTES
 
 
 def test_pages_are_populated_up_to_the_last(populated: list[tuple[int, int]]) -> None:
-    pages = PopulatedPages(torch.empty((300, MIB), dtype=torch.uint8))
-    populate_all(pages, 299)
-    assert sum(num_bytes for _, num_bytes in populated) == 300 * MIB
-    assert not pages.populate_next(300)
+    pages = PopulatedPages(torch.empty((301, MIB), dtype=torch.uint8))
+    populate_all(pages, 300)
+    assert sum(num_bytes for _, num_bytes in populated) == 301 * MIB
+    assert not pages.populate_next(301)
 
 
 def test_a_kernel_that_cannot_populate_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(kv_buffer, "populate", lambda tensor: bool(asked.append(tensor.nbytes)))
     pages = PopulatedPages(torch.empty((300, MIB), dtype=torch.uint8))
-    assert not pages.populate_next(0)
-    assert not pages.populate_next(300)
+    populate_all(pages, 0)
+    populate_all(pages, 300)
     assert asked == [POPULATED_AT_ONCE_BYTES]

@@ -105,7 +105,7 @@ def test_an_idle_rank_has_memory_found_for_its_pages(folder: Path, monkeypatch: 
     calls = 1
     while worker.runner.use_idle_time():
         calls += 1
-    assert (calls, sum(populated)) == (3, worker.runner.kv_buffer.nbytes)
+    assert (calls, sum(populated)) == (11, worker.runner.kv_buffer.nbytes)
 
 
 def test_a_context_of_one_token_can_be_warmed_up(folder: Path) -> None:

@@ -40,17 +40,22 @@ template <typename T>
 void combine_splits(const Call& call, const SplitRequest& split, const float* partials) {
     const int dim = call.head_dim;
     const int64_t rows = int64_t(split.tokens) * call.heads, step = rows * (dim + 2);
+    static thread_local Scratch scratch;
+    float* factors = scratch.at_least(split.splits);
     for (int64_t row = 0; row < rows; row++) {
         const float* first = partials + (split.partial + row) * (dim + 2);
         float row_max = -INFINITY, row_sum = 0;
         for (int s = 0; s < split.splits; s++) row_max = std::max(row_max, first[s * step]);
-        for (int s = 0; s < split.splits; s++) row_sum += first[s * step + 1] * std::exp(first[s * step] - row_max);
+        for (int s = 0; s < split.splits; s++) {
+            factors[s] = std::exp(first[s * step] - row_max);
+            row_sum += first[s * step + 1] * factors[s];
+        }
         T* to = (T*)call.out + (call.query_starts[split.request] + row / call.heads) * call.out_stride +
                 row % call.heads * dim;
         for (int d = 0; d < dim; d += LANES) {
             vfloat total = {};
             for (int s = 0; s < split.splits; s++)
-                total += load(first + s * step + 2 + d, dim - d) * std::exp(first[s * step] - row_max);
+                total += load(first + s * step + 2 + d, dim - d) * factors[s];
             store(to + d, total / row_sum, dim - d);
         }
     }
