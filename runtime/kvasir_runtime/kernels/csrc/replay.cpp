@@ -2,6 +2,8 @@
 
 #include "replay.h"
 
+#include <memory>
+
 #include "team.h"
 
 using namespace kvasir;
@@ -12,14 +14,10 @@ struct RecordedCall {
 };
 
 extern "C" void kvasir_replay(const RecordedCall* calls, int64_t count) {
-    Team team(omp_get_max_threads());
-#pragma omp parallel num_threads(team.size())
-    if (omp_get_thread_num() > 0) {
-        team.follow(omp_get_thread_num());
-    } else {
-        awake_team = omp_get_num_threads() == team.size() ? &team : nullptr;
-        for (int64_t i = 0; i < count; i++) calls[i].again(calls[i].words);
-        awake_team = nullptr;
-        team.dismiss();
-    }
+    static thread_local std::unique_ptr<Team> team;
+    if (!team || team->size() != omp_get_max_threads()) team = std::make_unique<Team>(omp_get_max_threads());
+    awake_team = team.get();
+    for (int64_t i = 0; i < count; i++) calls[i].again(calls[i].words);
+    awake_team = nullptr;
+    team->rest();
 }

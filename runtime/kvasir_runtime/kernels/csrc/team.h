@@ -5,6 +5,7 @@
 
 #include <omp.h>
 
+#include <thread>
 #include <vector>
 
 #include "turn.h"
@@ -13,44 +14,65 @@ namespace kvasir {
 
 class Team {
    public:
-    explicit Team(int size) : size_(size), finished_(size) {}
-
-    int size() const { return size_; }
-
-    // Calls body(thread, threads) on all threads.
-    template <typename Body>
-    void run(const Body& body) {
-        job_ = [](const void* body, int thread, int threads) { (*(const Body*)body)(thread, threads); };
-        body_ = &body;
-        started_.raise(++turn_);
-        body(0, size_);
-        for (int thread = 1; thread < size_; thread++) finished_[thread].await(turn_, SPINS);
+    explicit Team(int size) : finished_(size) {
+        for (int thread = 1; thread < size; thread++) threads_.emplace_back([this, thread] { follow(thread); });
     }
 
-    // What every thread but the first does until the team is dismissed.
+    ~Team() {
+        await_all();
+        is_ending_ = true;
+        started_.raise(++turn_);
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+    int size() const { return int(finished_.size()); }
+
+    // Calls body(thread, threads) on all threads. Those of the team stay awake afterwards.
+    template <typename Body>
+    void run(const Body& body) {
+        begin([](const void* body, int thread, int threads) { (*(const Body*)body)(thread, threads); }, &body);
+        body(0, size());
+        await_all();
+    }
+
+    // Nothing will come for a while: those that are awake go to sleep.
+    void rest() {
+        if (job_) begin(nullptr, nullptr);
+    }
+
+   private:
+    using Job = void (*)(const void*, int, int);
+    static constexpr int SPINS = 20'000;  // some 0.2 to 1 ms: more than one thread computes alone between two kernels
+
+    void begin(Job job, const void* body) {
+        await_all();  // they may be on their way to sleep
+        job_ = job;
+        body_ = body;
+        started_.raise(++turn_);
+    }
+
+    void await_all() {
+        for (int thread = 1; thread < size(); thread++) finished_[thread].await(turn_, SPINS);
+    }
+
     void follow(int thread) {
+        bool is_awake = false;
         for (uint32_t turn = 1;; turn++) {
-            started_.await(turn, SPINS);
-            if (!job_) return;
-            job_(body_, thread, size_);
+            started_.await(turn, is_awake ? SPINS : 0);
+            if (is_ending_) return;
+            is_awake = job_ != nullptr;
+            if (is_awake) job_(body_, thread, size());
             finished_[thread].raise(turn);
         }
     }
 
-    void dismiss() {
-        job_ = nullptr;
-        started_.raise(++turn_);
-    }
-
-   private:
-    static constexpr int SPINS = 20'000;  // some 0.2 to 1 ms: more than one thread computes alone between two kernels
-
-    int size_;
     uint32_t turn_ = 0;
-    void (*job_)(const void*, int, int) = nullptr;
+    Job job_ = nullptr;
     const void* body_ = nullptr;
+    bool is_ending_ = false;
     Turn started_;
     std::vector<Turn> finished_;
+    std::vector<std::thread> threads_;
 };
 
 inline thread_local Team* awake_team = nullptr;
