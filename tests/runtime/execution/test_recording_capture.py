@@ -111,7 +111,8 @@ def test_all_kernels_of_a_step_are_one_call(make_runner: Any, tokens_of: Any) ->
 
 def test_shapes_that_did_not_come_up_are_not_captured(make_runner: Any, tokens_of: Any) -> None:
     runner = make_runner()
-    assert not runner.use_idle_time()
+    while runner.use_idle_time():
+        assert graphs_of(runner).captured == []
     assert graphs_of(runner).captured == []
 
 
