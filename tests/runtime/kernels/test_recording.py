@@ -52,7 +52,7 @@ def test_kernels_and_operators_run_again_in_their_order() -> None:
         assert torch.equal(replayed_residual, residual)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 1])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_kernels_in_a_row_share_their_work_among_all_threads(num_threads: int) -> None:
     """Which stay awake from one to the next: each must have ended before the next begins, over and over."""
     before = torch.get_num_threads()
