@@ -28,8 +28,8 @@ from kvasir_operator.kube.cached import CachedClient
 from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.configuration import load_configuration
 from kvasir_operator.kube.features import ClusterFeatures, Discovery
-from kvasir_operator.kube.leadership import Leadership, lease_names
-from kvasir_operator.kube.lease import LeaderElector, LeaseTiming
+from kvasir_operator.kube.leadership import Leadership, lease_names, make_electors
+from kvasir_operator.kube.lease import LeaseTiming
 from kvasir_operator.kube.startup import wait_until_served
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.cache import InformerCache
@@ -227,9 +227,8 @@ def _prometheus(settings: OperatorSettings) -> Prometheus | None:
 
 
 def _leadership(client: KubeClient, settings: OperatorSettings) -> Leadership:
-    timing, identity = LeaseTiming(), _identity()
-    names = lease_names(settings, _own_namespace())
-    electors = [LeaderElector(client, name, identity, time.monotonic, timing) for name in names]
+    timing, names = LeaseTiming(), lease_names(settings, _own_namespace())
+    electors = make_electors(client, names, _identity(), time.monotonic, timing)
     return Leadership(electors, timing.retry_seconds)
 
 

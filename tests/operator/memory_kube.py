@@ -46,9 +46,9 @@ class MemoryKube(KubeClient):
 
     async def replace(self, obj: KubeObject) -> KubeObject:
         self._fail()
-        stored = self.objects[self._key(obj)]
-        if obj["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
-            raise ObjectConflictError("changed", 409)
+        live, wanted = self.objects.get(self._key(obj), {"metadata": {}})["metadata"], obj["metadata"]
+        if any(wanted.get(key) != live.get(key) for key in ("uid", "resourceVersion")):
+            raise ObjectConflictError("changed, or gone", 409)
         return self._store("replace", obj)
 
     async def apply(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:

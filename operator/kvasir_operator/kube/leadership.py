@@ -4,20 +4,28 @@ A release's own Lease says which of its replicas leads: one in each namespace th
 serves the whole cluster it holds one more, of one name in one namespace whatever the release, so that a second
 cluster-wide release stands by and says who leads, instead of fighting over every service. That namespace is `default`:
 every cluster has it and nobody can delete it, while some clouds let nobody write to kube-system.
+
+The cluster's Lease is a claim of the release and not of a process: its holder is the name of the release's own Lease,
+and who holds that one may use it. So a replica takes over from another as soon as the own Lease allows, and the claim,
+which only another release waits for, is renewed once a minute.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from kvasir_operator.errors import KvasirOperatorError
-from kvasir_operator.kube.lease import LeaderElector, LeaseName
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming
 from kvasir_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
 OWN_LEASE = "kvasir-operator"
 CLUSTER_LEASE = "kvasir-operator-cluster-wide"
+CLAIM_TIMING: Final = LeaseTiming(duration_seconds=90.0, renew_seconds=60.0)
+"""Another release waits for this long after one that ended without a word."""
 
 
 def lease_names(settings: OperatorSettings, own_namespace: str | None) -> list[LeaseName]:
@@ -39,6 +47,21 @@ def lease_names(settings: OperatorSettings, own_namespace: str | None) -> list[L
         )
     leases = [LeaseName(namespace, OWN_LEASE) for namespace in own]
     return leases if settings.namespace else [*leases, LeaseName(settings.cluster_lease_namespace, CLUSTER_LEASE)]
+
+
+def make_electors(
+    client: KubeClient, names: Sequence[LeaseName], identity: str, clock: Callable[[], float], timing: LeaseTiming
+) -> list[LeaderElector]:
+    """For `names` as lease_names gives them. `identity` is this process's; `timing` is that of all but the claim."""
+    own = [LeaderElector(client, each, identity, clock, timing) for each in names if each.name != CLUSTER_LEASE]
+
+    def check_own() -> None:
+        for elector in own:
+            elector.check()
+
+    release = ",".join(str(elector.lease) for elector in own)
+    claims = [each for each in names if each.name == CLUSTER_LEASE]
+    return [*own, *(LeaderElector(client, each, release, clock, CLAIM_TIMING, check_own) for each in claims)]
 
 
 class Leadership:

@@ -4,6 +4,9 @@ The protocol is client-go's: a holder renews; another takes over once it has its
 whole duration, by its own clock (clocks of different machines are never compared). A holder that could not renew
 until shortly before that must end: from then on another may lead.
 
+How often a Lease is looked at and how often it is written are two things: one that is to be taken over seldom is held
+for long, written seldom, and still read often enough that its holder notices soon when somebody takes it by force.
+
 A Lease that was there and is gone may have been uninstalled with its release, whose operators are told to end about
 then: one that they made anew would bear no mark of Helm's, and be in the way of the next install.
 """
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from kvasir_operator.errors import KubeApiError, LeadershipLostError, ObjectConflictError
+from kvasir_operator.errors import KubeApiError, LeadershipLostError, ObjectConflictError, ObjectNotFoundError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import LEASE, KubeObject
 
@@ -32,13 +35,17 @@ class LeaseName(NamedTuple):
 
 @dataclass(frozen=True)
 class LeaseTiming:
-    """`duration_seconds` is how long others wait; the holder gives up after `renew_deadline_seconds`, which is less.
+    """`duration_seconds` is how long others wait for a renewal, `gone_seconds` how long one that was seen must be gone
+    before it is made anew, soon enough for its holder.
 
-    `gone_seconds` is how long one that was seen must be gone before it is made anew, soon enough for its holder.
+    The holder looks every `retry_seconds`, and renews it where its last write is `renew_seconds` old, 0: at each look.
+    It gives up when for `renew_deadline_seconds` it could not renew it or, while that is not due, read that it is its
+    own: `renew_seconds` and this are less than the duration.
     """
 
     duration_seconds: float = 15.0
     renew_deadline_seconds: float = 10.0
+    renew_seconds: float = 0.0
     retry_seconds: float = 2.0
     gone_seconds: float = 4.0
 
@@ -62,8 +69,15 @@ class LeaderElector:
     """Takes and keeps one Lease. `clock` gives monotonic seconds."""
 
     def __init__(
-        self, client: KubeClient, lease: LeaseName, identity: str, clock: Callable[[], float], timing: LeaseTiming
+        self,
+        client: KubeClient,
+        lease: LeaseName,
+        identity: str,
+        clock: Callable[[], float],
+        timing: LeaseTiming,
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
+        """`before_write` raises LeadershipLostError where others have this identity, and one of them may use it now."""
         self.lease = lease
         self._client = client
         self._identity = identity
@@ -71,8 +85,10 @@ class LeaderElector:
         self._timing = timing
         self._seen: SeenLease | None = None
         self._gone_since: float | None = None
+        self._before_write = before_write
         self._is_ending = False
-        self._renewed_at: float | None = None
+        self._written_at: float | None = None
+        self._held_at: float | None = None
 
     @property
     def holder(self) -> str | None:
@@ -84,7 +100,7 @@ class LeaderElector:
         started = self._clock()
         held = await self._bounded(self._take())
         if held:
-            self._renewed_at = started  # before the request: the API server may have written it at once
+            self._written_at = self._held_at = started  # before the request: the API server may have written it at once
         return held
 
     async def look(self) -> None:
@@ -99,7 +115,7 @@ class LeaderElector:
         """Renews until cancelled. Raises LeadershipLostError when another may be leading."""
         while True:
             await asyncio.sleep(self._timing.retry_seconds)
-            if await self.take():
+            if await (self.take() if self._is_due() else self._still_holds()):
                 continue
             if self.holder not in (None, self._identity):
                 raise LeadershipLostError(f"{self.holder} took Lease {self.lease}")
@@ -107,22 +123,35 @@ class LeaderElector:
 
     def check(self) -> None:
         """Raises LeadershipLostError unless the Lease is ours for certain: to be called before each write."""
-        if self._renewed_at is None:
+        if self._held_at is None:
             raise LeadershipLostError(f"Lease {self.lease} is not held")
-        if self._clock() - self._renewed_at >= self._timing.renew_deadline_seconds:
+        if self._clock() - self._held_at >= self._timing.renew_deadline_seconds:
             raise LeadershipLostError(
                 f"Lease {self.lease} was not renewed for {self._timing.renew_deadline_seconds:g} s: another may lead"
             )
 
     async def release(self) -> None:
         """Lets the next one lead at once; a failure only makes it wait for the Lease's duration."""
-        self._renewed_at = None
+        self._held_at = None
         if self._seen is None or self.holder != self._identity:
             return
         try:
+            self._before_write()
             await self._client.replace(self._lease(self._seen.obj, holder="", seconds=1))
-        except KubeApiError as error:
+        except (KubeApiError, LeadershipLostError) as error:
             logger.warning("Lease %s not released: %s", self.lease, error)
+
+    def _is_due(self) -> bool:
+        """Whether it is to be written: to be renewed, or made anew."""
+        is_old = self._written_at is None or self._clock() - self._written_at >= self._timing.renew_seconds
+        return is_old or self._gone_since is not None
+
+    async def _still_holds(self) -> bool:
+        started = self._clock()
+        holds = await self._bounded(self._look()) and self.holder == self._identity
+        if holds:
+            self._held_at = started
+        return holds
 
     async def _bounded(self, step: Coroutine[Any, Any, bool]) -> bool:
         """An API server that does not answer must not make a holder miss that it lost its Lease."""
@@ -146,15 +175,30 @@ class LeaderElector:
         return stored is not None
 
     async def _take(self) -> bool:
+        if await self._renewed():
+            return True
         if not await self._look():
             if not self._may_create():
                 return False
+            self._before_write()
             self._remember(await self._client.create(self._lease(None, self._identity)))
             return True
         assert self._seen is not None
         if not can_take(self._seen, self._identity, self._clock()):
             return False
+        self._before_write()
         self._remember(await self._client.replace(self._lease(self._seen.obj, self._identity)))
+        return True
+
+    async def _renewed(self) -> bool:
+        """Without a read, while nobody else wrote it: its version and UID say so."""
+        if self._held_at is None or self._seen is None or self._gone_since is not None:
+            return False
+        self._before_write()
+        try:
+            self._remember(await self._client.replace(self._lease(self._seen.obj, self._identity)))
+        except (ObjectConflictError, ObjectNotFoundError):
+            return False
         return True
 
     def _may_create(self) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KvasirOperatorError, LeadershipLostError
-from kvasir_operator.kube.leadership import Leadership, lease_names
+from kvasir_operator.kube.leadership import CLAIM_TIMING, Leadership, lease_names, make_electors
 from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming
 from kvasir_operator.settings import OperatorSettings
 
@@ -41,7 +41,7 @@ class Contender:
 
     def __init__(self, kube: MemoryKube, identity: str, *leases: LeaseName) -> None:
         clock = asyncio.get_running_loop().time
-        electors = [LeaderElector(kube, lease, identity, clock, TIMING) for lease in leases]
+        electors = make_electors(kube, leases, identity, clock, TIMING)
         self.leadership = Leadership(electors, TIMING.retry_seconds)
         self.leading = asyncio.create_task(self.leadership.acquire())
 
@@ -63,7 +63,7 @@ def test_a_second_cluster_wide_release_says_who_leads_and_stands_by_until_it_is_
         assert await first.leads_within(10)
         second = Contender(kube, "release-b/pod", OWN_B, CLUSTER)
         assert not await second.leads_within(0.05)
-        assert (holder(kube, OWN_B), holder(kube, CLUSTER)) == ("release-b/pod", "release-a/pod")
+        assert (holder(kube, OWN_B), holder(kube, CLUSTER)) == ("release-b/pod", str(OWN_A))
         with pytest.raises(LeadershipLostError):
             second.leadership.check()
         await first.leadership.release()
@@ -72,7 +72,7 @@ def test_a_second_cluster_wide_release_says_who_leads_and_stands_by_until_it_is_
 
     asyncio.run(body())
     [warning] = caplog.messages
-    assert "release-a/pod serves the whole cluster (it holds Lease default/kvasir-operator-cluster-wide)" in warning
+    assert f"{OWN_A} serves the whole cluster (it holds Lease {CLUSTER})" in warning
     assert "--namespace" in warning
 
 
@@ -103,11 +103,86 @@ def test_losing_any_lease_ends_leadership() -> None:
         kube = MemoryKube()
         leader = Contender(kube, "leader", OWN_A, CLUSTER)
         assert await leader.leads_within(10)
-        kube.objects[("Lease", *CLUSTER)]["spec"]["holderIdentity"] = "usurper"
+        stored = kube.objects[("Lease", *CLUSTER)]
+        await kube.replace({**stored, "spec": {**stored["spec"], "holderIdentity": "usurper"}})
         with pytest.raises(LeadershipLostError, match="usurper took Lease default/kvasir-operator-cluster-wide"):
             await leader.leadership.keep()
 
     asyncio.run(asyncio.wait_for(body(), 10))
+
+
+class Clock:
+    """Of all processes of a test."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def electors(kube: MemoryKube, own: LeaseName, identity: str, clock: Clock) -> tuple[LeaderElector, LeaderElector]:
+    """Of the release's own Lease and of its claim on the cluster."""
+    first, claim = make_electors(kube, [own, CLUSTER], identity, clock, LeaseTiming())
+    return first, claim
+
+
+def test_another_replica_of_the_release_has_the_claim_as_soon_as_it_has_the_own_lease() -> None:
+    async def body() -> None:
+        kube, clock = MemoryKube(), Clock()
+        for each in electors(kube, OWN_A, "dead", clock):
+            assert await each.take()
+        own, claim = electors(kube, OWN_A, "replica", clock)
+        await own.look()
+        clock.now += LeaseTiming().duration_seconds
+        assert await own.take()
+        assert await claim.take()
+        claim.check()
+
+    asyncio.run(body())
+
+
+def test_another_release_has_the_claim_of_one_that_died_when_nobody_renewed_it_for_its_duration() -> None:
+    async def body() -> None:
+        kube, clock = MemoryKube(), Clock()
+        for each in electors(kube, OWN_A, "dead", clock):
+            assert await each.take()
+        own, claim = electors(kube, OWN_B, "other", clock)
+        assert [await own.take(), await claim.take()] == [True, False]
+        clock.now += CLAIM_TIMING.duration_seconds - 0.1
+        assert [await own.take(), await claim.take()] == [True, False]
+        clock.now += 0.1
+        assert [await own.take(), await claim.take()] == [True, True]
+
+    asyncio.run(body())
+
+
+def test_a_claim_is_given_up_well_before_another_release_may_take_it() -> None:
+    latest = CLAIM_TIMING.renew_seconds + CLAIM_TIMING.retry_seconds + CLAIM_TIMING.renew_deadline_seconds
+    assert latest <= 0.8 * CLAIM_TIMING.duration_seconds
+
+
+def test_who_woke_after_another_replica_took_over_neither_renews_nor_releases_the_claim() -> None:
+    async def body() -> None:
+        kube, clock = MemoryKube(), Clock()
+        paused = electors(kube, OWN_A, "paused", clock)
+        for each in paused:
+            assert await each.take()
+        leader = electors(kube, OWN_A, "leader", clock)
+        await leader[0].look()
+        clock.now += LeaseTiming().duration_seconds
+        for each in leader:
+            assert await each.take()
+        await paused[1].look()  # it knows the claim as it is now
+        before = len(kube.writes)
+        with pytest.raises(LeadershipLostError, match="release-a/kvasir-operator was not renewed"):
+            await paused[1].take()
+        await Leadership(paused, 1.0).release()
+        assert (len(kube.writes), holder(kube, CLUSTER)) == (before, str(OWN_A))
+        await Leadership(leader, 1.0).release()
+        assert (holder(kube, CLUSTER), holder(kube, OWN_A)) == ("", "")
+
+    asyncio.run(body())
 
 
 def test_without_leases_it_leads_at_once() -> None:

@@ -25,6 +25,12 @@ def elector(kube: MemoryKube, identity: str, clock: Clock | None = None) -> Lead
     return LeaderElector(kube, LeaseName("system", "kvasir-operator"), identity, clock or Clock(), TIMING)
 
 
+async def rob(kube: MemoryKube) -> None:
+    """As somebody does who writes himself into the Lease."""
+    stored = kube.objects[KEY]
+    await kube.replace({**stored, "spec": {**stored["spec"], "holderIdentity": "usurper"}})
+
+
 def held_by(kube: MemoryKube) -> str:
     return str(kube.objects[KEY]["spec"]["holderIdentity"])
 
@@ -138,7 +144,7 @@ def test_a_leader_whose_lease_was_taken_must_go() -> None:
         kube = MemoryKube()
         leader = elector(kube, "leader")
         await leader.take()
-        kube.objects[KEY]["spec"]["holderIdentity"] = "usurper"
+        await rob(kube)
         with pytest.raises(LeadershipLostError, match="usurper took Lease"):
             await leader.keep()
 
@@ -232,6 +238,11 @@ class HangingKube(MemoryKube):
             await asyncio.Event().wait()
         return await super().get(kind, namespace, name)
 
+    async def replace(self, obj: KubeObject) -> KubeObject:
+        if self.hangs:
+            await asyncio.Event().wait()
+        return await super().replace(obj)
+
 
 def test_a_leader_whose_api_server_hangs_must_go() -> None:
     async def body() -> None:
@@ -286,3 +297,116 @@ def test_who_never_led_or_has_released_may_not_write() -> None:
             leader.check()
 
     asyncio.run(body())
+
+
+RARE = LeaseTiming(duration_seconds=90.0, renew_seconds=60.0, retry_seconds=0.001)
+"""Of a Lease that is written seldom; it is looked at as often as any."""
+
+
+def rare_elector(kube: MemoryKube, clock: Clock, identity: str = "leader") -> LeaderElector:
+    return LeaderElector(kube, LeaseName("system", "kvasir-operator"), identity, clock, RARE)
+
+
+class CountingKube(MemoryKube):
+    """Counts how often it was asked for the Lease, with or without a write."""
+
+    num_looks = 0
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
+        self.num_looks += 1
+        return await super().get(kind, namespace, name)
+
+    async def replace(self, obj: KubeObject) -> KubeObject:
+        self.num_looks += 1
+        return await super().replace(obj)
+
+
+async def keep_for_a_while(leader: LeaderElector, kube: CountingKube) -> None:
+    """Until it has looked a few times, at one time of its clock."""
+    keeping, before = asyncio.create_task(leader.keep()), kube.num_looks
+    while kube.num_looks < before + 3 and not keeping.done():  # noqa: ASYNC110, an elector tells nobody of its looks
+        await asyncio.sleep(0.001)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("age_seconds", "num_writes"), [(0.0, 0), (59.9, 0), (60.0, 1)])
+def test_a_lease_is_written_when_that_is_due_and_looked_at_in_between(age_seconds: float, num_writes: int) -> None:
+    async def body() -> None:
+        kube, clock = CountingKube(), Clock()
+        leader = rare_elector(kube, clock)
+        await leader.take()
+        before = len(kube.writes)
+        clock.now += age_seconds
+        await keep_for_a_while(leader, kube)
+        assert len(kube.writes) - before == num_writes
+        clock.now += 9.9
+        leader.check()
+        clock.now += 0.1
+        with pytest.raises(LeadershipLostError, match="was not renewed for 10 s"):
+            leader.check()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
+
+
+def test_who_renews_a_lease_does_not_read_it_before() -> None:
+    async def body() -> None:
+        kube = CountingKube()
+        leader = elector(kube, "leader")
+        await leader.take()
+        before = kube.num_looks
+        assert await leader.take()
+        assert kube.num_looks == before + 1
+
+    asyncio.run(body())
+
+
+def test_a_lease_that_somebody_labelled_is_renewed_all_the_same() -> None:
+    async def body() -> None:
+        kube = MemoryKube()
+        leader = elector(kube, "leader")
+        await leader.take()
+        await kube.replace({**kube.objects[KEY], "metadata": {**kube.objects[KEY]["metadata"], "labels": {"a": "b"}}})
+        assert await leader.take()
+        assert (held_by(kube), kube.objects[KEY]["metadata"]["labels"]) == ("leader", {"a": "b"})
+
+    asyncio.run(body())
+
+
+def test_a_lease_that_is_written_seldom_is_missed_as_soon_as_any() -> None:
+    async def body() -> None:
+        kube, clock = CountingKube(), Clock()
+        leader = rare_elector(kube, clock)
+        await leader.take()
+        del kube.objects[KEY]
+        await keep_for_a_while(leader, kube)
+        assert KEY not in kube.objects
+        clock.now += 4.0
+        await keep_for_a_while(leader, kube)
+        assert held_by(kube) == "leader"
+        await rob(kube)
+        with pytest.raises(LeadershipLostError, match="usurper took Lease"):
+            await leader.keep()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
+
+
+def test_a_lease_that_can_be_read_and_not_renewed_is_given_up_before_another_may_take_it() -> None:
+    class ReadOnlyKube(CountingKube):
+        async def replace(self, obj: KubeObject) -> KubeObject:
+            self.num_looks += 1
+            raise KubeUnavailableError("no writes")
+
+    async def body() -> None:
+        kube, clock = ReadOnlyKube(), Clock()
+        leader, successor = rare_elector(kube, clock), rare_elector(kube, clock, "successor")
+        await leader.take()
+        await successor.look()
+        clock.now += 59.0
+        await keep_for_a_while(leader, kube)
+        clock.now += 10.0
+        with pytest.raises(LeadershipLostError, match="was not renewed for 10 s"):
+            await leader.keep()
+        assert not await successor.take()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
