@@ -3,7 +3,7 @@
 An engine that prefills and one that decodes, a core each, behind the real router. Blocks go as soon as a chunk is
 written; nothing can lie beside where the whole prompt is one chunk, or where the decode engine hears of it only once
 the prefill has ended, as vLLM's routers do it. One prompt at a time, none with a beginning that was seen before, and
-all into pages that were used before: those of a new engine are not in memory yet. The engines write down when blocks
+all into pages that were used before: those of a new engine may not be in memory yet. The engines write down when blocks
 were written and read (timed_engine.py).
 """
 

@@ -22,7 +22,7 @@ DEFAULT_CPU_BYTES = 4 * 1024**3
 DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
 POPULATED_AHEAD_BYTES = 256 * 1024**2
 POPULATED_AT_ONCE_BYTES = 2 * 1024**2
-"""What a request that comes meanwhile may wait for: 0.2 ms, and 3 where a hypervisor finds the memory."""
+"""What a request that comes meanwhile may wait for: one huge page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,24 +11,30 @@ from kvasir_runtime.kernels.huge_pages import populate, use_huge_pages
 MIB = 1024 * 1024
 
 
-def flags_at(address: int) -> set[str]:
-    """What the kernel was told of the mapping that holds an address (VmFlags of /proc/self/smaps)."""
+def mapping_at(address: int) -> dict[str, list[str]]:
+    """What the kernel says of the mapping that holds an address, in /proc/self/smaps: words by name."""
+    said: dict[str, list[str]] = {}
     is_here = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and not first.endswith(":"):
+        first, *words = line.split()
+        if not first.endswith(":"):
             start, end = (int(part, 16) for part in first.split("-"))
             is_here = start <= address < end
-        elif is_here and first == "VmFlags:":
-            return set(line.split()[1:])
-    return set()
+        elif is_here:
+            said[first.rstrip(":")] = words
+    return said
+
+
+def resident_bytes(tensor: torch.Tensor) -> int:
+    """Of the mapping that a tensor begins in."""
+    return int(mapping_at(tensor.data_ptr())["Rss"][0]) * 1024
 
 
 def test_a_large_tensor_lies_in_memory_that_is_advised() -> None:
     tensor = torch.empty(32 * 1024 * 1024, dtype=torch.uint8)
     assert use_huge_pages(tensor) is tensor
     middle = tensor.data_ptr() + tensor.nbytes // 2
-    assert "hg" in flags_at(middle)
+    assert "hg" in mapping_at(middle)["VmFlags"]
 
 
 def test_a_small_tensor_is_left_alone() -> None:
@@ -36,26 +42,13 @@ def test_a_small_tensor_is_left_alone() -> None:
     assert torch.equal(use_huge_pages(tensor), torch.arange(100))
 
 
-def resident_bytes(address: int) -> int:
-    """Of the mapping that holds an address."""
-    is_here = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and not first.endswith(":"):
-            start, end = (int(part, 16) for part in first.split("-"))
-            is_here = start <= address < end
-        elif is_here and first == "Rss:":
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def test_memory_is_there_before_it_is_written_and_keeps_what_was() -> None:
     with mmap.mmap(-1, 64 * MIB) as memory:
         tensor = torch.frombuffer(memory, dtype=torch.uint8)
         tensor[5 * MIB] = 7
-        before = resident_bytes(tensor.data_ptr())
+        before = resident_bytes(tensor)
         assert populate(tensor[4 * MIB : 12 * MIB])
-        assert 6 * MIB <= resident_bytes(tensor.data_ptr()) - before < 16 * MIB
+        assert 6 * MIB <= resident_bytes(tensor) - before < 16 * MIB
         assert tensor[5 * MIB] == 7
         assert not tensor[6 * MIB : 12 * MIB].any()
         del tensor

@@ -78,7 +78,7 @@ inline vfloat power_of_two(vfloat x) {
 struct ScoreScale {
     float natural, binary;
     explicit ScoreScale(const Call& call)
-        : natural(call.softcap > 0 ? 1.0f : call.scale), binary(natural * 1.44269504088896341f) {}
+        : natural(call.softcap > 0 ? 1.0f : call.scale), binary(natural * LOG2_E) {}
 };
 
 inline vfloat capped(const Call& call, vfloat product) {
@@ -86,7 +86,7 @@ inline vfloat capped(const Call& call, vfloat product) {
 }
 
 inline vfloat weight_of(const ScoreScale& scale, vfloat product, vfloat base) {
-    const __m512 binary_base = _mm512_mul_ps((__m512)base, (__m512)splat(1.44269504088896341f));
+    const __m512 binary_base = _mm512_mul_ps((__m512)base, (__m512)splat(LOG2_E));
     return power_of_two((vfloat)_mm512_fmsub_ps((__m512)product, (__m512)splat(scale.binary), binary_base));
 }
 

@@ -180,7 +180,7 @@ inline void attend_item_dot(const Call& call, const Item& item, const Query* ite
     }
     std::fill(result.row_max, result.row_max + heads * ROWS, -INFINITY);
     std::fill(result.row_sum, result.row_sum + heads * ROWS, 0.0f);
-    const Sight sight(call, item_queries, rows);
+    const Sight sight(call, item_queries, is_few ? 0 : rows);
 
     KeyTile current, next;
     int tile_start = item.first_key / KEYS * KEYS;

@@ -198,6 +198,8 @@ inline float largest(vfloat value) {
 #endif
 }
 
+constexpr float LOG2_E = 1.44269504088896341f;
+
 inline vfloat exponential_series(vfloat rest) {
     vfloat series = splat(1.9875691500e-4f);
     series = series * rest + 1.3981999507e-3f;
@@ -213,7 +215,7 @@ inline vfloat exponential_series(vfloat rest) {
 inline vfloat exponential(vfloat x) {
 #if defined(__AVX512F__)
     const __m512 clamped = _mm512_min_ps((__m512)splat(88.0f), (__m512)x);  // in this order NaN stays NaN
-    const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(clamped, (__m512)splat(1.44269504088896341f)),
+    const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(clamped, (__m512)splat(LOG2_E)),
                                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const vfloat rest = (vfloat)_mm512_fmadd_ps(
         whole, (__m512)splat(2.12194440e-4f), _mm512_fmadd_ps(whole, (__m512)splat(-0.693359375f), clamped));
@@ -224,7 +226,7 @@ inline vfloat exponential(vfloat x) {
     vint vanishes = clamped < splat(-87.0f);
     clamped = vanishes ? splat(-87.0f) : clamped;
     const float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer
-    vfloat shifted = clamped * 1.44269504088896341f + to_integer;
+    vfloat shifted = clamped * LOG2_E + to_integer;
     vint power = (vint)shifted - (vint)splat(to_integer);
     vfloat whole = shifted - to_integer;
     vfloat rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
