@@ -152,7 +152,7 @@ def main() -> None:
         for name, lengths in ATTENTION.items():
             bench_attention(shape, name, lengths, clock)
         for kind in shape.linears():
-            for rows in (1, 8, 64) if kind == "head" else (1, 8, 64, 256, 1024):
+            for rows in (1, 8, 32, 64) if kind == "head" else (1, 8, 32, 64, 256, 1024):
                 bench_linear(shape, kind, rows, clock)
     print(f"load average {os.getloadavg()[0]:.1f} at the end")
 

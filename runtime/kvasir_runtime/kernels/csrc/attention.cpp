@@ -8,8 +8,8 @@
 #include <atomic>
 
 #include "attention_amx.h"
-#include "attention_dot.h"
 #include "attention_plan.h"
+#include "attention_products.h"
 #include "replay.h"
 
 using namespace kvasir;
@@ -30,8 +30,7 @@ void compute_item(const Call& call, const Item& item, const Query* queries, Scra
     }
 #endif
 #if KVASIR_COLUMNS
-    if constexpr (std::is_same_v<T, bf16>)
-        if (call.use_dot && call.head_dim % 32 == 0) return attend_item_dot(call, item, queries, scratch, partials);
+    if constexpr (std::is_same_v<T, bf16>) return attend_item_bf16(call, item, queries, scratch, partials);
 #endif
     attend_item<T>(call, item, queries, scratch, partials);
 }

@@ -6,8 +6,11 @@
 
 #include "vec.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512BF16__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define KVASIR_COLUMNS 1
+#endif
+#if KVASIR_COLUMNS && defined(__AVX512BF16__)
+#define KVASIR_DOT_PRODUCTS 1
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
 #define KVASIR_AMX 1
 #endif

@@ -1,4 +1,4 @@
-// What attention in bfloat16 by tiles and by dot products have in common. Scores are computed transposed, keys x queries:
+// What attention in bfloat16 by tiles and by products have in common. Scores are computed transposed, keys x queries:
 // keys are then read as they lie, and the softmax of 16 queries runs along vector lanes with no reduction across them.
 #pragma once
 
@@ -147,10 +147,11 @@ inline float sum_of_row(vfloat sums) {
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-// Turns the dot products [KEYS] of one query, which sees the keys [begin, end), into weights of bfloat16. The same numbers
-// as by columns, so that nothing depends on how many queries are computed together.
+// Turns the dot products [KEYS] of one query, which sees the keys [begin, end), into weights of type W, perhaps in place.
+// The same numbers as by columns, so that nothing depends on how many queries are computed together.
+template <typename W>
 inline float softmax_row(const Call& call, const float* scores, int begin, int end, float& row_max, float& row_sum,
-                         bf16* weights) {
+                         W* weights) {
     constexpr int VECTORS = KEYS / LANES;
     const ScoreScale scale(call);
     vfloat product[VECTORS], largest_product = splat(-INFINITY);

@@ -54,7 +54,8 @@ inline void transpose(__m512i (&rows)[16]) {
 #endif
 
 // Turns `count` key rows of `words` 32-bit numbers into columns of to[words][KEYS]. The columns up to a multiple of 16
-// may receive copies of other rows: they are masked later.
+// may receive copies of other rows, which are masked later; those behind are zero, since what multiplies numbers that were
+// left there by others may take a hundred times as long (subnormal ones).
 inline void transpose_keys(const uint32_t* const* rows, int count, int words, uint32_t* to) {
     int word = 0;
 #if defined(__AVX512F__)
@@ -69,7 +70,9 @@ inline void transpose_keys(const uint32_t* const* rows, int count, int words, ui
         }
 #endif
     for (; word < words; word++)
-        for (int k = 0; k < count; k++) to[word * KEYS + k] = rows[k][word];
+        for (int k = 0; k < (count + 15) / 16 * 16; k++) to[word * KEYS + k] = rows[std::min(k, count - 1)][word];
+    const int end = (count + 15) / 16 * 16;
+    for (int w = 0; end < KEYS && w < words; w++) memset(to + w * KEYS + end, 0, (KEYS - end) * sizeof(uint32_t));
 }
 
 // Scores of N query rows against the keys of a register block. A word of transposed keys holds one float32, or two
@@ -114,15 +117,19 @@ void score(const Tile& tile, int rows, int dim, int count, Prefetch& prefetch) {
         }
 }
 
-// Turns one row of scores into weights, in place; keys outside [begin, end) of the tile weigh nothing. Returns the
-// factor by which what was summed before must rescale.
-inline float online_softmax(const Call& call, float* scores, int begin, int end, float& row_max, float& row_sum) {
+// Turns one row of products into weights, which may take their place; keys outside [begin, end) of the tile weigh
+// nothing. Returns the factor by which what was summed before must rescale.
+using Softmax = float(const Call& call, const float* products, int begin, int end, float& row_max, float& row_sum,
+                      float* weights);
+
+inline float online_softmax(const Call& call, const float* products, int begin, int end, float& row_max, float& row_sum,
+                            float* weights) {
     vfloat row[SCORE_VECTORS];
     vfloat largest_score = splat(-INFINITY);
     vint index;
     for (int i = 0; i < LANES; i++) index[i] = i;
     for (int v = 0; v < SCORE_VECTORS; v++) {
-        vfloat score = load(scores + v * LANES) * call.scale;
+        vfloat score = load(products + v * LANES) * call.scale;
         if (call.softcap > 0) score = call.softcap * hyperbolic_tangent(score / call.softcap);
         vint at = index + v * LANES;
         row[v] = ((at >= begin) & (at < end)) ? score : splat(-INFINITY);
@@ -130,14 +137,14 @@ inline float online_softmax(const Call& call, float* scores, int begin, int end,
     }
     float new_max = std::max(row_max, largest(largest_score));
     if (new_max == -INFINITY) {
-        memset(scores, 0, KEYS * sizeof(float));
+        memset(weights, 0, KEYS * sizeof(float));
         return 1.0f;
     }
     vfloat total = {};
     for (int v = 0; v < SCORE_VECTORS; v++) {
         row[v] = exponential(row[v] - new_max);
         total += row[v];
-        store(scores + v * LANES, row[v]);
+        store(weights + v * LANES, row[v]);
     }
     float rescale = row_max == -INFINITY ? 0.0f : exponential(splat(row_max - new_max))[0];
     row_max = new_max;
@@ -234,7 +241,8 @@ void write_result(const Call& call, const Item& item, const Query* queries, cons
 }
 
 template <typename T>
-void attend_item(const Call& call, const Item& item, const Query* item_queries, Scratch& scratch, float* partials) {
+void attend_item(const Call& call, const Item& item, const Query* item_queries, Scratch& scratch, float* partials,
+                 Softmax& softmax = online_softmax) {
     const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, heads = item.kv_heads;
     const int words = dim * int(sizeof(T)) / 4;
     const int64_t per_head = int64_t(ROWS) * dim;
@@ -280,9 +288,9 @@ void attend_item(const Call& call, const Item& item, const Query* item_queries, 
                 const int position = item_queries[row / group].position, at = h * ROWS + row;
                 const int row_begin = std::max(0, call.first_key_seen(position) - begin);
                 const int row_end = std::min(count, position + 1 - begin);
+                float* scores = tile.scores + row * KEYS;
                 float rescale =
-                    online_softmax(call, tile.scores + row * KEYS, row_begin, row_end, tile.row_max[at],
-                                   tile.row_sum[at]);
+                    softmax(call, scores, row_begin, row_end, tile.row_max[at], tile.row_sum[at], scores);
                 if (rescale != 1.0f) scale_row(tile.outputs + int64_t(at) * dim, dim, rescale);
             }
             float* outputs = tile.outputs + h * per_head;

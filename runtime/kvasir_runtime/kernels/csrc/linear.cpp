@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <type_traits>
 
 #include "replay.h"
 #include "team.h"
@@ -27,7 +28,7 @@ constexpr int PANEL = 16;            // outputs that are packed together
 constexpr int64_t DEPTH_STEP = 32;   // K is padded to this: one AMX tile
 constexpr int64_t CACHE_BYTES = 768 * 1024;  // of packed weight that one core keeps in its L2 while rows pass by
 constexpr int64_t ROWS_CACHE_BYTES = 1024 * 1024;  // of x that one core keeps there while AMX lets the weight pass by
-constexpr int64_t FEW_ROWS_BYTES = 512 * 1024;     // the same for dot products, beside two panels and the next two
+constexpr int64_t FEW_ROWS_BYTES = 512 * 1024;     // the same without AMX, beside two panels and the next two
 
 struct PackedWeight {
     const uint32_t* pairs;  // [panels][depth / 2][16]
@@ -95,12 +96,55 @@ void* thread_scratch(size_t bytes) {
     return scratch.memory;
 }
 
+// Calls `multiply` with the number of rows, from 1 to MAX, as a constant.
+template <int MAX, typename Multiply>
+inline void with_rows(int64_t rows, const Multiply& multiply) {
+    if (rows == MAX) return multiply(std::integral_constant<int, MAX>());
+    if constexpr (MAX > 1) with_rows<MAX - 1>(rows, multiply);
+}
+
+// Two panels at a time pass by all rows, which stay in the cache; the next two are fetched from memory meanwhile.
+// `Rows::multiply<PANELS, LINES>(row, rows, panel, next)` multiplies up to Rows::MAX of them by a panel or two, and fetches
+// LINES cache lines from `next` on into the L2 cache for each pair of inputs.
+template <typename Rows>
+void stream_panels(const Rows& products, const PackedWeight& weight, const Block& block) {
+    const int64_t parts = (block.rows + Rows::MAX - 1) / Rows::MAX, part_rows = (block.rows + parts - 1) / parts;
+    const int64_t end = block.row + block.rows, last = block.panel + block.panels, pairs = weight.depth / 2;
+    for (int64_t panel = block.panel; panel < last; panel += 2) {
+        const char* next = (const char*)(weight.pairs + (panel + 2) * pairs * PANEL);
+        for (int64_t row = block.row; row < end; row += part_rows) {
+            const int64_t rows = std::min(part_rows, end - row);
+            if (panel + 2 > last)
+                products.template multiply<1, 0>(row, rows, panel, next);
+            else if (parts == 1)
+                products.template multiply<2, 2>(row, rows, panel, next);
+            else if (row < block.row + 2 * part_rows)
+                products.template multiply<2, 1>(row, rows, panel, next + (row > block.row) * pairs * 64);
+            else
+                products.template multiply<2, 0>(row, rows, panel, next);
+        }
+    }
+}
+
+// The panels of a block stay in the cache while its rows, of which there are many, pass by.
+template <typename Rows>
+void pass_rows(const Rows& products, const Block& block) {
+    const int64_t end = block.row + block.rows, last = block.panel + block.panels;
+    for (int64_t row = block.row; row < end; row += Rows::MAX) {
+        const int64_t rows = std::min<int64_t>(Rows::MAX, end - row);
+        int64_t panel = block.panel;
+        for (; panel + 2 <= last; panel += 2) products.template multiply<2, 0>(row, rows, panel, nullptr);
+        if (panel < last) products.template multiply<1, 0>(row, rows, panel, nullptr);
+    }
+}
+
 // ---- float32 multiply-add on weights widened in registers: any CPU ----
 
 constexpr int VECTORS = PANEL / LANES;  // registers that hold one panel's 16 sums
 
-template <int ROWS, int PANELS>
-void multiply_widened(const Product& product, const float* x, int64_t x_stride, int64_t row, int64_t panel) {
+template <int ROWS, int PANELS, int LINES>
+void multiply_widened(const Product& product, const float* x, int64_t x_stride, int64_t row, int64_t panel,
+                      const char* next) {
     const PackedWeight& weight = *product.weight;
     constexpr int WIDTH = PANELS * VECTORS;
     const uint32_t* from[PANELS];
@@ -108,6 +152,8 @@ void multiply_widened(const Product& product, const float* x, int64_t x_stride, 
     vfloat sums[ROWS][WIDTH] = {};
     const float* rows = x + row * x_stride;
     for (int64_t pair = 0; pair < weight.depth / 2; pair++) {
+#pragma GCC unroll 4
+        for (int line = 0; line < LINES; line++, next += 64) __builtin_prefetch(next, 0, 2);
         vfloat even[WIDTH], odd[WIDTH];
 #pragma GCC unroll 8
         for (int v = 0; v < WIDTH; v++) {
@@ -137,39 +183,31 @@ void multiply_widened(const Product& product, const float* x, int64_t x_stride, 
         }
 }
 
+struct WidenedRows {
+    const Product& product;
+    const float* x;
+    int64_t x_stride;
+
 #if defined(__AVX512F__)
-constexpr int MAX_ROWS_WIDENED = 10;
+    static constexpr int MAX = 12;
 #else
-constexpr int MAX_ROWS_WIDENED = 3;
+    static constexpr int MAX = 3;
 #endif
 
-template <int PANELS>
-void multiply_widened_rows(const Product& product, const float* x, int64_t x_stride, int64_t row, int64_t rows,
-                           int64_t panel) {
-    switch (rows) {
-        case 1: return multiply_widened<1, PANELS>(product, x, x_stride, row, panel);
-        case 2: return multiply_widened<2, PANELS>(product, x, x_stride, row, panel);
-        case 3: return multiply_widened<3, PANELS>(product, x, x_stride, row, panel);
-#if defined(__AVX512F__)
-        case 4: return multiply_widened<4, PANELS>(product, x, x_stride, row, panel);
-        case 5: return multiply_widened<5, PANELS>(product, x, x_stride, row, panel);
-        case 6: return multiply_widened<6, PANELS>(product, x, x_stride, row, panel);
-        case 7: return multiply_widened<7, PANELS>(product, x, x_stride, row, panel);
-        case 8: return multiply_widened<8, PANELS>(product, x, x_stride, row, panel);
-        case 9: return multiply_widened<9, PANELS>(product, x, x_stride, row, panel);
-        case 10: return multiply_widened<10, PANELS>(product, x, x_stride, row, panel);
-#endif
+    template <int PANELS, int LINES>
+    void multiply(int64_t row, int64_t rows, int64_t panel, const char* next) const {
+        with_rows<MAX>(rows, [&](auto count) {
+            multiply_widened<count(), PANELS, LINES>(product, x, x_stride, row, panel, next);
+        });
     }
-}
+};
 
 void block_widened(const Product& product, const float* x, int64_t x_stride, const Block& block) {
-    int64_t end = block.row + block.rows;
-    for (int64_t row = block.row; row < end; row += MAX_ROWS_WIDENED) {
-        int64_t rows = std::min<int64_t>(MAX_ROWS_WIDENED, end - row);
-        int64_t panel = block.panel, last = block.panel + block.panels;
-        for (; panel + 2 <= last; panel += 2) multiply_widened_rows<2>(product, x, x_stride, row, rows, panel);
-        if (panel < last) multiply_widened_rows<1>(product, x, x_stride, row, rows, panel);
-    }
+    const WidenedRows rows{product, x, x_stride};
+    if (block.rows * x_stride * int64_t(sizeof(float)) <= FEW_ROWS_BYTES)
+        stream_panels(rows, *product.weight, block);
+    else
+        pass_rows(rows, block);
 }
 
 // ---- bfloat16 dot products (AVX512-BF16) ----
@@ -227,8 +265,6 @@ void multiply_dot(const Product& product, int64_t row, int64_t panel, const char
         }
 }
 
-constexpr int MAX_ROWS_DOT = 12;
-
 template <int PANELS>
 void multiply_few_dot_rows(const Product& product, int64_t row, int64_t rows, int64_t panel) {
     switch (rows) {
@@ -239,63 +275,30 @@ void multiply_few_dot_rows(const Product& product, int64_t row, int64_t rows, in
     }
 }
 
-template <int PANELS, int LINES = 0>
-void multiply_dot_rows(const Product& product, int64_t row, int64_t rows, int64_t panel, const char* next = nullptr) {
-    switch (rows) {
-        case 1: return multiply_dot<1, PANELS, 1, LINES>(product, row, panel, next);
-        case 2: return multiply_dot<2, PANELS, 1, LINES>(product, row, panel, next);
-        case 3: return multiply_dot<3, PANELS, 1, LINES>(product, row, panel, next);
-        case 4: return multiply_dot<4, PANELS, 1, LINES>(product, row, panel, next);
-        case 5: return multiply_dot<5, PANELS, 1, LINES>(product, row, panel, next);
-        case 6: return multiply_dot<6, PANELS, 1, LINES>(product, row, panel, next);
-        case 7: return multiply_dot<7, PANELS, 1, LINES>(product, row, panel, next);
-        case 8: return multiply_dot<8, PANELS, 1, LINES>(product, row, panel, next);
-        case 9: return multiply_dot<9, PANELS, 1, LINES>(product, row, panel, next);
-        case 10: return multiply_dot<10, PANELS, 1, LINES>(product, row, panel, next);
-        case 11: return multiply_dot<11, PANELS, 1, LINES>(product, row, panel, next);
-        case 12: return multiply_dot<12, PANELS, 1, LINES>(product, row, panel, next);
-    }
-}
+struct DotRows {
+    const Product& product;
+    static constexpr int MAX = 12;
 
-// Two panels at a time pass by all rows, which stay in the cache; the next two are fetched from memory meanwhile.
-void stream_panels(const Product& product, const Block& block) {
-    const PackedWeight& weight = *product.weight;
-    const int64_t parts = (block.rows + MAX_ROWS_DOT - 1) / MAX_ROWS_DOT, part_rows = (block.rows + parts - 1) / parts;
-    const int64_t end = block.row + block.rows, last = block.panel + block.panels, pairs = weight.depth / 2;
-    for (int64_t panel = block.panel; panel < last; panel += 2) {
-        const char* next = (const char*)(weight.pairs + (panel + 2) * pairs * PANEL);
-        for (int64_t row = block.row; row < end; row += part_rows) {
-            const int64_t rows = std::min(part_rows, end - row);
-            if (panel + 2 > last)
-                multiply_dot_rows<1>(product, row, rows, panel);
-            else if (parts == 1)
-                multiply_dot_rows<2, 2>(product, row, rows, panel, next);
-            else if (row < block.row + 2 * part_rows)
-                multiply_dot_rows<2, 1>(product, row, rows, panel, next + (row > block.row) * pairs * 64);
-            else
-                multiply_dot_rows<2>(product, row, rows, panel);
-        }
+    template <int PANELS, int LINES>
+    void multiply(int64_t row, int64_t rows, int64_t panel, const char* next) const {
+        with_rows<MAX>(rows,
+                       [&](auto count) { multiply_dot<count(), PANELS, 1, LINES>(product, row, panel, next); });
     }
-}
+};
 
 // The unrolled sums round differently, so they serve only batches that are small as a whole: among more rows, a row's
 // result must not depend on how many are left over for it to be computed with.
 void block_dot(const Product& product, const Block& block) {
-    const int64_t end = block.row + block.rows, last = block.panel + block.panels;
+    const int64_t last = block.panel + block.panels;
     if (block.rows <= 4) {
         int64_t panel = block.panel;
         if (block.rows > 1)
             for (; panel + 2 <= last; panel += 2) multiply_few_dot_rows<2>(product, block.row, block.rows, panel);
         for (; panel < last; panel++) multiply_few_dot_rows<1>(product, block.row, block.rows, panel);
     } else if (block.rows * product.weight->depth * int64_t(sizeof(bf16)) <= FEW_ROWS_BYTES) {
-        stream_panels(product, block);
+        stream_panels(DotRows{product}, *product.weight, block);
     } else {
-        for (int64_t row = block.row; row < end; row += MAX_ROWS_DOT) {
-            const int64_t rows = std::min<int64_t>(MAX_ROWS_DOT, end - row);
-            int64_t panel = block.panel;
-            for (; panel + 2 <= last; panel += 2) multiply_dot_rows<2>(product, row, rows, panel);
-            if (panel < last) multiply_dot_rows<1>(product, row, rows, panel);
-        }
+        pass_rows(DotRows{product}, block);
     }
 }
 
