@@ -12,8 +12,9 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from kvasir_operator.api.labels import GROUP
-from kvasir_operator.kube.client import PAGE_SIZE, REQUEST_TIMEOUT_SECONDS
+from kvasir_operator.kube.client import PAGE_SIZE
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
+from kvasir_operator.kube.session import REQUEST_TIMEOUT_SECONDS
 
 # A watch is opened anew this often even when it seems alive. Whole seconds: the API server refuses "240.0".
 WATCH_SECONDS = 240

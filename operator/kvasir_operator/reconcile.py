@@ -39,6 +39,7 @@ from kvasir_operator.observe.download_progress import ReadDownloads, read_downlo
 from kvasir_operator.observe.engine_work import read_work
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.gateway_state import GatewayState
+from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS
 from kvasir_operator.observe.model_loader import look_at_downloads_seconds
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
@@ -63,16 +64,22 @@ TERMINATING_RETRY_SECONDS = 2.0
 NAME_TAKEN_RETRY_SECONDS = 30.0
 STALE_RETRY_SECONDS = 1.0
 """After a workload had changed before it was scaled, or the service before its status was stored."""
-DETAILS_RETRY_SECONDS = 1.0
+LEFT_RETRY_SECONDS = COUNTS_WAIT_SECONDS
+"""Until what a burst has left is done, in the pass that its pods' counts want anyway."""
+DETAILS_RETRY_SECONDS = COUNTS_WAIT_SECONDS
 """Until counts and messages are reported that what this pass did is about to change."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`is_gone`: there is nothing left to reconcile. `retry_seconds`: look again then; None leaves it to events."""
+    """`is_gone`: there is nothing left to reconcile. `retry_seconds`: look again then; None leaves it to events.
+
+    `may_settle`: or later, once what this pass did has been counted.
+    """
 
     is_gone: bool = False
     retry_seconds: float | None = None
+    may_settle: bool = False
 
 
 def utc_now() -> str:
@@ -92,14 +99,14 @@ class Reconciler:
         now: Callable[[], str] = utc_now,
         read_work: ReadWork = read_work,
         read_downloads: ReadDownloads = read_downloads,
-        do_changes_wait: Callable[[], bool] = lambda: False,
+        do_changes_wait: Callable[[ServiceKey], bool] = lambda key: False,
         ledger: ScalingLedger | None = None,
         restarts: RestartCounter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`do_changes_wait` says whether other services' specs wait to be applied; `ledger` holds what was decided of
-        replicas, None where nothing ever is; `restarts` shows how often replicas were restarted; `clock` gives
-        monotonic seconds."""
+        """`do_changes_wait` says whether specs of other services than this wait to be applied; `ledger` holds what was
+        decided of replicas, None where nothing ever is; `restarts` shows how often replicas were restarted; `clock`
+        gives monotonic seconds."""
         self._client = client
         self._settings = settings
         self._features = features
@@ -113,12 +120,14 @@ class Reconciler:
         self._restarts = restarts or RestartCounter()
         self._recent = RecentlyDesired()
         self._secrets = SeenSecrets(clock)
+        self._left: set[ServiceKey] = set()
         self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
         """Raises KubeApiError when the API server does not answer, ChildrenRefusedError when it refused a child."""
         obj = await self._client.get(INFERENCE_SERVICE, key.namespace, key.name)
         if obj is None or is_terminating(obj):
+            self._left.discard(key)
             self._foreign_writes.pop(key, None)
             self._gateway.forget(key)
             self._restarts.forget(key)
@@ -133,8 +142,8 @@ class Reconciler:
         now = self._now()
         course = plot_course(wanted, observed, obj["metadata"]["uid"], now)
         work = await read_shrinking(course.shrinks, self._read_work)
-        decision = decide(wanted, observed, obj, course, gateway, now, work)
         foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, self._clock))
+        decision = decide(wanted, observed, obj, course, gateway, now, work, foreign.found_unchanged)
         settled = await foreign.settle(decision.plan, observed.children)
         decision = replace(decision, plan=settled.plan)
         await mark_least_work(self._client, course.shrinks, work)
@@ -143,8 +152,9 @@ class Reconciler:
             done = await apply_plan(self._client, key.namespace, turn)
             foreign.remember(turn, done.written)
             applied += done
-            if _can_be_left_here(turn, decision, applied) and self._do_changes_wait():
-                return Outcome(retry_seconds=0.0)
+            if _can_be_left_here(turn, decision, applied) and self._do_changes_wait(key):
+                self._left.add(key)
+                return Outcome(retry_seconds=LEFT_RETRY_SECONDS)
         seen = _after(observed, decision.plan, applied)
         roles = _roles(seen, obj, wanted.replicas, wanted.revision, _not_ours(decision.plan))
         problems = find_problems(
@@ -156,11 +166,12 @@ class Reconciler:
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         news = decision.news.without([refusal.key for refusal in applied.refusals])
         is_overtaken = _moves_replicas(decision.plan) and _is_seen_later(decision, applied) and not news.deletes
-        is_left = is_overtaken and differs_in_detail(obj.get("status", {}), status)
+        is_left = is_overtaken and (key in self._left or differs_in_detail(obj.get("status", {}), status))
+        self._left.discard(key)
         is_reported = is_left or await self._report(key, obj, status, news)
-        details_seconds = DETAILS_RETRY_SECONDS if is_left else None
-        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds, details_seconds)
-        return _outcome(decision.plan, applied, is_reported, _soonest(looks))
+        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds)
+        outcome = _outcome(decision.plan, applied, is_reported, _soonest(looks))
+        return _with_details(outcome) if is_left else outcome
 
     def _desired(self, obj: KubeObject) -> DesiredService:
         features = self._features()
@@ -233,6 +244,13 @@ def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: flo
     if plan.terminating:
         return Outcome(retry_seconds=TERMINATING_RETRY_SECONDS)
     return Outcome(retry_seconds=again_seconds or (NAME_TAKEN_RETRY_SECONDS if plan.blocked else None))
+
+
+def _with_details(outcome: Outcome) -> Outcome:
+    """The same, and what is left of the status is reported."""
+    if outcome.retry_seconds is None:
+        return Outcome(retry_seconds=DETAILS_RETRY_SECONDS, may_settle=True)
+    return Outcome(retry_seconds=min(outcome.retry_seconds, DETAILS_RETRY_SECONDS))
 
 
 def _after(observed: Observed, plan: Plan, applied: Applied) -> Observed:

@@ -161,7 +161,7 @@ class Operator:
         resync = Resync(client, self._namespaces, self._queue)
         self._discovery = Discovery(client, features, lambda: self._follow_features(resync))
         self._informers = Informers(
-            client, self._namespaces, self._cache, self._queue.add, lambda: self._discovery.features
+            client, self._namespaces, self._cache, self._queue.settle, lambda: self._discovery.features
         )
         start("informers", self._informers.run())
         start("discovery", self._discovery.run(settings.resync_seconds))

@@ -70,8 +70,10 @@ class CrashingKube(KubeClient):
         super().__init__(configuration)
         self.writes: list[tuple[str, str]] = []
 
-    async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
-        result = await super()._write(verb, kind, call)
+    async def _write(
+        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[Any]]
+    ) -> KubeObject:
+        result = await super()._write(verb, kind, namespace, name, call)
         self.writes.append((verb, kind.kind))
         if self.crash_after is not None:
             self.crash_after -= 1

@@ -144,7 +144,7 @@ def member(rank: int, group: KubeObject, at: str = NOW, **fields: Any) -> KubeOb
 
 
 def pod(name: str, role: str = "serve", ready: bool = True, leaving: bool = False, **status: Any) -> KubeObject:
-    """`status` replaces fields of the pod's status."""
+    """On a node; `status` replaces fields of the pod's status."""
     metadata: KubeObject = {
         "name": name,
         "namespace": "models",
@@ -156,7 +156,11 @@ def pod(name: str, role: str = "serve", ready: bool = True, leaving: bool = Fals
         metadata["deletionTimestamp"] = NOW
     condition = {"type": "Ready", "status": "True" if ready else "False"}
     running = {"name": "engine", "state": {"running": {}}, "ready": ready, "restartCount": 0}
-    return {"metadata": metadata, "status": {"conditions": [condition], "containerStatuses": [running], **status}}
+    return {
+        "metadata": metadata,
+        "spec": {"nodeName": "node-1"},
+        "status": {"conditions": [condition], "containerStatuses": [running], **status},
+    }
 
 
 def waiting_container(reason: str, message: str = "", **fields: Any) -> KubeObject:

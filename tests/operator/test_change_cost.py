@@ -3,7 +3,7 @@ server. A number here may fall; one that rises needs a reason in docs/decisions/
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -21,6 +21,8 @@ from .cluster_objects import NOW, pod, service
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
+PodState = Literal["ready", "waiting", "unbound"]
+"""`waiting`: on a node, and not ready."""
 SPEC = {"model": {"source": "pvc://checkpoints/model"}, "engine": {"device": "cpu"}, "replicas": 2}
 
 
@@ -46,15 +48,16 @@ class Cluster(CachedClient, MemoryKube):
         self.objects[(INFERENCE_SERVICE.kind, *KEY)] = changed
         self._services.watch("MODIFIED", changed)
 
-    def run_controllers(self, *, are_pods_ready: bool) -> None:
-        pods = {name: obj for (kind, _, name), obj in self.objects.items() if kind == POD.kind}
-        for name in pods:
+    def run_controllers(self, *, pods: PodState) -> None:
+        for name in [name for kind, _, name in self.objects if kind == POD.kind]:
             del self.objects[(POD.kind, KEY.namespace, name)]
         for deployment in [obj for (kind, _, _), obj in self.objects.items() if kind == DEPLOYMENT.kind]:
             replicas, labels = deployment["spec"]["replicas"], deployment["spec"]["template"]["metadata"]["labels"]
             deployment["status"] = {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas}
             for number in range(replicas):
-                made = pod(f"{deployment['metadata']['name']}-{number}", labels[ROLE_LABEL], ready=are_pods_ready)
+                made = pod(f"{deployment['metadata']['name']}-{number}", labels[ROLE_LABEL], ready=pods == "ready")
+                if pods == "unbound":
+                    made |= {"spec": {}, "status": {"phase": "Pending"}}
                 made["metadata"]["labels"][REVISION_LABEL] = labels.get(REVISION_LABEL, "")
                 self.objects[(POD.kind, KEY.namespace, made["metadata"]["name"])] = {
                     **made,
@@ -63,7 +66,7 @@ class Cluster(CachedClient, MemoryKube):
                 }
 
 
-def settle(cluster: Cluster, reconciler: Reconciler, *, are_pods_ready: bool) -> int:
+def settle(cluster: Cluster, reconciler: Reconciler, *, pods: PodState) -> int:
     """Passes until one writes nothing and asks for no other, that one included."""
 
     async def body() -> int:
@@ -72,20 +75,20 @@ def settle(cluster: Cluster, reconciler: Reconciler, *, are_pods_ready: bool) ->
             num_written = len(cluster.writes)
             outcome = await reconciler.reconcile(KEY)
             num_passes += 1
-            cluster.run_controllers(are_pods_ready=are_pods_ready)
+            cluster.run_controllers(pods=pods)
         return num_passes
 
     return asyncio.run(body())
 
 
-def cost_of_a_change(*, are_pods_ready: bool, is_burst: bool) -> tuple[int, Counter[str], Counter[str]]:
+def cost_of_a_change(*, pods: PodState, is_burst: bool) -> tuple[int, Counter[str], Counter[str]]:
     """Passes, writes by verb and kind, and reads by kind, of a change that is a new revision.
 
     `is_burst`: other services' changes wait until this one's former pods are let go.
     """
     cluster, waiting = Cluster(), [0]
 
-    def do_changes_wait() -> bool:
+    def do_changes_wait(key: ServiceKey) -> bool:
         waiting[0] -= 1
         return waiting[0] >= 0
 
@@ -101,12 +104,12 @@ def cost_of_a_change(*, are_pods_ready: bool, is_burst: bool) -> tuple[int, Coun
         clock=lambda: 0.0,
     )
     cluster.change(1)
-    settle(cluster, reconciler, are_pods_ready=are_pods_ready)
+    settle(cluster, reconciler, pods=pods)
     cluster.writes.clear()
     cluster.reads.clear()
     waiting[0] = 1 if is_burst else 0
     cluster.change(2, engine={"device": "cpu", "maxNumSeqs": 8})
-    num_passes = settle(cluster, reconciler, are_pods_ready=are_pods_ready)
+    num_passes = settle(cluster, reconciler, pods=pods)
     writes = Counter(f"{verb.partition(' by ')[0]} {name.split()[0]}" for verb, name in cluster.writes)
     return num_passes, writes, cluster.reads
 
@@ -121,12 +124,20 @@ WAITING = {
 }
 
 
+@pytest.mark.parametrize(("is_burst", "num_passes"), [(False, 3), (True, 4)])
+def test_a_change_of_a_service_whose_pods_no_node_has_takes_seven_writes(is_burst: bool, num_passes: int) -> None:
+    """At full size at once; a burst's Deployment first and alone, and its status once its pods are counted."""
+    passes, writes, reads = cost_of_a_change(pods="unbound", is_burst=is_burst)
+    expected = {**WAITING, "apply Deployment": 1, "apply status InferenceService": 2 - is_burst}
+    assert (passes, writes, reads) == (num_passes, expected, {"Deployment": 1, "Service": 1 + is_burst})
+
+
 @pytest.mark.parametrize(("is_burst", "num_passes"), [(False, 4), (True, 5)])
 def test_a_change_of_a_service_whose_pods_wait_takes_eight_writes(is_burst: bool, num_passes: int) -> None:
-    passes, writes, reads = cost_of_a_change(are_pods_ready=False, is_burst=is_burst)
+    passes, writes, reads = cost_of_a_change(pods="waiting", is_burst=is_burst)
     assert (passes, writes, reads) == (num_passes, WAITING, {"Deployment": 1, "Service": 1 + is_burst})
 
 
 def test_a_service_that_serves_is_let_go_of_pod_by_pod_and_reports_no_more_often() -> None:
-    passes, writes, reads = cost_of_a_change(are_pods_ready=True, is_burst=False)
+    passes, writes, reads = cost_of_a_change(pods="ready", is_burst=False)
     assert (passes, writes, reads) == (6, {**WAITING, "patch Deployment": 2}, {"Deployment": 1, "Service": 1})

@@ -27,7 +27,7 @@ from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.queue.worker import work
-from kvasir_operator.reconcile import Outcome, Reconciler
+from kvasir_operator.reconcile import LEFT_RETRY_SECONDS, Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.restarts import RestartCounter
 
@@ -62,7 +62,7 @@ def reconcile(
         gateway,
         lambda: NOW,
         read_downloads=read_downloads,
-        do_changes_wait=lambda: do_changes_wait,
+        do_changes_wait=lambda key: do_changes_wait,
         restarts=restarts,
     )
     return asyncio.run(reconciler.reconcile(ServiceKey(KEY.namespace, name)))
@@ -203,7 +203,8 @@ def test_a_plain_change_starts_its_engines_and_leaves_the_rest_to_the_next_passe
 def test_a_pass_that_has_left_something_is_followed_by_another() -> None:
     kube = changed_service()
     outcomes = [reconcile(kube, do_changes_wait=True) for _ in range(3)]
-    assert outcomes == [Outcome(retry_seconds=0.0), Outcome(retry_seconds=0.0), Outcome()]
+    left = Outcome(retry_seconds=LEFT_RETRY_SECONDS)
+    assert outcomes == [left, left, Outcome()]
 
 
 def test_the_last_pass_of_a_burst_leaves_nothing() -> None:
@@ -243,8 +244,10 @@ def test_a_workload_that_was_refused_is_reported_with_the_rest_done() -> None:
     assert "Service" in [name.split()[0] for _, name in kube.writes]
 
 
-def test_what_was_left_is_done_once_a_burst_of_changes_is_over() -> None:
+def test_what_was_left_is_done_once_a_burst_of_changes_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the queue and its workers go on: each change but the last has others waiting behind it."""
+    for name in ("LEFT_RETRY_SECONDS", "DETAILS_RETRY_SECONDS"):
+        monkeypatch.setattr(f"kvasir_operator.reconcile.{name}", 0.0)
     names, reported = ["one", "two", "three"], asyncio.Event()
 
     class Reported(MemoryKube):
@@ -284,7 +287,8 @@ def test_what_was_left_is_done_once_a_burst_of_changes_is_over() -> None:
     asyncio.run(body())
     for name in names:
         at_once = changed_service(name)
-        reconcile(at_once, name=name)
+        for each in (at_once, at_once, kube):  # the former revision's Service goes once it has no pods
+            reconcile(each, name=name)
         assert children_of(kube, name) == children_of(at_once, name)
 
 

@@ -178,6 +178,29 @@ def stamped(obj: KubeObject) -> KubeObject:
     return {**obj, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED_HASH: digest}}}
 
 
+class FoundUnchanged:
+    """Versions of one service's children that were found as they should be: no later pass need compare them anew."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, str]] = {}
+        """Hash of what was wanted, and version, by UID."""
+
+    def has(self, desired: KubeObject, live: KubeObject) -> bool:
+        """`desired` as returned by stamped."""
+        return self._found.get(live["metadata"]["uid"]) == _compared(desired, live)
+
+    def add(self, desired: KubeObject, live: KubeObject) -> None:
+        self._found[live["metadata"]["uid"]] = _compared(desired, live)
+
+    def keep(self, uids: Collection[str]) -> None:
+        """Forgets children that are gone."""
+        self._found = {uid: compared for uid, compared in self._found.items() if uid in uids}
+
+
+def _compared(desired: KubeObject, live: KubeObject) -> tuple[str, str]:
+    return desired["metadata"]["annotations"][APPLIED_HASH], live["metadata"]["resourceVersion"]
+
+
 def make_plan(
     desired: Iterable[KubeObject],
     observed: Iterable[KubeObject],
@@ -186,11 +209,14 @@ def make_plan(
     unweighs: tuple[Unweigh, ...] = (),
     restarts: tuple[Restart, ...] = (),
     kept: Collection[ObjectKey] = (),
+    found_unchanged: FoundUnchanged | None = None,
 ) -> Plan:
     """`desired` as returned by stamped; `observed` may hold objects of other owners (they are left alone).
 
-    `kept` are children that stay as they are although nothing desires them.
+    `kept` are children that stay as they are although nothing desires them. `found_unchanged` spares comparing again
+    what another pass has compared.
     """
+    unchanged = found_unchanged or FoundUnchanged()
     wanted = {object_key(obj): obj for obj in desired}
     live = {object_key(obj): obj for obj in observed}
     ordered = sorted(wanted, key=lambda key: CHILD_KINDS.index(key.kind))
@@ -199,13 +225,13 @@ def make_plan(
         key for key in ordered if key in live and key not in terminating and _is_foreign(live[key], service)
     )
     free = [key for key in ordered if key not in terminating and key not in blocked]
-    applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key))) is not None]
+    applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key), unchanged)) is not None]
     unwanted = [obj for key, obj in live.items() if key not in wanted and key not in kept]
     deletes = _prune(unwanted, service["metadata"]["uid"])
     return Plan(tuple(applies), scales, unweighs, restarts, deletes, blocked, terminating)
 
 
-def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
+def _plan_one(desired: KubeObject, live: KubeObject | None, unchanged: FoundUnchanged) -> Apply | None:
     if live is None:
         return Apply(desired, Cause.CREATED)
     if kind_of(desired) == SECRET:
@@ -214,8 +240,13 @@ def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
     wanted_hash = desired["metadata"]["annotations"][APPLIED_HASH]
     if live["metadata"].get("annotations", {}).get(APPLIED_HASH) != wanted_hash:
         return Apply(desired, Cause.CHANGED, live_uid=uid)
+    if unchanged.has(desired, live):
+        return None
     drift = find_drift(desired, live)
-    return Apply(desired, Cause.DRIFTED, tuple(drift), live_uid=uid) if drift else None
+    if not drift:
+        unchanged.add(desired, live)
+        return None
+    return Apply(desired, Cause.DRIFTED, tuple(drift), live_uid=uid)
 
 
 def _prune(unwanted: Iterable[KubeObject], owner_uid: str) -> tuple[Delete, ...]:

@@ -6,10 +6,12 @@ are not among them: they stay as they were made until rollout/ lets them go.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from kvasir_operator.api.labels import REVISION_NUMBER, group_name, leader_worker_set_name, workload_name
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.apply.plan import stamped
 from kvasir_operator.desired.revision import revision_of
 from kvasir_operator.desired.roles import NOT_SCALED, EngineRole, Role, engine_roles, router_roles
 from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, unsupported_features
@@ -67,6 +69,10 @@ class DesiredService:
     unsupported: tuple[UnsupportedFeature, ...]
     shared: tuple[Manifest, ...]
     group_kind: Kind = STATEFUL_SET
+    _stamped: list[tuple[CurrentRevision, list[Manifest]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+    """What `stamped_objects` returned last."""
 
     @property
     def keys(self) -> list[ObjectKey]:
@@ -98,10 +104,23 @@ class DesiredService:
 
     def objects(self, current: CurrentRevision) -> list[Manifest]:
         """In the order in which they are applied, but that a new workload comes before its Service (apply/plan.py)."""
+        return [*self.shared, *self._revised(current)]
+
+    def stamped_objects(self, current: CurrentRevision) -> list[Manifest]:
+        """The same, as they are applied: made once for all passes of a rollout, those of a revision once a step."""
+        if not self._stamped or self._stamped[0][0] != current:
+            self._stamped[:] = [(current, [*self._stamped_shared, *map(stamped, self._revised(current))])]
+        return self._stamped[0][1]
+
+    @cached_property
+    def _stamped_shared(self) -> tuple[Manifest, ...]:
+        return tuple(map(stamped, self.shared))
+
+    def _revised(self, current: CurrentRevision) -> list[Manifest]:
         service, settings = self.service, self.settings
         services = [engine_service(service, role, current.name, current.traffic_weight) for role in self.roles]
         workloads = [each for role in self.roles for each in _workloads(service, role, settings, current)]
-        return [*self.shared, *services, *workloads]
+        return [*services, *workloads]
 
 
 def desired_service(

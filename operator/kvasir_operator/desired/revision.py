@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from kvasir_operator.api.model import InferenceService
@@ -32,12 +33,26 @@ def revision_of(service: InferenceService, roles: Iterable[EngineRole], settings
 
 
 def _canonical(value: Any) -> Any:
-    """With every quantity within it spelt as the API server does."""
+    """With every quantity within it spelt as the API server does; the same object where it holds none."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, Quantity):
-        return value.canonical
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **_canonical(fields))
+        return _spelt(value)
+    if (names := _field_names(value.__class__)) is not None:
+        changed = {name: new for name in names if (new := _canonical(old := getattr(value, name))) is not old}
+        return dataclasses.replace(value, **changed) if changed else value
     if isinstance(value, Mapping):
-        return {key: _canonical(each) for key, each in value.items()}
-    return tuple(map(_canonical, value)) if isinstance(value, tuple) else value
+        return {key: _canonical(each) for key, each in value.items()} if value else value
+    return tuple(map(_canonical, value)) if isinstance(value, tuple) and value else value
+
+
+@cache
+def _field_names(kind: type[Any]) -> tuple[str, ...] | None:
+    """None of what is no dataclass."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+
+
+@lru_cache(maxsize=1024)
+def _spelt(quantity: Quantity) -> Quantity:
+    """Few amounts are in use."""
+    return quantity.canonical

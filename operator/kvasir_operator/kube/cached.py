@@ -1,6 +1,6 @@
 """A client that answers for services, their children and pods from what watches have shown, and what it wrote."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kubernetes.aio.client import Configuration
@@ -30,6 +30,9 @@ class CachedClient(KubeClient):
     async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
         seen = self._services.of(ServiceKey(namespace, name)) if kind == INFERENCE_SERVICE else None
         return await super().get(kind, namespace, name) if seen is None else seen
+
+    def known(self, kind: Kind, service: ServiceKey) -> Sequence[KubeObject] | None:
+        return self._cache.read(kind, service)
 
     async def list(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
@@ -67,8 +70,11 @@ class CachedClient(KubeClient):
         self._services.put(stored)
         return stored
 
-    async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
-        result = await super()._write(verb, kind, call)
+    async def _write(
+        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[Any]]
+    ) -> KubeObject:
+        with self._cache.writing(kind, Name(namespace, name)):
+            result = await super()._write(verb, kind, namespace, name, call)
         if verb != "delete" and kind in LISTED_CHILD_KINDS:
             self._cache.put_own(kind, result)
         return result

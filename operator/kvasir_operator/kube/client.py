@@ -1,18 +1,17 @@
 """The seam to the Kubernetes API: the few calls that the operator makes, on kubernetes.aio.
 
-Lists and watches go through its dynamic client. What is of one object goes past it: it formats a traceback for every
-404, and walks through and copies each object on its way out.
+Lists and watches go through its dynamic client. What is of one object goes past it, through kube/session.py.
 
 Objects go in and come out as plain dicts; library and transport errors leave as this package's own. Every write
 passes through `KubeClient._write`, where a test may break it, and every request through `_about`, where it is counted.
 """
 
-import copy
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -30,19 +29,18 @@ from kvasir_operator.errors import (
     described,
 )
 from kvasir_operator.kube.answers import api_error, read_watch_line, translated
-from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, kind_of
-from kvasir_operator.kube.write_guard import write_guard
+from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, ServiceKey, kind_of
+from kvasir_operator.kube.session import REQUEST_TIMEOUT_SECONDS, Session
 
 LabelSelector: TypeAlias = Mapping[str, str | None]
 """Labels that an object must have; None stands for any value."""
-REQUEST_TIMEOUT_SECONDS = 30.0
 PAGE_SIZE = 200
 """Objects of a list that are in memory at once."""
 
 _JSON, _MERGE_PATCH, _APPLY_PATCH = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
-_FORCED: dict[str, Any] = {"force": True}
-_OWN: dict[str, Any] = {"fieldManager": FIELD_MANAGER}
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_FORCED = {"force": "true"}
+_OWN = {"fieldManager": FIELD_MANAGER}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -57,25 +55,18 @@ class ClientHooks:
     """The API server did not know an optional kind."""
 
 
-class _PlainApiClient(aio_client.ApiClient):
-    """Objects are plain dicts: none is walked through, and copied, in search of the library's own classes."""
-
-    def sanitize_for_serialization(self, obj: Any) -> Any:
-        return obj
-
-
 class KubeClient:
     """Reads and writes objects."""
 
     def __init__(self, configuration: aio_client.Configuration, hooks: ClientHooks | None = None) -> None:
         self._hooks = hooks or ClientHooks()
-        own = copy.copy(configuration)
-        own.trace_configs = [write_guard(self._hooks.before_write)]
-        self._api = _PlainApiClient(own)
+        self._api = aio_client.ApiClient(configuration)
+        self._session = Session(self._api, self._hooks.before_write)
         self._dynamic = DynamicClient(self._api)  # type: ignore[no-untyped-call]
         self._resources: dict[Kind, Any] = {}
 
     async def close(self) -> None:
+        await self._session.close()
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
@@ -117,6 +108,10 @@ class KubeClient:
             token = page["metadata"].get("continue")
             if not token:
                 return
+
+    def known(self, kind: Kind, service: ServiceKey) -> Sequence[KubeObject] | None:
+        """Of a service, where that takes no request."""
+        return None
 
     async def list(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
@@ -184,12 +179,13 @@ class KubeClient:
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: dict[str, Any]) -> KubeObject:
         call = partial(self._ask, "PATCH", kind, namespace, name, _OWN, patch, content_type=_MERGE_PATCH)
-        return await self._write("patch", kind, call)
+        return await self._write("patch", kind, namespace, name, call)
 
     async def create(self, obj: KubeObject) -> KubeObject:
         """Raises ObjectConflictError when it exists."""
-        kind, namespace = kind_of(obj), obj["metadata"]["namespace"]
-        return await self._write("create", kind, partial(self._ask, "POST", kind, namespace, None, _OWN, obj))
+        kind, namespace, name = kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"]
+        call = partial(self._ask, "POST", kind, namespace, None, _OWN, obj)
+        return await self._write("create", kind, namespace, name, call)
 
     async def replace(self, obj: KubeObject) -> KubeObject:
         """Raises ObjectConflictError when it changed since `metadata.resourceVersion`."""
@@ -215,7 +211,8 @@ class KubeClient:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._write("delete", kind, partial(self._ask, "DELETE", kind, namespace, name, body=body))
+            call = partial(self._ask, "DELETE", kind, namespace, name, body=body)
+            await self._write("delete", kind, namespace, name, call)
         except ObjectNotFoundError:
             return True
         except ObjectConflictError:
@@ -227,14 +224,16 @@ class KubeClient:
         verb: str,
         method: str,
         obj: KubeObject,
-        query: Mapping[str, Any],
+        query: Mapping[str, str],
         content_type: str = _JSON,
         subresource: str | None = None,
     ) -> KubeObject:
         """A write of an object that names itself."""
-        kind, metadata = kind_of(obj), obj["metadata"]
-        call = partial(self._ask, method, kind, metadata["namespace"], metadata["name"], query, obj)
-        return await self._write(verb, kind, partial(call, content_type=content_type, subresource=subresource))
+        kind, namespace, name = kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"]
+        call = partial(
+            self._ask, method, kind, namespace, name, query, obj, content_type=content_type, subresource=subresource
+        )
+        return await self._write(verb, kind, namespace, name, call)
 
     async def _ask(
         self,
@@ -242,7 +241,7 @@ class KubeClient:
         kind: Kind,
         namespace: str,
         name: str | None,
-        query: Mapping[str, Any] = _NOTHING,
+        query: Mapping[str, str] = _NOTHING,
         body: KubeObject | None = None,
         *,
         content_type: str = _JSON,
@@ -250,22 +249,19 @@ class KubeClient:
     ) -> KubeObject:
         """One request about one object, or to a kind's collection where `name` is None. Raises KubeApiError."""
         path = self._resource(kind).path(name=name, namespace=namespace)
-        request = await self._api.param_serialize(
-            method,
-            path if subresource is None else f"{path}/{subresource}",
-            query_params=list(query.items()),
-            header_params={"Accept": _JSON, "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-        response = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_SECONDS)
-        content: bytes = await response.read()  # type: ignore[no-untyped-call]
-        if not 200 <= response.status < 300:
-            raise api_error(response.status, response.reason, content.decode(errors="replace"))
-        answer: KubeObject = msgspec.json.decode(content)
-        return answer
+        if subresource is not None:
+            path = f"{path}/{subresource}"
+        if query:
+            path = f"{path}?{urlencode(query)}"
+        answer = await self._session.send(method, path, body, content_type)
+        if not answer.is_success:
+            raise api_error(answer.status, answer.reason, answer.content.decode(errors="replace"))
+        found: KubeObject = msgspec.json.decode(answer.content)
+        return found
 
-    async def _write(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> KubeObject:
+    async def _write(
+        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[Any]]
+    ) -> KubeObject:
         self._hooks.before_write()
         return dict(await self._about(verb, kind, call))
 

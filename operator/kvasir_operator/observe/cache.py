@@ -5,8 +5,9 @@ resource versions of one kind are compared as numbers, as Kubernetes promises th
 which takes a quarter of the memory of dicts, and without what no pass asks of them; a change of only that is no news.
 """
 
-from collections import defaultdict
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,6 +67,7 @@ class InformerCache:
     def __init__(self, is_namespaced: bool = False) -> None:
         self._is_namespaced = is_namespaced
         self._listed: defaultdict[Kind, defaultdict[str | None, _Listed]] = defaultdict(lambda: defaultdict(_Listed))
+        self._writing: Counter[tuple[Kind, Name]] = Counter()
 
     def read(self, kind: Kind, key: ServiceKey) -> list[KubeObject] | None:
         """None before the kind's first list is complete."""
@@ -92,6 +94,20 @@ class InformerCache:
         position = self._of(kind, _name(obj).namespace).position
         if position is not None and _version(obj) > position:
             self.put(kind, obj)
+
+    @contextmanager
+    def writing(self, kind: Kind, name: Name) -> Iterator[None]:
+        """While a write of ours awaits its answer, which the watch may overtake."""
+        self._writing[kind, name] += 1
+        try:
+            yield
+        finally:
+            self._writing[kind, name] -= 1
+            if not self._writing[kind, name]:
+                del self._writing[kind, name]
+
+    def is_writing(self, kind: Kind, obj: KubeObject) -> bool:
+        return (kind, _name(obj)) in self._writing
 
     def remove(self, kind: Kind, obj: KubeObject) -> set[ServiceKey]:
         """A deletion that a watch showed, with the object's last state; a namesake made since then stays."""

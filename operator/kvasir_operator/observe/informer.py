@@ -12,14 +12,14 @@ from typing import TypeAlias
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import KubeApiError, WatchExpiredError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import POD, WORKLOAD_KINDS, Kind, KubeObject, ServiceKey, is_terminating
+from kvasir_operator.kube.kinds import POD, WORKLOAD_KINDS, Kind, KubeObject, ServiceKey
 from kvasir_operator.observe.cache import InformerCache, Name
 
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 300.0
-COUNTS_WAIT_SECONDS = 1.0
-"""For what only counts: a pod that no node has yet, and a workload whose controller has counted its pods."""
+COUNTS_WAIT_SECONDS = 2.0
+"""For what only counts: a pod that no node has, a workload whose controller has counted its pods, and own writes."""
 ANY_SERVICE: dict[str, str | None] = {SERVICE_LABEL: None}
 _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 30.0
@@ -87,7 +87,7 @@ class Informer:
             obj = event["object"]
             version = obj["metadata"]["resourceVersion"]
             if event["type"] == "DELETED":
-                self._report(self._cache.remove(self._kind, obj))
+                self._report(self._cache.remove(self._kind, obj), self._wait_seconds(obj, is_gone=True))
             elif event["type"] != "BOOKMARK":
                 self._report(self._cache.put(self._kind, obj), self._wait_seconds(obj))
             self._cache.advance(self._kind, self._namespace, int(version))
@@ -97,11 +97,15 @@ class Informer:
         for key in keys:
             self._wake(key, wait_seconds)
 
-    def _wait_seconds(self, obj: KubeObject) -> float:
-        """What somebody else changed of a workload its controller has not observed yet."""
+    def _wait_seconds(self, obj: KubeObject, *, is_gone: bool = False) -> float:
+        """What our own write has done, which may be seen before its answer, and what only counts may wait for more.
+
+        What somebody else changed of a workload its controller has not observed yet.
+        """
         status, metadata = obj.get("status", {}), obj["metadata"]
         if self._kind == POD:
-            is_count = "nodeName" not in obj.get("spec", {}) and not is_terminating(obj)
+            is_count = "nodeName" not in obj.get("spec", {})
         else:
-            is_count = self._kind in WORKLOAD_KINDS and status.get("observedGeneration") == metadata.get("generation")
-        return COUNTS_WAIT_SECONDS if is_count else 0.0
+            is_observed = status.get("observedGeneration") == metadata.get("generation")
+            is_count = self._kind in WORKLOAD_KINDS and is_observed and not is_gone
+        return COUNTS_WAIT_SECONDS if is_count or self._cache.is_writing(self._kind, obj) else 0.0

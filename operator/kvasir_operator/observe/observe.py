@@ -6,7 +6,7 @@ server, and the Events of pods that cannot be understood without them (pod_event
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvasir_operator.api.labels import SERVICE_LABEL
@@ -58,15 +58,23 @@ async def observe(
 
     Raises KubeApiError when anything cannot be read: half a picture would prune and report wrongly.
     """
-    selector = {SERVICE_LABEL: key.name}
-    lists = await asyncio.gather(*(client.list(kind, key.namespace, selector) for kind in (*child_kinds, POD)))
-    children, pods = [child for listed in lists[:-1] for child in listed], lists[-1]
+    *lists, pods = await _lists(client, key, (*child_kinds, POD))
+    children = [child for listed in lists for child in listed]
     children += [each for each in seen if object_key(each) in wanted]
     unseen = set(wanted) - {object_key(child) for child in children}
     # A Secret, a child whose label was taken off, or somebody else's object that has the name that we want.
     by_name = await asyncio.gather(*(client.get(missing.kind, key.namespace, missing.name) for missing in unseen))
     events = await _pod_events(client, key.namespace, pods_to_ask(pods))
     return Observed((*children, *(found for found in by_name if found is not None)), tuple(pods), events)
+
+
+async def _lists(client: KubeClient, key: ServiceKey, kinds: Iterable[Kind]) -> list[Sequence[KubeObject]]:
+    """Of each kind; what is known costs no task, of which a pass would have one a kind."""
+    known = {kind: client.known(kind, key) for kind in kinds}
+    unknown = [kind for kind, objects in known.items() if objects is None]
+    asked = await asyncio.gather(*(client.list(kind, key.namespace, {SERVICE_LABEL: key.name}) for kind in unknown))
+    found = dict(zip(unknown, asked, strict=True))
+    return [found[kind] if objects is None else objects for kind, objects in known.items()]
 
 
 async def _pod_events(client: KubeClient, namespace: str, pods: Iterable[KubeObject]) -> PodEvents:

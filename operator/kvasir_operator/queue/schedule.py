@@ -3,8 +3,22 @@
 A key that is added while its pass runs gets one more pass afterwards, never two at once.
 """
 
+import math
+from dataclasses import dataclass, replace
+
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.queue.back_off import BackOff
+
+
+@dataclass(frozen=True)
+class _Settling:
+    """A wish that may wait for more of its kind."""
+
+    due: float
+    latest: float
+
+    def extended(self, due: float) -> "_Settling":
+        return replace(self, due=min(max(due, self.due), self.latest))
 
 
 class KeySchedule:
@@ -15,6 +29,8 @@ class KeySchedule:
         self._spacing_seconds = spacing_seconds
         self._due: dict[ServiceKey, float] = {}
         self._urgent: set[ServiceKey] = set()
+        self._rushed: set[ServiceKey] = set()
+        self._settling: dict[ServiceKey, _Settling] = {}
         self._running: dict[ServiceKey, float] = {}
         self._earliest: dict[ServiceKey, float] = {}
         self._num_failures: dict[ServiceKey, int] = {}
@@ -25,14 +41,22 @@ class KeySchedule:
         if is_urgent:
             self._urgent.add(key)
 
+    def settle(self, key: ServiceKey, due: float, latest: float) -> None:
+        """Wants a pass at `due`, or when a later wish of this kind is, but not after the first one's `latest`."""
+        before = self._settling.get(key)
+        self._settling[key] = _Settling(due, latest) if before is None else before.extended(due)
+
     def take(self, now: float) -> ServiceKey | None:
         """The key that has been due longest, urgent ones first, now marked as running; None when none is due."""
-        ready = [key for key in self._due if key not in self._running and self._start(key) <= now]
+        ready = [key for key in self._wanted() if key not in self._running and self._start(key) <= now]
         if not ready:
             return None
         key = min(ready, key=lambda each: (each not in self._urgent, self._start(each)))
-        del self._due[key]
-        self._urgent.discard(key)
+        self._due.pop(key, None)
+        self._settling.pop(key, None)
+        if key in self._urgent:
+            self._urgent.remove(key)
+            self._rushed.add(key)
         self._running[key] = now
         return key
 
@@ -54,26 +78,38 @@ class KeySchedule:
         self._num_failures.pop(key, None)
         self._earliest.pop(key, None)
 
+    def start_of(self, key: ServiceKey) -> float | None:
+        """When the key may start; None while its pass runs, or none is wanted."""
+        is_wanted = key in self._due or key in self._settling
+        return self._start(key) if is_wanted and key not in self._running else None
+
     def next_start(self) -> float | None:
         """When the next key may start; None while nothing waits but keys that are running."""
-        return min((self._start(key) for key in self._due if key not in self._running), default=None)
+        return min((self._start(key) for key in self._wanted() if key not in self._running), default=None)
 
-    def has_urgent(self, now: float) -> bool:
-        """Whether an urgent key waits for a worker."""
-        return any(key not in self._running and self._start(key) <= now for key in self._urgent)
+    def has_urgent(self, now: float, besides: ServiceKey) -> bool:
+        """Whether another urgent key waits for a worker, or has its pass."""
+        is_waiting = any(key not in self._running and self._start(key) <= now for key in self._urgent)
+        return is_waiting or bool(self._rushed - {besides})
 
     def num_due(self, now: float) -> int:
-        return sum(1 for key in self._due if self._start(key) <= now)
+        return sum(1 for key in self._wanted() if self._start(key) <= now)
 
     def longest_wait_seconds(self, now: float) -> float:
         """How long the oldest due key has waited for a worker, or the oldest pass has run."""
-        waits = [now - self._start(key) for key in self._due if key not in self._running]
+        waits = [now - self._start(key) for key in self._wanted() if key not in self._running]
         return max([0.0, *waits, *(now - started for started in self._running.values())])
 
+    def _wanted(self) -> set[ServiceKey]:
+        return self._due.keys() | self._settling.keys()
+
     def _start(self, key: ServiceKey) -> float:
-        return max(self._due[key], self._earliest.get(key, 0.0))
+        settling = self._settling.get(key)
+        due = min(self._due.get(key, math.inf), math.inf if settling is None else settling.due)
+        return max(due, self._earliest.get(key, 0.0))
 
     def _end(self, key: ServiceKey, now: float) -> None:
         del self._running[key]
+        self._rushed.discard(key)
         # A burst of child events becomes one pass.
         self._earliest[key] = now + self._spacing_seconds

@@ -14,7 +14,7 @@ from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKe
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan
-from kvasir_operator.rollout.workload import WorkloadKey
+from kvasir_operator.rollout.workload import Workload, WorkloadKey
 
 GoingGroups = Mapping[WorkloadKey, frozenset[str]]
 """Names of the groups with the least work, of workloads that shrink."""
@@ -69,10 +69,15 @@ def kept_children(
         if each.workload.key not in plan.expired and each.workload.key.revision != plan.revision
         for key in each.keys
     }
-    busy = {name for each in workloads if not each.workload.is_idle for name in each.service_names}
+    busy = {name for each in workloads if not _is_left_by_all(plan, each.workload) for name in each.service_names}
     services = {child["metadata"]["name"] for child in children if _is_unrevised_service(child)}
     busy |= services if services and not _have_routers_rolled(children) else set()
     return frozenset(staying | {ObjectKey(SERVICE, name) for name in busy})
+
+
+def _is_left_by_all(plan: RolloutPlan, workload: Workload) -> bool:
+    """No router finds a pod of it, now or later: at zero, a pod that has no node is gone without having had one."""
+    return workload.is_idle or (plan.replicas.get(workload.key) == 0 and workload.has_only_unbound_pods)
 
 
 def _is_unrevised_service(child: KubeObject) -> bool:

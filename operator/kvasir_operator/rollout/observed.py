@@ -143,6 +143,7 @@ def _observed_workload(
         num_pods=len(active),
         num_ready=0 if service is None else sum(each.is_ready for each in active),  # no router finds it without one
         num_useless=sum(_is_useless(each, waits) for each in active),
+        num_unbound=sum(_is_unbound(each) for each in active),
         num_leaving=sum(_is_leaving(each) for each in replicas),
         traffic_weight=None if service is None else _weight(service),
     )
@@ -207,6 +208,11 @@ def _why_waits(pod: KubeObject, observed: Observed) -> Waiting | None:
 
 def _is_leaving(replica: Replica) -> bool:
     return any(map(is_terminating, replica.pods)) and not replica.is_active
+
+
+def _is_unbound(replica: Replica) -> bool:
+    """No node has any of its pods."""
+    return not any(pod.get("spec", {}).get("nodeName") for pod in replica.pods)
 
 
 def _is_useless(replica: Replica, waits: Mapping[str, Waiting]) -> bool:

@@ -67,8 +67,8 @@ def _step(fleet: Fleet, limits: Mapping[RoleName, RoleLimits], goals: Mapping[Ro
     grown: Replicas = {}
     shrunk: Replicas = {}
     for role, each in limits.items():
-        grown |= grow(fleet, role, each, goals[role])
         shrunk |= shrink(fleet, role, each, goals[role])
+        grown |= grow(fleet, role, each, goals[role], shrunk)
     grown = keep_in_step(fleet, limits, grown)
     return grown | keep_pairs(fleet, limits, grown, shrunk)
 

@@ -14,15 +14,20 @@ from kvasir_operator.rollout.workload import Fleet, RoleName, Workload, Workload
 Replicas = dict[WorkloadKey, int]
 
 
-def room(workloads: Sequence[Workload], limits: RoleLimits) -> int:
-    """Pods that may be added."""
-    return max(0, limits.max_total - sum(each.num_held for each in workloads))
+def room(workloads: Sequence[Workload], limits: RoleLimits, shrunk: Replicas) -> int:
+    """Pods that may be added: a pod that goes still counts, unless no node has it and its whole workload goes."""
+    left = {**{each.key: each.replicas for each in workloads}, **shrunk}
+    held = (each.num_held for each in workloads if left[each.key] or not each.has_only_unbound_pods)
+    return max(0, limits.max_total - sum(held))
 
 
-def grow(fleet: Fleet, role: RoleName, limits: RoleLimits, goal: RoleGoal) -> Replicas:
-    """What is to grow, the current revision first; of the former ones that which serves most."""
+def grow(fleet: Fleet, role: RoleName, limits: RoleLimits, goal: RoleGoal, shrunk: Replicas) -> Replicas:
+    """What is to grow, the current revision first; of the former ones that which serves most.
+
+    `shrunk`: what goes in the same step.
+    """
     current, former = fleet.current[role], fleet.former_of(role)
-    free = room([current, *former], limits)
+    free = room([current, *former], limits, shrunk)
     grown: Replicas = {}
     if (more := min(free, goal.current - current.replicas)) > 0:
         grown[current.key] = current.replicas + more

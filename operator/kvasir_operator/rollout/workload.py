@@ -28,6 +28,7 @@ class Workload:
     num_pods: pods that exist and are not going.
     num_ready: of these, those that take requests.
     num_useless: of these, those that fail or have never been ready: without them nothing is served less.
+    num_unbound: of the useless ones, those that no node has: they hold no accelerator, and are gone as soon as deleted.
     num_leaving: pods that are going and finish their requests.
     traffic_weight: per cent of the requests, where its Service says so; 0 where that was taken off a canary.
     trouble: why its pods do not become ready, where waiting alone seldom mends that.
@@ -39,6 +40,7 @@ class Workload:
     num_pods: int = 0
     num_ready: int = 0
     num_useless: int = 0
+    num_unbound: int = 0
     num_leaving: int = 0
     traffic_weight: int | None = None
     trouble: str | None = None
@@ -47,6 +49,11 @@ class Workload:
     def num_held(self) -> int:
         """Pods that take room: those that exist, and those that are about to be made."""
         return max(self.replicas, self.num_pods)
+
+    @property
+    def has_only_unbound_pods(self) -> bool:
+        """So that at zero nothing is left of it at once; pods that are not made yet may be on a node by then."""
+        return self.num_held == self.num_unbound and not self.num_leaving
 
     @property
     def num_expendable(self) -> int:

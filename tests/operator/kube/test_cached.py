@@ -15,10 +15,12 @@ from kvasir_operator.kube.cached import CachedClient
 from kvasir_operator.kube.client import KubeClient, LabelSelector
 from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, KubeObject, ServiceKey
 from kvasir_operator.observe.cache import InformerCache
+from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.seen_services import SeenServices
 
 OWN = {SERVICE_LABEL: "llama"}
 ALL = {SERVICE_LABEL: None}
+LLAMA = ServiceKey("models", "llama")
 
 
 @pytest.fixture
@@ -62,13 +64,61 @@ def test_only_a_services_objects_of_a_kind_that_is_known_are_answered_from_the_c
     assert asked == [OWN, OWN, ALL, {**OWN, "app": "x"}]
 
 
+def test_a_services_objects_are_known_once_their_kind_was_listed() -> None:
+    cache = InformerCache()
+    kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
+    assert kube.known(SERVICE, LLAMA) is None
+    cache.finish_list(SERVICE, None, set(), 1)
+    assert kube.known(SERVICE, LLAMA) == []
+
+
+def test_a_pass_lists_what_is_not_known_and_nothing_else(asked: list[LabelSelector]) -> None:
+    cache = InformerCache()
+    cache.finish_list(SERVICE, None, set(), 1)
+    kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
+    assert asyncio.run(observe(kube, LLAMA, [], [SERVICE, DEPLOYMENT])) == Observed()
+    assert asked == [OWN, OWN]  # Deployments and pods
+
+
+def test_a_child_is_being_written_until_the_answer_is_there(asked: list[LabelSelector]) -> None:
+    """Of two writes at once, both."""
+
+    async def body() -> list[bool]:
+        cache, answered, found = InformerCache(), asyncio.Event(), []
+        kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
+        child = await answer("5")()
+
+        async def send() -> KubeObject:
+            await answered.wait()
+            raise KubeUnavailableError("no answer")
+
+        async def write(call: Callable[[], Awaitable[KubeObject]]) -> None:
+            with pytest.raises(KubeUnavailableError):
+                await kube._write("apply", SERVICE, "models", "llama-engine", call)
+
+        async def fail() -> KubeObject:
+            raise KubeUnavailableError("no answer")
+
+        writing = asyncio.create_task(write(send))
+        await asyncio.sleep(0)
+        await write(fail)
+        found.append(cache.is_writing(SERVICE, child))
+        answered.set()
+        await writing
+        found.append(cache.is_writing(SERVICE, child))
+        await kube.close()
+        return found
+
+    assert asyncio.run(body()) == [True, False]
+
+
 def test_a_written_child_is_known_at_once(asked: list[LabelSelector]) -> None:
     async def body() -> list[KubeObject]:
         cache = InformerCache()
         cache.finish_list(SERVICE, None, set(), 1)
         kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
-        await kube._write("apply", SERVICE, answer("5"))
-        await kube._write("apply_status", INFERENCE_SERVICE, answer("6"))
+        await kube._write("apply", SERVICE, "models", "llama-engine", answer("5"))
+        await kube._write("apply_status", INFERENCE_SERVICE, "models", "llama-engine", answer("6"))
         await kube.close()
         return await kube.list(SERVICE, "models", OWN)
 
@@ -93,7 +143,7 @@ def test_a_deleted_child_is_forgotten_at_once_and_a_namesake_is_not(
         cache = InformerCache()
         cache.finish_list(SERVICE, None, set(), 1)
         kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
-        await kube._write("apply", SERVICE, answer("5"))
+        await kube._write("apply", SERVICE, "models", "llama-engine", answer("5"))
         monkeypatch.setattr(KubeClient, "_write", write)
         await kube.delete(SERVICE, "models", "llama-engine", "uid-of-the-first")
         await kube.close()

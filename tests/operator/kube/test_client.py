@@ -16,7 +16,7 @@ class OpenedKube(KubeClient):
     """With its two ways of sending in sight."""
 
     async def write(self, kind: Kind, call: Callable[[], Any]) -> None:
-        await self._write("apply", kind, call)
+        await self._write("apply", kind, "models", "llama", call)
 
 
 def sent(kind: Kind, hooks: ClientHooks, error: KubeApiError | None = None) -> list[str]:

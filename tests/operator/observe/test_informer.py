@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from tests.operator.cluster_objects import NOW, deployment, pod
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeUnavailableError, WatchExpiredError
 from kvasir_operator.kube.client import LabelSelector
 from kvasir_operator.kube.kinds import DEPLOYMENT, POD, Kind, ServiceKey
-from kvasir_operator.observe.cache import InformerCache
+from kvasir_operator.observe.cache import InformerCache, Name
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS, Informer
 
 LLAMA = ServiceKey("models", "llama")
@@ -51,18 +52,22 @@ def event(kind: str, name: str, version: str) -> dict[str, Any]:
     return {"type": kind, "object": versioned(name, version)}
 
 
-def waits(kind: Kind, *objects: dict[str, Any]) -> list[float]:
-    """Of the service that a watch which shows these states wakes, in seconds."""
+def waits(
+    kind: Kind, *objects: dict[str, Any], deleted: dict[str, Any] | None = None, cache: InformerCache | None = None
+) -> list[float]:
+    """Of the service that a watch which shows these states, and a deletion then, wakes, in seconds."""
+    events = [{"type": "MODIFIED", "object": obj} for obj in objects]
+    events += [] if deleted is None else [{"type": "DELETED", "object": deleted}]
 
     async def body() -> list[float]:
         found: list[float] = []
-        kube = ScriptedKube([[{"type": "MODIFIED", "object": obj} for obj in objects]])
+        kube = ScriptedKube([events])
 
         def wake(key: ServiceKey, wait_seconds: float) -> None:
             assert key == LLAMA
             found.append(wait_seconds)
 
-        running = asyncio.create_task(Informer(kube, kind, None, InformerCache(), wake, asyncio.Lock()).run())
+        running = asyncio.create_task(Informer(kube, kind, None, cache or InformerCache(), wake, asyncio.Lock()).run())
         await asyncio.wait_for(kube.silent.wait(), 10)
         running.cancel()
         return found
@@ -123,9 +128,28 @@ def test_what_a_workloads_controller_has_counted_may_wait_for_more_and_what_othe
     assert waits(DEPLOYMENT, edited, seen, counted(7, 2, 2, total=1)) == [0.0, COUNTS_WAIT_SECONDS, COUNTS_WAIT_SECONDS]
 
 
-def test_news_of_a_pod_does_not_wait_but_that_it_waits_for_a_node() -> None:
-    on_node, running = {"spec": {"nodeName": "n"}}, {"status": {"phase": "Running"}}
-    leaving = versioned("p", "8")
-    leaving["metadata"]["deletionTimestamp"] = NOW
-    states = [versioned("p", "5"), versioned("p", "6") | on_node, versioned("p", "7") | on_node | running, leaving]
-    assert waits(POD, *states) == [COUNTS_WAIT_SECONDS, 0.0, 0.0, 0.0]
+def test_news_of_a_pod_does_not_wait_but_of_one_that_no_node_has() -> None:
+    unbound, running = {"spec": {}}, {"status": {"phase": "Running"}}
+    leaving, unbound_leaving = versioned("p", "8"), versioned("q", "9") | unbound
+    for each in (leaving, unbound_leaving):
+        each["metadata"]["deletionTimestamp"] = NOW
+    states = [versioned("p", "5") | unbound, versioned("p", "6"), versioned("p", "7") | running, leaving]
+    assert waits(POD, *states, unbound_leaving) == [COUNTS_WAIT_SECONDS, 0.0, 0.0, 0.0, COUNTS_WAIT_SECONDS]
+
+
+def test_what_our_own_write_has_done_is_no_news_before_its_answer_comes() -> None:
+    cache = InformerCache()
+    made, gone = counted(5, generation=1, observed=0), counted(6, generation=1, observed=0)
+    with cache.writing(DEPLOYMENT, Name("models", "llama-serve")):
+        assert waits(DEPLOYMENT, made, deleted=gone, cache=cache) == [COUNTS_WAIT_SECONDS, COUNTS_WAIT_SECONDS]
+
+
+def test_a_workload_that_somebody_deleted_is_news_at_once() -> None:
+    seen = counted(5, generation=1, observed=1)
+    assert waits(DEPLOYMENT, seen, deleted=counted(6, 1, 1)) == [COUNTS_WAIT_SECONDS, 0.0]
+
+
+@pytest.mark.parametrize(("spec", "seconds"), [({}, COUNTS_WAIT_SECONDS), ({"nodeName": "n"}, 0.0)])
+def test_a_pod_that_is_gone_is_news_at_once_if_a_node_had_it(spec: dict[str, str], seconds: float) -> None:
+    there, gone = (versioned("p", version) | {"spec": spec} for version in ("5", "6"))
+    assert waits(POD, there, deleted=gone)[-1] == seconds

@@ -37,14 +37,54 @@ def test_an_urgent_key_goes_before_those_that_wait_longer_once() -> None:
     assert keys.take(6.0) == A
 
 
-def test_an_urgent_key_waits_from_when_it_is_due_until_it_is_handed_out() -> None:
+def test_an_urgent_key_is_there_from_when_it_is_due_until_its_pass_has_ended() -> None:
     keys = schedule()
     keys.add(A, 0.0)
     keys.add(B, 2.0, is_urgent=True)
-    assert [keys.has_urgent(1.0), keys.has_urgent(2.0)] == [False, True]
-    assert (keys.take(2.0), keys.has_urgent(2.0)) == (B, False)
+    assert [keys.has_urgent(1.0, besides=A), keys.has_urgent(2.0, besides=A)] == [False, True]
+    assert keys.take(2.0) == B
+    assert [keys.has_urgent(2.0, besides=A), keys.has_urgent(2.0, besides=B)] == [True, False]
+    keys.finish(B, 2.0)
+    assert not keys.has_urgent(2.0, besides=A)
+
+
+def test_an_urgent_key_whose_pass_runs_does_not_hold_itself_up() -> None:
+    keys = schedule()
     keys.add(B, 2.0, is_urgent=True)
-    assert not keys.has_urgent(2.0)  # its own pass is still running
+    assert keys.take(2.0) == B
+    keys.add(B, 2.0, is_urgent=True)
+    assert not keys.has_urgent(2.0, besides=B)
+
+
+def test_a_pass_that_no_change_of_a_spec_wanted_holds_up_nothing() -> None:
+    keys = schedule()
+    keys.add(A, 0.0)
+    assert keys.take(0.0) == A
+    assert not keys.has_urgent(0.0, besides=B)
+
+
+def test_a_key_that_settles_waits_for_the_last_wish_of_its_kind() -> None:
+    keys = schedule()
+    for due in (2.0, 3.0, 2.5):
+        keys.settle(A, due, latest=6.0)
+    assert [keys.take(2.9), keys.take(3.0)] == [None, A]
+
+
+def test_a_key_that_never_settles_is_handed_out_all_the_same() -> None:
+    keys = schedule()
+    for due in (2.0, 5.0, 8.0):
+        keys.settle(A, due, latest=due + 4.0)
+    assert keys.next_start() == 6.0
+    assert [keys.take(5.9), keys.take(6.0)] == [None, A]
+
+
+def test_a_key_that_settles_is_handed_out_for_another_wish_before_and_then_no_more() -> None:
+    keys = schedule()
+    keys.add(A, 30.0)
+    keys.settle(A, 2.0, latest=6.0)
+    keys.add(A, 1.0)
+    keys.settle(A, 3.0, latest=6.0)
+    assert (keys.take(1.0), keys.next_start()) == (A, None)
 
 
 def test_a_delayed_key_is_not_handed_out_early_and_an_event_overtakes_the_delay() -> None:

@@ -48,6 +48,69 @@ def test_every_waiting_worker_gets_a_key_of_its_own() -> None:
     assert within(5, body()) == {A, B}
 
 
+def test_one_worker_is_woken_when_a_key_is_due_and_none_before() -> None:
+    async def body() -> tuple[int, ServiceKey | None]:
+        looks: list[float] = []
+        queue = WorkQueue(Clock())
+        take = queue._schedule.take
+        queue._schedule.take = lambda at: looks.append(at) or take(at)  # type: ignore[method-assign,func-returns-value]
+        workers = [asyncio.create_task(queue.get()) for _ in range(8)]
+        await asyncio.sleep(0)
+        looks.clear()
+        for _ in range(5):
+            queue.settle(A, 100.0)
+            queue.add(B, 50.0)
+            await asyncio.sleep(0)
+        assert looks == []
+        queue.add(A)
+        done, rest = await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+        queue.close()
+        await asyncio.gather(*rest)
+        [first] = done
+        return len(looks), first.result()
+
+    assert within(5, body()) == (1, A)
+
+
+def test_a_worker_that_is_cancelled_when_it_is_woken_leaves_its_turn_to_another() -> None:
+    async def body() -> ServiceKey | None:
+        queue = WorkQueue(Clock())
+        first, second = [asyncio.create_task(queue.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        queue.add(A)
+        first.cancel()
+        await asyncio.wait([first])
+        return await second
+
+    assert within(5, body()) == A
+
+
+def test_a_worker_that_was_cancelled_while_it_waited_is_passed_over() -> None:
+    async def body() -> ServiceKey | None:
+        queue = WorkQueue(Clock())
+        first, second = [asyncio.create_task(queue.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        first.cancel()
+        queue.add(A)
+        return await second
+
+    assert within(5, body()) == A
+
+
+def test_a_key_that_is_due_earlier_than_what_is_waited_for_is_handed_out_first() -> None:
+    async def body() -> list[ServiceKey | None]:
+        queue = WorkQueue(asyncio.get_running_loop().time, spacing_seconds=0.0)
+        waiting = [asyncio.create_task(queue.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        queue.add(A, 0.1)
+        queue.add(B, 0.02)
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return [*(each.result() for each in done), *(await asyncio.gather(*waiting))]
+
+    first, *both = within(5, body())
+    assert (first, set(both)) == (B, {A, B})
+
+
 def test_a_failed_key_comes_back_by_itself() -> None:
     async def body() -> ServiceKey | None:
         queue = WorkQueue(asyncio.get_running_loop().time, BackOff(0.01, 0.01), spacing_seconds=0.0)

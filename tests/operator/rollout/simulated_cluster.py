@@ -9,9 +9,9 @@ from kvasir_operator.rollout.limits import role_limits
 from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
 from kvasir_operator.rollout.workload import Workload, WorkloadKey
 
-PodState = Literal["loading", "ready", "failing", "gone quiet"]
-# A ReplicaSet's order: pods that are not ready go first.
-_GOING_FIRST: tuple[PodState, ...] = ("failing", "loading", "gone quiet", "ready")
+PodState = Literal["unbound", "loading", "ready", "failing", "gone quiet"]
+# A ReplicaSet's order: pods that no node has go first, then those that are not ready.
+_GOING_FIRST: tuple[PodState, ...] = ("unbound", "failing", "loading", "gone quiet", "ready")
 
 
 @dataclass
@@ -23,46 +23,70 @@ class SimulatedDeployment:
     seen: list[PodState] = field(default_factory=list)
     """Pods as the operator last saw them."""
 
-    def catch_up(self) -> None:
+    def catch_up(self, made: PodState) -> None:
         """As its controllers do."""
         while len(self.pods) > self.replicas:
             self.pods.remove(min(self.pods, key=_GOING_FIRST.index))
-        self.pods += ["loading"] * (self.replicas - len(self.pods))
+        self.pods += [made] * (self.replicas - len(self.pods))
+
+    @property
+    def num_bound(self) -> int:
+        """Pods that hold an accelerator."""
+        return len(self.pods) - self.pods.count("unbound")
 
     def seen_as(self, key: WorkloadKey) -> Workload:
-        useless = self.seen.count("loading") + self.seen.count("failing")
+        unbound = self.seen.count("unbound")
+        useless = unbound + self.seen.count("loading") + self.seen.count("failing")
         trouble = "it fails" if "failing" in self.seen else None
         ready = self.seen.count("ready")
         return Workload(
-            key, self.number, self.replicas, len(self.seen), ready, useless, traffic_weight=self.weight, trouble=trouble
+            key,
+            self.number,
+            self.replicas,
+            len(self.seen),
+            ready,
+            useless,
+            unbound,
+            traffic_weight=self.weight,
+            trouble=trouble,
         )
 
 
 @dataclass
 class SimulatedCluster:
-    """One service. `broken`: revisions whose pods fail instead of becoming ready."""
+    """One service. `broken`: revisions whose pods fail instead of becoming ready; `is_full`: no node takes a pod."""
 
     desired: dict[str, int]
     spec: RolloutSpec = field(default_factory=RolloutSpec)
     revision: str = "a"
     broken: set[str] = field(default_factory=set)
+    is_full: bool = False
     deployments: dict[WorkloadKey, SimulatedDeployment] = field(default_factory=dict)
 
     def plan(self, blocked: str | None = None) -> RolloutPlan:
         workloads = [each.seen_as(key) for key, each in self.deployments.items()]
         return plan_rollout(self.revision, self.desired, self.spec, workloads, blocked)
 
-    def run_pass(self) -> RolloutPlan:
-        """One pass of the operator: plans from what it saw, and writes."""
+    def run_pass(self, *, is_left: bool = False) -> RolloutPlan:
+        """One pass of the operator: plans from what it saw, and writes.
+
+        `is_left`: of the current revision alone, as an operator that ends then, or has other changes to apply first.
+        """
         plan = self.plan()
+        if is_left:
+            self._write(plan, {key: number for key, number in plan.replicas.items() if key.revision == self.revision})
+            return plan
         for key in plan.expired:
             assert not self.deployments.pop(key).pods, f"{key} was deleted while it had pods"
-        for key, replicas in plan.replicas.items():
+        self._write(plan, plan.replicas)
+        return plan
+
+    def _write(self, plan: RolloutPlan, written: Mapping[WorkloadKey, int]) -> None:
+        for key, replicas in written.items():
             deployment = self.deployments.setdefault(key, SimulatedDeployment())
             deployment.replicas = replicas
             if key.revision == self.revision:
                 deployment.number, deployment.weight = plan.number, plan.traffic_weight
-        return plan
 
     def is_at_rest(self) -> bool:
         """Whether a pass would write nothing."""
@@ -75,7 +99,12 @@ class SimulatedCluster:
 
     def catch_up(self) -> None:
         for each in self.deployments.values():
-            each.catch_up()
+            each.catch_up("unbound" if self.is_full else "loading")
+
+    def bind(self) -> None:
+        """There is a node for every pod."""
+        for each in self.deployments.values():
+            each.pods = ["loading" if pod == "unbound" else pod for pod in each.pods]
 
     def observe(self) -> None:
         for each in self.deployments.values():
@@ -89,8 +118,10 @@ class SimulatedCluster:
 
     def settle(self, num_rounds: int = 200) -> RolloutPlan:
         """Everything catches up until a pass writes nothing; failing pods of former revisions stay so."""
+        self.is_full = False
         for _ in range(num_rounds):
             self.catch_up()
+            self.bind()
             for key, each in self.deployments.items():
                 mended = ("gone quiet", "failing") if key.revision == self.revision else ("gone quiet",)
                 each.pods = ["loading" if pod in mended else pod for pod in each.pods]
@@ -109,7 +140,8 @@ class SimulatedCluster:
         return {role: sum(each.replicas for key, each in self._of(role)) for role in self.desired}
 
     def existing(self) -> dict[str, int]:
-        return {role: sum(max(each.replicas, len(each.pods)) for _, each in self._of(role)) for role in self.desired}
+        """Pods that have a node, or that may come to have one."""
+        return {role: sum(max(each.replicas, each.num_bound) for _, each in self._of(role)) for role in self.desired}
 
     def limits(self) -> Mapping[str, tuple[int, int]]:
         """(fewest that serve, most that exist) by role."""

@@ -53,6 +53,19 @@ def test_deployments_stay_until_they_expire_and_services_while_there_are_pods() 
     }
 
 
+@pytest.mark.parametrize(
+    ("left", "num_unbound", "num_leaving", "is_kept"),
+    [(0, 2, 0, False), (1, 2, 0, True), (0, 1, 0, True), (0, 2, 1, True), (None, 2, 0, True)],
+)
+def test_the_service_of_pods_that_no_node_has_goes_with_them(
+    left: int | None, num_unbound: int, num_leaving: int, is_kept: bool
+) -> None:
+    former = workload("past", 2)
+    seen = replace(former.workload, num_pods=2, num_unbound=num_unbound, num_leaving=num_leaving)
+    found = kept_children(plan({} if left is None else {"past": left}), [replace(former, workload=seen)], [])
+    assert names(found) == {"Deployment": ["llama-serve-past"], "Service": ["llama-serve-past"] if is_kept else []}
+
+
 def test_the_weight_of_a_canary_that_was_given_up_is_taken_off_while_it_has_pods() -> None:
     weights = {"canary": 50, "served": None, "unweighed": 0, "new": 10}
     former = [workload(revision, 1) for revision in weights] + [workload("idle")]

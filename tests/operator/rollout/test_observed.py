@@ -127,6 +127,18 @@ def test_a_pod_that_fails_or_was_never_ready_is_useless() -> None:
     assert seen([engines("a")], [crashing, unscheduled])["a"].num_useless == 2
 
 
+def test_a_pod_is_unbound_while_no_node_has_it_and_a_group_while_none_has_any_of_its_pods() -> None:
+    bound, unbound = (engine(name, "a", ready=False, containerStatuses=[]) for name in ("b", "u"))
+    unbound["spec"] = {}
+    assert seen([engines("a")], [bound, unbound])["a"].num_unbound == 1
+    group = stateful_set(revision="a")
+    for num_bound, expected in ((0, 1), (1, 0)):
+        ranks = [member(rank, group, ready=False) for rank in range(2)]
+        for rank in ranks[num_bound:]:
+            rank["spec"] = {}
+        assert seen([group], ranks)["a"].num_unbound == expected
+
+
 def test_a_pod_that_may_be_ready_again_is_not() -> None:
     was_ready = engine("r", "a", ready=False, containerStatuses=loading(state={"running": {"startedAt": "2026"}}))
     was_ready["status"]["conditions"][0]["lastTransitionTime"] = NOW

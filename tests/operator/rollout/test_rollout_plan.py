@@ -128,6 +128,58 @@ def test_an_obsolete_first_try_that_never_served_makes_room_at_once() -> None:
     assert replicas(cluster) == {"a": 0, "b": 1}
 
 
+def full(desired: int = 2) -> SimulatedCluster:
+    """Whose first revision has no node for any of its pods; the second one has come."""
+    cluster = SimulatedCluster({"serve": desired}, is_full=True)
+    cluster.run_pass()
+    cluster.catch_up()
+    cluster.observe()
+    cluster.revision = "b"
+    return cluster
+
+
+def test_pods_that_no_node_has_are_replaced_at_once() -> None:
+    cluster = full()
+    cluster.run_pass()
+    assert replicas(cluster) == {"a": 0, "b": 2}
+
+
+def test_pods_that_go_without_a_node_are_waited_for_no_more_than_those_that_are_about_to_go() -> None:
+    cluster = full(4)
+    cluster.run_pass(is_left=True)
+    assert replicas(cluster) == {"a": 4, "b": 4}
+    cluster.deployments[WorkloadKey("serve", "a")].replicas = 0
+    cluster.desired["serve"] = 5
+    cluster.run_pass()
+    assert replicas(cluster) == {"a": 0, "b": 5}
+
+
+def test_one_pod_on_a_node_is_enough_for_all_of_its_workload_to_hold_their_room() -> None:
+    cluster = full(3)
+    cluster.deployments[WorkloadKey("serve", "a")].pods[0] = "loading"
+    cluster.observe()
+    cluster.run_pass()
+    assert replicas(cluster) == {"a": 0, "b": 1}
+
+
+def test_pods_that_are_not_made_yet_may_be_on_a_node_soon() -> None:
+    cluster = full()
+    cluster.deployments[WorkloadKey("serve", "a")].seen.pop()
+    cluster.run_pass()
+    assert replicas(cluster) == {"a": 0, "b": 1}
+
+
+def test_pods_without_a_node_stay_in_their_room_while_their_revision_serves() -> None:
+    cluster = running({"serve": 2})
+    cluster.desired["serve"], cluster.is_full = 3, True
+    cluster.run_pass()
+    cluster.catch_up()
+    cluster.observe()
+    cluster.revision = "b"
+    cluster.run_pass()
+    assert replicas(cluster) == {"a": 3, "b": 1}
+
+
 def test_pods_that_were_ready_once_are_waited_for() -> None:
     cluster = running({"serve": 2})
     cluster.deployments[WorkloadKey("serve", "a")].pods = ["gone quiet", "gone quiet"]

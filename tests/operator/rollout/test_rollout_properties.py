@@ -70,6 +70,22 @@ class Rollouts(RuleBasedStateMachine):
             self.cluster.observe()
 
     @rule()
+    def nodes_are_full(self) -> None:
+        self.cluster.is_full = True
+
+    @rule()
+    def there_are_nodes_again(self) -> None:
+        self.cluster.is_full = False
+        self.cluster.bind()
+
+    @rule()
+    def a_pass_that_is_left(self) -> None:
+        serving = self.cluster.known_to_serve()
+        self.cluster.run_pass(is_left=True)
+        for role, (fewest, _) in self.cluster.limits().items():
+            assert self.cluster.serving()[role] >= min(serving[role], fewest)
+
+    @rule()
     def a_pass(self) -> None:
         serving, asked_for = self.cluster.known_to_serve(), self.cluster.asked_for()
         self.cluster.run_pass()

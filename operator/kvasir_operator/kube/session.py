@@ -1,0 +1,76 @@
+"""Requests about single objects, on an aiohttp session of their own.
+
+A burst of changes is mostly these, and kubernetes' generated client does as much again around each of them: it copies
+the headers, looks for files and retries, and has aiohttp warn of its timeout.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+import msgspec
+from kubernetes.aio import client as aio_client
+from yarl import URL
+
+from kvasir_operator.api.labels import FIELD_MANAGER
+from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.kube.write_guard import write_guard
+
+REQUEST_TIMEOUT_SECONDS: Final = 30.0
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+_JSON: Final = "application/json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    reason: str
+    content: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class Session:
+    """Opened by the first request, in whose event loop it lives. `api` says where to and with which credentials."""
+
+    def __init__(self, api: aio_client.ApiClient, before_write: Callable[[], None]) -> None:
+        """`before_write` may raise: then no write is sent."""
+        self._configuration = api.configuration
+        self._ssl_context = api.rest_client.ssl_context
+        self._before_write = before_write
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def send(self, method: str, path: str, body: KubeObject | None, content_type: str = _JSON) -> Answer:
+        """`path` with its query, escaped. Raises what aiohttp raises."""
+        configuration = self._configuration
+        headers = {"Accept": _JSON, "Content-Type": content_type, "User-Agent": FIELD_MANAGER}
+        token = await configuration.get_api_key_with_prefix("BearerToken")  # read again once it was renewed on disk
+        if token:
+            headers["Authorization"] = token
+        async with self._session().request(
+            method,
+            URL(f"{configuration.host}{path}", encoded=True),
+            data=None if body is None else msgspec.json.encode(body),
+            headers=headers,
+            timeout=_TIMEOUT,
+            proxy=configuration.proxy,
+            proxy_headers=configuration.proxy_headers,
+            server_hostname=configuration.tls_server_name or None,
+        ) as response:
+            return Answer(response.status, response.reason or "", await response.read())
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            connector = aiohttp.TCPConnector(limit=self._configuration.connection_pool_maxsize, ssl=self._ssl_context)
+            guard = write_guard(self._before_write)
+            self._opened = aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[guard]
+            )
+        return self._opened
