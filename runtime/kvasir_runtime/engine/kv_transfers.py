@@ -86,10 +86,12 @@ class KvTransfers:
     def add(self, message: AddRequest, prefill_tokens_per_second: float | None) -> None:
         """Take a request in, as its parameters say."""
         params = message.kv_transfer_params or KvTransferParams()
-        if params.is_pull:
+        if params.is_pull and not self._is_here(params):
             self._add_pulling(message, params, prefill_tokens_per_second)
         else:
             self._scheduler.add(message)
+            if params.is_pull:
+                self._keep_no_longer(params)
         if params.do_remote_decode:
             self._offer(message, params)
 
@@ -143,6 +145,18 @@ class KvTransfers:
         key = self._keys[message.request_id] = params.transfer_id or message.request_id
         self._remote.offer(message.request_id, len(message.prompt_token_ids))
         self._agent.post(BeginOffer(key, message.request_id, is_announced=params.transfer_id is not None))
+
+    def _is_here(self, params: KvTransferParams) -> bool:
+        """A request that was handed over and not taken comes back to where its blocks are."""
+        return (params.remote_host, params.remote_port) == (self._place.host, self._place.port)
+
+    def _keep_no_longer(self, params: KvTransferParams) -> None:
+        """The request itself finds its blocks in the cache."""
+        kept = [request_id for request_id, key in self._keys.items() if key == params.remote_key]
+        for request_id in kept:
+            key = self._keys.pop(request_id)
+            self._remote.end_offer(request_id)
+            self._agent.post(WithdrawOffer(key, request_id, "its request goes on where they are"))
 
     def _add_pulling(self, message: AddRequest, params: KvTransferParams, rate: float | None) -> None:
         request_id, is_lookup = message.request_id, params.remote_key is None

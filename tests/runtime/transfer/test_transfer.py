@@ -349,11 +349,11 @@ def test_another_kind_of_engine_is_refused_by_name(world: World, caplog, field: 
     assert prefill.kv.pool.num_used == 0, "and the other side need not wait for the lease"
 
 
-def hand_over(world: World, old: Engine) -> list[int]:
+def hand_over(world: World, old: Engine, num_tokens: int = 9) -> list[int]:
     """A request leaves in the middle: its tokens so far."""
     old.add("r", PROMPT, max_tokens=20)
     for _ in range(2000):
-        if len(old.tokens["r"]) >= 9:
+        if len(old.tokens["r"]) >= num_tokens:
             break
         world.turn()
     old.transfers.keep("r")
@@ -372,6 +372,25 @@ def test_a_running_request_goes_on_elsewhere_from_its_blocks(world: World, ahead
     assert new.agent.stats(0).num_blocks_received in ((num_known - 1) // BLOCK_SIZE, (num_known - 2) // BLOCK_SIZE)
     world.settle()
     assert (old.kv.pool.num_used, new.kv.pool.num_used) == (0, 0)
+
+
+@pytest.mark.parametrize("num_tokens", range(9, 9 + BLOCK_SIZE))
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_request_that_nobody_took_comes_back_to_its_blocks(world: World, ahead: int, num_tokens: int) -> None:
+    """The last of them may not have been written when it left."""
+    engine = world.engine("p", ahead=ahead)
+    so_far = hand_over(world, engine, num_tokens)
+    world.turn()
+    assert engine.transfers.stats().num_leased_blocks > 0
+    engine.add("n", PROMPT, to_decode("p", "r"), max_tokens=20, so_far=so_far)
+    world.turn()
+    assert engine.transfers.stats().num_leased_blocks == 0
+    world.run(engine, "n")
+    assert so_far + engine.tokens["n"] == continuation(PROMPT, 20)
+    assert engine.scheduler.stats(0, 0.0).num_prefix_hits // BLOCK_SIZE >= (len(PROMPT) + len(so_far) - 2) // BLOCK_SIZE
+    stats = engine.agent.stats(0)
+    assert (stats.num_failures, stats.num_offers_ended) == ({}, {"withdrawn": 1})
+    assert engine.kv.pool.num_used == 0
 
 
 @pytest.mark.parametrize("num_lagging", [0, 1])
