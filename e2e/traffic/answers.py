@@ -24,6 +24,8 @@ class Answer:
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str
+    next_turn: "Answer | None" = None
+    """What the same client asks for when this one has ended, under the same cache salt."""
 
 
 @cache

@@ -36,7 +36,7 @@ class WrongError(Exception):
 
 
 class Stream:
-    """One completion. `expected` has prompt_token_ids, token_ids and text."""
+    """One completion. `expected` has an Answer's fields (answers.py)."""
 
     def __init__(self, expected: dict[str, Any], cache_salt: str | None = None) -> None:
         self.expected = expected
@@ -134,11 +134,14 @@ async def client(session: aiohttp.ClientSession, plan: dict[str, Any], number: i
         if stop.is_set():
             return
         cache_salt = uuid.uuid4().hex if plan["is_salted"] else None
-        stream = Stream(plan["streams"][turn % len(plan["streams"])], cache_salt)
-        ended_as = await stream.run(session, plan["url"], plan["model"])
-        print(stream.report(ended_as), flush=True)
-        if ended_as != "whole":
-            await asyncio.sleep(0.1)  # a refusal takes no time: do not fill the log with thousands
+        expected = plan["streams"][turn % len(plan["streams"])]
+        while expected is not None:
+            stream = Stream(expected, cache_salt)
+            ended_as = await stream.run(session, plan["url"], plan["model"])
+            print(stream.report(ended_as), flush=True)
+            if ended_as != "whole":
+                await asyncio.sleep(0.1)  # a refusal takes no time: do not fill the log with thousands
+            expected = expected["next_turn"]
 
 
 async def main(plan: dict[str, Any]) -> None:

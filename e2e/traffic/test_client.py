@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from e2e.traffic.client import Stream, client
 
-EXPECTED = {"prompt_token_ids": [7], "token_ids": [1, 2, 3], "text": "a b c"}
+EXPECTED = {"prompt_token_ids": [7], "token_ids": [1, 2, 3], "text": "a b c", "next_turn": None}
 
 
 def event(text: str, token_ids: Sequence[int], num_so_far: int, finish_reason: str | None = None) -> str:
@@ -49,7 +49,15 @@ def test_salted_prompts_are_in_no_cache(is_salted: bool, num_salts: int) -> None
     assert len(salts) == len(set(salts)) == num_salts
 
 
-async def asked(num_streams: int, is_salted: bool) -> list[dict[str, Any]]:
+def test_a_conversation_has_one_salt() -> None:
+    second = EXPECTED | {"prompt_token_ids": [7, 1, 2, 3, 9]}
+    bodies = asyncio.run(asked(4, is_salted=True, expected=EXPECTED | {"next_turn": second}))
+    assert [len(body["prompt"]) for body in bodies] == [1, 5, 1, 5]
+    salts = [body["cache_salt"] for body in bodies]
+    assert salts[0] == salts[1] != salts[2] == salts[3]
+
+
+async def asked(num_streams: int, is_salted: bool, expected: dict[str, Any] = EXPECTED) -> list[dict[str, Any]]:
     """What a client asks for, stream by stream."""
     bodies: list[dict[str, Any]] = []
     stop = asyncio.Event()
@@ -61,7 +69,7 @@ async def asked(num_streams: int, is_salted: bool) -> list[dict[str, Any]]:
         return web.Response(status=503)
 
     async with serving(refuse) as url, aiohttp.ClientSession() as session:
-        plan = {"url": url, "model": "model", "streams": [EXPECTED], "is_salted": is_salted}
+        plan = {"url": url, "model": "model", "streams": [expected], "is_salted": is_salted}
         await client(session, plan, 0, stop)
     return bodies
 
