@@ -182,23 +182,20 @@ class FoundUnchanged:
     """Versions of one service's children that were found as they should be: no later pass need compare them anew."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[str, str]] = {}
-        """Hash of what was wanted, and version, by UID."""
+        self._found: dict[str, str] = {}
+        """By UID."""
 
-    def has(self, desired: KubeObject, live: KubeObject) -> bool:
-        """`desired` as returned by stamped."""
-        return self._found.get(live["metadata"]["uid"]) == _compared(desired, live)
+    def has(self, live: KubeObject) -> bool:
+        """Of a child whose hash is that of what is wanted now: a version has one."""
+        version: str = live["metadata"]["resourceVersion"]
+        return self._found.get(live["metadata"]["uid"]) == version
 
-    def add(self, desired: KubeObject, live: KubeObject) -> None:
-        self._found[live["metadata"]["uid"]] = _compared(desired, live)
+    def add(self, live: KubeObject) -> None:
+        self._found[live["metadata"]["uid"]] = live["metadata"]["resourceVersion"]
 
     def keep(self, uids: Collection[str]) -> None:
         """Forgets children that are gone."""
-        self._found = {uid: compared for uid, compared in self._found.items() if uid in uids}
-
-
-def _compared(desired: KubeObject, live: KubeObject) -> tuple[str, str]:
-    return desired["metadata"]["annotations"][APPLIED_HASH], live["metadata"]["resourceVersion"]
+        self._found = {uid: version for uid, version in self._found.items() if uid in uids}
 
 
 def make_plan(
@@ -240,11 +237,11 @@ def _plan_one(desired: KubeObject, live: KubeObject | None, unchanged: FoundUnch
     wanted_hash = desired["metadata"]["annotations"][APPLIED_HASH]
     if live["metadata"].get("annotations", {}).get(APPLIED_HASH) != wanted_hash:
         return Apply(desired, Cause.CHANGED, live_uid=uid)
-    if unchanged.has(desired, live):
+    if unchanged.has(live):
         return None
     drift = find_drift(desired, live)
     if not drift:
-        unchanged.add(desired, live)
+        unchanged.add(live)
         return None
     return Apply(desired, Cause.DRIFTED, tuple(drift), live_uid=uid)
 

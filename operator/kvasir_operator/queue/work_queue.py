@@ -48,7 +48,7 @@ class WorkQueue:
         while not self._closed:
             key = self._schedule.take(self._clock())
             if key is not None:
-                self._wake_at(self._schedule.next_start())  # another worker may find the next key due
+                self._wake_at_next()  # another worker may find the next key due
                 return key
             await self._wait()
         return None
@@ -93,15 +93,20 @@ class WorkQueue:
         """Until it is this worker's turn to look for a key."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle.append(turn)
-        self._wake_at(self._schedule.next_start())
+        self._wake_at_next()
         try:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it was this one's turn: another takes it
                 self._is_waking = False
-                self._wake_at(self._schedule.next_start())
+                self._wake_at_next()
             raise
         self._is_waking = False
+
+    def _wake_at_next(self) -> None:
+        """All keys are looked through for it: not while every worker has its pass."""
+        if self._idle and not self._is_waking:
+            self._wake_at(self._schedule.next_start())
 
     def _wake_at(self, start: float | None) -> None:
         """Wakes a worker when a key may start, unless one is about to look, or will be before."""
@@ -124,4 +129,4 @@ class WorkQueue:
 
     def _ring(self) -> None:
         self._timer = None
-        self._wake_at(self._schedule.next_start())
+        self._wake_at_next()

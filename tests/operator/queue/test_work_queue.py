@@ -48,6 +48,24 @@ def test_every_waiting_worker_gets_a_key_of_its_own() -> None:
     assert within(5, body()) == {A, B}
 
 
+def test_no_key_is_searched_for_workers_that_have_their_passes() -> None:
+    async def body() -> set[ServiceKey]:
+        searches: list[None] = []
+        queue = WorkQueue(Clock())
+        next_start = queue._schedule.next_start
+        queue._schedule.next_start = lambda: searches.append(None) or next_start()  # type: ignore[method-assign,func-returns-value]
+        for key in (A, B):
+            queue.add(key)
+        taken = set()
+        while len(taken) < 2 and (key := await queue.get()) is not None:
+            taken.add(key)
+            queue.done(key)
+        assert not searches
+        return taken
+
+    assert within(5, body()) == {A, B}
+
+
 def test_one_worker_is_woken_when_a_key_is_due_and_none_before() -> None:
     async def body() -> tuple[int, ServiceKey | None]:
         looks: list[float] = []
