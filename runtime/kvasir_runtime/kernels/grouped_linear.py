@@ -25,6 +25,7 @@ from kvasir_runtime.kernels.linear_weight import (
     OneDnnWeight,
     Panels,
     PlainWeight,
+    check_onednn,
 )
 from kvasir_runtime.kernels.native import load_library
 
@@ -70,6 +71,8 @@ def make_grouped_weight(weights: Iterator[torch.Tensor], num_experts: int, path:
 
 
 def _choice(library: CDLL | None, path: str, outputs: int, inputs: int) -> Choice:
+    if path == "onednn":
+        check_onednn()
     if path in ("torch", "onednn"):
         return Choice(path, ())
     if path != "auto" and library is None:

@@ -10,7 +10,14 @@ import torch
 
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.linear_choice import choose_weight
-from kvasir_runtime.kernels.linear_weight import VARIANTS, LinearWeight, OneDnnWeight, PackedWeight, PlainWeight
+from kvasir_runtime.kernels.linear_weight import (
+    VARIANTS,
+    LinearWeight,
+    OneDnnWeight,
+    PackedWeight,
+    PlainWeight,
+    check_onednn,
+)
 from kvasir_runtime.kernels.native import load_library
 
 PATHS = ("auto", "torch", "onednn", "packed", *VARIANTS)
@@ -49,6 +56,7 @@ def make_weight(weight: torch.Tensor, bias: torch.Tensor | None = None, path: st
     if path == "auto":
         return choose_weight(library, weight, bias)
     if path == "onednn":
+        check_onednn()
         return OneDnnWeight(weight, bias)
     if library is None:
         raise ConfigurationError(f"linear path {path!r} needs compiled kernels but no compiler was found; install g++")

@@ -23,6 +23,7 @@ from kvasir_runtime.kernels.linear_weight import (
     OneDnnWeight,
     PackedWeight,
     PlainWeight,
+    has_onednn,
 )
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ def _candidates(
     candidates: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
     if not only_packed:
         candidates["torch"] = PlainWeight(weight, None).multiply
-        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if has_onednn():
             candidates["onednn"] = OneDnnWeight(weight, None).multiply
     if library is not None:
         packed = PackedWeight(library, weight, None, ("fma",) * len(MEASURED_ROWS))

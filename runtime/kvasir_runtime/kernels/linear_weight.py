@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.huge_pages import use_huge_pages
 
 VARIANTS = {"fma": 0, "dot": 1, "amx": 2}
@@ -54,6 +55,17 @@ class PlainWeight:
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._weight[token_ids]
+
+
+def has_onednn() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def check_onednn() -> None:
+    """Raises ConfigurationError where it does not."""
+    if not has_onednn():
+        raise ConfigurationError("linear path 'onednn' needs bfloat16 instructions that this CPU lacks; use 'auto'")
 
 
 class OneDnnWeight:

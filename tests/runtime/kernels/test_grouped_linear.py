@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.kernels import linear_weight
 from kvasir_runtime.kernels.expert_groups import ExpertGroups, group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight, SeparateExperts, make_grouped_weight
-from kvasir_runtime.kernels.linear_weight import VARIANTS, PlainWeight
+from kvasir_runtime.kernels.linear_weight import VARIANTS, PlainWeight, has_onednn
 from kvasir_runtime.kernels.native import load_library
 
 LIBRARY = load_library()
@@ -17,6 +18,9 @@ NATIVE = [
     )
     for name, code in VARIANTS.items()
 ]
+ONEDNN = pytest.param(
+    "onednn", marks=pytest.mark.skipif(not has_onednn(), reason="this processor cannot run onednn in bfloat16")
+)
 SHAPES = [(48, 64), (40, 72), (336, 768)]
 NUM_EXPERTS = 6
 
@@ -49,7 +53,7 @@ def check(grouped: GroupedWeight, weights: torch.Tensor, num_tokens: int) -> Non
     torch.testing.assert_close(grouped.multiply_pairs(by_expert, groups).double(), wanted, **tolerance)
 
 
-@pytest.mark.parametrize("path", ["torch", "onednn", "packed", "auto", *NATIVE])
+@pytest.mark.parametrize("path", ["torch", ONEDNN, "packed", "auto", *NATIVE])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_path_gives_the_products(shape: tuple[int, int], path: str) -> None:
     weights = experts_weights(*shape)
@@ -107,3 +111,11 @@ def test_an_expert_without_rows_is_not_computed() -> None:
 def test_an_unknown_path_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'mkl' is not known"):
         make_grouped_weight(iter(experts_weights(16, 32)), NUM_EXPERTS, "mkl")
+
+
+def test_onednn_is_refused_on_a_processor_that_cannot_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_weight, "has_onednn", lambda: False)
+    with pytest.raises(
+        ConfigurationError, match="'onednn' needs bfloat16 instructions that this CPU lacks; use 'auto'"
+    ):
+        make_grouped_weight(iter(experts_weights(16, 32)), NUM_EXPERTS, "onednn")

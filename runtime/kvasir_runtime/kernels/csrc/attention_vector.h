@@ -51,6 +51,34 @@ inline void transpose(__m512i (&rows)[16]) {
         rows[12 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0xdd);
     }
 }
+
+inline __m512i load_words(const uint32_t* from) { return _mm512_loadu_si512(from); }
+inline void store_words(uint32_t* to, __m512i words) { _mm512_storeu_si512(to, words); }
+#elif defined(__AVX2__)
+// The same of 8 x 8.
+inline void transpose(__m256i (&rows)[8]) {
+    __m256i a[8], b[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        a[2 * i] = _mm256_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        a[2 * i + 1] = _mm256_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        b[4 * i] = _mm256_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 1] = _mm256_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 2] = _mm256_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+        b[4 * i + 3] = _mm256_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        rows[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
+        rows[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
+    }
+}
+
+inline __m256i load_words(const uint32_t* from) { return _mm256_loadu_si256((const __m256i*)from); }
+inline void store_words(uint32_t* to, __m256i words) { _mm256_storeu_si256((__m256i*)to, words); }
 #endif
 
 // Turns `count` key rows of `words` 32-bit numbers into columns of to[words][KEYS]. The columns up to a multiple of 16
@@ -58,15 +86,15 @@ inline void transpose(__m512i (&rows)[16]) {
 // left there by others may take a hundred times as long (subnormal ones).
 inline void transpose_keys(const uint32_t* const* rows, int count, int words, uint32_t* to) {
     int word = 0;
-#if defined(__AVX512F__)
-    for (; word + 16 <= words; word += 16)
-        for (int k = 0; k < count; k += 16) {
-            __m512i block[16];
+#if defined(__AVX2__)
+    for (; word + LANES <= words; word += LANES)
+        for (int k = 0; k < (count + 15) / 16 * 16; k += LANES) {
+            decltype(load_words(to)) block[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) block[i] = _mm512_loadu_si512(rows[std::min(k + i, count - 1)] + word);
+            for (int i = 0; i < LANES; i++) block[i] = load_words(rows[std::min(k + i, count - 1)] + word);
             transpose(block);
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + (word + i) * KEYS + k, block[i]);
+            for (int i = 0; i < LANES; i++) store_words(to + (word + i) * KEYS + k, block[i]);
         }
 #endif
     for (; word < words; word++)

@@ -154,21 +154,21 @@ void multiply_widened(const Product& product, const float* x, int64_t x_stride, 
     for (int64_t pair = 0; pair < weight.depth / 2; pair++) {
 #pragma GCC unroll 4
         for (int line = 0; line < LINES; line++, next += 64) __builtin_prefetch(next, 0, 2);
-        vfloat even[WIDTH], odd[WIDTH];
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; part++) {  // one after the other: both do not fit 16 registers beside the sums
+            vfloat widened[WIDTH];
 #pragma GCC unroll 8
-        for (int v = 0; v < WIDTH; v++) {
-            vuint bits;
-            memcpy(&bits, from[v / VECTORS] + pair * PANEL + v % VECTORS * LANES, sizeof(bits));
-            even[v] = (vfloat)(bits << 16);
-            odd[v] = (vfloat)(bits & 0xffff0000u);
-        }
+            for (int v = 0; v < WIDTH; v++) {
+                vuint bits;
+                memcpy(&bits, from[v / VECTORS] + pair * PANEL + v % VECTORS * LANES, sizeof(bits));
+                widened[v] = widen_part<bf16>(bits, part);
+            }
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) {
-            float x_even = rows[r * x_stride + 2 * pair], x_odd = rows[r * x_stride + 2 * pair + 1];
+            for (int r = 0; r < ROWS; r++) {
+                const float input = rows[r * x_stride + 2 * pair + part];
 #pragma GCC unroll 8
-            for (int v = 0; v < WIDTH; v++) sums[r][v] += even[v] * x_even;
-#pragma GCC unroll 8
-            for (int v = 0; v < WIDTH; v++) sums[r][v] += odd[v] * x_odd;
+                for (int v = 0; v < WIDTH; v++) sums[r][v] += widened[v] * input;
+            }
         }
     }
     // Copied out one by one: sums whose address is taken would live in memory instead of registers.
@@ -191,13 +191,19 @@ struct WidenedRows {
 #if defined(__AVX512F__)
     static constexpr int MAX = 12;
 #else
-    static constexpr int MAX = 3;
+    static constexpr int MAX = 6;
 #endif
 
     template <int PANELS, int LINES>
     void multiply(int64_t row, int64_t rows, int64_t panel, const char* next) const {
         with_rows<MAX>(rows, [&](auto count) {
-            multiply_widened<count(), PANELS, LINES>(product, x, x_stride, row, panel, next);
+            constexpr int ROWS = count();
+            if constexpr (PANELS == 1 || LANES == 16 || ROWS <= 2) {
+                multiply_widened<ROWS, PANELS, LINES>(product, x, x_stride, row, panel, next);
+            } else {  // each panel by itself
+                multiply_widened<ROWS, 1, LINES>(product, x, x_stride, row, panel, next);
+                multiply_widened<ROWS, 1, 0>(product, x, x_stride, row, panel + 1, nullptr);
+            }
         });
     }
 };

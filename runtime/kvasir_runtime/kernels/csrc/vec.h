@@ -61,6 +61,8 @@ template <>
 inline vfloat widen<bf16>(vhalf bits) {
 #if defined(__AVX512F__)
     return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
+#elif defined(__AVX2__)
+    return (vfloat)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16);
 #else
     return (vfloat)(__builtin_convertvector(bits, vuint) << 16);
 #endif
