@@ -619,7 +619,7 @@ def test_a_core_whose_pages_others_hold_sleeps_until_they_let_go(make_core, chan
 def test_a_held_request_costs_no_turns_and_goes_on_when_its_pull_has_ended(make_core, channel):
     agent = MemoryAgent()
     core = make_core(CountingRunner(), ahead=0, agent=agent)
-    params = KvTransferParams(do_remote_prefill=True, remote_host="h", remote_port=1, transfer_id="t")
+    params = KvTransferParams(do_remote_prefill=True, remote_host="peer", remote_port=1, transfer_id="t")
     channel.inbox.append(msgspec.structs.replace(add("d"), prompt_token_ids=list(range(9)), kv_transfer_params=params))
     steps(core, 2)
     assert channel.timeouts[-1] is None
