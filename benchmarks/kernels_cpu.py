@@ -21,7 +21,7 @@ from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.kernels.linear import Linear, make_weight
-from kvasir_runtime.kernels.linear_weight import VARIANTS
+from kvasir_runtime.kernels.linear_weight import VARIANTS, has_onednn
 from kvasir_runtime.kernels.native import load_library
 
 ROUNDS = 5
@@ -79,11 +79,10 @@ def bench_linear(shape: ModelShape, kind: str, rows: int, clock: Callable[[], fl
     copies = max(1, WEIGHT_BYTES // (2 * outputs * inputs) // max(1, rows // 64))
     weights = [torch.randn(outputs, inputs).to(torch.bfloat16) for _ in range(copies)]
     library = load_library()
-    variants = [name for name, code in VARIANTS.items() if library is not None and library.kvasir_linear_has(code)]
+    paths = ["torch", *(["onednn"] if has_onednn() else [])]
+    paths += [name for name, code in VARIANTS.items() if library is not None and library.kvasir_linear_has(code)]
     x = torch.randn(rows, inputs).to(torch.bfloat16)
-    layers = {
-        path: [Linear(make_weight(weight, path=path)) for weight in weights] for path in ("torch", "onednn", *variants)
-    }
+    layers = {path: [Linear(make_weight(weight, path=path)) for weight in weights] for path in paths}
 
     def pass_of(path: str) -> Callable[[], object]:
         return lambda: [layer(x) is None for layer in layers[path]]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from tests.controlplane.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"http://(127\.\S+)/v1 serves")
@@ -48,6 +49,12 @@ class LocalService:
     def wait_ready(self) -> None:
         assert self._is_ready.wait(180), "".join(self.lines)
         assert self._address, "".join(self.lines)
+
+    def wait_found(self, num_engines: int) -> None:
+        """Of engines that are ready the router finds one first, and gives it what comes until it finds the others."""
+        found = re.compile(r"endpoint \S+ is ready")
+        lines = self.lines
+        wait_until(lambda: len(found.findall("".join(lines))) == num_engines, 30, "the router to find all engines")
 
     @property
     def url(self) -> str:

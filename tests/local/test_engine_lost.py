@@ -1,16 +1,13 @@
 """One of two engines is killed in the middle of its streams: the other carries them on, and no client notices."""
 
 import os
-import re
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-import httpx
 import pytest
 from tests.local.conftest import LocalService
 
@@ -23,23 +20,10 @@ def pair() -> Iterator[LocalService]:
     service = LocalService(MANIFEST)
     try:
         service.wait_ready()
-        wait_until_routed(service, 2)
+        service.wait_found(2)
         yield service
     finally:
         service.stop()
-
-
-def wait_until_routed(service: LocalService, num_engines: int) -> None:
-    """The router learns of an engine that is ready with its next probe."""
-    [command] = [one for one in service.processes().values() if "kvasir-router serve" in one]
-    admin = re.search(r"--admin-host (\S+) --admin-port (\d+)", command)
-    assert admin is not None, command
-    deadline = time.monotonic() + 60
-    while f'kvasir_router_endpoints{{state="ready"}} {num_engines}.0' not in httpx.get(
-        f"http://{admin[1]}:{admin[2]}/metrics"
-    ).text:  # fmt: skip
-        assert time.monotonic() < deadline, "".join(service.lines)
-        time.sleep(0.1)
 
 
 def stream(service: LocalService, has_begun: Barrier) -> str:

@@ -63,12 +63,6 @@ def metric(service: LocalService, pod: str, name: str, **labels: str) -> float:
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
-def wait_until_found(service: LocalService, num_engines: int) -> None:
-    """Of two engines that are ready the router finds one first, and lets it compute what has waited."""
-    found = re.compile(r"endpoint \S+ is ready")
-    wait_until(lambda: len(found.findall("".join(service.lines))) == num_engines, 30, "the router to find all engines")
-
-
 def loading_lines(service: LocalService) -> list[tuple[str, str]]:
     """The pod that each rank's line came from, and what it loads."""
     line = r"\[(\S+)\] .*: ((?:data-parallel rank \d+, )?rank \d+ of \d+ loads layers \d+ to \d+ of \d+)"
@@ -78,7 +72,7 @@ def loading_lines(service: LocalService) -> list[tuple[str, str]]:
 
 def test_prefill_and_decode_pods_answer_together(prompt: list[int], expected: list[int]) -> None:
     with served("prefill-decode.yaml") as service:
-        wait_until_found(service, 2)
+        service.wait_found(2)
         assert completion(service, prompt) == expected
         blocks = "kvasir_kv_transfer_blocks_total"
         assert metric(service, "split-decode-0", blocks, direction="received") == len(prompt) // BLOCK_TOKENS

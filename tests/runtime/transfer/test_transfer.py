@@ -393,6 +393,14 @@ def test_a_request_that_nobody_took_comes_back_to_its_blocks(world: World, ahead
     assert engine.kv.pool.num_used == 0
 
 
+def test_an_engine_does_not_ask_itself_for_a_prefix(world: World) -> None:
+    engine = world.engine("p")
+    engine.add("n", PROMPT, from_cache_of("p"))
+    world.run(engine, "n")
+    assert engine.tokens["n"] == continuation(PROMPT, 6)
+    assert engine.agent.stats(0).num_failures == {}
+
+
 @pytest.mark.parametrize("num_lagging", [0, 1])
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_request_with_a_window_leaves_a_busy_engine_with_what_it_sees(
