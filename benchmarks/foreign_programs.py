@@ -6,11 +6,12 @@ built within its own module, so that the dependencies are those it was released 
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 from servers import WORK, Server, install
+
+from kvasir_operator.local.network import free_port
 
 HOST = "127.0.0.1"
 VLLM, LLM_D = "vllm-router 0.1.17", "llm-d pd-sidecar v0.7.1"
@@ -21,7 +22,7 @@ PREFILLER_HEADER = "x-prefiller-host-port"
 
 def foreign_router(name: str, prefill: Server, decode: Server) -> Server:
     """Not started yet."""
-    port = free_port()
+    port = free_port(HOST)
     command = _vllm_command(port, prefill, decode) if name == VLLM else _llm_d_command(port, decode)
     return Server(name.split()[0], command, port)
 
@@ -31,19 +32,12 @@ def headers_for(name: str, prefill: Server) -> dict[str, str]:
     return {PREFILLER_HEADER: f"{HOST}:{prefill.port}"} if name == LLM_D else {}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _vllm_command(port: int, prefill: Server, decode: Server) -> list[str]:
     package, version = VLLM.split()
     python = install(WORK / f"{package}-{version}", [f"{package}=={version}"])
     return [
         str(python.parent / "vllm-router"), "--host", HOST, "--port", str(port), "--prometheus-host", HOST,
-        "--prometheus-port", str(free_port()), "--log-level", "warning", "--policy", "round_robin",
+        "--prometheus-port", str(free_port(HOST)), "--log-level", "warning", "--policy", "round_robin",
         "--vllm-pd-disaggregation", "--prefill", prefill.url, "--decode", decode.url,
         "--worker-startup-check-interval", "1",
     ]  # fmt: skip

@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from foreign_programs import HOST, ROUTERS, foreign_router, free_port, headers_for
+from foreign_programs import HOST, ROUTERS, foreign_router, headers_for
 from prometheus_client.parser import text_string_to_metric_families
 from servers import WORK, Server, end_on_sigterm, this_machine
+
+from kvasir_operator.local.network import free_port
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "examples" / "models" / "kvasir-python-700k"
@@ -287,7 +289,7 @@ def running(name: str) -> Iterator[Setup]:
 
 
 def engine(name: str, kv_role: str | None = None) -> Server:
-    port = free_port()
+    port = free_port(HOST)
     command = [
         sys.executable, "-m", "kvasir_runtime", "serve", str(MODEL), "--served-model-name", "m", "--port", str(port),
         "--device", "cpu", "--dtype", "float32", "--max-num-seqs", "16", "--max-num-batched-tokens", "256",

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,8 @@ import aiohttp
 import yaml
 from aiohttp import web
 from tests.router.kube_objects import engine_slice, manifest
+
+from kvasir_operator.local.network import free_port
 
 RESULTS = Path(__file__).parent / "results"
 REST_SECONDS = 20.0
@@ -145,7 +146,7 @@ class Gateway:
 async def running_gateway(api_url: str, folder: Path) -> AsyncIterator[Gateway]:
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(_kubeconfig(api_url)))
-    port, admin_port = _free_port(), _free_port()
+    port, admin_port = free_port("127.0.0.1"), free_port("127.0.0.1")
     command = [sys.executable, "-m", "kvasir_router", "serve", "--gateway", "*", "--log-level", "warning"]
     command += ["--port", str(port), "--admin-port", str(admin_port)]
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
@@ -156,13 +157,6 @@ async def running_gateway(api_url: str, folder: Path) -> AsyncIterator[Gateway]:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
 
 
 def _kubeconfig(api_url: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import random
-import socket
 import statistics
 import sys
 import time
@@ -27,6 +26,8 @@ from typing import Literal
 from prometheus_client.parser import text_string_to_metric_families
 from servers import WORK, OtherWork, Server
 from workloads import FIRST_ID, LAST_ID, new_session, p99, stream
+
+from kvasir_operator.local.network import free_port
 
 TRACE_BLOCK_TOKENS = 512
 """Of a hash id in the trace, before it is scaled."""
@@ -108,7 +109,7 @@ def _prompt(hash_ids: list[int], num_tokens: int, block_tokens: int) -> list[int
 def running(way: Way, model: Path) -> Iterator[tuple[Server, list[Server]]]:
     """The router and both engines, ready."""
     with ExitStack() as stack:
-        engines, transfer_port = [], free_port()
+        engines, transfer_port = [], free_port(HOST)
         for index, core in enumerate(sorted(os.sched_getaffinity(0))[:2]):
             engines.append(new_engine(model, core, transfer_flags(way, index, transfer_port)))
         router = new_router(way, [engine.url for engine in engines], transfer_port)
@@ -122,7 +123,7 @@ def new_engine(
     model: Path, core: int, flags: Sequence[str], program: Sequence[str] = ("-m", "kvasir_runtime")
 ) -> Server:
     """`flags` have the last word."""
-    port = free_port()
+    port = free_port(HOST)
     command = [
         "taskset", "-c", str(core), sys.executable, *program, "serve", str(model),
         "--served-model-name", "m", "--port", str(port), "--device", "cpu", "--max-model-len", str(MAX_MODEL_LEN),
@@ -141,23 +142,16 @@ def transfer_flags(way: Way, index: int, port: int) -> list[str]:
 
 
 def new_router(way: Way, engine_urls: list[str], transfer_port: int, protocol: str = "kvasir") -> Server:
-    port = free_port()
+    port = free_port(HOST)
     flags = ["--endpoint"] * 2 if way == "mixed" else ["--prefill-endpoint", "--decode-endpoint"]
     command = [
         sys.executable, "-m", "kvasir_router", "serve", "--model", "m", "--port", str(port),
-        "--admin-port", str(free_port()), "--log-level", "warning", "--kv-transfer-port", str(transfer_port),
+        "--admin-port", str(free_port(HOST)), "--log-level", "warning", "--kv-transfer-port", str(transfer_port),
         "--kv-transfer-protocol", protocol,
         *(part for flag, url in zip(flags, engine_urls, strict=True) for part in (flag, url)),
         *(["--remote-prefill-min-tokens", "0"] if way == "split always" else []),
     ]  # fmt: skip
     return Server("router", command, port, ready_path="/v1/models")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # One run of the trace

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import os
 import platform
-import socket
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from random_models import make_model
 from servers import WORK, Server, end_on_sigterm
 from workloads import new_session, p99, prompt, stream
 
+from kvasir_operator.local.network import free_port
 from kvasir_router.config import KvEventPorts, RouterConfig, Switch
 from kvasir_router.endpoints.address import Address
 from kvasir_router.server import RunningRouter, running, set_up_logging
@@ -57,7 +57,7 @@ SCENARIOS = (
 
 class Engine(Server):
     def __init__(self, number: int, model: Path, num_blocks: int, ports: KvEventPorts) -> None:
-        self.host, port = f"127.0.0.{number + 2}", _free_port()
+        self.host, port = f"127.0.0.{number + 2}", free_port("127.0.0.1")
         command = [
             "taskset", "-c", str(number % (os.cpu_count() or 1)),
             str(Path(sys.executable).parent / "kvasir-runtime"), "serve", str(model), "--served-model-name", "m",
@@ -146,11 +146,6 @@ def _engines(num_blocks: int, ports: KvEventPorts) -> Iterator[list[Engine]]:
         yield engines
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -158,7 +153,7 @@ def main() -> None:
     arguments = parser.parse_args()
     end_on_sigterm()
     set_up_logging("error")
-    ports = KvEventPorts(_free_port(), _free_port())
+    ports = KvEventPorts(free_port("127.0.0.1"), free_port("127.0.0.1"))
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; {MODEL}, {arguments.blocks} blocks\n")
     print(HEAD + "\n" + "|---" * (HEAD.count("|") - 1) + "|", flush=True)
     with _engines(arguments.blocks, ports) as engines:

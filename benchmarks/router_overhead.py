@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from servers import WORK, OtherWork, Server, end_on_sigterm, install, this_machine
+
+from kvasir_operator.local.network import free_port
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -296,7 +297,7 @@ def running(options: argparse.Namespace) -> Iterator[Bench]:
     """Engines and routers, started and found to answer; all are stopped at the end."""
     load_core, router_core = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
     program = compiled()
-    ports = [free_port() for _ in range(NUM_ENGINES)]
+    ports = [free_port("127.0.0.1") for _ in range(NUM_ENGINES)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     engines = Server("engines", [str(program), "engines", f"-ports={','.join(map(str, ports))}"], ports[0])
     routers = {OURS: our_router(ROOT, urls)}
@@ -327,18 +328,11 @@ def compiled() -> Path:
     return program
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def our_router(tree: Path, engine_urls: list[str]) -> Server:
-    port = free_port()
+    port = free_port("127.0.0.1")
     command = [
         sys.executable, "-m", "kvasir_router", "serve", "--model", "m", "--port", str(port),
-        "--admin-port", str(free_port()), "--log-level", "warning",
+        "--admin-port", str(free_port("127.0.0.1")), "--log-level", "warning",
         *(part for url in engine_urls for part in ("--endpoint", url)),
     ]  # fmt: skip
     return Server(OURS, command, port, {"PYTHONPATH": str(tree / "router")}, ready_path="/v1/models")
@@ -351,10 +345,10 @@ def rival(name: str, engine_urls: list[str]) -> Server:
         "smg": [str(python.parent / "smg"), "launch", "--log-level", "warn"],
         "vllm-router": [str(python.parent / "vllm-router"), "--log-level", "warning"],
     }
-    port = free_port()
+    port = free_port("127.0.0.1")
     command = [
         *start[name], "--host", "127.0.0.1", "--port", str(port), "--prometheus-host", "127.0.0.1",
-        "--prometheus-port", str(free_port()), "--policy", "cache_aware", "--worker-urls", *engine_urls,
+        "--prometheus-port", str(free_port("127.0.0.1")), "--policy", "cache_aware", "--worker-urls", *engine_urls,
     ]  # fmt: skip
     return Server(name, command, port, ready_path="/v1/models")
 

@@ -16,10 +16,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mixed_and_split import MAX_MODEL_LEN, free_port, new_engine, new_router, total, transfer_flags
+from mixed_and_split import HOST, MAX_MODEL_LEN, new_engine, new_router, total, transfer_flags
 from servers import WORK, OtherWork, Server
 from timed_engine import FILE
 from workloads import new_session, prompt, stream
+
+from kvasir_operator.local.network import free_port
 
 CHUNK_TOKENS = 512
 WAYS = ((CHUNK_TOKENS, "kvasir"), (CHUNK_TOKENS, "vllm"), (MAX_MODEL_LEN, "kvasir"))
@@ -89,7 +91,7 @@ class Pair:
 
 @contextmanager
 def running(model: Path, chunk_tokens: int, protocol: str) -> Iterator[Pair]:
-    port, engines = free_port(), []
+    port, engines = free_port(HOST), []
     for index, core in enumerate(sorted(os.sched_getaffinity(0))[:2]):
         flags = [
             *transfer_flags("split always", index, port), "--max-num-batched-tokens", str(chunk_tokens),

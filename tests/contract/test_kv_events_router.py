@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 import dataclasses
-import socket
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
 from tests.contract.rendered import router_config, runtime_configs, service_with
+from tests.runtime.cli.conftest import free_ports_in_a_row
 
 from kvasir_operator.local.network import reserve_network
 from kvasir_router.config import KvEventPorts
@@ -107,19 +107,8 @@ class Router:
 @pytest.fixture
 def ports() -> KvEventPorts:
     """Each with the next one free as well, for another rank."""
-    events = a_free_pair(frozenset())
-    return KvEventPorts(events, a_free_pair({events, events + 1}))
-
-
-def a_free_pair(taken: Set[int]) -> int:
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                two.bind(("127.0.0.1", port + 1))
-                if not {port, port + 1} & taken:
-                    return port
+    first = free_ports_in_a_row(4)
+    return KvEventPorts(first, first + 2)
 
 
 def listening(address: str, ports: KvEventPorts) -> KvEventsConfig:

@@ -4,8 +4,10 @@ A network is held by a socket for as long as the run lasts, so that two runs on 
 """
 
 import errno
+import random
 import socket
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 
 from kvasir_operator.errors import AddressInUseError, LocalRunError
@@ -14,6 +16,8 @@ _NUM_NETWORKS = 256
 _FIRST_TWO_OCTETS = "127.77"
 # Where the socket sits that holds a network: the address that no pod gets.
 _LOCK_HOST, _LOCK_PORT = 254, 7700
+_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT, _HIGHEST_PORT = 10_000, 65_535
 
 
 class LoopbackNetwork:
@@ -74,15 +78,26 @@ def usable_port(address: str, preferred: int) -> int:
 
 
 def free_port(address: str) -> int:
-    """A port on which nobody listens."""
-    with socket.create_server((address, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on which nobody listens, and which the kernel gives to nobody who asks for any.
+
+    One from the kernel's own range may be given to another program, an engine's transfers say, before ours listens.
+    Only where that range leaves none is it one of those.
+    """
+    first, last = map(int, _KERNELS_PORTS.read_text().split())
+    others = [*range(_LOWEST_PORT, first), *range(max(last + 1, _LOWEST_PORT), _HIGHEST_PORT + 1)]
+    random.shuffle(others)
+    for port in (*others, 0):
+        probe = _bound_socket(address, port)
+        if probe is not None:
+            with probe:
+                chosen: int = probe.getsockname()[1]
+                return chosen
+    raise LocalRunError(f"no port of {address} is free")
 
 
 def _bound_socket(address: str, port: int) -> socket.socket | None:
     """None when somebody listens there; a port in TIME_WAIT counts as free, as it does for the servers that follow."""
-    bound = socket.socket()
+    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((address, port))

@@ -15,6 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kvasir_operator.local import network
+
 PROGRAM = str(Path(sys.executable).parent / "kvasir-runtime")
 
 
@@ -41,9 +43,7 @@ def save_tiny_llama(folder: Path, *, max_position_embeddings: int) -> Path:
 
 
 def a_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
+    return network.free_port("127.0.0.1")
 
 
 def free_ports_in_a_row(number: int, host: str = "127.0.0.1") -> int:

@@ -1,6 +1,5 @@
 """KV events and load reports on real sockets, read as any subscriber would."""
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ import msgspec
 import pytest
 import zmq
 
+from kvasir_operator.local.network import free_port
 from kvasir_runtime.config import KvEventsConfig
 from kvasir_runtime.engine.event_publisher import EventPublisher, at_rank
 from kvasir_runtime.engine.load_report import LoadReport
@@ -23,15 +23,6 @@ REPORT = LoadReport(
 )  # fmt: skip
 Publish = Callable[..., EventPublisher]
 Connect = Callable[..., zmq.Socket[bytes]]
-
-
-@pytest.fixture
-def free_port() -> Callable[[], int]:
-    def find() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            return int(probe.getsockname()[1])
-
-    return find
 
 
 @pytest.fixture
@@ -193,8 +184,8 @@ def test_publishing_to_nobody_and_to_one_who_never_reads_takes_no_time(publish, 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "[::1]", "*"])
-def test_it_listens_on_ipv4_and_ipv6(publish, connect, free_port, address):
-    port = free_port()
+def test_it_listens_on_ipv4_and_ipv6(publish, connect, address):
+    port = free_port("127.0.0.1")
     publisher = publish(endpoint=f"tcp://{address}:{port}", replay_endpoint=None)
     for host in ["127.0.0.1", "[::1]"] if address == "*" else [address]:
         reader = connect(zmq.SUB, f"tcp://{host}:{port}", IPV6=1)
@@ -206,14 +197,14 @@ def test_it_listens_on_ipv4_and_ipv6(publish, connect, free_port, address):
 
 
 @pytest.mark.parametrize("key", ["endpoint", "replay_endpoint"])
-def test_an_address_in_use_is_told_by_its_key(publish, free_port, key):
-    taken = f"tcp://127.0.0.1:{free_port()}"
+def test_an_address_in_use_is_told_by_its_key(publish, key):
+    taken = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
     publish(endpoint=taken, replay_endpoint=None)
     with pytest.raises(ConfigurationError, match=f"listen on {key} {taken}: Address already in use; stop what uses it"):
         publish(**{key: taken})
 
 
-def test_after_closing_the_address_is_free_again(publish, free_port):
-    endpoints = {"endpoint": f"tcp://127.0.0.1:{free_port()}", "replay_endpoint": f"tcp://127.0.0.1:{free_port()}"}
+def test_after_closing_the_address_is_free_again(publish):
+    endpoints = {key: f"tcp://127.0.0.1:{free_port('127.0.0.1')}" for key in ("endpoint", "replay_endpoint")}
     publish(**endpoints).close()
     publish(**endpoints)

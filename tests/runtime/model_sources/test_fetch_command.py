@@ -3,7 +3,6 @@
 import json
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,8 @@ from urllib.request import urlopen
 import pytest
 from tests.runtime.model_sources.conftest import MODEL, WEIGHTS, environment, files_in
 from tests.runtime.model_sources.hub_server import TOKEN, Hub
+
+from kvasir_operator.local.network import free_port
 
 BOUND_SECONDS = 120
 MODEL_BYTES = sum(map(len, MODEL.values()))
@@ -42,13 +43,6 @@ def start(hub: Hub, tmp_path: Path) -> Iterator[Start]:
 
 def end(process: "subprocess.Popen[str]") -> str:
     return process.communicate(timeout=BOUND_SECONDS)[0]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def test_a_run_that_was_killed_is_gone_on_with(hub: Hub, start: Start, tmp_path: Path) -> None:
@@ -80,7 +74,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 def test_replicas_on_one_cache_download_once(hub: Hub, start: Start, tmp_path: Path) -> None:
     hub.faults.silent_after[WEIGHTS] = 1_000_000
-    port = free_port()
+    port = free_port("127.0.0.1")
     first = start()
     assert hub.faults.reached.wait(BOUND_SECONDS)
     second = start("--port", str(port))
@@ -106,7 +100,7 @@ def progress(port: int) -> dict[str, Any]:
 
 def test_says_over_http_how_far_it_is_and_ends_at_sigterm(hub: Hub, start: Start) -> None:
     hub.faults.silent_after[WEIGHTS] = 1_500_000
-    port = free_port()
+    port = free_port("127.0.0.1")
     process = start("--host", "::", "--port", str(port))
     wait_for(lambda: progress(port).get("bytes_done", 0) >= 1_000_000)
     seen = progress(port)

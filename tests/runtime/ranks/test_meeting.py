@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir_operator.local.network import free_port
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.parallel.groups import open_meeting
 from kvasir_runtime.parallel.meeting_point import MeetingPoint
@@ -67,9 +68,3 @@ def test_a_port_in_use_is_named() -> None:
         told_links(MeetingPoint(port=taken.getsockname()[1]), 1, None),
     ):
         pass
-
-
-def free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as probe:
-        return int(probe.getsockname()[1])

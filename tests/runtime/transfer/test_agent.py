@@ -12,6 +12,7 @@ import torch
 import zmq
 from tests.runtime.transfer.simulation import IDENTITY
 
+from kvasir_operator.local.network import free_port
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.service_secret import SECRET_VARIABLE, CurveKeys, curve_keys
 from kvasir_runtime.transfer import agent as agent_module
@@ -128,7 +129,8 @@ def test_a_second_pull_needs_no_second_handshake(make_side: Callable[..., Side])
 
 def test_an_engine_that_is_not_there_is_noticed_at_once(make_side: Callable[..., Side]) -> None:
     decode = make_side("d")
-    decode.agent.post(BeginPull(request_id="d", host="127.0.0.1", port=free_port(), key="k", hashes=HASHES, first=0))
+    port = free_port("127.0.0.1")
+    decode.agent.post(BeginPull(request_id="d", host="127.0.0.1", port=port, key="k", hashes=HASHES, first=0))
     began = time.monotonic()
     (ended,) = decode.next_events()
     assert ended.failure.reason == "unreachable"
@@ -248,9 +250,3 @@ def test_without_nixl_the_flag_is_refused_by_the_packages_name(monkeypatch: pyte
 def test_neighbouring_pages_are_one_run() -> None:
     pairs = [PagePair(7, 9), PagePair(2, 3), PagePair(3, 4), PagePair(4, 6), PagePair(8, 10)]
     assert page_runs(pairs).tolist() == [[2, 3, 2], [4, 6, 1], [7, 9, 2]]
-
-
-def free_port() -> int:
-    channel = SideChannel("127.0.0.1", 0)
-    channel.close()
-    return channel.port
