@@ -52,7 +52,8 @@ def joined(deltas: Sequence[SequenceDelta]) -> SequenceDelta:
 class Generation:
     """The sequences of one or more requests: a context manager (left early, it ends them) that iterates over deltas.
 
-    Each turn gives all that has arrived, one delta per sequence, so a slow reader gets fewer and longer deltas.
+    Each turn gives all that has arrived, one delta per sequence, so a slow reader gets fewer and longer deltas; `whole`
+    gives everything at once, and wakes its reader for nothing else.
     """
 
     def __init__(self, indices: Iterable[int], leave: Callable[[], None], http_request_id: str | None = None) -> None:
@@ -63,6 +64,7 @@ class Generation:
         self._leave = leave
         self._arrived: dict[int, list[SequenceDelta]] = {}
         self._has_news = asyncio.Event()
+        self._has_ended = asyncio.Event()
         self._error: KvasirRuntimeError | None = None
         self.can_move = False
         """Whether another engine can go on with it: whoever keeps its journal gets, and can keep, what was read."""
@@ -96,15 +98,25 @@ class Generation:
         arrived, self._arrived = self._arrived, {}
         return [joined(deltas) for deltas in arrived.values()]
 
+    async def whole(self) -> list[SequenceDelta]:
+        """All sequences in the order of their indices, once each has its end. Raises what `fail` was given."""
+        await self._has_ended.wait()
+        if self._error is not None:
+            raise self._error
+        return [joined(self._arrived[index]) for index in sorted(self._arrived)]
+
     def receive(self, delta: SequenceDelta) -> None:
         if self._error is not None:
             return
         self._arrived.setdefault(delta.index, []).append(delta)
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.index)
+            if not self._unfinished:
+                self._has_ended.set()
         self._has_news.set()
 
     def fail(self, error: KvasirRuntimeError) -> None:
         """Nothing more is received; whoever iterates gets what is there and then the error."""
         self._error = self._error or error
         self._has_news.set()
+        self._has_ended.set()

@@ -199,7 +199,9 @@ class KvCache:
     def hashes_to_look_up(self, token_ids: Tokens, blocks: SequenceBlocks) -> list[bytes]:
         """Of all full blocks that `match` may find."""
         num_blocks = self._num_to_look_up(token_ids)
-        return [blocks.hash_of(token_ids, index) for index in range(num_blocks)]
+        if num_blocks:
+            blocks.hash_of(token_ids, num_blocks - 1)  # those before it too, at once
+        return blocks.hashes[:num_blocks]
 
     def free_behind(self, blocks: SequenceBlocks, num_tokens: int) -> None:
         """Let go of blocks that no token from position `num_tokens` on can see."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir_runtime.kv_cache.block_hash import hash_block
+from kvasir_runtime.kv_cache.block_hash import hash_blocks
 from kvasir_runtime.kv_cache.block_pool import Block
 
 Tokens = Sequence[int] | NDArray[np.int32]
@@ -57,11 +57,8 @@ class SequenceBlocks:
 
     def hash_of(self, token_ids: Tokens, index: int) -> bytes:
         """Hash of block `index`, whose tokens must all be known. Computed once, in order."""
-        hashes = self.hashes
-        while len(hashes) <= index:
-            position = len(hashes)
-            first = position * self.block_size
-            parent = hashes[-1] if position else None
-            extra_keys = () if position else self.extra_keys
-            hashes.append(hash_block(parent, token_ids[first : first + self.block_size], extra_keys))
+        hashes, size = self.hashes, self.block_size
+        if (first := len(hashes)) <= index:
+            parent, extra_keys = (hashes[-1], ()) if hashes else (None, self.extra_keys)
+            hashes += hash_blocks(parent, token_ids[first * size : (index + 1) * size], size, extra_keys)
         return hashes[index]

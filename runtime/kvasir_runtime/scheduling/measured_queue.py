@@ -61,8 +61,8 @@ class MeasuredQueue:
         num_tokens = len(sequence.token_ids)
         if sequence.was_admitted or sequence.request.lacks_prompt_logprobs:  # computed, cached or not
             return num_tokens, []
-        num_cached = self._kv.match(sequence.token_ids, sequence.blocks).num_tokens
         hashes = self._kv.hashes_to_look_up(sequence.token_ids, sequence.blocks)
+        num_cached = self._kv.match(sequence.token_ids, sequence.blocks).num_tokens
         missing = hashes[num_cached // self._kv.block_size :]
         own = [block_hash for block_hash in missing if block_hash not in self._promised]
         num_cached += (len(missing) - len(own)) * self._kv.block_size

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
-from kvasir_runtime.engine.generation import Generation, SequenceDelta, joined
+from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.errors import RequestMovedError
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.journal import BEGINS_HERE, WITHOUT_JOURNAL, EventWriter, Journal
@@ -56,7 +56,7 @@ class Exchange:
     async def whole(self) -> Any:
         meter = self._meter()
         with self._generation() as generation:
-            sequences = [self.shape.shown(sequence) for sequence in await collect(generation, self._num_sequences)]
+            sequences = [self.shape.shown(sequence) for sequence in await generation.whole()]
         for sequence in sequences:
             meter.count(sequence)
         return self.shape.whole(best(sequences, self.requests[0].n, self.num_returned), meter.usage())
@@ -138,15 +138,6 @@ class UsageMeter:
             total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(sum(self._num_cached_by_prompt.values())),
         )
-
-
-async def collect(generation: Generation, num_sequences: int) -> list[SequenceDelta]:
-    """Everything, one delta per sequence in the order of their indices."""
-    by_index: list[list[SequenceDelta]] = [[] for _ in range(num_sequences)]
-    async for deltas in generation:
-        for delta in deltas:
-            by_index[delta.index].append(delta)
-    return [joined(deltas) for deltas in by_index]
 
 
 def best(sequences: Sequence[SequenceDelta], num_candidates: int, num_returned: int) -> list[SequenceDelta]:

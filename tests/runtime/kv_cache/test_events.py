@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_runtime.kv_cache.block_hash import hash_block
+from kvasir_runtime.kv_cache.block_hash import hash_blocks
 from kvasir_runtime.kv_cache.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -36,11 +36,7 @@ class Cache:
 
 
 def hashes(tokens: list[int], salt: tuple[bytes, ...] = ()) -> list[bytes]:
-    found: list[bytes] = []
-    for first in range(0, len(tokens) - 3, 4):
-        parent = found[-1] if found else None
-        found.append(hash_block(parent, tokens[first : first + 4], () if found else salt))
-    return found
+    return hash_blocks(None, tokens[: len(tokens) // 4 * 4], 4, salt)
 
 
 def stored(tokens: list[int], first: int, last: int) -> BlockStored:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvasir_runtime.kv_cache.block_hash import hash_block
+from kvasir_runtime.kv_cache.block_hash import hash_blocks
 from kvasir_runtime.kv_cache.block_pool import Block
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 
@@ -45,17 +45,17 @@ def test_giving_up_all_blocks_leaves_empty_tables_and_the_hashes():
 
 def test_a_blocks_hash_is_chained_over_all_before_it():
     blocks = make_blocks()
-    first = hash_block(None, TOKENS[:4])
-    second = hash_block(first, TOKENS[4:8])
-    assert blocks.hash_of(TOKENS, 2) == hash_block(second, TOKENS[8:])
-    assert blocks.hashes[:2] == [first, second]
+    first, second, third = hash_blocks(None, TOKENS, 4)
     assert blocks.hash_of(TOKENS, 0) == first
+    assert blocks.hash_of(TOKENS, 2) == third
+    assert blocks.hashes == [first, second, third]
+    assert blocks.hash_of(TOKENS, 1) == second
 
 
 def test_extra_keys_are_in_the_first_blocks_hash_alone():
     blocks = make_blocks(extra_keys=(b"salt",))
-    first = hash_block(None, TOKENS[:4], (b"salt",))
-    assert blocks.hash_of(TOKENS, 1) == hash_block(first, TOKENS[4:8])
+    first, second = hash_blocks(None, TOKENS[:8], 4, (b"salt",))
+    assert [blocks.hash_of(TOKENS, 0), blocks.hash_of(TOKENS, 1)] == [first, second]
 
 
 def test_a_hash_is_computed_once_since_known_tokens_never_change():

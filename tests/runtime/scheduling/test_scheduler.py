@@ -4,7 +4,7 @@ import random
 import pytest
 from tests.runtime.scheduling.fake_rank import continuation
 
-from kvasir_runtime.kv_cache.block_hash import hash_block
+from kvasir_runtime.kv_cache.block_hash import hash_blocks
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.sampling_params import BeamSearch
 
@@ -88,14 +88,14 @@ def test_the_salt_is_in_the_first_block_alone_and_reaches_the_others_through_it(
     engine = make_engine()
     engine.add([7] * 12, salt="a", max_tokens=1)
     engine.run()
-    first = hash_block(None, [7] * 4, (b"a",))
-    assert engine.kv.pool.find((0, hash_block(first, [7] * 4))) is not None
+    _, second = hash_blocks(None, [7] * 8, 4, (b"a",))
+    assert engine.kv.pool.find((0, second)) is not None
 
 
 def test_a_block_is_found_as_soon_as_its_last_token_is_written(make_engine):
     engine = make_engine()
     engine.add([7] * 3, max_tokens=5)
-    content = 0, hash_block(None, [7, 7, 7, *continuation([7] * 3, 1)])
+    content = 0, *hash_blocks(None, [7, 7, 7, *continuation([7] * 3, 1)], 4)
     engine.step()
     assert engine.kv.pool.find(content) is None, "the token is known but not written"
     engine.step()
