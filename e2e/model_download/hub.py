@@ -34,7 +34,8 @@ def serving_hub(bytes_per_second: float) -> Iterator[str]:
 class Printed(list[Asked]):
     def append(self, asked: Asked) -> None:
         super().append(asked)
-        print(json.dumps(dataclasses.asdict(asked)), flush=True)
+        line = json.dumps(dataclasses.asdict(asked)) + "\n"
+        print(line, end="", flush=True)  # in one write: two requests at once have a thread each
 
 
 def main() -> None:
