@@ -100,7 +100,8 @@ class Generation:
 
     async def whole(self) -> list[SequenceDelta]:
         """All sequences in the order of their indices, once each has its end. Raises what `fail` was given."""
-        await self._has_ended.wait()
+        if self._unfinished:
+            await self._has_ended.wait()
         if self._error is not None:
             raise self._error
         return [joined(self._arrived[index]) for index in sorted(self._arrived)]

@@ -1,5 +1,7 @@
 """A whole answer: what it is made of, and when whoever waits for it is woken."""
 
+import asyncio
+
 import pytest
 
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
@@ -25,6 +27,10 @@ async def test_a_whole_answer_has_all_sequences_by_their_index(generation: Gener
     first, second = await generation.whole()
     assert (first.index, first.text, first.token_ids, first.finish_reason) == (0, "ab", [5, 6], "stop")
     assert (second.index, second.text, second.token_ids, second.finish_reason) == (1, "x", [7], "length")
+
+
+async def test_of_no_sequences_it_is_there_at_once() -> None:
+    assert await asyncio.wait_for(Generation([], lambda: None).whole(), 5) == []
 
 
 async def test_its_reader_is_woken_by_the_last_end_alone(generation: Generation) -> None:
