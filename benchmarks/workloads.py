@@ -70,10 +70,11 @@ async def prefill(url: str, round_number: int) -> Figures:
 
 
 async def shared_prefix(url: str, round_number: int) -> Figures:
-    """32 requests of 1,024 shared + 32 own tokens in / 32 out, all at once: the prefix unseen, then cached."""
+    """32 requests of 1,024 shared + 32 own tokens in / 32 out, all at once: the prefix unseen, cached, and then the
+    same 32 prompts again."""
     shared, figures = prompt(f"shared-{round_number}", 1024), {}
-    for name in ("", ", prefix cached"):
-        prompts = [shared + prompt(f"shared-{round_number}{name}-{index}", 32) for index in range(32)]
+    for name, tails in (("", ""), (", prefix cached", ", cached"), (", same prompts again", ", cached")):
+        prompts = [shared + prompt(f"shared-{round_number}{tails}-{index}", 32) for index in range(32)]
         seconds = await _seconds_to_complete(url, prompts, 32)
         figures[f"32 x (1024 shared + 32) in / 32 out{name}, s"] = Figure(seconds, "s", False)
     return figures
