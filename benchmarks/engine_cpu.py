@@ -75,7 +75,8 @@ def compare(model_name: str, options: argparse.Namespace) -> str:
     finally:
         for engine in engines:
             engine.stop()
-    return render(table, [engine.name for engine in engines]) + f"\n\nOther work on the cores meanwhile: {other_work}."
+    rows = render(table, [engine.name for engine in engines])
+    return f"{rows}\n\n{preloaded(engines)}Other work on the cores meanwhile: {other_work}."
 
 
 def workloads_for(model_name: str, names: list[str]) -> list[Workload]:
@@ -161,11 +162,21 @@ def ratio(values: dict[str, float], names: list[str], kind: Figure) -> str:
     return f"{quotient if kind.higher_is_better else 1 / quotient:.2f}"
 
 
+def preloaded(engines: list[Server]) -> str:
+    """A sentence for each engine that was started with libraries beside its own: a part of its speed may be theirs."""
+    libraries = {engine.name: engine.environment.get("LD_PRELOAD") for engine in engines}
+    return "".join(
+        f"Preloaded by {name}: {', '.join(Path(path).name for path in paths.split(':'))}. "
+        for name, paths in libraries.items()
+        if paths
+    )
+
+
 def heading(model_name: str, options: argparse.Namespace) -> str:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
-    features = " ".join(flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags.split())
+    fields = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    cpu = {name.strip(): value.strip() for name, _, value in fields}
+    features = " ".join(flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in cpu["flags"].split())
     engines = " ".join(options.engines)
     chosen = "" if options.workloads == NAMES else f" --workloads {' '.join(options.workloads)}"
     tag = f" --tag {options.tag}" if options.tag else ""
@@ -175,7 +186,7 @@ def heading(model_name: str, options: argparse.Namespace) -> str:
     return f"""# {model_name} on a CPU, engines side by side, {date.today()}
 
 `{launcher}python benchmarks/engine_cpu.py {arguments}` at
-commit {commit or "none"}; {cpu.split(":")[1].strip()},
+commit {commit or "none"}; {cpu["model name"]} (family {cpu["cpu family"]}, model {cpu["model"]}),
 {len(os.sched_getaffinity(0))} cores ({features}), Linux {platform.release()}.
 
 Random bf16 weights, temperature 0, forced lengths, {MAX_NUM_SEQS} sequences, {MAX_NUM_BATCHED_TOKENS} tokens a step,
