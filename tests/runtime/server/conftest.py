@@ -31,6 +31,7 @@ from kvasir_runtime.engine.messages import (
     AbortRequests,
     EngineFailed,
     EngineReady,
+    FromCore,
     MoveRequests,
     RequestsMove,
     StepOutputs,
@@ -101,16 +102,16 @@ class FakeCore:
             kv_capacity_tokens=1600,
             instance="cafe",
         )
-        self._channel.broadcast(ready)
+        self._tell(ready)
 
     def send_nonsense(self) -> None:
         """A message that no API process can make sense of."""
-        self._channel.broadcast({"type": "Nonsense"})  # type: ignore[arg-type]
+        self._tell({"type": "Nonsense"})  # type: ignore[arg-type]
 
     def tell_stats(self, **figures: float | TransferStats) -> None:
         """Statistics without a step, as of a core that becomes idle."""
         stats = msgspec.structs.replace(self._stats(), **figures)
-        self._channel.broadcast(StepOutputs(outputs=[], stats=stats))
+        self._tell(StepOutputs(outputs=[], stats=stats))
 
     def wait_until(self, is_true: Callable[["FakeCore"], bool]) -> None:
         with self._changed:
@@ -119,7 +120,7 @@ class FakeCore:
     def die(self, last_word: str | None = None) -> None:
         """As a process killed by the kernel, or with a last word."""
         if last_word is not None:
-            self._channel.broadcast(EngineFailed(error=last_word))
+            self._tell(EngineFailed(error=last_word))
         self.close()
 
     def close(self) -> None:
@@ -127,6 +128,14 @@ class FakeCore:
             self._is_closing = True
             self._thread.join()
             self._channel.close()
+
+    def _tell(self, message: FromCore, api_index: int | None = None) -> None:
+        """None: all API processes. From the core's thread or a test's, whereas a socket serves one at a time."""
+        with self._changed:
+            if api_index is None:
+                self._channel.broadcast(message)
+            else:
+                self._channel.send(api_index, message)
 
     def _run(self) -> None:
         while not self._is_closing:
@@ -151,7 +160,7 @@ class FakeCore:
                             self._abort(abort)
                     case MoveRequests():
                         one = message.http_request_id
-                        self._channel.broadcast(RequestsMove(host="10.0.0.9", port=5601, http_request_id=one))
+                        self._tell(RequestsMove(host="10.0.0.9", port=5601, http_request_id=one))
                 self._changed.notify_all()
 
     def _abort(self, abort: Abort) -> None:
@@ -167,9 +176,9 @@ class FakeCore:
             by_api.setdefault(sequence.request.api_index, []).append(output)
             if output.finish_reason is not None:
                 del self._active[sequence.request.request_id, sequence.index]
-        self._channel.broadcast(StepOutputs(outputs=[], stats=self._stats()))
+        self._tell(StepOutputs(outputs=[], stats=self._stats()))
         for api_index, outputs in by_api.items():
-            self._channel.send(api_index, step_outputs(outputs, self._stats()))
+            self._tell(step_outputs(outputs, self._stats()), api_index)
 
     def _continue(self, sequence: FakeSequence) -> SequenceOutput:
         request, sampling = sequence.request, sequence.sampling
