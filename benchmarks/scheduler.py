@@ -4,13 +4,15 @@
 
 prints a table for several numbers of sequences: microseconds of `schedule` and `update` in a steady state (block
 boundaries, hashing and outputs included), medians over many steps. With pipeline stages so many steps are under way,
-each with an even part of the sequences.
+each with an even part of the sequences. With drafts the depth adapts, to steps that are said to cost what makes them
+pay; each draft holds with a fixed chance where those before it do, and what that brings stands beside.
 """
 
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,25 +21,63 @@ from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
 from kvasir_runtime.scheduling.update import Outcome
+from kvasir_runtime.speculative.depth import DepthPolicy
 
 BLOCK_SIZE = 16
 NUM_STEPS = 400
+WARM_UP_STEPS = 20
 PROMPT_TOKENS = 64
+ACCEPTANCE = 0.7
+PLAIN_SECONDS, DRAFT_SECONDS = 0.020, 0.001
+"""What a step is said to take, and each draft of all sequences besides."""
 
 
-def scheduler_of(num_seqs: int, num_stages: int) -> Scheduler:
+@dataclass(frozen=True)
+class Load:
+    """A row of the table."""
+
+    num_seqs: int
+    num_stages: int = 1
+    num_drafts: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of one step."""
+
+    schedule_seconds: float
+    update_seconds: float
+    tokens_per_sequence: float
+
+
+LOADS = (
+    Load(1),
+    Load(8),
+    Load(64),
+    Load(256),
+    Load(256, num_stages=2),
+    Load(256, num_stages=4),
+    Load(256, num_drafts=4),
+)
+
+
+def depth_of(load: Load) -> DepthPolicy | None:
+    return DepthPolicy(load.num_seqs, load.num_drafts) if load.num_drafts else None
+
+
+def scheduler_of(load: Load, depth: DepthPolicy | None) -> Scheduler:
     """With so many requests whose prompts are computed."""
     limits = SchedulerLimits(
-        max_num_seqs=num_seqs, max_num_batched_tokens=8192, max_model_len=4096, num_stages=num_stages
+        max_num_seqs=load.num_seqs, max_num_batched_tokens=8192, max_model_len=4096, num_stages=load.num_stages
     )
-    num_blocks = num_seqs * (PROMPT_TOKENS + NUM_STEPS + 2 * BLOCK_SIZE) // BLOCK_SIZE
+    most_tokens = PROMPT_TOKENS + NUM_STEPS * (1 + load.num_drafts) + 2 * BLOCK_SIZE
     scheduler = make_scheduler(
-        limits, policy="fcfs", num_blocks=num_blocks, block_size=BLOCK_SIZE, groups=(KvGroup((0,), None),),
-        enable_prefix_caching=True,
+        limits, policy="fcfs", num_blocks=load.num_seqs * most_tokens // BLOCK_SIZE, block_size=BLOCK_SIZE,
+        groups=(KvGroup((0,), None),), enable_prefix_caching=True, depth=depth,
     )  # fmt: skip
-    for number in range(num_seqs):
+    for number in range(load.num_seqs):
         sampling = SamplingParams(max_tokens=4000, seed=0, stop_token_ids=(2,))
         # Prompts of different lengths, so that block boundaries spread over the steps as they do in life.
         prompt = [3 + number] * (PROMPT_TOKENS - number % BLOCK_SIZE)
@@ -54,14 +94,29 @@ def scheduler_of(num_seqs: int, num_stages: int) -> Scheduler:
     return scheduler
 
 
-def result_of(plan: StepPlan) -> StepResult:
-    num_sampled = int(plan.samples.sum())
-    ones = np.ones(num_sampled, dtype=np.int32)
-    return StepResult(np.full((num_sampled, 1), 5, dtype=np.int32), ones, np.zeros_like(ones))
+def result_of(plan: StepPlan, rng: np.random.Generator) -> StepResult:
+    num_drafts = plan.num_new_tokens[plan.samples] - 1
+    num_drafts[plan.num_decodes :] = 0
+    most = int(num_drafts.max(initial=0))
+    holds = rng.random((len(num_drafts), most)) < ACCEPTANCE
+    num_accepted = 1 + np.minimum(holds.cumprod(1).sum(1), num_drafts).astype(np.int32)
+    return StepResult(np.full((len(num_drafts), 1 + most), 5, dtype=np.int32), num_accepted, num_drafts)
 
 
-def timings(scheduler: Scheduler, num_stages: int) -> Iterator[tuple[float, float]]:
-    """Seconds of (schedule, update) of steady steps."""
+def timed(plan: StepPlan, result: StepResult) -> TimedStep:
+    num_asked = int(result.num_drafts.sum())
+    seconds = PLAIN_SECONDS + DRAFT_SECONDS * num_asked / max(1, plan.num_decodes)
+    return TimedStep(
+        num_decodes=plan.num_decodes, num_prompt_tokens=plan.num_tokens - plan.num_decodes - num_asked,
+        num_asked=num_asked, num_accepted=int((result.num_accepted - 1).sum()), num_proposals=plan.num_proposals,
+        seconds=seconds, clock_seconds=seconds, proposer_seconds=0.0, is_catching_up=False,
+    )  # fmt: skip
+
+
+def timings(load: Load) -> Iterator[Timing]:
+    """Of steady steps."""
+    depth, rng = depth_of(load), np.random.default_rng(0)
+    scheduler = scheduler_of(load, depth)
     under_way: deque[StepPlan] = deque()
     for _ in range(NUM_STEPS):
         start = time.thread_time()
@@ -69,22 +124,31 @@ def timings(scheduler: Scheduler, num_stages: int) -> Iterator[tuple[float, floa
         planned = time.thread_time()
         if plan is not None:
             under_way.append(plan)
-        oldest = under_way.popleft() if plan is None or len(under_way) == num_stages else None
+        oldest = under_way.popleft() if plan is None or len(under_way) == load.num_stages else None
         if oldest is None:
             continue
-        result = result_of(oldest)
+        result = result_of(oldest, rng)
+        step = timed(oldest, result)
         begin = time.thread_time()
+        if depth is not None:
+            depth.observe_step(step)
         scheduler.update(oldest, result, Outcome())
-        yield planned - start, time.thread_time() - begin
+        yield Timing(planned - start, time.thread_time() - begin, float(result.num_accepted.mean()))
 
 
 def main() -> None:
-    print("| sequences | stages | schedule, us | update, us | both, us |\n|---|---|---|---|---|")
-    for num_seqs, num_stages in ((1, 1), (8, 1), (64, 1), (256, 1), (256, 2), (256, 4)):
-        steps = list(timings(scheduler_of(num_seqs, num_stages), num_stages))[20:]
-        schedule, update = (statistics.median(step[part] * 1e6 for step in steps) for part in (0, 1))
-        both = statistics.median((step[0] + step[1]) * 1e6 for step in steps)
-        print(f"| {num_seqs} | {num_stages} | {schedule:.0f} | {update:.0f} | {both:.0f} |")
+    print("| sequences | stages | drafts | tokens a step | schedule, us | update, us | both, us |")
+    print("|---" * 7 + "|")
+    for load in LOADS:
+        steps = list(timings(load))[WARM_UP_STEPS:]
+        schedule = statistics.median(step.schedule_seconds * 1e6 for step in steps)
+        update = statistics.median(step.update_seconds * 1e6 for step in steps)
+        both = statistics.median((step.schedule_seconds + step.update_seconds) * 1e6 for step in steps)
+        tokens = statistics.mean(step.tokens_per_sequence for step in steps)
+        print(
+            f"| {load.num_seqs} | {load.num_stages} | {load.num_drafts or ''} | {tokens:.2f} | {schedule:.0f} "
+            f"| {update:.0f} | {both:.0f} |"
+        )
 
 
 if __name__ == "__main__":

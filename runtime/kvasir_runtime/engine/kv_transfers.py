@@ -133,7 +133,8 @@ class KvTransfers:
             key = self._keys[news.request_id]
             if news.has_failed:
                 del self._keys[news.request_id]
-                self._agent.post(WithdrawOffer(key, news.request_id, "the request that was to write them has ended"))
+                reason = "the request that was to write them has ended, or waits while others need their pages"
+                self._agent.post(WithdrawOffer(key, news.request_id, reason))
             else:
                 self._agent.post(OfferBlocks(key, news.request_id, news.blocks, news.is_complete))
 

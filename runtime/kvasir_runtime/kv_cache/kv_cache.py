@@ -88,7 +88,8 @@ class KvCache:
         """Length in blocks of the longest beginning of the chain that is cached, and of which no block is unwritten."""
         blocks = self.empty()
         blocks.hashes = list(hashes)
-        return self._num_cached((), blocks, self._num_written(hashes, unwritten))
+        most = self._num_written(hashes, unwritten) if unwritten else len(hashes)
+        return self._num_cached((), blocks, most)
 
     def no_prefix(self) -> Prefix:
         return Prefix(0, tuple([] for _ in self._windows))
@@ -96,13 +97,16 @@ class KvCache:
     def num_pages_to_admit(self, prefix: Prefix, num_tokens: int, most_at_once: int) -> int:
         """Free pages to have before a sequence of `num_tokens` tokens is begun, computed `most_at_once` at a time.
 
-        Window groups give blocks back while they go on, so they never need more than a window and a step's tokens.
+        Window groups give blocks back while they go on, so they never hold more than a window and a step's tokens,
+        cached blocks included.
         """
         num_new = -(-num_tokens // self.block_size) - prefix.num_tokens // self.block_size
-        total = sum(block.num_references == 0 for block in prefix.blocks)
-        for window in self._windows:
-            bound = num_new if window is None else -(-(window + most_at_once) // self.block_size) + 1
-            total += min(num_new, bound)
+        total = 0
+        for window, found in zip(self._windows, prefix.tables, strict=True):
+            num_pages = num_new + sum(block is not None and block.num_references == 0 for block in found)
+            if window is not None:
+                num_pages = min(num_pages, -(-(window + most_at_once) // self.block_size) + 1)
+            total += num_pages
         return total
 
     def adopt(self, blocks: SequenceBlocks, prefix: Prefix, num_queries: int) -> list[TableWrite]:

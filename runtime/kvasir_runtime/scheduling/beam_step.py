@@ -1,20 +1,26 @@
 """Moves beam searches on when their candidates are in: beams end, fork, or take their next token in their own row."""
 
+import logging
+
 from kvasir_runtime.scheduling.beam_search import Continuation
 from kvasir_runtime.scheduling.beams import BeamGroup
+from kvasir_runtime.scheduling.remote_kv import RemoteKv
 from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.requests import Requests
 from kvasir_runtime.scheduling.running_set import RunningSet
 from kvasir_runtime.scheduling.step import Candidates
 from kvasir_runtime.scheduling.update import AddressedOutput, Outcome
 
+logger = logging.getLogger(__name__)
+
 
 class BeamStep:
-    def __init__(self, running: RunningSet, requests: Requests) -> None:
+    def __init__(self, running: RunningSet, requests: Requests, remote: RemoteKv) -> None:
         self._running = running
         self._rows = running.rows
         self._kv = running.kv
         self._requests = requests
+        self._remote = remote
 
     def take(self, candidates: dict[int, Candidates], rows: list[int], outcome: Outcome) -> None:
         """Candidates of some of the `rows`; a search goes on when those of all its beams are in."""
@@ -30,7 +36,12 @@ class BeamStep:
                 self._advance(group, outcome)
 
     def _advance(self, group: BeamGroup, outcome: Outcome) -> None:
-        continuations = group.advance()
+        try:
+            continuations = group.advance()  # touches nothing but the search, so it can fail alone
+        except Exception as error:
+            logger.exception("the beam search of %s failed", group.request.request_id)
+            outcome.outputs += self._requests.give_up(group.request, f"the beam search failed: {error}")
+            return
         if not continuations:
             self._end(group, outcome)
             return
@@ -44,10 +55,10 @@ class BeamStep:
         if self._requests.free_pages(survivors[0], num_forks * self._kv.fork_pages(num_tokens)):
             group.sequences = self._place(group, parents, continuations, num_tokens)
             group.request.sequences = list(group.sequences)
-        elif len(self._running.sequences) > len(survivors):
-            self._requests.wait_again(survivors[0])
+        elif len(self._running.sequences) > len(survivors) or self._remote.holds_pages:
+            self._requests.preempt(survivors[0])
         else:
-            self._requests.give_up_beams(group)
+            self._requests.give_up_outgrown(group.request)
 
     def _place(
         self, group: BeamGroup, parents: list[Sequence], continuations: list[Continuation], num_tokens: int
@@ -59,7 +70,8 @@ class BeamStep:
             sequence = parents[continuation.parent]
             if continuation.parent in has_heir:
                 child = self._requests.new_beam(group, sequence.sampling, [], sequence.blocks)
-                self._running.fork(sequence, child, num_tokens, group.spare_rows.pop())
+                untold = self._running.untold_writes(sequence, num_tokens)
+                self._running.fork(sequence, child, num_tokens, group.spare_rows.pop(), untold)
                 sequence = child
             has_heir.add(continuation.parent)
             placed.append(sequence)

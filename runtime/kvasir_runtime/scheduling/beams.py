@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvasir_runtime.requests.outputs import SequenceOutput
-from kvasir_runtime.scheduling.beam_search import BeamSearchState, Continuation, num_candidates
+from kvasir_runtime.scheduling.beam_search import BeamSearchState, Continuation, Hypothesis, num_candidates
 from kvasir_runtime.scheduling.request import Request, Sequence
 from kvasir_runtime.scheduling.step import Candidates
 
@@ -44,19 +44,22 @@ class BeamGroup:
 
     def outputs(self) -> list[SequenceOutput]:
         """The best hypotheses, as the client wanted them."""
-        request = self.request
         return [
-            SequenceOutput(
-                request_id=request.request_id,
-                index=index,
-                new_token_ids=list(hypothesis.beam.output_token_ids),
-                prompt_logprobs=request.all_scores,
-                num_cached_tokens=request.num_cached_tokens or 0,
-                finish_reason=hypothesis.finish_reason,
-                stop_token_id=hypothesis.beam.output_token_ids[-1] if hypothesis.finish_reason == "stop" else None,
-            )
+            self._output(index, hypothesis)
             for index, hypothesis in zip(self.indices, self.state.hypotheses, strict=False)
         ]
+
+    def _output(self, index: int, hypothesis: Hypothesis) -> SequenceOutput:
+        request, token_ids = self.request, list(hypothesis.beam.output_token_ids)
+        return SequenceOutput(
+            request_id=request.request_id,
+            index=index,
+            new_token_ids=token_ids,
+            prompt_logprobs=request.all_scores,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            finish_reason=hypothesis.finish_reason,
+            stop_token_id=token_ids[-1] if hypothesis.finish_reason == "stop" else None,
+        )
 
 
 def new_state(request: Request) -> BeamSearchState:

@@ -62,8 +62,6 @@ class MeasuredQueue:
         if sequence.was_admitted or sequence.request.lacks_prompt_logprobs:  # computed, cached or not
             return num_tokens, []
         hashes = self._kv.hashes_to_look_up(sequence.token_ids, sequence.blocks)
-        num_cached = self._kv.match(sequence.token_ids, sequence.blocks).num_tokens
-        missing = hashes[num_cached // self._kv.block_size :]
+        missing = hashes[self._kv.num_cached(hashes, frozenset()) :]
         own = [block_hash for block_hash in missing if block_hash not in self._promised]
-        num_cached += (len(missing) - len(own)) * self._kv.block_size
-        return num_tokens - num_cached, own
+        return num_tokens - (len(hashes) - len(own)) * self._kv.block_size, own

@@ -1,7 +1,7 @@
 """Puts a step together: decodes first, whatever their rank, then prompts under way, then those that wait.
 
 Decodes first, so that no prompt takes a running stream's tokens. When blocks run out, the running sequence of the
-highest rank is preempted; a step that preempted admits nobody.
+highest rank is preempted; a step that preempted admits nobody. A chunk of a prompt is cut to the blocks that are free.
 """
 
 from bisect import insort
@@ -13,6 +13,7 @@ import numpy as np
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.micro_batches import micro_batch, take_returned
 from kvasir_runtime.scheduling.policies import WaitingQueue
+from kvasir_runtime.scheduling.refusal import Refusal
 from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.requests import Requests
 from kvasir_runtime.scheduling.running_set import RunningSet
@@ -36,6 +37,7 @@ class Planner:
         self._kv = running.kv
         self._requests = requests
         self._depth = depth
+        self._refusal: Refusal | None = None
 
     def draft(self) -> StepDraft:
         """The next step; what it computes counts as planned from now on."""
@@ -128,15 +130,8 @@ class Planner:
             return  # preempted for one before it
         if self._kv.num_pages(sequence.blocks, num_wanted) <= self._kv.pool.num_free:
             self._running.grow(sequence, num_wanted)
-        else:
-            self._make_room(sequence, num_tokens)
-
-    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give the sequence blocks for `num_tokens` tokens, preempting those behind it. False: it has to wait."""
-        if not self._requests.free_pages(sequence, self._kv.num_pages(sequence.blocks, num_tokens)):
-            return False
-        self._running.grow(sequence, num_tokens)
-        return True
+        elif self._requests.free_pages(sequence, self._kv.num_pages(sequence.blocks, num_tokens)):
+            self._running.grow(sequence, num_tokens)
 
     def _take_prompts(self, draft: StepDraft) -> None:
         """Prompts that are partly computed."""
@@ -144,19 +139,53 @@ class Planner:
             if draft.budget and sequence.status is Status.RUNNING:
                 planned = int(self._rows.most_planned[sequence.row])
                 known = int(self._rows.num_known[sequence.row])
-                length = min(num_to_compute(sequence, known) - planned, draft.budget)
-                if self._make_room(sequence, planned + length):
+                length = self._fitting(sequence, planned, min(num_to_compute(sequence, known) - planned, draft.budget))
+                if length:  # else it has to wait
+                    self._running.grow(sequence, planned + length)
                     self._take_chunk(draft, sequence, length)
+
+    def _fitting(self, sequence: Sequence, planned: int, length: int) -> int:
+        """Of the next `length` tokens of a prompt, those for which there are blocks, at others' cost only where there
+        is none for the first.
+
+        So a prompt takes what is free before it preempts anybody, and whoever it preempts makes room for a block at
+        least: the whole chunk may need more than all behind it hold, who then would be preempted in vain.
+        """
+        kv, blocks = self._kv, sequence.blocks
+        self._requests.give_up_landed(kv.num_pages(blocks, planned + length))
+        if self._capacity(sequence) <= planned and (
+            self._lets_go_of_some(sequence, planned)
+            or not self._requests.free_pages(sequence, kv.num_pages(blocks, planned + 1))
+        ):
+            return 0
+        return min(length, self._capacity(sequence) - planned)
+
+    def _capacity(self, sequence: Sequence) -> int:
+        """Tokens for which the sequence has blocks, or may have free ones."""
+        return sequence.blocks.capacity + self._kv.pool.num_free // self._kv.num_groups * self._kv.block_size
+
+    def _lets_go_of_some(self, sequence: Sequence, planned: int) -> bool:
+        """Whether its steps under way, when they end, leave blocks of it behind a window."""
+        num_full, passed = planned // self._kv.block_size, sequence.blocks.num_passed
+        return bool(self._rows.num_written[sequence.row] < planned) and any(
+            group not in self._kv.groups_seeing(first, num_full) for group, first in enumerate(passed)
+        )
 
     def _admit_waiting(self, draft: StepDraft) -> None:
         while draft.budget and self._rows.num_free:
             sequence = self._waiting.peek()
-            if sequence is None or not self._admit(draft, sequence):
+            if sequence is None or self._is_refused_still(sequence) or not self._admit(draft, sequence):
                 return
+
+    def _is_refused_still(self, sequence: Sequence) -> bool:
+        refusal, kv, landed = self._refusal, self._kv, self._requests.landed
+        return refusal is not None and bool(self._running.sequences) and refusal.still_holds(sequence, kv, landed)
 
     def _admit(self, draft: StepDraft, sequence: Sequence) -> bool:
         """Move a waiting sequence into the step, if rows, and blocks for all of its known tokens, are to be had."""
         request, kv, token_ids = sequence.request, self._kv, sequence.token_ids
+        if request.beam is not None and request.beam.width > self._rows.num_free:
+            return False
         prefix = kv.no_prefix() if request.lacks_prompt_logprobs else kv.match(token_ids, sequence.blocks)
         num_new = num_to_compute(sequence, len(token_ids)) - prefix.num_tokens
         if num_new > draft.budget and not self._limits.enable_chunked_prefill:
@@ -164,9 +193,12 @@ class Planner:
         num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
         while num_pages > kv.pool.num_free and self._requests.landed.give_up_one(keep=request.request_id):
             num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
-        num_rows = 1 if request.beam is None else request.beam.width
-        if num_pages > kv.pool.num_free or num_rows > self._rows.num_free:
+        if num_pages > kv.pool.num_free and not self._running.sequences and self._requests.landed.give_up_one():
+            return self._admit(draft, sequence)  # its own, not all of which it finds: nobody else makes room
+        if num_pages > kv.pool.num_free:
+            self._refusal = self._refused(sequence, prefix.num_tokens, num_pages)
             return False
+        self._refusal = None
         self._waiting.remove(sequence)
         is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)
         writes = kv.adopt(sequence.blocks, prefix, len(token_ids) if is_first_lookup else 0)
@@ -183,6 +215,11 @@ class Planner:
             self._running.grow(sequence, prefix.num_tokens + length)
             self._take_chunk(draft, sequence, length)
         return True
+
+    def _refused(self, sequence: Sequence, num_cached: int, num_pages: int) -> Refusal:
+        first = num_cached // self._kv.block_size
+        hashes = self._kv.hashes_to_look_up(sequence.token_ids, sequence.blocks)
+        return Refusal(sequence, num_pages, hashes[first : first + 1])
 
     def _tell_of_new(self, sequence: Sequence, num_computed: int) -> None:
         request, sampling = sequence.request, sequence.sampling

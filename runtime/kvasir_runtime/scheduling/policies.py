@@ -42,7 +42,8 @@ class WaitingQueue(Protocol):
 
 
 class OrderedQueue:
-    """A heap by rank; removed entries are skipped when they surface."""
+    """A heap by rank. Removed entries are skipped when they surface, and thrown out when they are more than the others:
+    behind those that keep coming they would never surface."""
 
     def __init__(self, *, by_priority: bool) -> None:
         self._by_priority = by_priority
@@ -71,6 +72,9 @@ class OrderedQueue:
 
     def remove(self, sequence: Sequence) -> None:
         del self._tickets[sequence]
+        if len(self._heap) > 2 * len(self._tickets):
+            self._heap = [entry for entry in self._heap if self._tickets.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
 
     def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Order does not depend on service."""
@@ -89,6 +93,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._queues: dict[str, OrderedQueue] = {}
+        self._num_waiting = 0
         self._numbers: dict[str, int] = {}
         """Tenant -> its place in the counters, present or gone with a counter that still matters."""
         self._num_present: dict[str, int] = {}
@@ -118,6 +123,7 @@ class FairQueue:
 
     def push(self, sequence: Sequence) -> None:
         self._queues.setdefault(sequence.request.tenant, OrderedQueue(by_priority=False)).push(sequence)
+        self._num_waiting += 1
 
     def peek(self) -> Sequence | None:
         if not self._queues:
@@ -128,6 +134,7 @@ class FairQueue:
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
         self._queues[tenant].remove(sequence)
+        self._num_waiting -= 1
         if not self._queues[tenant]:
             del self._queues[tenant]
 
@@ -135,7 +142,7 @@ class FairQueue:
         self._served_tokens += np.bincount(tenants, weights=num_tokens, minlength=len(self._served_tokens))
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return self._num_waiting
 
     def _floor(self) -> float:
         return min((float(self._served_tokens[self._numbers[tenant]]) for tenant in self._num_present), default=0.0)

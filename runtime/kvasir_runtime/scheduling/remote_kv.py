@@ -48,6 +48,7 @@ class Offer:
     held: list[Block] = field(default_factory=list)
     num_told: int = 0
     is_told_complete: bool = False
+    was_given_up: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -62,7 +63,7 @@ class OfferNews:
     blocks: list[OfferedBlock]
     is_complete: bool
     has_failed: bool
-    """Its request ended before; nothing of it is held any more."""
+    """Its request ended or was preempted before; nothing of it is held any more."""
 
 
 class RemoteKv:
@@ -72,6 +73,7 @@ class RemoteKv:
         self._rows = rows
         self._arrivals: dict[str, Arrival] = {}
         self._offers: dict[str, Offer] = {}
+        requests.landed.give_up_offer = self._give_up_offer
 
     @property
     def num_leased_blocks(self) -> int:
@@ -129,15 +131,17 @@ class RemoteKv:
 
     def settle(self, request_id: str, num_blocks: int) -> None:
         """Nothing is written into its blocks any more, and the first so many of the prompt's are good: those can be
-        found from now on, and are held for the request if it waits for them."""
+        found from now on. What the request finds of them is held for it if it waits, and nothing else: it needs the
+        other pages to compute the rest."""
         arrival = self._arrivals.pop(request_id)
         if arrival.landing is not None:
+            kv, token_ids, blocks = self._kv, arrival.token_ids, arrival.blocks
             num_good = self._num_good(arrival, num_blocks)
-            self._kv.wrote(self._kv.offer(arrival.token_ids, arrival.blocks, num_good * self._kv.block_size))
+            kv.wrote(kv.offer(token_ids, blocks, num_good * kv.block_size))
+            kv.release(blocks)
             if self._requests.is_known(request_id):
-                self._requests.landed.hold(request_id, arrival.blocks)
-            else:
-                self._kv.release(arrival.blocks)
+                kv.adopt(blocks, kv.match(token_ids, blocks), 0)
+                self._requests.landed.hold(request_id, blocks)
 
     def _num_good(self, arrival: Arrival, num_blocks: int) -> int:
         """A block that was cached is good unless it was lost before there were pages for the rest, which nobody was
@@ -182,7 +186,7 @@ class RemoteKv:
         for row, written in zip(rows.tolist(), num_written.tolist(), strict=True):
             sequence = self._rows.sequences[row]
             offer = None if sequence is None else self._offers.get(sequence.request.request_id)
-            if sequence is not None and offer is not None:
+            if sequence is not None and offer is not None and not offer.was_given_up:
                 self._extend(offer, sequence, written)
 
     def take_news(self) -> list[OfferNews]:
@@ -190,7 +194,7 @@ class RemoteKv:
         news: list[OfferNews] = []
         for offer in list(self._offers.values()):
             new, is_complete = offer.blocks[offer.num_told :], offer.is_complete and not offer.is_told_complete
-            has_failed = not offer.is_complete and not self._requests.is_known(offer.request_id)
+            has_failed = not offer.is_complete and (offer.was_given_up or not self._requests.is_known(offer.request_id))
             if new or is_complete or has_failed:
                 news.append(OfferNews(offer.request_id, new, is_complete, has_failed))
             offer.num_told, offer.is_told_complete = len(offer.blocks), offer.is_complete
@@ -202,6 +206,23 @@ class RemoteKv:
         """Of an offer, as far as it is written; none where it has ended."""
         offer = self._offers.get(request_id)
         return [] if offer is None else [block.block_ids for block in offer.blocks]
+
+    def _give_up_offer(self, keep: str | None) -> bool:
+        """Let go of the blocks of the youngest prompt but `keep` that was preempted before all of them were written:
+        nothing ends that offer while those that run need its pages. Nobody has all of its blocks, and so nobody takes
+        for good what he reads of them from now on."""
+        for offer in reversed(self._offers.values()):
+            if offer.held and not offer.is_complete and offer.request_id != keep and not self._runs(offer.request_id):
+                self._kv.pool.release(offer.held)
+                offer.held.clear()
+                offer.was_given_up = True
+                return True
+        return False
+
+    def _runs(self, request_id: str) -> bool:
+        return any(
+            sequence is not None and sequence.request.request_id == request_id for sequence in self._rows.sequences
+        )
 
     def _extend(self, offer: Offer, sequence: Sequence, num_written: int) -> None:
         tables, token_ids = sequence.blocks.tables, self._rows.known(sequence.row)

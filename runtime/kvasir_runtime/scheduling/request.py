@@ -46,6 +46,7 @@ class Request:
     """Prompt tokens found in the prefix cache at first admission; None before it, 0 where another engine counted."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of prompt tokens 1.., gathered over the prompt's chunks."""
+    has_sent_scores: bool = False
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
@@ -56,6 +57,11 @@ class Request:
     def all_scores(self) -> list[TokenLogprobs | None] | None:
         """One entry for each prompt token, where asked for; nothing precedes the first."""
         return None if self.sampling.prompt_logprobs is None else [None, *self.prompt_logprobs]
+
+    def take_scores(self) -> list[TokenLogprobs | None] | None:
+        """The same once, and then nothing: whoever is sent them has them for every sequence."""
+        has_sent_scores, self.has_sent_scores = self.has_sent_scores, True
+        return None if has_sent_scores else self.all_scores
 
     def gather_scores(self, start: int, entries: list[TokenLogprobs] | None) -> None:
         """Keep the scores of prompt tokens `start` + 1 and on; what comes again after a preemption counts once."""
@@ -71,7 +77,8 @@ class Sequence:
     sampling: SamplingParams
     """The request's, with the sequence's own seed."""
     token_ids: list[int]
-    """Prompt and output; while it runs, as they were when it was admitted."""
+    """Prompt and output; while it runs, as they were when it was admitted. Never changed in place: sequences with no
+    output yet have one list."""
     blocks: SequenceBlocks
     has_sent_output: bool
     """Its first output, with the prompt's log-probabilities, is out; of one begun elsewhere from the start."""
@@ -116,7 +123,9 @@ def sequences_of(request: Request, message: AddRequest, blocks: "list[SequenceBl
             request,
             start.index,
             msgspec.structs.replace(message.sampling, seed=start.seed),
-            [*message.prompt_token_ids, *start.output_token_ids],
+            [*message.prompt_token_ids, *start.output_token_ids]
+            if start.output_token_ids
+            else message.prompt_token_ids,
             table,
             has_sent_output=bool(start.output_token_ids),
         )

@@ -67,6 +67,11 @@ class Requests:
         sequence.status = Status.WAITING
         self._waiting.push(sequence)
 
+    def _wait_after(self, parent: Sequence, heir: Sequence) -> None:
+        """Let an heir wait for itself. It knows the same tokens as its parent, so none is hashed again."""
+        heir.blocks.hashes = list(parent.blocks.hashes)
+        self._wait(heir)
+
     def _begin_sequences(self, request: Request, message: AddRequest) -> list[Sequence]:
         """The sequences that wait for their turn; those that share a prompt just begun fork from the first."""
         sequences = sequences_of(request, message, [self._empty_blocks(message) for _ in message.sequences])
@@ -119,11 +124,12 @@ class Requests:
         rows, kv, num_tokens = self._running.rows, self._kv, parent.num_fork_tokens
         if rows.most_planned[parent.row] < num_tokens:
             return
+        untold = self._running.untold_writes(parent, num_tokens)
         for heir in parent.heirs:
             if rows.num_free and kv.fork_pages(num_tokens) <= kv.pool.num_free:
-                self._running.fork(parent, heir, num_tokens, rows.take_row())
+                self._running.fork(parent, heir, num_tokens, rows.take_row(), untold)
             else:
-                self._wait(heir)
+                self._wait_after(parent, heir)
         self.num_heirs -= len(parent.heirs)
         parent.heirs = []
         self._running.parents.remove(parent)
@@ -134,15 +140,23 @@ class Requests:
         It is never preempted itself, nor are beams of its own search. A sequence that waits keeps its blocks: those
         before it go on and end, or preempt it.
         """
+        self.give_up_landed(num_pages)
         while num_pages > self._kv.pool.num_free:
-            if self.landed.give_up_one():
-                continue
             victim = self._running.sequences[-1]
             if victim is sequence or (victim.request is sequence.request and victim.request.beam is not None):
                 return False
-            self.num_preemptions += 1
-            self.wait_again(victim)
+            self.preempt(victim)
         return True
+
+    def give_up_landed(self, num_pages: int) -> None:
+        """Until so many pages are free, or nothing is held any more for those that wait."""
+        while num_pages > self._kv.pool.num_free and self.landed.give_up_one():
+            pass
+
+    def preempt(self, sequence: Sequence) -> None:
+        """For want of pages."""
+        self.num_preemptions += 1
+        self.wait_again(sequence)
 
     def wait_again(self, sequence: Sequence) -> None:
         """Let a running sequence wait to be computed again from its known tokens; a beam search from its prompt."""
@@ -186,7 +200,7 @@ class Requests:
         request = self._by_id.get(request_id)
         if request is None or (request.beam is not None and index is not None):
             return
-        for sequence in list(request.sequences):
+        for sequence in reversed(request.sequences[:]):  # heirs before their parent, whose place none has to take then
             if index in (None, sequence.index):
                 self.end(sequence)
 
@@ -198,7 +212,7 @@ class Requests:
         """End a request with an error for each of its sequences."""
         group = self.beams.get(request.request_id)
         indices = group.indices if group is not None else [sequence.index for sequence in request.sequences]
-        for sequence in list(request.sequences):
+        for sequence in reversed(request.sequences[:]):  # as above
             self.end(sequence)
         return [
             AddressedOutput(
@@ -210,14 +224,16 @@ class Requests:
             for index in indices
         ]
 
-    def give_up_beams(self, group: BeamGroup) -> None:
-        """The search has everything to itself, and does not fit."""
-        width, num_pages = group.state.params.width, self._kv.pool.num_blocks
-        self.rejected += self.give_up(
-            group.request,
-            f"the beam search of width {width} outgrew the KV cache of {num_pages} blocks: ask for fewer beams or "
-            "tokens, or give the cache more with --kv-cache-memory-bytes",
+    def give_up_outgrown(self, request: Request) -> None:
+        """It has everything to itself, and does not fit."""
+        what, ask_for = "the request", "tokens"
+        if request.beam is not None:
+            what, ask_for = f"the beam search of width {request.beam.width}", "beams or tokens"
+        error = (
+            f"{what} outgrew the KV cache of {self._kv.pool.num_blocks} blocks: ask for fewer {ask_for}, or give the "
+            "cache more with --kv-cache-memory-bytes"
         )
+        self.rejected += self.give_up(request, error)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence, and its request with the last one."""
@@ -252,7 +268,7 @@ class Requests:
         self.num_heirs -= 1
         held = self._held.get(first.request.request_id)
         if held is None:
-            self._wait(first)
+            self._wait_after(sequence, first)
         else:
             held.append(first)
 

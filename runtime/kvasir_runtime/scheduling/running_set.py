@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir_runtime.kv_cache.kv_cache import KvCache
+from kvasir_runtime.kv_cache.kv_cache import KvCache, TableWrite
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.running_rows import RunningRows
@@ -61,16 +61,20 @@ class RunningSet:
         self.changes.write_tables(sequence.row, self.kv.grow(sequence.blocks, num_tokens))
         self.rows.capacity[sequence.row] = sequence.blocks.capacity
 
-    def fork(self, parent: Sequence, child: Sequence, num_tokens: int, row: int) -> None:
-        """Let the child run from the parent's first `num_tokens` computed tokens and those known after them."""
+    def untold_writes(self, parent: Sequence, num_tokens: int) -> list[TableWrite]:
+        """Of the blocks that forks of its first `num_tokens` tokens share, those that the ranks do not know of yet."""
+        return self.changes.table_writes_of(parent.row, num_tokens // self.kv.block_size)
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int, row: int, untold: list[TableWrite]) -> None:
+        """Let the child run from the parent's first `num_tokens` computed tokens and those known after them; `untold`:
+        its `untold_writes`, the same for all children."""
         child.blocks, writes, copies = self.kv.fork(parent.blocks, num_tokens)
         child.was_admitted = True
         self.start(child, self.rows.known(parent.row), num_tokens, row)
         sampling = msgspec.structs.replace(child.sampling, prompt_logprobs=None)
         self.changes.forks.append(Fork(parent.row, row, sampling))
-        shared = num_tokens // self.kv.block_size
-        self.changes.write_tables(row, [*self.changes.table_writes_of(parent.row, shared), *writes])
-        self.changes.block_copies += copies
+        self.changes.write_tables(row, [*untold, *writes])
+        self.changes.copy_blocks(row, copies)
 
     def stop(self, sequence: Sequence) -> list[Sequence]:
         """Take a sequence's blocks and row away. Those that were to be forked from it, which the ranks have not done

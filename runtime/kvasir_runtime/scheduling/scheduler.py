@@ -83,7 +83,7 @@ class Scheduler:
         self.remote = RemoteKv(kv, self._requests, self._rows)
         """What other engines read from here, and what is pulled from them."""
         self._planner = Planner(limits, self._waiting, self._running, self._requests, depth)
-        self._beam_step = BeamStep(self._running, self._requests)
+        self._beam_step = BeamStep(self._running, self._requests, self.remote)
         self._under_way: deque[StepUnderWay] = deque()
         self._step_numbers = itertools.count()
         self._num_failures = 0
@@ -181,6 +181,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when there is nothing to compute, or nothing before results are in."""
         draft = self._planner.draft()
+        if self._running.parents and draft.is_empty:
+            draft = self._planner.draft()  # a prompt just admitted is cached whole, and its sequences fork first
         if draft.is_empty:
             self._give_up_what_never_fits()
             return None
@@ -233,13 +235,11 @@ class Scheduler:
         self._running.changes = RowChanges()
 
     def _give_up_what_never_fits(self) -> None:
-        """Whoever runs and can compute nothing, although no result is awaited, is a beam search that has preempted all
-        others: a single sequence always fits."""
+        """Whoever comes first and can compute nothing, although no result is awaited, has preempted all others for it:
+        a beam search, since a single sequence always fits."""
         running = self._running
         if running.sequences and not self._under_way and not running.parents and not self.remote.holds_pages:
-            request = running.sequences[0].request
-            assert request.beam is not None, f"{request.request_id} runs alone and does not fit"
-            self._requests.give_up_beams(self._requests.beams[request.request_id])
+            self._requests.give_up_outgrown(running.sequences[0].request)
 
     def _num_running_uncached_tokens(self) -> int:
         """Of prompts under way, those that steps under way compute included."""
@@ -314,7 +314,7 @@ class Scheduler:
             index=sequence.index,
             new_token_ids=tokens,
             logprobs=None if logprobs is None else logprobs[:num_kept],
-            prompt_logprobs=request.all_scores if is_first else None,
+            prompt_logprobs=request.take_scores() if is_first else None,
             num_cached_tokens=request.num_cached_tokens or 0,
             finish_reason=reason,
             stop_token_id=tokens[-1] if reason == "stop" else None,

@@ -24,10 +24,16 @@ class RowChanges:
     forks: list[Fork] = field(default_factory=list)
     table_writes: list[tuple[int, int, int, int]] = field(default_factory=list)
     token_writes: list[tuple[int, int, int]] = field(default_factory=list)
-    block_copies: list[BlockCopy] = field(default_factory=list)
+    block_copies: list[tuple[int, int, int]] = field(default_factory=list)
+    """The row whose block is copied to, then source and target."""
 
     def write_tables(self, row: int, writes: list[TableWrite]) -> None:
         self.table_writes += [(row, *write) for write in writes]
+
+    def copy_blocks(self, row: int, copies: list[BlockCopy]) -> None:
+        """Into blocks of this row, of blocks of the row that it is forked from. The blocks may be others' as soon as a
+        row lets go of them: who is given up is dropped first, with those that were to be forked from it."""
+        self.block_copies += [(row, *copy) for copy in copies]
 
     def table_writes_of(self, row: int, num_blocks: int) -> list[TableWrite]:
         """Those of its first blocks, which a copy of the row lacks: the ranks fork rows before they write tables."""
@@ -47,6 +53,7 @@ class RowChanges:
         self.forks = [fork for fork in self.forks if fork.target_row != row]
         self.table_writes = [write for write in self.table_writes if write[0] != row]
         self.token_writes = [write for write in self.token_writes if write[0] != row]
+        self.block_copies = [copy for copy in self.block_copies if copy[0] != row]
 
 
 @dataclass(slots=True)
@@ -106,7 +113,7 @@ class StepDraft:
             forks=tuple(changes.forks),
             table_writes=_int32(changes.table_writes, 4),
             token_writes=_int32(changes.token_writes, 3),
-            block_copies=_int32(changes.block_copies, 2),
+            block_copies=_int32([copy[1:] for copy in changes.block_copies], 2),
             rows=_joined(self.decode_rows, self.chunk_rows),
             num_decodes=num_decodes,
             num_new_tokens=_joined(self.num_drafts + 1, self.chunk_lengths),

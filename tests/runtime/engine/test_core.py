@@ -23,7 +23,7 @@ from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
+from kvasir_runtime.scheduling.step import Candidates, StepPlan, StepResult, TimedStep
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
 from kvasir_runtime.transfer.metrics import TransferStats
@@ -103,6 +103,19 @@ class HoldingRunner(CountingRunner):
         brought = self._num_brought
         tokens = np.full((len(brought), int(brought.max(initial=1))), self.num_steps, dtype=np.int32)
         return DoneResult(StepResult(tokens, brought, brought - 1))
+
+
+class BeamRunner(CountingRunner):
+    """Reports the same candidates after everyone."""
+
+    def forward(self, plan: StepPlan) -> None:
+        super().forward(plan)
+        self._rows = plan.rows[plan.samples].tolist()
+
+    def sample(self, mask: None) -> DoneResult:
+        none = np.zeros(len(self._rows), dtype=np.int32)
+        candidates = {row: Candidates([7, 8, 9], [-0.5, -1.0, -2.0]) for row in self._rows}
+        return DoneResult(StepResult(none[:, None], none, none, candidates=candidates))
 
 
 class MemoryPublisher:
@@ -490,6 +503,16 @@ def test_an_impossible_request_is_answered_though_no_step_runs(make_core, channe
     assert [(output.finish_reason, "width 5" in output.error) for output in outputs_of(channel, "a")] == [
         ("error", True)
     ]
+
+
+@pytest.mark.parametrize("penalty", [-10.0, 10.0])
+def test_a_beam_search_of_a_penalty_as_great_as_can_be_asked_for_ends(make_core, channel, penalty):
+    core = make_core(BeamRunner(), ahead=0)
+    beam = BeamSearch(width=2, length_penalty=penalty)
+    channel.inbox.append(msgspec.structs.replace(add("a", max_tokens=20), beam=beam))
+    for _ in range(20):
+        core.step()
+    assert [output.new_token_ids for output in outputs_of(channel, "a")] == [[7] * 20]
 
 
 class FailingExecutor:

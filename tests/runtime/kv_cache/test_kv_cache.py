@@ -248,6 +248,29 @@ def test_the_bound_is_enough_for_a_sequence_that_lets_go_of_what_is_behind_its_w
     assert most_used <= bound
 
 
+@pytest.mark.parametrize("windows", [(None,), (6,), (None, 6, 3), (1,), (16, 40)])
+@pytest.mark.parametrize("at_once", [1, 4, 7])
+@pytest.mark.parametrize("num_cached", [4, 20, 36])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_the_bound_is_enough_behind_a_cached_prefix_and_no_more_than_without_one(windows, at_once, num_cached, is_held):
+    cache = make_cache(*windows)
+    held = hold(cache, num_cached)
+    if not is_held:
+        cache.release(held)
+    blocks, before = cache.empty(), cache.pool.num_used
+    prefix = cache.match(TOKENS[: num_cached + 1], blocks)
+    bound = cache.num_pages_to_admit(prefix, 40, at_once)
+    cache.adopt(blocks, prefix, 0)
+    most_used = cache.pool.num_used
+    for start in range(num_cached, 40, at_once):
+        end = min(start + at_once, 40)
+        cache.grow(blocks, end)
+        most_used = max(most_used, cache.pool.num_used)
+        cache.free_behind(blocks, end)
+    assert most_used - before <= bound
+    assert bound <= cache.num_pages_to_admit(cache.no_prefix(), 40, at_once)
+
+
 # --- growing and offering -----------------------------------------------------------------------------------------
 
 

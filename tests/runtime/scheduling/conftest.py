@@ -83,6 +83,17 @@ class Engine:
         self.scheduler.add(message, is_held=is_held)
         return request_id
 
+    def pull(self, prompt: list[int], num_good: int, **kwargs: object) -> str:
+        """A request for which so many blocks have come from another engine, and then something else."""
+        request_id, remote = self.add(prompt, is_held=True, **kwargs), self.scheduler.remote
+        arrival = remote.expect(request_id)
+        assert remote.make_room(arrival, self.scheduler.last_step_under_way)
+        for index, block_ids in arrival.landing.items():
+            self.rank.land(block_ids, index, prompt if index < num_good else None)
+        remote.settle(request_id, num_good)
+        self.scheduler.release(request_id)
+        return request_id
+
     def step(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
         if plan is not None:

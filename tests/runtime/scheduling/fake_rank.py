@@ -14,6 +14,7 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Candidates, NewSequence, StepPlan, StepResult
+from kvasir_runtime.transfer.commands import BlockIds
 
 VOCAB_SIZE = 997
 GARBAGE = (-1,)
@@ -88,6 +89,13 @@ class FakeRank:
         self._write(plan)
         copied = [(target, offset) for _, target in plan.block_copies.tolist() for offset in range(self.block_size)]
         self.slots = before | dict.fromkeys([*self.slots, *copied], GARBAGE)
+
+    def land(self, block_ids: BlockIds, index: int, token_ids: list[int] | None) -> None:
+        """What a connector reads into these pages: block `index` of the tokens, None: anything else."""
+        for block_id in block_ids:
+            for offset in range(0 if block_id is None else self.block_size):
+                end = index * self.block_size + offset + 1
+                self.slots[block_id, offset] = GARBAGE if token_ids is None else tuple(token_ids[:end])
 
     def _apply(self, plan: StepPlan) -> None:
         for new in plan.added:

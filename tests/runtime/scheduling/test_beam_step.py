@@ -71,6 +71,51 @@ def test_a_preempted_search_comes_to_the_same_hypotheses(make_engine, num_blocks
     assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)
 
 
+def test_a_search_that_begins_again_for_want_of_pages_counts_as_preempted(make_engine):
+    """Its forks lack pages as often as the stream before it takes some."""
+    engine = make_engine(num_blocks=10, cache=False)
+    engine.add([8] * 5, max_tokens=30)
+    engine.add(PROMPT, beam=BeamSearch(width=2), n=2, max_tokens=12)
+    added = 0
+    while engine.scheduler.has_work:
+        plan = engine.step()
+        added += len(plan.added) if plan else 0
+    assert engine.scheduler.stats(0, 0.0).num_preemptions == added - 2 > 0
+
+
+def test_a_search_that_does_not_fit_beside_pages_held_for_other_engines_begins_again(make_engine):
+    engine = make_engine(num_blocks=12)
+    offered = engine.add(list(range(200, 240)), max_tokens=1)
+    engine.scheduler.remote.offer(offered, 40)
+    engine.run()
+    assert engine.kv.pool.num_used == 9
+    beam = BeamSearch(width=3)
+    request = engine.add(PROMPT, beam=beam, n=3, max_tokens=11)
+    for _ in range(40):
+        engine.step()
+    assert request not in engine.outputs
+    engine.scheduler.remote.end_offer(offered)
+    tokens = engine.run()
+    assert [tokens[name] for name in names(request, 3)] == [list(h.beam.output_token_ids) for h in search(beam, 11)]
+
+
+def test_a_search_that_cannot_be_reckoned_ends_with_an_error_and_others_go_on(make_engine, caplog):
+    engine = make_engine()
+    beam = BeamSearch(width=2)
+    broken, whole = (engine.add([*PROMPT, end], beam=beam, n=2, max_tokens=6) for end in (1, 2))
+    stream = engine.add([8] * 5, max_tokens=9)
+    engine.step()
+    engine.scheduler._requests.beams[broken].state.beams = []
+    tokens = engine.run()
+    for name in names(broken, 2):
+        (output,) = engine.outputs[name]
+        assert output.finish_reason == "error"
+        assert "list index out of range" in output.error
+    assert [len(tokens[name]) for name in (*names(whole, 2), stream)] == [6, 6, 9]
+    assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)
+    assert broken in caplog.text
+
+
 def test_a_search_waits_until_there_are_rows_for_all_of_its_beams(make_engine):
     engine = make_engine(max_num_seqs=3)
     engine.add([8] * 5, max_tokens=4)

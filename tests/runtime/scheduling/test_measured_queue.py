@@ -28,6 +28,16 @@ def test_what_is_cached_is_not_to_be_computed(make_engine):
     assert waiting(engine) == 2
 
 
+def test_each_block_is_looked_for_once(make_engine, monkeypatch):
+    engine = make_engine()
+    engine.add(PROMPT, max_tokens=1)
+    engine.run()
+    looked_for, find = [], engine.kv.pool.find
+    monkeypatch.setattr(engine.kv.pool, "find", lambda content: looked_for.append(content) or find(content))
+    engine.add([*PROMPT, 50])
+    assert (waiting(engine), len(looked_for)) == (1, 3)
+
+
 def test_without_a_prefix_cache_everything_is(make_engine):
     engine = make_engine(cache=False)
     engine.add(PROMPT, max_tokens=1)

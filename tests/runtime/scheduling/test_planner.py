@@ -58,6 +58,42 @@ def test_when_blocks_run_out_rank_decides_between_a_prompt_and_a_running_stream(
     assert engine.tokens == {stream: continuation([1] * 3, 30), prompt: continuation([2] * 40, 3)}
 
 
+def urgent_prompt(make_engine, length, num_streams, **options):
+    """An engine with streams before a prompt that has just been admitted, and one behind it; each has a block."""
+    engine = make_engine(policy="priority", cache=False, **options)
+    for index in range(num_streams):
+        engine.add([index + 1] * 3, max_tokens=3, priority=0)
+    engine.add([50] * 3, max_tokens=12, priority=2)
+    engine.step()
+    engine.add([60] * length, max_tokens=2, priority=1)
+    return engine
+
+
+def test_a_prompt_that_is_short_of_blocks_takes_those_there_are_and_preempts_nobody_in_vain(make_engine):
+    """Its second chunk needs 7 blocks; 2 are free, and the stream behind it holds 2."""
+    engine = urgent_prompt(make_engine, 60, 4, num_blocks=20, budget=34)
+    assert [engine.step().num_new_tokens.tolist() for _ in range(2)] == [[1] * 5 + [29], [1] * 5 + [11]]
+    engine.run()
+    assert engine.scheduler.stats(0, 0.0).num_preemptions == 0
+
+
+def test_what_landed_for_one_that_waits_is_given_up_before_a_running_prompt_takes_less(make_engine):
+    engine = make_engine(num_blocks=12, budget=16)
+    prompt, pulled = engine.add([1] * 40, max_tokens=2), list(range(24))
+    engine.step()
+    other = engine.pull(pulled, 5, max_tokens=2)
+    assert engine.kv.pool.num_free == 3
+    assert engine.step().num_new_tokens.tolist() == [16]
+    assert engine.run() == {prompt: continuation([1] * 40, 2), other: continuation(pulled, 2)}
+
+
+def test_a_prompt_waits_for_what_its_own_steps_leave_behind_a_window_before_it_preempts(make_engine):
+    groups = (KvGroup((0,), None), KvGroup((1,), 6))
+    engine = urgent_prompt(make_engine, 50, 0, num_blocks=22, budget=9, ahead=1, groups=groups)
+    assert engine.run() == {"request-1": continuation([50] * 3, 12), "request-2": continuation([60] * 50, 2)}
+    assert engine.scheduler.stats(0, 0.0).num_preemptions == 0
+
+
 @pytest.mark.parametrize(
     ("budget", "lengths"),
     [(32, [4, 4, 4]), (12, [4, 4, 4]), (11, [3, 3, 3]), (9, [3, 3, 3]), (8, [2, 2, 2]), (5, [1, 1, 1])],

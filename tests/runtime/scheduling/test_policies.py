@@ -1,5 +1,7 @@
 """The order in which waiting sequences are admitted."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -67,6 +69,33 @@ def test_peeking_leaves_the_sequence_in_the_queue():
     queue.push(sequence)
     assert queue.peek() is queue.peek() is sequence
     assert len(queue) == 1
+
+
+def test_entries_of_removed_sequences_behind_the_first_are_not_kept():
+    queue = OrderedQueue(by_priority=True)
+    first, *kept = (make_sequence(queue, priority=priority) for priority in (0, 2, 3))
+    for sequence in (first, *kept):
+        queue.push(sequence)
+    for number in range(100):
+        aborted = make_sequence(queue, number=number, priority=1)
+        queue.push(aborted)
+        assert queue.peek() is first
+        queue.remove(aborted)
+        assert len(queue._heap) <= 2 * len(queue)
+    assert drain(queue) == [first, *kept]
+    assert not queue._heap
+
+
+def test_the_order_is_kept_whoever_is_removed_and_comes_back():
+    queue, rng = OrderedQueue(by_priority=False), random.Random(0)
+    sequences = [make_sequence(queue, arrival=rng.random()) for _ in range(40)]
+    waiting: set[Sequence] = set()
+    for _ in range(2000):
+        sequence = rng.choice(sequences)
+        queue.remove(sequence) if sequence in waiting else queue.push(sequence)
+        waiting ^= {sequence}
+        assert len(queue._heap) <= 2 * len(queue)
+        assert queue.peek() is min(waiting, key=lambda each: each.rank, default=None)
 
 
 def test_a_sequence_removed_and_pushed_again_is_there_once():
@@ -209,3 +238,23 @@ def test_more_tenants_than_counters_are_told_apart():
         queue.push(sequence)
         serve(queue, sequence, 100 - index)
     assert drain(queue) == sequences[::-1]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_a_queue_counts_those_that_wait(policy):
+    queue = waiting_queue(policy)
+    sequences = [make_sequence(queue, str(number % 3), number=number) for number in range(7)]
+    for number, sequence in enumerate(sequences):
+        assert len(queue) == number
+        queue.push(sequence)
+    queue.remove(sequences[4])
+    drain(queue)
+    assert len(queue) == 0
+
+
+def test_no_queue_of_a_tenant_is_asked_how_many_wait(monkeypatch):
+    queue = FairQueue()
+    for number in range(3):
+        queue.push(make_sequence(queue, str(number)))
+    monkeypatch.setattr(OrderedQueue, "__len__", lambda _: pytest.fail("was asked"))
+    assert len(queue) == 3

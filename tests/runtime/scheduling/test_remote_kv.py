@@ -1,8 +1,10 @@
 """Blocks that other engines read and write beside the steps."""
 
 from tests.runtime.scheduling.conftest import BLOCK_SIZE, Engine
+from tests.runtime.scheduling.fake_rank import continuation
 
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.remote_kv import Arrival
 
 PROMPT = list(range(18))  # 4 full blocks of 4, and 2 tokens
@@ -38,7 +40,7 @@ def test_what_has_arrived_can_be_found_and_is_held_until_it_is_used(make_engine)
     arrival = expected(engine)
     make_room(engine, arrival)
     engine.scheduler.remote.settle(arrival.request_id, 3)
-    assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 4)
+    assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 3)
     engine.scheduler.abort(arrival.request_id)
     assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 0)
 
@@ -91,6 +93,18 @@ def test_pages_are_written_only_after_the_steps_that_may_touch_them(make_engine)
     assert engine.scheduler.has_ended(arrival.after_step)
 
 
+def test_nothing_is_copied_any_more_into_pages_that_were_pulled_into(make_engine) -> None:
+    """Of a search that left when its beams had forked and no step had been planned since."""
+    engine = make_engine()
+    search = engine.add([5] * 18, beam=BeamSearch(width=3), max_tokens=10)
+    engine.step()
+    targets = {target for _, _, target in engine.scheduler._running.changes.block_copies}
+    engine.scheduler.abort(search)
+    request = engine.pull(PROMPT, 4)
+    assert targets & {block.block_id for block in engine.kv.pool.blocks if block.num_references}, "others were taken"
+    assert engine.run()[request] == continuation(PROMPT, 8)
+
+
 def test_a_prompt_that_must_be_scored_is_computed_here(make_engine) -> None:
     engine = make_engine()
     request_id = engine.add(PROMPT, is_held=True, prompt_logprobs=0)
@@ -133,6 +147,34 @@ def test_an_offer_whose_request_ends_early_has_failed_and_holds_nothing(make_eng
     (news,) = remote.take_news()
     assert news.has_failed
     assert (remote.num_leased_blocks, engine.kv.pool.num_used) == (0, 0)
+
+
+def test_an_incomplete_offer_is_given_up_for_who_preempts_its_request(make_engine) -> None:
+    """The stream comes to need all 16 blocks; the prompt behind it has been written as far as there was room."""
+    engine = make_engine(num_blocks=16, budget=5)
+    stream = engine.add([1] * 3, max_tokens=61)
+    engine.step()
+    prompt = list(range(100, 156))
+    offered = engine.add(prompt, max_tokens=1)
+    engine.scheduler.remote.offer(offered, len(prompt))
+    tokens, news = engine.run(), engine.scheduler.remote.take_news()
+    assert engine.scheduler.stats(0, 0.0).num_preemptions
+    assert tokens == {stream: continuation([1] * 3, 61), offered: continuation(prompt, 1)}
+    assert [(each.request_id, each.has_failed) for each in news] == [(offered, True)]
+    assert engine.kv.pool.num_used == 0
+
+
+def test_an_incomplete_offer_is_given_up_for_its_own_request(make_engine) -> None:
+    """Its window's blocks are gone, without which the others that are kept of it cannot be found."""
+    groups = (KvGroup((0,), None), KvGroup((1,), 6))
+    engine = make_engine(num_blocks=21, budget=8, groups=groups)
+    engine.add([1] * 3, max_tokens=17)
+    engine.step()
+    prompt = list(range(100, 153))
+    offered = engine.add(prompt, max_tokens=1)
+    engine.scheduler.remote.offer(offered, len(prompt))
+    assert engine.run()[offered] == continuation(prompt, 1)
+    assert engine.scheduler.stats(0, 0.0).num_preemptions
 
 
 def test_what_is_cached_is_offered_as_far_as_it_is_written(make_engine) -> None:

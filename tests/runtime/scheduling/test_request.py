@@ -52,6 +52,13 @@ def test_each_start_becomes_a_sequence_with_its_own_seed_and_tokens():
     assert fresh.num_fork_tokens == 4, "the prompt's last token is computed by each for itself"
 
 
+def test_sequences_of_one_prompt_have_its_tokens_once():
+    sent = message(so_far=([], [], [7]))
+    tables = [SequenceBlocks(4, ([],), [0]) for _ in range(3)]
+    first, second, _ = sequences_of(request_from(sent, max_model_len=64), sent, tables)
+    assert first.token_ids is second.token_ids
+
+
 def test_scores_are_gathered_over_chunks():
     request = scored()
     request.gather_scores(0, scores(1, 2))

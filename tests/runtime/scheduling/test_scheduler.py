@@ -119,6 +119,14 @@ def test_prompt_logprobs_need_every_position_so_the_cache_is_not_used(make_engin
     assert engine.step().num_new_tokens.tolist() == [10]
 
 
+def test_prompt_logprobs_are_sent_once_a_request(make_engine):
+    engine = make_engine()
+    scored = engine.add([7] * 10, max_tokens=2, n=3, so_far={0: [7]}, prompt_logprobs=0)
+    engine.run()
+    first_outputs = [engine.outputs[name][0] for name in (scored, f"{scored}.1", f"{scored}.2")]
+    assert [output.prompt_logprobs is not None for output in first_outputs] == [False, True, False]
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_prompt_logprobs_are_whole_after_a_preemption_with_a_chunk_under_way(make_engine, ahead):
     engine = make_engine(num_blocks=10, budget=6, ahead=ahead)
@@ -368,20 +376,35 @@ def test_sequences_fork_from_a_prompt_that_was_cached_whole(make_engine):
     engine.add(prompt, max_tokens=1)
     engine.run()
     request = engine.add(prompt, n=2, max_tokens=4)
+    assert engine.step().num_new_tokens.tolist() == [1, 1], "in the step that they are admitted to"
     tokens = engine.run()
     assert tokens[request] == tokens[f"{request}.1"] == continuation(prompt, 4)
 
 
+def blocks_of_hypotheses(prompt: list[int], outputs: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """What each block holds that beams need: a full one a prefix, one that is being filled a beam's own tokens. The
+    newest token of a beam is in none yet."""
+    hypotheses = [(*prompt, *output) for output in outputs]
+    num_full, num_in_next = divmod(len(hypotheses[0]) - 1, 4)
+    full = {tokens[: 4 * (1 + index)] for tokens in hypotheses for index in range(num_full)}
+    return full | set(hypotheses if num_in_next else ())
+
+
 def test_beams_share_the_blocks_of_what_they_agree_on(make_engine):
     engine = make_engine(cache=False, max_num_seqs=4)
-    prompt, width, num_tokens = [5] * 18, 3, 6
-    engine.add(prompt, beam=BeamSearch(width=width), n=1, max_tokens=num_tokens)
-    most = 0
+    prompt, width = [5] * 18, 3
+    request = engine.add(prompt, beam=BeamSearch(width=width), n=1, max_tokens=24)
+    num_saved = 0
     while engine.scheduler.has_work:
         engine.step()
-        most = max(most, engine.kv.pool.num_used)
-    num_shared, num_all = 18 // 4, -(-(18 + num_tokens) // 4)
-    assert num_all < most <= num_shared + width * (num_all - num_shared)
+        group = engine.scheduler._requests.beams.get(request)
+        outputs = [beam.output_token_ids for beam in group.state.beams] if group else []
+        if len(outputs) == width:
+            num_blocks = len(blocks_of_hypotheses(prompt, outputs))
+            assert engine.kv.pool.num_used == num_blocks
+            num_shared, num_each = 18 // 4, -(-(18 + len(outputs[0]) - 1) // 4)
+            num_saved = max(num_saved, num_shared + width * (num_each - num_shared) - num_blocks)
+    assert num_saved >= 4, "beams shared blocks that they had generated"
     assert engine.kv.pool.num_used == 0
 
 
@@ -508,6 +531,17 @@ def test_a_beam_search_that_outgrows_the_cache_is_answered(make_engine):
     request = engine.add([1] * 3, beam=BeamSearch(width=4), max_tokens=16)
     engine.run()
     assert "outgrew the KV cache of 5 blocks" in engine.outputs[request][0].error
+    assert engine.kv.pool.num_used == 0
+
+
+def test_a_sequence_that_outgrows_the_cache_is_answered_and_later_ones_are_served(make_engine):
+    """A server refuses to start with so few blocks."""
+    engine = make_engine(num_blocks=3)
+    outgrowing, later = engine.add([1] * 3, n=2, max_tokens=20), engine.add([2] * 3, max_tokens=5)
+    engine.run()
+    assert "the request outgrew the KV cache of 3 blocks" in engine.outputs[outgrowing][-1].error
+    assert engine.outputs[f"{outgrowing}.1"][-1].finish_reason == "error"
+    assert engine.tokens[later] == continuation([2] * 3, 5)
     assert engine.kv.pool.num_used == 0
 
 

@@ -41,11 +41,13 @@ def test_nothing_is_told_of_a_row_that_was_given_up():
         forks=[Fork(5, 1, SAMPLING), Fork(1, 2, SAMPLING)],
         table_writes=[(1, 0, 0, 10), (2, 0, 0, 12)],
         token_writes=[(1, 3, 7), (2, 3, 8)],
+        block_copies=[(1, 20, 21), (2, 21, 22)],
     )
     changes.drop(1)
     assert [new.row for new in changes.added] == [2]
     assert [(fork.source_row, fork.target_row) for fork in changes.forks] == [(1, 2)]
     assert (changes.table_writes, changes.token_writes) == ([(2, 0, 0, 12)], [(2, 3, 8)])
+    assert changes.block_copies == [(2, 21, 22)]
 
 
 def test_a_plan_has_the_decodes_first_with_their_drafts():
@@ -54,6 +56,13 @@ def test_a_plan_has_the_decodes_first_with_their_drafts():
     assert (plan.rows.tolist(), plan.num_new_tokens.tolist()) == ([3, 5, 1, 2], [3, 1, 4, 5])
     assert (plan.starts.tolist(), plan.samples.tolist()) == ([7, 9, 0, 8], [True, True, True, False])
     assert (plan.table_writes.shape, plan.token_writes.shape, plan.block_copies.shape) == ((0, 4), (0, 3), (0, 2))
+
+
+def test_a_plan_has_the_copies_in_order_and_not_whose_they_are():
+    changes = RowChanges()
+    changes.copy_blocks(3, [(20, 21), (30, 31)])
+    changes.copy_blocks(1, [(20, 22)])
+    assert make_draft().plan(6, changes, num_failures=0).block_copies.tolist() == [[20, 21], [30, 31], [20, 22]]
 
 
 def test_tokens_are_taken_from_the_budget():
