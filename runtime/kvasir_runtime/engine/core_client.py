@@ -25,14 +25,15 @@ class CoreClient:
 
     @property
     def has_work(self) -> bool:
-        """Of this process, that waits for steps and not for other engines alone."""
+        """Of this process, that waits for steps and not for other engines alone: more than the core holds for those."""
         stats = self.stats
-        waits_for_others = stats is not None and stats.num_held > 0 and not (stats.num_running or stats.num_waiting)
-        return bool(self.requests) and not waits_for_others
+        if stats is None or stats.num_running or stats.num_waiting:
+            return bool(self.requests)
+        return len(self.requests) > stats.num_held
 
     def add(self, request_id: str, request: ActiveRequest) -> None:
-        if not self.requests:
-            self.last_progress = request.arrival  # an idle core had nothing to make progress with
+        if not self.has_work:
+            self.last_progress = request.arrival  # the core had nothing to make progress with
         self.requests[request_id] = request
         self.prefill_tokens += request.prefill_tokens
 

@@ -8,6 +8,7 @@ import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, AdmissionMiddleware
 from kvasir_runtime.server.auth import ApiKeyMiddleware
+from kvasir_runtime.server.body_budget import BodyBudget, BodyBudgetMiddleware
 from kvasir_runtime.server.chat import chat_routes
 from kvasir_runtime.server.completions import completion_routes
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
@@ -23,6 +24,7 @@ def create_app(
     serving: Serving,
     probes: Probes,
     admission: Admission,
+    bodies: BodyBudget,
     *,
     api_key: str | None,
     router_secret: str | None,
@@ -39,6 +41,7 @@ def create_app(
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_defect)
+    app.add_middleware(BodyBudgetMiddleware, budget=bodies)
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_middleware(RouterTrustMiddleware, secret=router_secret, kv_transfer_trust_clients=kv_transfer_trust_clients)
     if api_key is not None:

@@ -27,6 +27,8 @@ from kvasir_runtime.server.responses import (
     ChatLogprobs,
     Usage,
     to_event,
+    to_json,
+    to_part,
 )
 from kvasir_runtime.server.sampling import beam_search, sampling_params, text_options
 from kvasir_runtime.server.serving import Serving, http_request_id_of, new_request_id, tenant_of
@@ -57,6 +59,7 @@ def chat_routes(serving: Serving) -> APIRouter:
             admission=serving.admission,
             requests=requests,
             shape=ChatShape(serving, chat, requests[0], model, created),
+            shapers=serving.shapers,
             num_returned=chat.num_returned,
             stream_options=chat.stream_options or StreamOptions(),
             journal=journal,
@@ -109,16 +112,17 @@ class ChatShape:
     def shown(self, delta: SequenceDelta) -> SequenceDelta:
         return delta
 
-    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> ChatCompletion:
-        return ChatCompletion(
+    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
+        completion = ChatCompletion(
             id=self.request.request_id,
             created=self.created,
             model=self.model,
-            choices=[self._choice(sequence) for sequence in sequences],
+            choices=[to_part(self._choice(sequence)) for sequence in sequences],
             usage=usage,
             prompt_token_ids=self._prompt_token_ids(),
             kv_transfer_params=shown(sequences),
         )
+        return to_json(completion)
 
     def first_event(self, usage: ChunkUsage) -> bytes:
         role = ChatDelta(role="assistant", content="")

@@ -5,6 +5,7 @@ filters and functions. They run in Jinja's immutable sandbox, because they come 
 """
 
 import json
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,11 @@ Message = dict[str, Any]
 
 CONTINUE_MARK = "\N{SYMBOL FOR UNIT SEPARATOR}kvasir-continue\N{SYMBOL FOR UNIT SEPARATOR}"
 """Put behind the content to find where it ends in the prompt; a space behind it shows whether the template trims."""
+MAX_RENDER_SECONDS = 10.0
+"""Of a processor. A conversation of a million tokens takes less than one; others wait for what takes longer."""
+MAX_RENDERED_CHARS = 2**26
+"""More than any context holds. A template may print a variable of the client's with every message."""
+MAX_SHOWN_ERROR = 500  # characters of what a template says, which may repeat what the client sent
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
@@ -70,17 +76,33 @@ class ChatTemplate:
         return text if rest.startswith(" ") else text.rstrip()
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool, variables: dict[str, Any]) -> str:
+        context = {
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+            **variables,
+        }
+        parts: list[str] = []
+        num_chars, end = 0, time.thread_time() + MAX_RENDER_SECONDS
         try:
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **variables},
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            message = f"the model's chat template refuses these messages: {error}"
+            for part in self._template.generate(context):
+                parts.append(part)
+                num_chars += len(part)
+                if num_chars > MAX_RENDERED_CHARS or time.thread_time() > end:
+                    break
+            else:
+                return "".join(parts)
+        except Exception as error:  # a program of the model's maker on a client's values: anything may be wrong
+            message = f"the model's chat template refuses these messages: {str(error)[:MAX_SHOWN_ERROR]}"
             raise InvalidRequestError(message, "messages") from error
+        raise InvalidRequestError(
+            f"the model's chat template made {num_chars} characters of these messages and was not at their end, but at "
+            f"most {MAX_RENDERED_CHARS} in {MAX_RENDER_SECONDS:g} seconds are made of a request; send fewer messages, "
+            "or less in chat_template_kwargs and tool_calls",
+            "messages",
+        )
 
 
 def load_chat_template(

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
+from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.exchange import ChunkUsage, Exchange
@@ -20,7 +21,15 @@ from kvasir_runtime.server.logprobs import LogprobsFormatter
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import Prompt
 from kvasir_runtime.server.protocol import CompletionRequest, StreamOptions
-from kvasir_runtime.server.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, to_event
+from kvasir_runtime.server.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Usage,
+    to_event,
+    to_json,
+    to_part,
+)
 from kvasir_runtime.server.sampling import Limits, beam_search, sampling_params, text_options
 from kvasir_runtime.server.serving import Serving, http_request_id_of, new_request_id, tenant_of
 from kvasir_runtime.server.streaming import answer, event_stream
@@ -28,6 +37,9 @@ from kvasir_runtime.transfer.params import KvTransferParams
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for this route."""
+MAX_ECHOED = 2**22
+"""Of a request: tokens of its prompts, times the sequences that repeat them, times the log-probabilities of each.
+Shaping so many takes 4 s of a processor, and their JSON 70 MB."""
 
 
 def completion_routes(serving: Serving) -> APIRouter:
@@ -43,9 +55,11 @@ def completion_routes(serving: Serving) -> APIRouter:
         prompts = await serving.prompts.completion_prompts(wishes, limits)
         transfer = transfer_params(request, wishes, serving.kv_transfer, len(prompts))
         resolve = _Resolver(serving, wishes, limits, new_request_id("cmpl"), tenant_of(request), transfer)
+        resolved = [resolve(prompt) for prompt in prompts]
+        _check_echo(wishes, prompts)
         created = journal.created(int(time.time()))
         requests = journal.continued(
-            [resolve(prompt) for prompt in prompts],
+            resolved,
             serving.model_digest,
             limits.vocab_size,
             is_stream=bool(wishes.stream),
@@ -57,6 +71,7 @@ def completion_routes(serving: Serving) -> APIRouter:
             admission=serving.admission,
             requests=requests,
             shape=CompletionShape(serving, wishes, prompts, requests[0].request_id, model, created, journal),
+            shapers=serving.shapers,
             num_returned=wishes.num_returned,
             stream_options=wishes.stream_options or StreamOptions(),
             journal=journal,
@@ -73,6 +88,19 @@ def completion_routes(serving: Serving) -> APIRouter:
 def is_echo_only(wishes: CompletionRequest) -> bool:
     """Nothing but the prompt's own log probabilities is asked for; evaluation harnesses do that."""
     return bool(wishes.echo) and wishes.token_limit == 0
+
+
+def _check_echo(wishes: CompletionRequest, prompts: Sequence[Prompt]) -> None:
+    """Each sequence repeats its prompt, although that is read and scored once."""
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    num_each = 1 if wishes.logprobs is None else 1 + wishes.logprobs
+    if wishes.echo and num_tokens * wishes.num_returned * num_each > MAX_ECHOED:
+        raise InvalidRequestError(
+            f"echo: {num_tokens} tokens of prompts times {wishes.num_returned} sequences times {num_each} "
+            f"log-probabilities are more than the {MAX_ECHOED} that an answer repeats; ask for fewer sequences or "
+            "logprobs, or send several requests",
+            "echo",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +163,9 @@ class CompletionShape:
         self._model = model
         self._created = created
         self._formatters = [self._formatter() for _ in range(len(prompts) * wishes.num_returned)]
-        for index, sequence in journal.sequences.items():
-            self._skip(index, sequence.token_ids)
+        if wishes.logprobs is not None:
+            for index, sequence in journal.sequences.items():
+                self._skip(index, sequence.token_ids)
         self._begun = set(journal.sequences)
 
     def shown(self, delta: SequenceDelta) -> SequenceDelta:
@@ -147,9 +176,9 @@ class CompletionShape:
             delta, text="", token_ids=[], logprobs=[], finish_reason=finish_reason, stop_reason=None
         )
 
-    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> Completion:
-        choices = [self._choice(sequence, is_first=True, is_whole=True) for sequence in sequences]
-        return self._completion(choices, usage, shown(sequences))
+    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
+        choices = [to_part(self._choice(sequence, is_first=True, is_whole=True)) for sequence in sequences]
+        return to_json(self._completion(choices, usage, shown(sequences)))
 
     def first_event(self, usage: ChunkUsage) -> bytes:
         return b""
@@ -185,7 +214,7 @@ class CompletionShape:
         echoes = is_first and bool(self._wishes.echo)
         return CompletionChoice(
             index=delta.index,
-            text=self._text(prompt) + delta.text if echoes else delta.text,
+            text=prompt.text + delta.text if echoes else delta.text,
             logprobs=self._logprobs(delta, prompt if echoes else None),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason if is_whole or delta.stop_reason is not None else UNSET,
@@ -195,9 +224,6 @@ class CompletionShape:
 
     def _prompt_of(self, index: int) -> Prompt:
         return self._prompts[index // self._wishes.num_returned]
-
-    def _text(self, prompt: Prompt) -> str:
-        return self._tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
 
     def _logprobs(self, delta: SequenceDelta, prompt: Prompt | None) -> CompletionLogprobs | None:
         if self._wishes.logprobs is None:
@@ -210,7 +236,7 @@ class CompletionShape:
 
     def _completion(
         self,
-        choices: list[CompletionChoice],
+        choices: list[CompletionChoice] | list[msgspec.Raw],
         usage: ChunkUsage,
         kv_transfer_params: KvTransferParams | UnsetType = UNSET,
     ) -> Completion:

@@ -19,7 +19,7 @@ class Connection(Protocol):
     @property
     def peer(self) -> str: ...
 
-    def close(self) -> None: ...
+    def abort(self) -> None: ...
 
     def refuse_for_lack_of_room(self) -> None: ...
 
@@ -37,7 +37,7 @@ class Connections:
         self._limits = limits
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
-        """Those without a request, the longest idle first."""
+        """Those without a request whose answer has been taken, but for a little; the longest idle first."""
         self._num_of_peer: Counter[str] = Counter()
 
     def opened(self, connection: Connection) -> None:
@@ -74,7 +74,7 @@ class Connections:
         if longest_idle is newcomer:
             newcomer.refuse_for_lack_of_room()
         else:
-            longest_idle.close()
+            longest_idle.abort()  # a close would wait for a client that does not read
 
 
 @lru_cache(maxsize=4096)

@@ -3,10 +3,13 @@
 What differs between the routes is a `Shape`: how deltas become their JSON.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,15 +24,18 @@ from kvasir_runtime.server.responses import DONE, PromptTokensDetails, Usage
 from kvasir_runtime.transfer.params import KvTransferParams
 
 ChunkUsage = Usage | UnsetType | None
+INLINE_LOGPROBS = 2048
+"""Fewer are shaped on the event loop: 5 ms."""
 
 
 class Shape(Protocol):
-    """An answer as one route gives it. Of the bytes each is one event, empty where there is nothing to show."""
+    """An answer as one route gives it, as JSON, which may be made in a thread; an event is empty where there is nothing
+    to show."""
 
     def shown(self, delta: SequenceDelta) -> SequenceDelta:
         """What the client is to see, and pay for, of a delta."""
 
-    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> Any: ...
+    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes: ...
 
     def first_event(self, usage: ChunkUsage) -> bytes:
         """What precedes all sequences."""
@@ -46,6 +52,8 @@ class Exchange:
     requests: Sequence[GenerateRequest]
     """One a prompt, all of the same number of sequences."""
     shape: Shape
+    shapers: Executor
+    """For answers that the event loop would not get done with soon."""
     num_returned: int
     """Sequences a prompt that the client gets, the best of those that are generated."""
     stream_options: StreamOptions
@@ -53,13 +61,13 @@ class Exchange:
     writer: EventWriter = WITHOUT_JOURNAL
     http_request_id: str | None = None
 
-    async def whole(self) -> Any:
+    async def whole(self) -> bytes:
         meter = self._meter()
         with self._generation() as generation:
             sequences = [self.shape.shown(sequence) for sequence in await generation.whole()]
         for sequence in sequences:
             meter.count(sequence)
-        return self.shape.whole(best(sequences, self.requests[0].n, self.num_returned), meter.usage())
+        return await self._shaped(sequences, partial(self._whole, sequences, meter.usage()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         meter = self._meter()
@@ -67,14 +75,11 @@ class Exchange:
         with self._generation() as generation:
             try:
                 async for deltas in generation:
-                    events = [] if has_begun else [self.writer.begin(self.shape.first_event(self._chunk_usage(meter)))]
+                    block = await self._shaped(deltas, partial(self._block, deltas, meter, has_begun=has_begun))
                     has_begun = True
-                    for delta in map(self.shape.shown, deltas):
-                        meter.count(delta)
-                        events.append(self.writer.write(delta, self.shape.event(delta, self._chunk_usage(meter))))
                     if generation.is_moving and not self.writer.can_continue:
                         continue  # whoever goes on draws these again
-                    if block := b"".join(events):
+                    if block:
                         generation.can_move = self.writer.can_continue
                         generation.can_keep = self.writer.can_keep
                         yield block
@@ -93,6 +98,30 @@ class Exchange:
             yield self.writer.write_usage(self.shape.usage_event(meter.usage()))
         yield DONE
 
+    def _whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
+        return self.shape.whole(best(sequences, self.requests[0].n, self.num_returned), usage)
+
+    def _block(self, deltas: Sequence[SequenceDelta], meter: "UsageMeter", *, has_begun: bool) -> bytes:
+        """The events of one turn."""
+        events = [] if has_begun else [self.writer.begin(self.shape.first_event(self._chunk_usage(meter)))]
+        for delta in map(self.shape.shown, deltas):
+            meter.count(delta)
+            events.append(self.writer.write(delta, self.shape.event(delta, self._chunk_usage(meter))))
+        return b"".join(events)
+
+    async def _shaped(self, deltas: Sequence[SequenceDelta], shape: Callable[[], bytes]) -> bytes:
+        """What is made of these, beside the event loop where it takes long."""
+        if self._num_logprobs(deltas) <= INLINE_LOGPROBS:
+            return shape()
+        return await asyncio.get_running_loop().run_in_executor(self.shapers, shape)
+
+    def _num_logprobs(self, deltas: Sequence[SequenceDelta]) -> int:
+        num_alternatives = self.requests[0].sampling.logprobs
+        if num_alternatives is None:
+            return 0
+        num_positions = sum(len(delta.logprobs) + len(delta.prompt_logprobs or ()) for delta in deltas)
+        return num_positions * (1 + num_alternatives)
+
     @contextmanager
     def _generation(self) -> Iterator[Generation]:
         with (
@@ -103,7 +132,8 @@ class Exchange:
 
     @property
     def _num_sequences(self) -> int:
-        return sum(request.n for request in self.requests)
+        """That the engine works on, of a beam search all of its beam."""
+        return sum(request.n if request.beam is None else request.beam.width for request in self.requests)
 
     def _meter(self) -> "UsageMeter":
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self.requests)

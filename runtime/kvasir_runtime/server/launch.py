@@ -32,6 +32,7 @@ from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics,
 from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
+from kvasir_runtime.server.body_budget import MAX_HELD_BYTES, BodyBudget
 from kvasir_runtime.server.chat_template import load_chat_template
 from kvasir_runtime.server.connections import ConnectionLimits, Connections
 from kvasir_runtime.server.http_protocol import BoundedHttpProtocol
@@ -148,6 +149,7 @@ class ApiServer:
             serving,
             probes,
             self.admission,
+            BodyBudget(max(MAX_HELD_BYTES, 2 * config.server.max_body_bytes)),
             api_key=api_key,
             router_secret=router_secret,
             kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,

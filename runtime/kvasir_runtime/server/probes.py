@@ -22,6 +22,7 @@ from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.responses import DrainResponse, LoadResponse, VersionResponse, to_json
 
+DRAIN_PATH = "/drain"
 MIGRATE_PATH = "/migrate"
 """Has every stream that the router can have continued go on elsewhere."""
 MIGRATE_REQUEST_PATH = f"{MIGRATE_PATH}/request"
@@ -78,12 +79,12 @@ def probe_routes(probes: Probes) -> APIRouter:
         probes.check_ready()
         return Response()
 
-    @router.post("/drain")
+    @router.post(DRAIN_PATH)
     async def start_drain() -> Response:
         probes.admission.start_drain()
         return _json(_drain_state(probes))
 
-    @router.get("/drain")
+    @router.get(DRAIN_PATH)
     async def drain_state() -> Response:
         return _json(_drain_state(probes))
 

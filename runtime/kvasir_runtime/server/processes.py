@@ -26,10 +26,8 @@ def run_api_processes(config: RuntimeConfig, listener: socket.socket, ipc_dir: P
         )
         for index in range(config.server.api_server_count)
     ]
-    _forward_signals(processes)
-    for process in processes:
-        process.start()
-    running: dict[object, BaseProcess] = {process.sentinel: process for process in processes}
+    started = _start(processes)
+    running: dict[object, BaseProcess] = {process.sentinel: process for process in started}
     while running:
         for sentinel in wait([process.sentinel for process in running.values()]):
             ended = running.pop(sentinel)
@@ -45,12 +43,32 @@ def _run_one(parent_pid: int, config: RuntimeConfig, api_index: int, listener: s
     sys.exit(run_api_server(config, api_index, [listener], ipc_dir))
 
 
-def _forward_signals(processes: Sequence[BaseProcess]) -> None:
-    def forward(number: int, frame: FrameType | None) -> None:
-        _terminate(processes)
+def _start(processes: Sequence[BaseProcess]) -> list[BaseProcess]:
+    """From now on they are sent every SIGTERM. One that comes meanwhile waits until it can be, and no more are started.
 
-    signal.signal(signal.SIGTERM, forward)
+    Returns those that were.
+    """
+    started: list[BaseProcess] = []
+    is_stopping = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        _terminate(started)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the children as well
+    signal.signal(signal.SIGTERM, remember)
+    for process in processes:
+        if is_stopping:
+            break
+        process.start()
+        started.append(process)
+    signal.signal(signal.SIGTERM, forward)
+    if is_stopping:
+        _terminate(started)
+    return started
 
 
 def _terminate(processes: Sequence[BaseProcess]) -> None:

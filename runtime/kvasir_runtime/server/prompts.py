@@ -5,10 +5,12 @@ them, long texts are tokenised and long conversations rendered in a thread, and 
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError
@@ -18,21 +20,28 @@ from kvasir_runtime.server.sampling import Limits, check_fits, check_token_ids
 
 INLINE_CHARS = 8192
 """Shorter texts are tokenised on the event loop: about 2 ms, less than a thread's switch costs beside a busy core."""
+INLINE_TOKENS = 4096
+"""Of fewer, text is made there."""
 INLINE_MESSAGES = 64
 """Shorter conversations, if their texts are short as well, are rendered there."""
+NUM_RENDERERS = 2
+"""Threads for the others, of their own: while they render they hold the interpreter's lock for 5 ms at a time, and
+tokenising is not to wait for them."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: list[int]
-    text: str | None
-    """As the client sent it; None for token ids."""
+    text: str
+    """As the client sent it; of token ids what they stand for, where it is to be echoed, else nothing."""
 
 
 class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._renderers = ThreadPoolExecutor(NUM_RENDERERS, thread_name_prefix="render")
 
     async def completion_prompts(self, wishes: CompletionRequest, limits: Limits) -> list[Prompt]:
         """One or several, from a text, a list of texts, token ids or a list of those."""
@@ -40,15 +49,16 @@ class PromptBuilder:
         _check_number(len(contents), wishes.num_candidates, limits)
         prompts = []
         for content in contents:
-            prompts.append(await self._completion_prompt(content, wishes.add_special_tokens, limits))
+            prompts.append(await self._completion_prompt(content, wishes, limits))
             await asyncio.sleep(0)  # let others have their turn
         return prompts
 
     async def chat_prompt(self, chat: ChatPrompt, limits: Limits) -> list[int]:
         render = self._renderer(chat)
-        num_chars = sum(_num_chars(message) for message in chat.messages)
-        is_short = num_chars <= INLINE_CHARS and len(chat.messages) <= INLINE_MESSAGES
-        text = render() if is_short else await asyncio.to_thread(render)
+        if _is_short(chat):
+            text = render()
+        else:
+            text = await asyncio.get_running_loop().run_in_executor(self._renderers, render)
         token_ids = await self.encode(text, chat.add_special_tokens, limits.max_model_len, "messages")
         if not token_ids:
             raise InvalidRequestError("messages: the chat template made an empty prompt of them", "messages")
@@ -68,9 +78,9 @@ class PromptBuilder:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    async def _completion_prompt(self, content: object, add_special_tokens: bool, limits: Limits) -> Prompt:
+    async def _completion_prompt(self, content: object, wishes: CompletionRequest, limits: Limits) -> Prompt:
         if isinstance(content, str):
-            token_ids = await self.encode(content, add_special_tokens, limits.max_model_len, "prompt")
+            token_ids = await self.encode(content, wishes.add_special_tokens, limits.max_model_len, "prompt")
             _check_vocabulary(token_ids, limits.vocab_size, "prompt")
             prompt = Prompt(token_ids, content)
         elif isinstance(content, list):
@@ -78,7 +88,7 @@ class PromptBuilder:
             if not _are_token_ids(content):
                 raise _wrong_prompt(content)
             check_token_ids(content, limits.vocab_size, "prompt")
-            prompt = Prompt(content, None)
+            prompt = Prompt(content, await of_tokens(self._tokenizer.decode, content) if wishes.echo else "")
         else:
             raise _wrong_prompt(content)
         if not prompt.token_ids:
@@ -105,6 +115,11 @@ class PromptBuilder:
             )
 
         return render
+
+
+async def of_tokens(make: Callable[[list[int]], T], token_ids: list[int]) -> T:
+    """What is made of tokens; of many it is made in a thread."""
+    return make(token_ids) if len(token_ids) <= INLINE_TOKENS else await asyncio.to_thread(make, token_ids)
 
 
 def _split(prompt: Any) -> Sequence[object]:
@@ -153,11 +168,23 @@ def _are_token_ids(values: list[Any]) -> bool:
     return set(map(type, values)) <= {int}
 
 
+def _is_short(chat: ChatPrompt) -> bool:
+    """Whether rendering takes no longer than a thread's switch, judged without reading what is rendered."""
+    variables = chat.chat_template_kwargs or {}
+    if any(message.tool_calls for message in chat.messages):  # their arguments are parsed
+        return False
+    if any(isinstance(value, list | dict) for value in variables.values()):  # templates loop over them
+        return False
+    texts = [*variables, *(value for value in variables.values() if isinstance(value, str))]
+    num_chars = sum(map(len, texts)) + sum(map(_num_chars, chat.messages))
+    return num_chars <= INLINE_CHARS and len(chat.messages) <= INLINE_MESSAGES
+
+
 def _num_chars(message: ChatMessage) -> int:
-    """Roughly, and without reading: what rendering takes."""
     content = message.content or ""
-    num_chars = len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
-    return num_chars + INLINE_CHARS * len(message.tool_calls or [])  # their arguments are parsed
+    num_chars = len(content) if isinstance(content, str) else sum(1 + len(part.text) for part in content)
+    others = (message.name, message.tool_call_id, message.reasoning_content, message.reasoning)
+    return num_chars + sum(len(text) for text in others if text)
 
 
 def _template_message(message: ChatMessage, index: int) -> Message:
@@ -186,8 +213,8 @@ def _parsed_tool_call(call: dict[str, Any], index: int) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
         field = f"messages[{index}].tool_calls"
         raise InvalidRequestError(f"{field}: a call's arguments are not valid JSON: {error}", field) from error
     return {**call, "function": {**function, "arguments": arguments}}

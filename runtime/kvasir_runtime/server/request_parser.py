@@ -26,14 +26,19 @@ class RequestParser:
 
     def feed_data(self, data: bytes) -> None:
         """Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
+        while data:
+            data = self._feed_until_upgrade(data)
+
+    def _feed_until_upgrade(self, data: bytes) -> bytes:
+        """What is left, for the parser of what follows."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if not self.is_upgrade_ignored:
                 raise
             self._read_body()
-            if rest := data[upgrade.args[0] :]:
-                self.feed_data(rest)
+            return data[upgrade.args[0] :]
+        return b""
 
     def _read_body(self) -> None:
         framing = [b"%s: %s\r\n" % line for line in self._protocol.headers if line[0] in _FRAMING]

@@ -17,6 +17,11 @@ def to_json(value: Any) -> bytes:
     return _encoder.encode(value)
 
 
+def to_part(value: Any) -> msgspec.Raw:
+    """JSON of a part of an answer: nothing else runs while one value is encoded, and an answer may be long."""
+    return msgspec.Raw(_encoder.encode(value))
+
+
 def to_event(value: Any) -> bytes:
     """One server-sent event (WHATWG HTML, section 9.2)."""
     return b"data: " + _encoder.encode(value) + b"\n\n"
@@ -83,7 +88,8 @@ class ChatCompletion(msgspec.Struct):
     id: str
     created: int
     model: str
-    choices: list[ChatChoice]
+    choices: list[msgspec.Raw]
+    """Of each a `ChatChoice`."""
     usage: Usage
     object: str = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -138,7 +144,7 @@ class Completion(msgspec.Struct):
     id: str
     created: int
     model: str
-    choices: list[CompletionChoice]
+    choices: list[CompletionChoice] | list[msgspec.Raw]
     object: str = "text_completion"
     usage: Usage | UnsetType | None = UNSET
     kv_transfer_params: KvTransferParams | UnsetType = UNSET

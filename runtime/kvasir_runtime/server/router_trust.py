@@ -1,11 +1,11 @@
-"""Which requests are the router's: only it may name a tenant, ask for a journal, hand one over, have streams leave, get
-the tokenizer, and say whom KV is exchanged with.
+"""Which requests are the router's: only it may name a tenant, ask for a journal, hand one over, have streams leave or
+the server drain, get the tokenizer, and say whom KV is exchanged with.
 
 With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
 is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
 client's; a journal is refused, because what is behind the client's own body cannot be told apart from it, and so are
-the tokenizer, which may be a model's own, and `kv_transfer_params`. Those alone are taken from anyone with
---kv-transfer-trust-clients, for routers of other makes.
+the tokenizer, which may be a model's own, a drain, which nothing takes back, and `kv_transfer_params`. Those alone are
+taken from anyone with --kv-transfer-trust-clients, for routers of other makes.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvasir_runtime.server.errors import NotTheRouterError, error_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_runtime.server.kv_transfer import STRANGER
-from kvasir_runtime.server.probes import MIGRATE_PATHS
+from kvasir_runtime.server.probes import DRAIN_PATH, MIGRATE_PATHS
 from kvasir_runtime.server.serving import TENANT_HEADER
 from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
 from kvasir_runtime.service_secret import SECRET_VARIABLE
@@ -43,6 +43,8 @@ class RouterTrustMiddleware:
             await _refused(f"{TOKENIZER_PATH}: only the router may ask for the tokenizer")(scope, receive, send)
         elif scope["path"] in MIGRATE_PATHS:
             await _refused(f"{scope['path']}: only the router can have streams go on elsewhere")(scope, receive, send)
+        elif scope["path"] == DRAIN_PATH and scope["method"] == "POST":
+            await _refused(f"{DRAIN_PATH}: only the router can have this server drain")(scope, receive, send)
         else:
             headers = [header for header in scope["headers"] if header[0] not in _DROPPED]
             await self._app({**scope, **self._stranger, "headers": headers}, receive, send)

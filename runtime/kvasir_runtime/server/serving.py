@@ -1,7 +1,9 @@
 """What the routes work with, made once per API process."""
 
 import uuid
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.requests import Request
 
@@ -19,6 +21,8 @@ TENANT_HEADER = "x-kvasir-tenant"
 """Set by the router from the client's key; names whose share of the engine a request uses (see `router_trust`)."""
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 256
+NUM_SHAPERS = 2
+"""Threads for answers of many log-probabilities, of their own for the reason of `prompts.NUM_RENDERERS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,7 @@ class Serving:
     max_body_bytes: int
     kv_transfer: KvTransferConfig | None = None
     """None: no KV is exchanged with other engines."""
+    shapers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, NUM_SHAPERS, "shape"))
 
     def limits(self) -> Limits:
         """Raises EngineDeadError, and ServerUnavailableError while the model is loading."""

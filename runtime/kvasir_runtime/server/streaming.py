@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from kvasir_runtime.errors import EngineDeadError, KvasirRuntimeError, ServerUnavailableError
 from kvasir_runtime.server.errors import CLIENT_CLOSED_REQUEST, status_and_body
 from kvasir_runtime.server.journal import RESUMABLE_HEADER
-from kvasir_runtime.server.responses import DONE, to_event, to_json
+from kvasir_runtime.server.responses import DONE, to_event
 
 T = TypeVar("T")
 _ENGINE_LOST = (EngineDeadError, ServerUnavailableError)
@@ -28,13 +28,13 @@ class ClientGoneError(Exception):
     """The client left before its answer was ready."""
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
-    """The work's result as JSON."""
+async def answer(request: Request, work: Coroutine[Any, Any, bytes]) -> Response:
+    """The JSON that the work comes to."""
     try:
         result = await _unless_disconnected(request.receive, work)
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return Response(to_json(result), media_type="application/json")
+    return Response(result, media_type="application/json")
 
 
 async def event_stream(request: Request, events: AsyncGenerator[bytes, None], *, is_resumable: bool) -> Response:

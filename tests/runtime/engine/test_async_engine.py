@@ -302,6 +302,27 @@ def test_only_pending_work_without_steps_is_a_stall(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_a_request_that_the_core_has_not_taken_in_is_work_beside_those_that_it_holds_for_other_engines(
+    tmp_path: Path,
+) -> None:
+    held = msgspec.structs.replace(stats(1), num_running=0, num_held=1)
+
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request()]):
+                core.tell(held)
+                while engine.stats != held:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0)
+                assert not engine.is_stalled(-1.0)
+                await asyncio.sleep(0.2)
+                with engine.generate([request()]):
+                    assert not engine.is_stalled(0.1), "it has come just now"
+                    assert engine.is_stalled(-1.0)
+                assert not engine.is_stalled(-1.0)
+
+    asyncio.run(asyncio.wait_for(play(), 5))
+
+
 def test_nothing_is_generated_before_the_core_is_ready(tmp_path: Path) -> None:
     async def play() -> None:
         channel = EngineChannel(tmp_path, 0)

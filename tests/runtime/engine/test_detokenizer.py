@@ -121,6 +121,46 @@ def test_first_of_several_stop_strings_ends_the_text() -> None:
     assert StopStrings(["world", "lo"], include_in_output=True).feed("hello world") == ("hello", "lo")
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_text_in_pieces_ends_where_it_does_at_once(seed: int) -> None:
+    """The first end counts, and of those that end with one piece the first start."""
+    rng = random.Random(seed)
+    stops = ["".join(rng.choices("ab", k=rng.randint(1, 9))) for _ in range(rng.randint(1, 4))]
+    pieces = ["".join(rng.choices("ab", k=rng.randint(1, 5))) for _ in range(40)]
+    stop, given, text = StopStrings(stops, include_in_output=False), "", ""
+    for piece in pieces:
+        text += piece
+        cut = stop.feed(piece)
+        given += cut.text
+        found = min(((at, each) for each in stops if (at := text.find(each)) >= 0), default=None)
+        if found is not None:
+            assert (given, cut.stop) == (text[: found[0]], found[1])
+            return
+        held = text[len(given) :]
+        may_become_one = [end for end in range(len(text)) if any(each.startswith(text[end:]) for each in stops)]
+        assert cut.stop is None
+        assert text.startswith(given)
+        assert len(given) == min(may_become_one, default=len(text)), f"{held!r} is held back"
+
+
+class CountedStopStrings(StopStrings):
+    """Counts the beginnings that it compares, which is what text that is held back costs."""
+
+    num_compared = 0
+
+    def _is_beginning(self, text: str) -> bool:
+        self.num_compared += 1
+        return super()._is_beginning(text)
+
+
+def test_text_that_is_held_back_costs_the_same_however_long_it_has_become() -> None:
+    stop = CountedStopStrings(["a" * 1023 + "c", *("b" * 1023 + char for char in "defgh")], include_in_output=False)
+    assert "".join(stop.feed("a").text for _ in range(1023)) == ""
+    assert stop.num_compared == 1023
+    assert stop.feed("b").text == "a" * 1023
+    assert stop.num_compared <= 1023 + 1024
+
+
 def test_stop_string_across_tokens_ends_the_tokens_too() -> None:
     tokenizer = byte_level()
     token_ids = [token for char in "abcdef" for token in tokenizer.encode(char, add_special_tokens=False)]

@@ -74,6 +74,8 @@ class FakeCore:
         self._active: dict[tuple[str, int], FakeSequence] = {}
         self._num_steps = 0
         self._is_closing = False
+        self._scored: set[str] = set()
+        """Requests whose prompt's log-probabilities are out."""
         self.received: list[AddRequest] = []
         self.aborted: list[Abort] = []
         self.is_hanging = False
@@ -206,12 +208,19 @@ class FakeCore:
             index=sequence.index,
             new_token_ids=[token_id],
             logprobs=None if sampling.logprobs is None else [_logprobs(token_id, sampling.logprobs, sequence.index)],
-            prompt_logprobs=_prompt_logprobs(prompt, sampling.prompt_logprobs) if is_first else None,
+            prompt_logprobs=self._prompt_logprobs(request) if is_first else None,
             num_cached_tokens=self.num_cached_tokens if is_first else 0,
             finish_reason="stop" if is_stop else "length" if is_full else None,
             stop_token_id=token_id if is_stop else None,
             kv_transfer_params=self.kv_transfer_params if is_stop or is_full else None,
         )
+
+    def _prompt_logprobs(self, request: AddRequest) -> list[TokenLogprobs | None] | None:
+        if request.sampling.prompt_logprobs is None or request.request_id in self._scored:
+            return None
+        self._scored.add(request.request_id)
+        prompt = request.prompt_token_ids
+        return [None, *(_logprobs(token_id, request.sampling.prompt_logprobs) for token_id in prompt[1:])]
 
     def _stats(self) -> SchedulerStats:
         return SchedulerStats(
@@ -249,10 +258,6 @@ def _logprobs(token_id: int, count: int, index: int = 0) -> TokenLogprobs:
     return TokenLogprobs(
         [token_id, *range(count)], [-0.5 + index / 8, *(-1.0 - index for index in range(count))], rank=1
     )
-
-
-def _prompt_logprobs(prompt: list[int], count: int | None) -> list[TokenLogprobs | None] | None:
-    return None if count is None else [None, *(_logprobs(token_id, count) for token_id in prompt[1:])]
 
 
 @pytest.fixture(scope="session")

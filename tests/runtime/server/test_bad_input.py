@@ -46,6 +46,10 @@ BAD_COMPLETIONS = [
     ({"stop": ["a", ""]}, "stop[1]", "at least 1 character"),
     ({"stop": ["a", 5]}, "stop[1]", "5 was given, but it should be a valid string"),
     ({"stop": ["x"] * 33}, "stop", "at most 32 items"),
+    ({"stop": "x" * 1025}, "stop", "at most 1024 characters"),
+    ({"stop": ["a", "x" * 1025]}, "stop[1]", "at most 1024 characters"),
+    ({"cache_salt": "x" * 257}, "cache_salt", "at most 256 characters"),
+    ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
     ({"stop_token_ids": [10**6]}, "stop_token_ids", "not in the vocabulary"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id"),
     ({"logit_bias": {"99999": 1}}, "logit_bias", "'99999' is no token id"),
@@ -62,6 +66,16 @@ BAD_COMPLETIONS = [
     ({"length_penalty": 1.5}, "length_penalty", "only allowed with use_beam_search"),
     ({"early_stopping": False}, "early_stopping", "only allowed with use_beam_search"),
     ({"use_beam_search": True, "early_stopping": "never"}, "early_stopping", "valid boolean"),
+    (
+        {"use_beam_search": True, "length_penalty": 1e6},
+        "length_penalty",
+        "1000000.0 was given, but it should be less than or equal to 10",
+    ),
+    (
+        {"use_beam_search": True, "length_penalty": -2000},
+        "length_penalty",
+        "-2000 was given, but it should be greater than or equal to -10",
+    ),
     ({"prompt": ["a"] * 2049}, "prompt", "2049 prompts were given, but this server makes at most 2048 sequences"),
     ({"prompt": [[5]] * 1025, "n": 2}, "prompt", "1025 prompts were given in 2 sequences each"),
     ({"prompt": ["a", 5]}, "prompt", "should be a text"),
@@ -98,6 +112,11 @@ def test_wrong_completion_is_refused_by_the_field_at_fault(running, wrong, param
     assert running.core.received == []
 
 
+def called_with(arguments: str) -> dict[str, object]:
+    """A conversation with a call of these arguments."""
+    return {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]}
+
+
 BAD_CHATS = [
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": "hi"}, "messages", "valid array"),
@@ -117,6 +136,10 @@ BAD_CHATS = [
     ({"top_logprobs": 3}, "top_logprobs", "only allowed with logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "may not set messages"),
+    (called_with("{'a': 1}"), "messages[0].tool_calls", "not valid JSON: "),
+    (called_with("[" * 100_000), "messages[0].tool_calls", "not valid JSON: maximum recursion depth"),
+    (called_with('"\\ud800"'), "messages[0].tool_calls", "not valid JSON: "),
+    (called_with("NaN"), "messages[0].tool_calls", "not valid JSON: "),
     ({"max_completion_tokens": 10**9}, "max_tokens", "the model's context is 512 tokens"),
     ({"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "the model's context is 512 tokens"),
 ]

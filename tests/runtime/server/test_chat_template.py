@@ -4,6 +4,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvasir_runtime.errors import ConfigurationError, InvalidRequestError
+from kvasir_runtime.server import chat_template
 from kvasir_runtime.server.chat_template import ChatTemplate
 
 MESSAGES = [
@@ -49,6 +50,44 @@ def test_prompt_is_that_of_transformers(name: str, continues: bool) -> None:
 def test_words_of_a_template_that_refuses_reach_the_client() -> None:
     with pytest.raises(InvalidRequestError, match="only two roles"):
         render("{{ raise_exception('only two roles') }}")
+
+
+@pytest.mark.parametrize(
+    ("source", "variables"),
+    [
+        ("{{ 1 / divisor }}", {"divisor": 0}),
+        ("{{ 2.0 ** exponent }}", {"exponent": 10**6}),
+        ("{{ 'a' * number }}", {"number": 10**30}),
+        ("{% macro walk(x) %}{{ walk(x) }}{% endmacro %}{{ walk(tree) }}", {"tree": []}),
+    ],
+)
+def test_whatever_goes_wrong_with_a_clients_values_is_told_as_its_request_at_fault(source: str, variables) -> None:
+    with pytest.raises(InvalidRequestError, match=r"refuses these messages: ."):
+        render(source, **variables)
+
+
+def test_what_a_template_says_is_told_up_to_a_length() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        render("{{ raise_exception(words) }}", words="x" * 10**6)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_prompt_that_a_clients_variable_makes_enormous_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates print special tokens with each message, and a client may name its own."""
+    source = "{% for m in messages %}{{ m.content }}{{ bos_token }}{% endfor %}"
+    num_chars = len(render(source, bos_token="x" * 1000))
+    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", num_chars)
+    assert len(render(source, bos_token="x" * 1000)) == num_chars
+    with pytest.raises(InvalidRequestError, match=f"made {num_chars + 3} characters .* send fewer messages"):
+        render(source, bos_token="x" * 1001)
+
+
+def test_a_prompt_that_takes_too_long_to_render_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% for entry in custom_tools %}{{ entry | tojson(indent=4) }}{% endfor %}"
+    assert render(source, custom_tools=[1] * 1000) == "1" * 1000
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.0)
+    with pytest.raises(InvalidRequestError, match="less in chat_template_kwargs"):
+        render(source, custom_tools=[1] * 1000)
 
 
 def test_template_that_drops_the_last_message_cannot_continue_it() -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvasir_runtime.server import completions
+
 PROMPT = "the quick brown fox größer 日本語 😀"
 
 
@@ -61,6 +63,37 @@ def test_echo_without_output_gives_the_log_probabilities_of_the_prompt(running) 
     assert "".join(choice.logprobs.tokens) == "the quick"
     assert choice.logprobs.token_logprobs[0] is None
     assert set(choice.logprobs.token_logprobs[1:]) == {-0.5}
+
+
+def test_token_ids_are_echoed_as_the_text_that_they_stand_for(running) -> None:
+    token_ids = running.tokenizer.encode(PROMPT).ids
+    answers = [
+        running.client.completions.create(model="tiny", prompt=prompt, max_tokens=0, echo=True, n=2)
+        for prompt in (PROMPT, token_ids)
+    ]
+    assert [choice.text for answer in answers for choice in answer.choices] == [PROMPT] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "is_too_much"),
+    [
+        ({"n": 2, "logprobs": 2}, False),
+        ({"n": 2, "logprobs": 3}, True),
+        ({"n": 6}, False),
+        ({"n": 7}, True),
+        ({"n": 2, "best_of": 7, "logprobs": 2}, False),
+        ({"n": 7, "echo": False, "logprobs": 9}, False),
+    ],
+)
+def test_prompts_are_not_echoed_beyond_all_measure(running, monkeypatch, options: dict, is_too_much: bool) -> None:
+    monkeypatch.setattr(completions, "MAX_ECHOED", 24)
+    body = {"prompt": [[5, 6, 7], [8]], "max_tokens": 1, "echo": True, **options}
+    answer = running.http.post("/v1/completions", json=body)
+    assert answer.status_code == (400 if is_too_much else 200)
+    if is_too_much:
+        error = answer.json()["error"]
+        assert (error["param"], "ask for fewer sequences or logprobs" in error["message"]) == ("echo", True)
+        assert running.core.received == []
 
 
 def test_token_ids_are_returned_as_vllm_shapes_them(running) -> None:

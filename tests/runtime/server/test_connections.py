@@ -10,7 +10,7 @@ class Client:
         self.peer = peer
         self.fate = "served"
 
-    def close(self) -> None:
+    def abort(self) -> None:
         self.fate = "closed"
 
     def refuse_for_lack_of_room(self) -> None:

@@ -1,20 +1,25 @@
-"""Which streams another engine can have, at the bound of what the router keeps of one."""
+"""Where answers are shaped, and which streams another engine can have, at the bound of what the router keeps of one."""
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
-from kvasir_runtime.errors import RequestMovedError
-from kvasir_runtime.requests.sampling_params import SamplingParams
+from kvasir_runtime.errors import RequestMovedError, ServerUnavailableError
+from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.server import journal
 from kvasir_runtime.server.admission import Admission
-from kvasir_runtime.server.exchange import Exchange
+from kvasir_runtime.server.exchange import INLINE_LOGPROBS, Exchange
 from kvasir_runtime.server.journal import JournalWriter
 from kvasir_runtime.server.protocol import StreamOptions
 
@@ -46,13 +51,23 @@ class OneGeneration:
 
 
 class Shape:
+    """Notes the thread that it is used on."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
     def shown(self, delta: SequenceDelta) -> SequenceDelta:
         return delta
+
+    def whole(self, sequences: Sequence[SequenceDelta], usage: object) -> bytes:
+        self.threads.append(threading.current_thread())
+        return b"{}"
 
     def first_event(self, usage: object) -> bytes:
         return b""
 
     def event(self, delta: SequenceDelta, usage: object) -> bytes:
+        self.threads.append(threading.current_thread())
         return b"data: x\n\n"
 
 
@@ -73,6 +88,7 @@ def exchange(engine: OneGeneration, tmp_path: Path) -> Exchange:
         admission=Admission(tmp_path, 1, 0, 8),
         requests=[REQUEST],
         shape=cast(Any, Shape()),
+        shapers=ThreadPoolExecutor(1),
         num_returned=1,
         stream_options=StreamOptions(),
         writer=JournalWriter([REQUEST], 0, "m"),
@@ -158,3 +174,39 @@ async def test_where_the_blocks_are_is_said_where_the_router_can_keep_it(
     lines = lines_of([move])
     keeps(monkeypatch, BEGINNING, ENTRY, *lines, spare=spare)
     assert lines_of(await rest_of(events)) == lines[: 1 + spare]
+
+
+ENTRIES = 21
+MOST_INLINE = INLINE_LOGPROBS // ENTRIES
+POSITION = TokenLogprobs([5] * ENTRIES, [-1.0] * ENTRIES, 1)
+
+
+@pytest.mark.parametrize(("num_positions", "is_inline"), [(MOST_INLINE, True), (MOST_INLINE + 1, False)])
+@pytest.mark.parametrize("of", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_many_log_probabilities_are_shaped_beside_the_event_loop(
+    num_positions: int, is_inline: bool, of: str, is_stream: bool, engine: OneGeneration, exchange: Exchange
+) -> None:
+    sampling = msgspec.structs.replace(REQUEST.sampling, logprobs=ENTRIES - 1)
+    exchange = replace(exchange, requests=[replace(REQUEST, sampling=sampling)])
+    end = SequenceDelta(index=0, token_ids=[5], finish_reason="length")
+    engine.generation.receive(msgspec.structs.replace(end, **{of: [POSITION] * num_positions}))
+    if is_stream:
+        assert [event async for event in exchange.events()][-1] == b"data: [DONE]\n\n"
+    else:
+        assert await exchange.whole() == b"{}"
+    [thread] = cast(Shape, exchange.shape).threads
+    assert (thread is threading.current_thread()) is is_inline
+
+
+@pytest.mark.parametrize(("width", "is_let_in"), [(8, True), (9, False)])
+async def test_a_beam_search_counts_as_the_sequences_of_its_beam(
+    width: int, is_let_in: bool, engine: OneGeneration, exchange: Exchange
+) -> None:
+    exchange = replace(exchange, requests=[replace(REQUEST, beam=BeamSearch(width=width))])
+    engine.generation.receive(SequenceDelta(index=0, token_ids=[5], finish_reason="length"))
+    if is_let_in:
+        assert await exchange.whole() == b"{}"
+    else:
+        with pytest.raises(ServerUnavailableError, match="no more than 8"):
+            await exchange.whole()

@@ -1,7 +1,6 @@
 """What a client sends before it is answered, and how long it takes, has bounds; others are served meanwhile."""
 
 import socket
-import time
 from collections.abc import Iterable
 
 import httpx
@@ -110,21 +109,26 @@ def test_a_body_behind_an_offer_of_http2_is_read(running, is_chunked: bool, is_c
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
-    with connect(running) as silent, connect(running) as slow, connect(running) as second:
+    with connect(running) as second:
         ask_version(second)
-        second.sendall(b"GET")
-        slow.sendall(b"GET /version HTTP/1.1\r\n")
-        for connection in (silent, slow, second):
-            assert b" 408 " in answer_to(connection)
+        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+        with connect(running) as silent, connect(running) as slow:
+            second.sendall(b"GET")
+            slow.sendall(b"GET /version HTTP/1.1\r\n")
+            for connection in (silent, slow, second):
+                received = answer_to(connection)
+                assert b" 408 " in received
+                assert b"head_timeout" in received
 
 
 def test_a_connection_between_requests_is_kept_longer(running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
-    with connect(running) as connection:
-        for _ in range(2):
-            ask_version(connection)
-            time.sleep(0.3)  # three times what a head may take
+    with connect(running) as kept:
+        ask_version(kept)
+        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+        ask_version(kept)
+        with connect(running) as silent:
+            assert b" 408 " in answer_to(silent), "so that time is over"
+        ask_version(kept)
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +138,23 @@ def test_a_body_that_does_not_come_is_not_waited_for(running, monkeypatch: pytes
         received = answer_to(connection, parts)
     assert b" 408 " in received
     assert b"body_timeout" in received
+
+
+def test_a_body_in_broken_chunks_is_refused(running) -> None:
+    with connect(running) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        received = answer_to(connection, [head, b"1\r\n{\r\n", b"no number\r\n"])
+    assert received.count(b"HTTP/1.1 400 Bad Request") == 1
+    assert b"malformed_http" in received
+
+
+def test_who_is_refused_a_large_body_can_send_it_all_and_still_reads_why(running) -> None:
+    """To close at once would reset the connection, and the answer with it."""
+    num_bytes = ServerConfig().max_body_bytes + 2**20
+    with connect(running) as connection:
+        connection.sendall(b"POST /tokenize HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % num_bytes)
+        connection.sendall(b" " * num_bytes)
+        assert b" 413 " in answer_to(connection)
 
 
 def test_when_connections_are_full_the_longest_idle_makes_way(start_server) -> None:
@@ -159,7 +180,11 @@ def test_when_all_connections_are_busy_the_next_is_sent_away(limit: str, start_s
             head = b"POST /tokenize HTTP/1.1\r\nContent-Length: 1\r\nConnection: close\r\nExpect: 100-continue\r\n\r\n"
             connection.sendall(head)
             assert b"100 Continue" in connection.recv(65536), "so its body is being waited for"
-        assert status_of(running, b"") == 503
+        with connect(running) as refused:
+            received = answer_to(refused)
+        assert b"503 Service Unavailable" in received
+        assert b"retry-after: 1\r\n" in received
+        assert b'"type":"service_unavailable_error"' in received
         for connection in busy:
             assert b"400 Bad Request" in answer_to(connection, [b"{"])
             connection.close()

@@ -1,28 +1,48 @@
 """Long prompts and many of them take turns with everything else on the event loop."""
 
 import asyncio
+import os
 import threading
+from typing import Any
 
 import pytest
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.server.chat_template import ChatTemplate
-from kvasir_runtime.server.prompts import INLINE_CHARS, INLINE_MESSAGES, PromptBuilder
+from kvasir_runtime.server.prompts import INLINE_CHARS, INLINE_MESSAGES, NUM_RENDERERS, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.sampling import Limits
 
 LIMITS = Limits(max_model_len=10**6, vocab_size=320, max_n=1, max_beam_width=1, max_sequences=2048, max_logprobs=0)
+LONG = "a" * (INLINE_CHARS + 1)
+MANY = (os.cpu_count() or 1) + 8
+"""More than asyncio has threads for everything else."""
 
 
 class WatchedTemplate(ChatTemplate):
     """Notes the thread that it is rendered on."""
 
     def __init__(self) -> None:
-        super().__init__("{% for message in messages %}{{ message.content }}{% endfor %}", {})
+        super().__init__("{% for message in messages %}{{ message.role }} {{ message.content }}{% endfor %}", {})
         self.threads: list[threading.Thread] = []
 
     def render(self, *arguments: object, **options: object) -> str:
         self.threads.append(threading.current_thread())
+        return super().render(*arguments, **options)  # type: ignore[arg-type]
+
+
+class HangingTemplate(ChatTemplate):
+    """Renders until it is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__("a", {})
+        self.num_begun = 0
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def render(self, *arguments: object, **options: object) -> str:
+        self.num_begun += 1
+        self.has_begun.set()
+        assert self.may_end.wait(10)
         return super().render(*arguments, **options)  # type: ignore[arg-type]
 
 
@@ -39,14 +59,56 @@ def tokenizer(model_folder) -> Tokenizer:
         ([{"role": "user", "content": [{"type": "text", "text": "a" * (INLINE_CHARS // 2 + 1)}] * 2}], False),
         ([{"role": "user", "content": "a"}] * INLINE_MESSAGES, True),
         ([{"role": "user", "content": "a"}] * (INLINE_MESSAGES + 1), False),
-        ([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}, {}]}], False),
+        ([{"role": "user", "content": [{"type": "text", "text": ""}] * (INLINE_CHARS + 1)}], False),
+        ([{"role": "assistant", "tool_calls": [{}]}], False),
+        ([{"role": "user", "content": "a", "name": LONG}], False),
+        ([{"role": "tool", "content": "a", "tool_call_id": LONG}], False),
+        ([{"role": "assistant", "content": "a", "reasoning": LONG}], False),
+        ([{"role": "assistant", "content": "a", "reasoning_content": LONG}], False),
     ],
 )
 def test_long_conversations_are_rendered_beside_the_event_loop(tokenizer, messages, is_inline: bool) -> None:
+    assert is_rendered_inline(tokenizer, messages=messages) is is_inline
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_inline"),
+    [
+        ({"enable_thinking": False, "budget": 5, "effort": "low"}, True),
+        ({"custom_tools": []}, False),
+        ({"settings": {}}, False),
+        ({"date": LONG}, False),
+        ({LONG: 1}, False),
+    ],
+)
+def test_what_else_a_template_sees_counts_as_well(tokenizer, variables: dict[str, Any], is_inline: bool) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    assert is_rendered_inline(tokenizer, messages=messages, chat_template_kwargs=variables) is is_inline
+
+
+def is_rendered_inline(tokenizer: Tokenizer, **fields: Any) -> bool:
     template = WatchedTemplate()
-    chat = ChatCompletionRequest.model_validate({"messages": messages})
+    chat = ChatCompletionRequest.model_validate(fields)
     asyncio.run(PromptBuilder(tokenizer, template).chat_prompt(chat, LIMITS))
-    assert [thread is threading.main_thread() for thread in template.threads] == [is_inline]
+    [thread] = template.threads
+    return thread is threading.main_thread()
+
+
+def test_conversations_that_take_long_to_render_leave_threads_to_those_who_tokenise(tokenizer) -> None:
+    template = HangingTemplate()
+    builder = PromptBuilder(tokenizer, template)
+    chat = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": LONG}]})
+
+    async def tokenise_beside_them() -> int:
+        renderings = [asyncio.create_task(builder.chat_prompt(chat, LIMITS)) for _ in range(MANY)]
+        await asyncio.to_thread(template.has_begun.wait, 5)
+        await asyncio.wait_for(builder.encode(LONG, False, LIMITS.max_model_len, "prompt"), 5)
+        num_at_once = template.num_begun
+        template.may_end.set()
+        await asyncio.gather(*renderings)
+        return num_at_once
+
+    assert asyncio.run(tokenise_beside_them()) <= NUM_RENDERERS
 
 
 def test_others_have_their_turn_between_prompts(tokenizer) -> None:

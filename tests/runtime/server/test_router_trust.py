@@ -21,13 +21,15 @@ async def tell_headers(scope: Any, receive: Any, send: Any) -> None:
     await JSONResponse({**Request(scope).headers, STRANGER: STRANGER in scope})(scope, receive, send)
 
 
-def ask(secret: str | None, peer: str, headers: dict[str, str], path: str = "/", **options: bool) -> httpx.Response:
+def ask(
+    secret: str | None, peer: str, headers: dict[str, str], path: str = "/", method: str = "GET", **options: bool
+) -> httpx.Response:
     """What an application behind the middleware sees of a request from this peer."""
     transport = httpx.ASGITransport(RouterTrustMiddleware(tell_headers, secret, **options), client=(peer, 1234))
 
     async def get() -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
-            return await client.get(path, headers=headers)
+            return await client.request(method, path, headers=headers)
 
     return asyncio.run(get())
 
@@ -80,6 +82,16 @@ def test_only_the_router_can_have_streams_leave(path: str) -> None:
     assert ask(None, "127.0.0.1", {}, path).status_code == 200
     refused = ask(None, "10.0.0.7", {}, path)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_the_router")
+
+
+def test_only_the_router_can_have_a_server_drain_and_anyone_may_ask_whether_it_does() -> None:
+    assert ask("s3cret", "10.0.0.7", SECRET, "/drain", "POST").status_code == 200
+    assert ask(None, "127.0.0.1", {}, "/drain", "POST").status_code == 200
+    for options in ({}, {"kv_transfer_trust_clients": True}):
+        refused = ask("s3cret", "10.0.0.7", {}, "/drain", "POST", **options)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_the_router")
+        assert "KVASIR_ROUTER_SECRET" in refused.json()["error"]["message"]
+        assert ask("s3cret", "10.0.0.7", {}, "/drain", **options).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ def test_a_stream_takes_best_of_where_all_are_returned(running) -> None:
         ({"n": 2}, 2, BeamSearch(width=2)),
         ({"best_of": 4}, 1, BeamSearch(width=4)),
         ({"n": 3, "best_of": 5, "length_penalty": 0.5}, 3, BeamSearch(width=5, length_penalty=0.5)),
+        ({"length_penalty": -10}, 1, BeamSearch(width=1, length_penalty=-10.0)),
+        ({"length_penalty": 10}, 1, BeamSearch(width=1, length_penalty=10.0)),
         (
             {"n": 2, "early_stopping": True, "length_penalty": 0.0},
             2,
