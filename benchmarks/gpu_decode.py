@@ -1,8 +1,8 @@
 """Decode step time on one GPU beside its byte floor: random weights made on the device, eager and with CUDA graphs.
 
 Every sequence holds CONTEXT tokens and decodes greedily through the step contract, as the engine does; results are read
-one step late. The floor is the time to read each weight and each key and value once at 4.2 TB/s (an H200's measured
-memory bandwidth). Prints a Markdown table and writes it to benchmarks/results/.
+one step late. The floor is the time to read each weight and each key and value once, as fast as a large copy on the
+same device reads and writes. Prints a Markdown table and writes it to benchmarks/results/.
 
     PYTHONPATH=runtime python benchmarks/gpu_decode.py
     PYTHONPATH=runtime TRITON_INTERPRET=1 python benchmarks/gpu_decode.py --toy    # seconds, on a CPU: that it runs
@@ -12,7 +12,7 @@ import argparse
 import datetime
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
-from kvasir_runtime.execution.graphs import DecodeGraphs, GraphMemory
+from kvasir_runtime.execution.graphs import Capture, CaptureError, DecodeGraphs, GraphMemory, GraphShape
 from kvasir_runtime.execution.kv_buffer import allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.rows import Rows
@@ -40,9 +40,12 @@ from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
-BYTES_PER_SECOND = 4.2e12
 BLOCK_SIZE = 16
 GRAPH_BYTES = 4 * 2**30
+NUM_COPIES = 20
+
+MakeCapture = Callable[[ComputeStep, Tensor, int], Capture]
+"""Of a computation over block tables, of sequences of so many tokens at most."""
 
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
@@ -122,13 +125,14 @@ class Bench:
         self.specs = self.decoder.kv_specs(dtype)
         self.max_num_seqs = max(workload.batch_sizes)
 
-    def floor_seconds(self, batch_size: int) -> float:
-        kv_bytes = batch_size * self.workload.context * sum(spec.token_bytes for spec in self.specs)
-        return (self.weight_bytes + kv_bytes) / BYTES_PER_SECOND
+    def floor_bytes(self, batch_size: int) -> int:
+        """That a step must read."""
+        return self.weight_bytes + batch_size * self.workload.context * sum(spec.token_bytes for spec in self.specs)
 
-    def step_seconds(self, batch_size: int, *, with_graphs: bool) -> float:
-        """Mean over the steps, of which the first ones are not timed."""
-        runner = self._runner(batch_size, with_graphs=with_graphs)
+    def step_seconds(self, batch_size: int, make_capture: MakeCapture | None = None) -> float:
+        """Mean over the steps, of which the first ones are not timed; on graphs where they can be captured. Raises
+        CaptureError."""
+        runner = self._runner(batch_size, make_capture)
         steps = self._steps(batch_size)
         for plan in steps[: self.workload.num_steps]:
             runner.forward(plan)
@@ -144,7 +148,7 @@ class Bench:
         pending.result()
         return (time.perf_counter() - start) / self.workload.num_steps
 
-    def _runner(self, batch_size: int, *, with_graphs: bool) -> ModelRunner:
+    def _runner(self, batch_size: int, make_capture: MakeCapture | None) -> ModelRunner:
         layout = make_layout(self.specs, BLOCK_SIZE)
         transfers = Transfers(self.device)
         rows = Rows(
@@ -154,10 +158,12 @@ class Bench:
         buffer = allocate_kv_buffer(layout, batch_size * self._blocks_each, self.device).zero_()
         backend = TritonAttention(self.device, DecodeBounds(self.max_num_seqs, 1))
         compute: ComputeStep = EagerDecoder(self.decoder, backend, layer_caches(layout, self.specs, buffer), ())
-        if with_graphs:
-            capture = CudaGraphCapture(compute, rows.block_tables, self.workload.max_model_len)
-            compute = DecodeGraphs(compute, capture, [batch_size], [1], GraphMemory(GRAPH_BYTES))
-            compute.capture_next()
+        if make_capture is not None:
+            capture = make_capture(compute, rows.block_tables, self.workload.max_model_len)
+            compute = graphs = DecodeGraphs(compute, capture, [batch_size], [1], GraphMemory(GRAPH_BYTES))
+            graphs.capture_next()
+            if graphs.captured != [GraphShape(batch_size, 1)]:
+                raise CaptureError(f"no graph of {batch_size} requests to time; the log says why")
         return ModelRunner(
             rows=rows, buffer=buffer, compute=compute, to_logits=self.decoder.logits, ops=triton_step_ops(),
             proposer=None, max_num_batched_tokens=self.max_num_seqs, transfers=transfers,
@@ -192,23 +198,51 @@ class Bench:
         ]
 
 
-def measure(name: str, config: dict[str, object], workload: Workload, device: torch.device) -> list[Row]:
+def copied_bytes_per_second(device: torch.device, num_bytes: int) -> float:
+    """Read and written, by the fastest of some copies."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(NUM_COPIES):
+        synchronize(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * num_bytes / min(seconds)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(
+    name: str,
+    config: dict[str, object],
+    workload: Workload,
+    device: torch.device,
+    bytes_per_second: float,
+    make_capture: MakeCapture | None,
+) -> list[Row]:
+    """`make_capture`: None where there are no graphs."""
     bench = Bench(config, workload, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     return [
         Row(
             name,
             batch_size,
-            bench.floor_seconds(batch_size),
-            bench.step_seconds(batch_size, with_graphs=False),
-            bench.step_seconds(batch_size, with_graphs=True) if device.type == "cuda" else None,
+            bench.floor_bytes(batch_size) / bytes_per_second,
+            bench.step_seconds(batch_size),
+            None if make_capture is None else bench.step_seconds(batch_size, make_capture),
         )
         for batch_size in workload.batch_sizes
     ]
 
 
-def table(rows: Iterable[Row], machine: str, context: int) -> str:
+def table(rows: Iterable[Row], machine: str, bytes_per_second: float, context: int) -> str:
     lines = [
-        f"Decode step on {machine}, {context} tokens of context, greedy, bfloat16 on a GPU; milliseconds.",
+        f"Decode step on {machine}, {context} tokens of context, greedy, bfloat16 on a GPU; milliseconds. A large copy "
+        f"reads and writes {bytes_per_second / 1e12:.2f} TB/s.",
         "",
         "| model | batch | floor | eager | graphs | graphs / floor |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -234,12 +268,20 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.toy:
         workload = Workload((1, 2), context=20, num_steps=1)
         device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
-        print(table(measure("toy", TOY, workload, device), device.type, workload.context))
+        make_capture = CudaGraphCapture if device.type == "cuda" else None
+        bytes_per_second = copied_bytes_per_second(device, 2**20)
+        rows = measure("toy", TOY, workload, device, bytes_per_second, make_capture)
+        print(table(rows, device.type, bytes_per_second, workload.context))
         return
     workload = Workload((1, 8, 64), arguments.context, arguments.steps)
     device = torch.device("cuda")
-    rows = [row for name in arguments.models for row in measure(name, CONFIGS[name], workload, device)]
-    text = table(rows, torch.cuda.get_device_name(device), workload.context)
+    bytes_per_second = copied_bytes_per_second(device, 2**32)
+    rows = [
+        row
+        for name in arguments.models
+        for row in measure(name, CONFIGS[name], workload, device, bytes_per_second, CudaGraphCapture)
+    ]
+    text = table(rows, torch.cuda.get_device_name(device), bytes_per_second, workload.context)
     command = (
         f"PYTHONPATH=runtime python benchmarks/gpu_decode.py --context {workload.context} --steps {arguments.steps}"
     )

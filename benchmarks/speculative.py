@@ -21,6 +21,7 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -45,9 +46,17 @@ MODEL_OF = {
 PLAIN = "none"
 STREAMS = {1: 6, 8: 24, 32: 64}
 """Streams at once -> prompts."""
+WARM_UP_PROMPTS = 2
 PROMPT_TOKENS, MAX_TOKENS = 96, 160
 NUM_DRAFTS = 4
 FIRST_PORT = 18200
+
+
+@dataclass(frozen=True)
+class Workload:
+    round_number: int
+    streams: int
+    prompts: list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,8 @@ class Run:
 
 def main() -> None:
     options = parse_arguments()
-    prompts = held_out_prompts(sum(STREAMS.values()))
+    prompts = iter(held_out_prompts(WARM_UP_PROMPTS + options.rounds * sum(STREAMS.values())))
+    warm_up = list(itertools.islice(prompts, WARM_UP_PROMPTS))
     names = [PLAIN, *options.methods]
     engines = {name: engine_of(name, FIRST_PORT + index, options) for index, name in enumerate(names)}
     runs: dict[tuple[str, int], list[Run]] = defaultdict(list)
@@ -71,13 +81,13 @@ def main() -> None:
         for name, engine in engines.items():
             pause_all_but(engine, engines)
             engine.start(Path(tempfile.gettempdir()) / f"kvasir-speculative-{name}.log")
-            asyncio.run(complete_all(engine, prompts[:2], 2, options.temperature))
-        for round_number, (streams, number) in itertools.product(range(options.rounds), STREAMS.items()):
+            asyncio.run(complete_all(engine, warm_up, len(warm_up), options.temperature))
+        for workload in workloads(prompts, options.rounds):
             for name, engine in engines.items():
                 pause_all_but(engine, engines)
-                run = measure(engine, prompts[-number:], streams, options.temperature)
-                print(f"round {round_number}, {streams} streams, {name}: {run}", flush=True)
-                runs[name, streams].append(run)
+                run = measure(engine, workload, options.temperature)
+                print(f"round {workload.round_number}, {workload.streams} streams, {name}: {run}", flush=True)
+                runs[name, workload.streams].append(run)
     finally:
         for engine in engines.values():
             engine.stop()
@@ -97,16 +107,26 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def workloads(prompts: Iterator[list[int]], rounds: int) -> Iterator[Workload]:
+    """Each of prompts of its own: suffix lookup remembers the answers to those that it has seen."""
+    for round_number, (streams, number) in itertools.product(range(rounds), STREAMS.items()):
+        yield Workload(round_number, streams, list(itertools.islice(prompts, number)))
+
+
 def held_out_prompts(number: int) -> list[list[int]]:
-    """Code and chats in turn, none of it seen in training."""
+    """Code and chats in turn, none of it seen in training: the beginnings of rows, then of what stands behind the most
+    that is written after those."""
     from corpus import gather  # here, so that --help needs no training text
-    from train import SEED, encode, tokenizer_for
+    from train import CONTEXT, SEED, encode, tokenizer_for
 
     corpus = gather(SEED)
     rows = encode(corpus, tokenizer_for(MODELS / TARGET, corpus))
-    both = zip(rows.held_out.tolist(), itertools.cycle(rows.held_out_chat.tolist()), strict=False)
-    prompts = [row[:PROMPT_TOKENS] for pair in both for row in pair]
-    return list(itertools.islice(prompts, number))
+    both = list(zip(rows.held_out.tolist(), rows.held_out_chat.tolist(), strict=False))
+    starts = range(0, CONTEXT - PROMPT_TOKENS + 1, PROMPT_TOKENS + MAX_TOKENS)
+    prompts = [row[start : start + PROMPT_TOKENS] for start in starts for pair in both for row in pair]
+    if len(prompts) < number:
+        sys.exit(f"{number} prompts are needed, there are {len(prompts)} held out: ask for fewer --rounds")
+    return prompts[:number]
 
 
 def engine_of(method: str, port: int, options: argparse.Namespace) -> Server:
@@ -128,9 +148,9 @@ def pause_all_but(engine: Server, engines: dict[str, Server]) -> None:
             other.resume() if other is engine else other.pause()
 
 
-def measure(engine: Server, prompts: list[list[int]], streams: int, temperature: float) -> Run:
+def measure(engine: Server, workload: Workload, temperature: float) -> Run:
     before, begin = counters(engine), time.perf_counter()
-    num_tokens = asyncio.run(complete_all(engine, prompts, streams, temperature))
+    num_tokens = asyncio.run(complete_all(engine, workload.prompts, workload.streams, temperature))
     seconds = time.perf_counter() - begin
     verified, held = (after - first for after, first in zip(counters(engine), before, strict=True))
     length = (verified + held) / verified if verified else None
@@ -203,8 +223,7 @@ def heading(options: argparse.Namespace) -> str:
 {TARGET} in bf16, temperature {options.temperature:g}, {depth}; {PROMPT_TOKENS} prompt tokens of held-out
 code and chats, at most {MAX_TOKENS} written, over HTTP. Acceptance length: tokens that a verification of drafts brings,
 the target's own included; in brackets the share of all tokens that came that way. Medians of {options.rounds} rounds;
-the speed-up is taken within each round. They repeat their texts, and suffix lookup remembers former answers: from the
-second round on its figures are those of questions asked again."""
+the speed-up is taken within each round. No prompt comes twice, in a round or in another."""
 
 
 if __name__ == "__main__":

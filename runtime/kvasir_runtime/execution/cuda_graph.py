@@ -27,8 +27,11 @@ class CudaGraphCapture:
     @torch.inference_mode()
     def __call__(self, shape: GraphShape) -> CapturedStep:
         """Waits for the device. Raises CaptureError."""
+        torch.cuda.empty_cache()  # as capturing does: what it gives back would hide what the graph takes
         free_before = torch.cuda.mem_get_info()[0]
-        static = StaticInputs(shape.num_requests, shape.query_len, self._block_tables, self._max_seq_len)
+        static = StaticInputs(
+            shape.num_requests, shape.query_len, self._block_tables, self._max_seq_len, shape.max_query_len
+        )
         graph = torch.cuda.CUDAGraph()
         try:
             self._compute(static.inputs, None)  # compiles kernels and loads libraries, which a capture must not

@@ -1,12 +1,12 @@
 """Graphs of decode steps by batch size: which are captured, when, and which step runs on which.
 
-A graph holds the launches of one shape: so many requests of equally many tokens (one, or one and the drafts). A step
-runs on the smallest captured graph that it fits into, padded by requests that write nothing; every other step runs
-kernel by kernel. Graphs are captured between steps, so the server is ready before them. How a step is captured is
-the caller's: on CUDA `CudaGraphCapture`, on CPUs `RecordingCapture`, in tests anything.
+A graph holds the launches of one shape: so many requests, and so many tokens (one of each, or one and drafts), which
+requests may share as they want. A step of decodes runs on the smallest captured graph that it fits into, padded by
+requests and tokens that write nothing; every other step runs kernel by kernel. Graphs are captured between steps, so
+the server is ready before them. How a step is captured is the caller's: on CUDA `CudaGraphCapture`, on CPUs
+`RecordingCapture`, in tests anything.
 """
 
-import bisect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +36,16 @@ class CaptureError(Exception):
 class GraphShape:
     num_requests: int
     query_len: int
-    """Tokens of each request: one, or one and the drafts planned."""
+    """Tokens of each request: one, or one and drafts. Of requests that differ, the mean."""
+    max_query_len: int | None = None
+    """Of requests that differ, the longest's; None: there is no longer one."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_requests * self.query_len
+
+    def has_room_for(self, other: "GraphShape") -> bool:
+        return self.num_requests >= other.num_requests and self.query_len >= other.query_len
 
 
 class CapturedStep(Protocol):
@@ -79,13 +88,16 @@ class DecodeGraphs:
         *,
         is_exact: bool = False,
     ) -> None:
-        """Graphs for every size and number of tokens, the first of `query_lens` first, while memory lasts. `is_exact`:
-        no step is padded, and no shape is captured before it has come up."""
+        """Graphs for every size and number of tokens, the first of `query_lens` first and those between them last,
+        while memory lasts. `is_exact`: no step is padded, no shape is captured before it has come up, and requests of
+        different lengths run kernel by kernel."""
         self._eager = eager
         self._capture = capture
         self._sizes = sorted(sizes)
+        wanted = [*query_lens] if is_exact else _with_means(query_lens)
+        self._query_lens = sorted(wanted)
         # The largest first: later captures share its memory.
-        self._wanted = [GraphShape(size, query_len) for query_len in query_lens for size in reversed(self._sizes)]
+        self._wanted = [self._shape(size, query_len) for query_len in wanted for size in reversed(self._sizes)]
         self._memory = memory
         self._is_exact = is_exact
         self._captured: dict[GraphShape, CapturedStep] = {}
@@ -112,14 +124,22 @@ class DecodeGraphs:
         return bool(self._wanted)
 
     def _shape_of(self, lengths: StepLengths) -> GraphShape | None:
-        """The graph made for a step of decodes that are equally long; None for any other step."""
-        num_requests, query_len = len(lengths.query_lens), int(lengths.query_lens[0])
-        if lengths.num_decodes < num_requests or (lengths.query_lens != query_len).any():
+        """The smallest that a step of decodes fits into; None for any other step."""
+        num_requests, longest = len(lengths.query_lens), lengths.max_query_len
+        if lengths.num_decodes < num_requests or longest > self._query_lens[-1]:
             return None
-        index = bisect.bisect_left(self._sizes, num_requests)
-        if index == len(self._sizes) or (self._is_exact and self._sizes[index] != num_requests):
+        if self._is_exact:
+            return GraphShape(num_requests, longest) if (lengths.query_lens == longest).all() else None
+        size = next((size for size in self._sizes if size >= num_requests), None)
+        if size is None:
             return None
-        return GraphShape(self._sizes[index], query_len)
+        # A graph of single tokens has no room for a longer request, however few requests there are.
+        mean = max(-(-lengths.num_tokens // size), min(longest, 2))
+        return self._shape(size, next(query_len for query_len in self._query_lens if query_len >= mean))
+
+    def _shape(self, num_requests: int, query_len: int) -> GraphShape:
+        longest = self._query_lens[-1]
+        return GraphShape(num_requests, query_len, longest if 1 < query_len < longest else None)
 
     def _missed(self, shape: GraphShape) -> CapturedStep | None:
         """A shape that comes up often is captured although there is work."""
@@ -132,12 +152,10 @@ class DecodeGraphs:
         """The next larger graph, as long as no more than half of it is padding."""
         if self._is_exact:
             return None
-        for size in self._sizes:
-            if shape.num_requests < size <= 2 * shape.num_requests:
-                graph = self._captured.get(GraphShape(size, shape.query_len))
-                if graph is not None:
-                    return graph
-        return None
+        larger = [
+            other for other in self._captured if other.has_room_for(shape) and other.num_tokens <= 2 * shape.num_tokens
+        ]
+        return self._captured[min(larger, key=lambda other: other.num_tokens)] if larger else None
 
     def _try_capture(self, shape: GraphShape) -> None:
         if self._memory.bytes_left <= 0:
@@ -178,6 +196,13 @@ class RunnerGraphs:
     def capture_next(self) -> bool:
         """As `DecodeGraphs.capture_next`; those of what was asked for first come first."""
         return any(graphs.capture_next() for graphs in self._made)
+
+
+def _with_means(query_lens: Iterable[int]) -> list[int]:
+    """Those given, then powers of two between one token and the most: where requests differ, their mean is there."""
+    given = [*query_lens]
+    powers = (1 << exponent for exponent in range(1, max(given).bit_length()))
+    return given + [power for power in powers if power < max(given) and power not in given]
 
 
 def _without_padding(output: DecoderOutput, num_tokens: int) -> DecoderOutput:

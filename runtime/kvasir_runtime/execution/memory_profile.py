@@ -1,6 +1,7 @@
 """What a rank's memory holds besides KV pages: weights, rows, and what the largest steps take while they run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -36,9 +37,8 @@ def _step_bytes(make_runner: Callable[[int], StepRunner], limits: SequenceLimits
     """(rows and the temporaries of the largest step, those of the largest decode), found by running over one page."""
     before = torch.cuda.memory_allocated()
     runner = make_runner(1)
-    prefill = prefill_step(_prompts(limits), DEMANDING, max_drafts)
-    decode = decode_step(limits.max_num_seqs, max_drafts, limits.max_model_len, DEMANDING)
-    prefill_bytes, decode_bytes = _peak_bytes(runner, prefill), _peak_bytes(runner, decode)
+    prefill_bytes = _peak_bytes(runner, prefill_step(_prompts(limits), DEMANDING, max_drafts))
+    decode_bytes = max(_peak_bytes(runner, decodes) for decodes in _decodes(limits, max_drafts))
     rows_bytes = torch.cuda.memory_allocated() - before  # as wide as these steps' parameters
     del runner
     torch.cuda.empty_cache()
@@ -58,3 +58,15 @@ def _prompts(limits: SequenceLimits) -> list[int]:
     """Lengths that together fill a step."""
     whole, rest = divmod(limits.max_num_batched_tokens, limits.max_model_len)
     return ([limits.max_model_len] * whole + [rest] * (rest > 0))[: limits.max_num_seqs]
+
+
+def _decodes(limits: SequenceLimits, max_drafts: int) -> list[StepPlan]:
+    """All sequences with as many drafts as a step has room for; where those are not all drafts, as many sequences as it
+    has room for with all of them, too."""
+    budget, max_num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+    num_drafts = min(max_drafts, budget // max_num_seqs - 1)
+    sizes = [(max_num_seqs, num_drafts)]
+    if num_drafts < max_drafts < budget:
+        sizes.append((budget // (1 + max_drafts), max_drafts))
+    decodes = (decode_step(number, drafts, limits.max_model_len, DEMANDING) for number, drafts in sizes)
+    return [replace(step, num_proposals=max_drafts) for step in decodes]

@@ -99,7 +99,7 @@ class ModelRunner:
         self._positions = SampledPositionsBuilder(rows, transfers)
         self._known = KnownTokens(rows.token_ids, rows.num_known, rows.num_computed, rows.drafts)
         self._forwarded: ForwardedStep | None = None
-        self._was_shown = np.zeros(rows.num_blocks.shape, dtype=np.bool_)
+        self._was_shown = np.zeros(len(rows.num_slots), dtype=np.bool_)
         """Of each row, whether the proposer has seen its last step."""
 
     @property
@@ -240,11 +240,10 @@ class ModelRunner:
         next_tokens = verified.token_ids.gather(1, last.clamp(min=0).unsqueeze(1)).squeeze(1).long()
         accepted = positions.tokens[firsts] + last if len(rows) else rows
         host_rows = positions.host_rows
-        (num_slots,) = self._transfers.upload(self._rows.num_blocks[positions.host_rows] * self._rows.block_size)
         if positions.drawing is not None:
             own = positions.drawing.index
             rows, requests, accepted, next_tokens = rows[own], requests[own], accepted[own], next_tokens[own]
-            num_slots, host_rows = num_slots[own], host_rows[positions.drawing.host_index]
+            host_rows = host_rows[positions.drawing.host_index]
         drafts = proposer.propose(
             VerifiedStep(
                 inputs=step.inputs,
@@ -255,7 +254,7 @@ class ModelRunner:
                 last_accepted=accepted,
                 next_tokens=next_tokens,
                 num_known=self._rows.num_known[rows].long(),
-                num_slots=num_slots,
+                num_slots=self._rows.num_slots[rows],
                 token_ids=self._rows.token_ids,
                 shown=ShownRows(
                     step.plan.rows, is_resumed, host_rows, [self._rows.extra_keys[row] for row in host_rows]

@@ -32,7 +32,7 @@ class PenaltyCounts:
         """Count a sequence's tokens [n] anew."""
         in_output, in_prompt = self._allocated()
         prompt, output = token_ids[:num_prompt_tokens].long(), token_ids[num_prompt_tokens:].long()
-        in_prompt[row].zero_()[prompt] = True
+        in_prompt[row].zero_().index_fill_(0, prompt, True)
         in_output[row].zero_().scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:

@@ -156,6 +156,8 @@ class LastStage:
 
     def _drafts(self, plan: StepPlan) -> Tensor:
         """What the rows hold for the next step, int32 [num_sampled, num_proposals], a copy."""
+        if not plan.num_proposals:
+            return self._rows.drafts.new_empty((int(plan.samples.sum()), 0))
         (rows,) = self._transfers.upload(plan.rows[plan.samples].astype(np.int64))
         return self._rows.drafts[rows, : plan.num_proposals]
 

@@ -47,8 +47,9 @@ class Rows:
         self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self.extra_keys: list[tuple[bytes, ...]] = [()] * max_num_seqs
         """See `NewSequence`."""
-        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
-        """Entries of each row's tables that are its own; those behind them are of whoever had the row before."""
+        self.num_slots = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        """Positions that each row's own blocks have room for; entries of its tables behind them are of whoever had the
+        row before."""
         self.num_blocks_used = 0
         """Of the KV cache: the highest block that a row ever had, and those below."""
         self.version = 0
@@ -103,8 +104,9 @@ class Rows:
             np.concatenate([np.array(new.token_ids, dtype=np.int32) for new in added]),
         )
         self._lengths[:, index] = state
-        self.drafts[index] = -1
-        self.num_blocks[rows] = 0
+        # Not `[index] = -1`: some versions of torch send the number from pageable memory, which waits for the device.
+        self.drafts.index_fill_(0, index, -1)
+        self.num_slots.index_fill_(0, index, 0)
         self.sampling.write(rows, [new.sampling for new in added])
         start = 0
         for new in added:
@@ -126,7 +128,8 @@ class Rows:
         self._lengths[:, target] = self._lengths[:, source]
         self.block_tables[:, target] = self.block_tables[:, source]
         self.drafts[target] = self.drafts[source]
-        self.num_blocks[targets] = 0  # its parent may go on to blocks that it does not share; writes will tell
+        # Its parent may go on to blocks that it does not share; writes will tell.
+        self.num_slots.index_fill_(0, target, 0)
         self.num_candidates[targets] = self.num_candidates[sources]
         self.prompt_lens[targets] = self.prompt_lens[sources]
         for row, keys in zip(targets, [self.extra_keys[row] for row in sources], strict=True):
@@ -136,11 +139,11 @@ class Rows:
             self.penalty_counts.copy(source, target)
 
     def _write_tables(self, writes: Int32Array) -> None:
-        np.maximum.at(self.num_blocks, writes[:, 0], writes[:, 2] + 1)
         self.num_blocks_used = max(self.num_blocks_used, int(writes[:, 3].max()) + 1)
         (columns,) = self._transfers.upload(np.ascontiguousarray(writes.T))
         row, group, index, block_id = columns
         self.block_tables[group, row, index] = block_id
+        self.num_slots.scatter_reduce_(0, row.long(), (index.long() + 1) * self.block_size, "amax")
 
     def _write_tokens(self, writes: Int32Array) -> None:
         """A row's writes come in the order of their positions: the last says how many tokens it knows."""
@@ -159,6 +162,6 @@ class Rows:
 
 def store_drafts(rows: Rows, index: Tensor, drafts: Tensor) -> None:
     """Keep guesses int32 [n, num_proposals] of rows int64 [n]; columns beyond them hold none."""
-    rows.drafts[index] = -1
+    rows.drafts.index_fill_(0, index, -1)
     if drafts.shape[1]:
         rows.drafts[index, : drafts.shape[1]] = drafts

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend, LayerCache
+from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.agreed_capture import AgreedCapture
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
 from kvasir_runtime.execution.executor import StepRunner
@@ -29,9 +29,9 @@ from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
-from kvasir_runtime.models.decoder import ComputeStep, Decoder
+from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup, as_found
+from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,17 @@ class RunnerMemory:
     transfers: Transfers
     entering: StageBuffer | None
     """None unless a pipeline stage comes before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByCaptures:
+    """Runs a step on whatever was made for its kind."""
+
+    capturing: ComputeStep
+    plain: ComputeStep
+
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
+        return (self.capturing if captures else self.plain)(inputs, kept_tokens, captures=captures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +126,15 @@ class RunnerAssembly:
         captured = () if proposer is None else proposer.captured_layers
         eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_layers], captured, memory.entering)
         graphs = self._graphs(memory.rows, graph_bytes)
-        compute = graphs.of(eager, self._query_lens)
+        compute = self._on_graphs(graphs, eager, captured)
         if proposer is not None:
-            on_cuda = self.placement.device.type == "cuda"
             setup = ProposerSetup(
                 caches=memory.caches[num_layers:],
                 max_num_seqs=self.limits.max_num_seqs,
                 max_drafts=self.max_drafts,
-                never_waits=on_cuda,
+                never_waits=self.placement.device.type == "cuda",
                 on_graphs=graphs.of,
-                agree=partial(self.placement.tensor.broadcast, source=0) if on_cuda else as_found,
+                agree=partial(self.placement.tensor.broadcast, source=0),
             )
             proposer.bind(setup)
         return ModelRunner(
@@ -146,7 +156,7 @@ class RunnerAssembly:
         layers = LayerRunner(
             rows=memory.rows,
             buffer=memory.buffer,
-            compute=graphs.of(eager, self._query_lens),
+            compute=self._on_graphs(graphs, eager, pipeline.captured_layers),
             ops=self.step_ops,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
@@ -164,6 +174,14 @@ class RunnerAssembly:
     def _query_lens(self) -> list[int]:
         """Of the target's graphs: decodes with all drafts first, then those without."""
         return [1 + self.max_drafts, 1] if self.max_drafts else [1]
+
+    def _on_graphs(self, graphs: RunnerGraphs, eager: ComputeStep, captured_layers: tuple[int, ...]) -> ComputeStep:
+        """On CPUs steps that capture have recordings of their own. On CUDA, where graphs are made ahead, one serves
+        all: a copy beside other kernels is cheaper than twice the graphs."""
+        compute = graphs.of(eager, self._query_lens)
+        if not captured_layers or self.placement.device.type == "cuda":
+            return compute
+        return ByCaptures(compute, graphs.of(partial(eager, captures=False), self._query_lens))
 
     def _graphs(self, rows: Rows, graph_bytes: int) -> RunnerGraphs:
         tensor, memory, most = self.placement.tensor, GraphMemory(graph_bytes), self.limits.max_num_seqs

@@ -132,7 +132,8 @@ def load_worker(
         )
         memory = measure_memory(device, assembly.runner, assembly.limits, max_drafts, num_sharers)
         num_blocks = groups.least(num_kv_blocks(cache, assembly.layout, memory, assembly.limits))
-        runner = assembly.runner(num_blocks, memory.graph_bytes)
+        # Ranks that capture together must run out of memory for it together.
+        runner = assembly.runner(num_blocks, groups.least_of_stage(memory.graph_bytes))
     with timer.measure("warm_up"):
         _warm_up(runner, assembly.limits, max_drafts)
     description = RankDescription(

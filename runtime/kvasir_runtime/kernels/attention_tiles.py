@@ -44,8 +44,9 @@ class HeadShape:
 
 _PREFILL = {64: TileShape(128, 64, 4, 3), 128: TileShape(128, 64, 8, 3), 256: TileShape(64, 32, 4, 2)}
 _DECODE = {64: TileShape(MIN_DOT, 128, 4, 4), 128: TileShape(MIN_DOT, 64, 4, 4), 256: TileShape(MIN_DOT, 32, 4, 3)}
-"""By head_dim, rounded up, for elements of 2 bytes: two tensors of `num_stages` tiles and the queries fit into the
-227 KB of shared memory that a Hopper program may use."""
+"""By head_dim, rounded up, for elements of 2 bytes. Of the `num_stages` some go to reading the block table, so fewer
+tiles of keys and values are under way: compiled for Hopper, prefills take 40 to 97 KB of shared memory and decodes 38
+to 50, of the 227 that a program may use (tests/runtime/kernels/compile_kernels.py --all)."""
 
 
 def prefill_tile(heads: HeadShape, itemsize: int) -> TileShape:

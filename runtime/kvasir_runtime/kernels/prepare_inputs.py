@@ -26,7 +26,7 @@ class RowTensors:
 class PlannedTokens:
     """The step as planned, request after request, the decodes first."""
 
-    rows: Tensor  # int32 [num_requests]; negative: a request that only fills up a CUDA graph
+    rows: Tensor  # int32 [num_requests]
     query_starts: Tensor  # int32 [num_requests + 1]
     num_decodes: int
     num_tokens: int
@@ -39,7 +39,7 @@ class InputBuffers:
 
     token_ids: Tensor  # int64 [max_tokens]
     positions: Tensor  # int64 [max_tokens]
-    slots: Tensor  # int64 [num_groups, max_tokens]; block_id * block_size + offset, -1: not written
+    slots: Tensor  # int64 [num_groups, max_tokens]; block_id * block_size + offset
     query_starts: Tensor  # int32 [max_requests + 1]
     seq_lens: Tensor  # int32 [max_requests], positions before the end of the request's tokens
 
@@ -54,16 +54,14 @@ def prepare_inputs_reference(
     """Write the step's inputs to `out`.
 
     A draft that is planned but -1 is left out with all after it where `drops_missing_drafts` (CPU: fewer tokens are
-    computed than planned, and `out.query_starts` says how many), else computed as token 0 (CUDA: shapes stay). A
-    padding request has token 0, position 0, slot -1 and sequence length 0.
+    computed than planned, and `out.query_starts` says how many), else computed as token 0 (CUDA: shapes stay).
     """
-    rows = planned.rows.long().clamp(min=0)
-    is_padding = planned.rows < 0
+    rows = planned.rows.long()
     lengths = planned.query_starts.diff().long()
     if drops_missing_drafts:
         lengths = _without_missing_drafts(state.drafts, rows, lengths, planned.num_decodes)
     starts = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-    first = state.num_computed[rows].long().masked_fill(is_padding, 0)
+    first = state.num_computed[rows].long()
     request = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), lengths)
     offsets = torch.arange(len(request), device=rows.device) - starts[request]
     positions = first[request] + offsets
@@ -72,12 +70,12 @@ def prepare_inputs_reference(
     if state.drafts.shape[1]:
         drafts = state.drafts[token_rows, (offsets - 1).clamp(0, state.drafts.shape[1] - 1)].clamp(min=0)
         token_ids = torch.where((request < planned.num_decodes) & (offsets > 0), drafts, token_ids)
-    out.token_ids[:num_tokens] = token_ids.masked_fill(is_padding[request], 0)
+    out.token_ids[:num_tokens] = token_ids
     out.positions[:num_tokens] = positions
     blocks = state.block_tables[:, token_rows, positions // block_size].long()
-    out.slots[:, :num_tokens] = (blocks * block_size + positions % block_size).masked_fill(is_padding[request], -1)
+    out.slots[:, :num_tokens] = blocks * block_size + positions % block_size
     out.query_starts[: len(starts)] = starts
-    out.seq_lens[: len(rows)] = (first + lengths).masked_fill(is_padding, 0)
+    out.seq_lens[: len(rows)] = first + lengths
 
 
 def cpu_prepare_inputs(library: CDLL) -> PrepareInputs:

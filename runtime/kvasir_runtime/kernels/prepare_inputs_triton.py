@@ -32,28 +32,26 @@ def _prepare_inputs_kernel(
     """Program (request, block of its tokens)."""
     request = tl.program_id(0)
     row = tl.load(rows + request).to(tl.int64)
-    is_real = row >= 0
     start, end = tl.load(planned_starts + request), tl.load(planned_starts + request + 1)
-    first = tl.load(num_computed + row, mask=is_real, other=0)
+    first = tl.load(num_computed + row)
     if tl.program_id(1) == 0:
         tl.store(query_starts + request, start)
-        tl.store(seq_lens + request, tl.where(is_real, first + end - start, 0))
+        tl.store(seq_lens + request, first + end - start)
         if request == tl.num_programs(0) - 1:
             tl.store(query_starts + request + 1, end)
 
     offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < end - start
-    known = offset < tl.where(is_real, end - start, 0)
     first_draft = tl.where(request < num_decodes, 1, end - start)
     position = first + offset
     place = known_ids + row * known_stride + position
-    token_id = tl.load(place, mask=known & (offset < first_draft), other=0)
-    draft = tl.load(drafts + row * drafts_stride + offset - 1, mask=known & (offset >= first_draft), other=0)
+    token_id = tl.load(place, mask=inside & (offset < first_draft), other=0)
+    draft = tl.load(drafts + row * drafts_stride + offset - 1, mask=inside & (offset >= first_draft), other=0)
     token_id = tl.maximum(tl.where(offset < first_draft, token_id, draft), 0)
     tl.store(token_ids + start + offset, token_id.to(tl.int64), mask=inside)
     tl.store(positions + start + offset, position.to(tl.int64), mask=inside)
     for group in range(num_groups):
         table = block_tables + group * table_group_stride + row * table_stride
-        block = tl.load(table + position // block_size, mask=known, other=0).to(tl.int64)
-        slot = tl.where(known, block * block_size + position % block_size, -1)
+        block = tl.load(table + position // block_size, mask=inside, other=0).to(tl.int64)
+        slot = block * block_size + position % block_size
         tl.store(slots + group * slot_group_stride + start + offset, slot, mask=inside)

@@ -3,7 +3,8 @@ GPU. Compiled kernels are called from C one after the other, on the same address
 
 Whatever the computation reads must stay where it is, and be changed in place from one replay to the next. What it makes
 lies in memory of the recording's own. It must neither look at a number on the host, since what it decides by one is
-decided once, nor bring any from there (`torch.from_numpy` is not noticed).
+decided once, nor bring any from there (`torch.from_numpy` is not noticed). Nor may it decide by anything else that
+changes from one replay to the next: what Python holds in a variable is not noticed either.
 """
 
 import ctypes

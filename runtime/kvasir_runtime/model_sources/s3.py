@@ -34,7 +34,7 @@ from kvasir_runtime.errors import (
     SourceUnreachableError,
 )
 from kvasir_runtime.model_sources.digest import Digest
-from kvasir_runtime.model_sources.selection import is_served
+from kvasir_runtime.model_sources.selection import may_be_served
 from kvasir_runtime.model_sources.source import Listing, RemoteFile
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -96,9 +96,9 @@ class S3Source:
             yield from ((entry["Key"], entry["Size"]) for entry in page.get("Contents", ()))
 
     def _remote_file(self, key: str, size_bytes: int) -> RemoteFile:
-        """Of what is not served the listing is enough."""
+        """Of what is never served the listing is enough."""
         path = key.removeprefix(self._prefix)
-        if not is_served(path):
+        if not may_be_served(path):
             return RemoteFile(path, size_bytes, "", None)
         head = self._client.head_object(Bucket=self._bucket, Key=key, ChecksumMode="ENABLED")
         return RemoteFile(path, head["ContentLength"], head["ETag"], self._digest(key, head))

@@ -1,21 +1,24 @@
-"""The safetensors files of a folder as one set of named tensors, read one at a time and accounted for.
+"""The weight files of a folder as one set of named tensors, read one at a time and accounted for.
 
 Files are memory-mapped: a tensor is read when it is copied into its place, so loading needs about one copy of weights,
-and a rank that takes its shards reads no others.
+and a rank that takes its shards reads no others. Models are safetensors; only draft heads may be pickles, whose loaders
+name the file.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Final, Self
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvasir_runtime.errors import CheckpointError
+from kvasir_runtime.models.weight_file import WeightFile, open_weight_file
+
+SAFETENSORS: Final = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +51,31 @@ class Shard:
 class Checkpoint:
     """Use as a context manager; tensors taken stay valid only until it is left."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Sequence[str] = (SAFETENSORS,)) -> None:
+        """Of `files` the first that is there is read; model.safetensors may be several, which its index names."""
         self.folder = folder
-        self._files = ExitStack()
-        self._handles: dict[str, Any] = {}  # tensor name -> open file that holds it
+        self._files = files
+        self._open = ExitStack()
+        self._holders: dict[str, WeightFile] = {}  # tensor name -> open file that holds it
         self._taken: set[str] = set()
 
     def __enter__(self) -> Self:
-        for path in _weight_files(self.folder):
-            try:
-                handle = self._files.enter_context(safe_open(path, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(
-                    f"{path} is not a readable safetensors file: {error}; download it again"
-                ) from error
-            self._handles.update(dict.fromkeys(handle.keys(), handle))
+        for path in _weight_files(self.folder, self._files):
+            file = self._open.enter_context(open_weight_file(path))
+            self._holders.update(dict.fromkeys(file.names(), file))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._files.close()
+        self._open.close()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._handles
+        return name in self._holders
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that is there."""
+        return self._holders[name].shape(name)
 
     def take(self, name: str, shape: tuple[int, ...], shard: Shard | None = None, rows: range | None = None) -> Tensor:
         """The tensor `name`, mapped from its file: nothing is read yet, and only what is used of it will be.
@@ -79,13 +83,12 @@ class Checkpoint:
         `shape` is the whole tensor's; `rows` cuts out part of its first dimension, `shard` a rank's part of that.
         Raises CheckpointError unless the tensor is there with this shape and divides.
         """
-        handle = self._handles.get(name)
-        if handle is None:
+        holder = self._holders.get(name)
+        if holder is None:
             raise CheckpointError(
                 f"{self.folder}: tensor {name!r} is missing, expected it with shape {list(shape)} as config.json says"
             )
-        whole = handle.get_slice(name)
-        seen = tuple(whole.get_shape())
+        seen = holder.shape(name)
         if seen != shape:
             raise CheckpointError(
                 f"{self.folder}: tensor {name!r} has shape {list(seen)}, expected {list(shape)} as config.json says"
@@ -96,8 +99,7 @@ class Checkpoint:
         if shard is not None:
             cut[shard.dimension] = self._part(name, cut[shard.dimension], shard)
         self._taken.add(name)
-        tensor: Tensor = whole[tuple(slice(part.start, part.stop) for part in cut)] if cut else handle.get_tensor(name)
-        return tensor
+        return holder.read(name, tuple(slice(part.start, part.stop) for part in cut))
 
     def _part(self, name: str, whole: range, shard: Shard) -> range:
         try:
@@ -118,7 +120,7 @@ class Checkpoint:
         endings, beginnings = tuple(ignored), tuple(f"{module}." for module in elsewhere)
         left = sorted(
             name
-            for name in self._handles.keys() - self._taken
+            for name in self._holders.keys() - self._taken
             if not name.endswith(endings) and not name.startswith(beginnings)
         )
         if left:
@@ -129,17 +131,27 @@ class Checkpoint:
             )
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The one file, or those that the index names."""
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        single = folder / "model.safetensors"
-        if not single.exists():
-            raise CheckpointError(
-                f"{folder} holds neither model.safetensors nor {index.name}; only safetensors checkpoints are served: "
-                "convert others with safetensors.torch.save_file"
-            )
-        return [single]
+def _weight_files(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The first of `names` that is there; in place of model.safetensors those that its index names."""
+    index = folder / f"{SAFETENSORS}.index.json"
+    for name in names:
+        if name == SAFETENSORS and index.exists():
+            return _indexed_files(index)
+        if (folder / name).exists():
+            return [folder / name]
+    others = [name for name in names if name != SAFETENSORS]
+    if others:
+        raise CheckpointError(
+            f"{folder} holds none of {SAFETENSORS}, {index.name}, {', '.join(others)}: download it again"
+        )
+    raise CheckpointError(
+        f"{folder} holds neither {SAFETENSORS} nor {index.name}; only safetensors checkpoints are served: "
+        "convert others with safetensors.torch.save_file"
+    )
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    folder = index.parent
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -149,4 +161,6 @@ def _weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(
             f"{folder}: {index.name} names {', '.join(missing)}, which is not there; download it again"
         )
+    if others := [name for name in names if not name.endswith(".safetensors")]:
+        raise CheckpointError(f"{folder}: {index.name} names {', '.join(others)}, expected safetensors files")
     return [folder / name for name in names]

@@ -4,11 +4,15 @@ Two things are measured as the engine runs: how often a request's drafts hold (`
 size cost with drafts and without (`step_cost`). The choice is a pure function of what was observed: no clock or chance.
 Drafts count as asked for by the plan, found or not: a proposer that finds few then has a low acceptance and a low cost.
 
+Steps with prompts differ too much from each other to be compared with the rest. A busy server may have no others: then
+they are a kind of their own, of which steps with drafts and without are compared.
+
 Where drafts do not pay nobody is asked for any, the proposer is not even shown the steps, and deciding is a look at a
 counter. They are tried again for a few steps now and then, the more rarely the more it costs, and left where they lose
 more than was believed.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +30,8 @@ LEAST_GAIN = 1.02
 """Drafts must promise so much more than none."""
 REVIEW_STEPS = 16
 """Where drafts do not pay, steps after which they are weighed again; at once when the sequences change."""
+STEPS_WITH_PROMPTS = 16
+"""Of a batch size in a row, after which no others are waited for."""
 
 
 @dataclass(slots=True)
@@ -33,6 +39,8 @@ class _Batch:
     """What was decided for a batch size, and what of."""
 
     cost: BatchCost
+    has_prompts: bool = False
+    """Whether it is of steps with prompts."""
     drafts_pay: bool = False
     steps_since_review: int = REVIEW_STEPS
     num_forgotten: int = 0
@@ -41,18 +49,34 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Batches:
-    """By bit length of the number of requests; a new size believes of drafts what the nearest has measured."""
+    """By bit length of the number of requests, with prompts and without; a new one believes of drafts what the nearest
+    size of its kind has measured."""
 
-    _known: dict[int, _Batch] = field(default_factory=dict)
+    _known: dict[tuple[int, bool], _Batch] = field(default_factory=dict)
+    _num_with_prompts: Counter[int] = field(default_factory=Counter)
+    """Of each bit length the last steps in a row."""
 
     def of(self, num_requests: int) -> _Batch:
         size = (num_requests - 1).bit_length()
-        if size not in self._known:
-            nearest = sorted(self._known, key=lambda other: (abs(other - size), other))
-            costs = (self._known[other].cost for other in nearest)
+        has_prompts = self._num_with_prompts[size] >= STEPS_WITH_PROMPTS
+        if (size, has_prompts) not in self._known:
+            same_kind = (other for other, is_mixed in self._known if is_mixed == has_prompts)
+            nearest = sorted(same_kind, key=lambda other: (abs(other - size), other))
+            costs = (self._known[other, has_prompts].cost for other in nearest)
             measured = next((cost for cost in costs if cost.ratio is not None), None)
-            self._known[size] = _Batch(BatchCost() if measured is None else measured.of_another_size())
-        return self._known[size]
+            cost = BatchCost() if measured is None else measured.of_another_size()
+            self._known[size, has_prompts] = _Batch(cost, has_prompts)
+        return self._known[size, has_prompts]
+
+    def observe(self, step: TimedStep, prompt_seconds: float) -> None:
+        """A step of decodes, which has to bring in `prompt_seconds` where it has no prompts itself."""
+        size = (step.num_decodes - 1).bit_length()
+        self._num_with_prompts[size] = self._num_with_prompts[size] + 1 if step.num_prompt_tokens else 0
+        batch = self.of(step.num_decodes)
+        if batch.has_prompts:
+            batch.cost.observe(step)
+        elif not step.num_prompt_tokens:
+            batch.cost.observe(step, prompt_seconds)
 
 
 class DepthPolicy:
@@ -98,8 +122,8 @@ class DepthPolicy:
 
     def observe_step(self, step: TimedStep) -> None:
         self._prompts.observe(step)
-        if not step.num_prompt_tokens:
-            self._batches.of(step.num_decodes).cost.observe(step, self._prompts.seconds_a_step)
+        if step.num_decodes:
+            self._batches.observe(step, self._prompts.seconds_a_step)
 
     def forget(self, row: int) -> None:
         """Another sequence takes the row."""
@@ -129,7 +153,7 @@ class DepthPolicy:
         cost = batch.cost
         if cost.draft_seconds is None or not cost.may_draft(drafts_pay=batch.drafts_pay):
             return np.zeros(len(rows), np.int64)
-        fixed_seconds = cost.draft_seconds + self._prompts.seconds_a_step
+        fixed_seconds = cost.draft_seconds + (0.0 if batch.has_prompts else self._prompts.seconds_a_step)
         return best_depths(self._acceptance.chances[rows], cost.plain.mean, cost.draft_seconds, fixed_seconds)
 
     def _probe_depths(self, rows: IntArray, cost: BatchCost) -> Depths:

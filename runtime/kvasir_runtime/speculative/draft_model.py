@@ -88,14 +88,21 @@ class DraftModelProposer:
 
     def _num_lacking(self, step: VerifiedStep) -> NDArray[np.int64]:
         """Known tokens [num_sampled], the newest and those before it, whose KV the draft does not have: looked for
-        among the last few where it is in step, else among all."""
-        known, lengths = step.num_known, step.inputs.lengths
-        longest = MOST_LACKING if self._are_in_step(step) else lengths.max_seq_len
-        positions = (known - 1).unsqueeze(1) - torch.arange(longest, 0, -1, device=known.device)
-        group, places = step.inputs.groups[self._group], positions.clamp(min=0)
-        is_own, _ = self._contents.held(group, step.rows, places, step.token_ids[step.rows.unsqueeze(1), places].long())
-        num_lacking = 1 + longest - (is_own | (positions < 0)).long().cumprod(1).sum(1)
+        among the last few of sequences that are in step, among all of the others."""
+        num_lacking = self._num_lacking_of(step, step.rows, step.num_known, MOST_LACKING)
+        may_lack_more = np.isin(step.shown.sampled_rows, list(self._unchecked_rows))
+        if may_lack_more.any():
+            own = torch.from_numpy(may_lack_more.nonzero()[0]).to(num_lacking.device)
+            longest = step.inputs.lengths.max_seq_len
+            num_lacking[own] = self._num_lacking_of(step, step.rows[own], step.num_known[own], longest)
         return self._agree(num_lacking).cpu().numpy()
+
+    def _num_lacking_of(self, step: VerifiedStep, rows: Tensor, num_known: Tensor, longest: int) -> Tensor:
+        """Of the newest token [n] and the `longest` before it."""
+        positions = (num_known - 1).unsqueeze(1) - torch.arange(longest, 0, -1, device=rows.device)
+        group, places = step.inputs.groups[self._group], positions.clamp(min=0)
+        is_own, _ = self._contents.held(group, rows, places, step.token_ids[rows.unsqueeze(1), places].long())
+        return 1 + longest - (is_own | (positions < 0)).long().cumprod(1).sum(1)
 
     def _draft(self, step: VerifiedStep, sequences: DraftRows, first: Tensor) -> Tensor:
         """Guesses int32 [num_sampled, num_proposals], of which the `first` [num_sampled] are given; -1 from where KV

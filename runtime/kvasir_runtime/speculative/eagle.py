@@ -58,7 +58,7 @@ class EagleProposer:
 
     def bind(self, setup: ProposerSetup) -> None:
         self._cache = setup.caches[0]
-        self._context = EagleContext(self._cache, setup.max_num_seqs, always_cuts=setup.never_waits)
+        self._context = EagleContext(self._cache, setup.max_num_seqs, always_cuts=setup.never_waits, agree=setup.agree)
         self._most_decoded = setup.max_num_seqs * (1 + setup.max_drafts)
         self._compute = setup.on_graphs(self._kernel_by_kernel, [1 + setup.max_drafts, 1])
 
@@ -81,11 +81,12 @@ class EagleProposer:
         return self._forward(states, inputs) if has_chunks else self._decode(states, inputs)
 
     def _decode(self, states: Tensor, inputs: StepInputs) -> Tensor:
-        """As `_forward`, on a CUDA graph where there is one: valid until the next call."""
+        """As `_forward`, on a graph where there is one: valid until the next call."""
         if self._entering is None:  # warming up decodes
             self._entering = states.new_zeros((self._most_decoded, states.shape[1]))
         self._entering[: len(states)] = states
-        return self._compute(inputs, None).hidden
+        compute = self._compute if self._context.may_be_captured else self._kernel_by_kernel
+        return compute(inputs, None).hidden
 
     def _kernel_by_kernel(
         self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True

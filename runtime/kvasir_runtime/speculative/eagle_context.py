@@ -5,6 +5,7 @@ all. Behind a larger hole the context begins anew, at the start of a block: the 
 table. Within that block, which is the sequence's own, what is missing becomes zero.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,18 +17,30 @@ from kvasir_runtime.speculative.slot_contents import SlotContents, slots_of
 
 MOST_FOREIGN = 1 / 8
 """Of a context's entries, those that may be of other sequences."""
+MOST_LOOKED_AT = 1 << 20
+"""Entries looked at in one go, since that takes several tensors of as many numbers: of sequences as long as the longest
+so many, but one at least."""
 
 
 class EagleContext:
-    def __init__(self, cache: LayerCache, max_num_seqs: int, *, always_cuts: bool) -> None:
-        """`always_cuts`: what the host knows of a step decides nothing, so that a CUDA graph may hold the cut."""
+    def __init__(
+        self, cache: LayerCache, max_num_seqs: int, *, always_cuts: bool, agree: Callable[[Tensor], Tensor]
+    ) -> None:
+        """`always_cuts`: what the host knows of a step decides nothing, so that a graph may hold the cut. `agree` as of
+        `ProposerSetup`."""
         self._cache = cache
+        self._agree = agree
         self._contents = SlotContents(cache)
         self._first_blocks = torch.zeros(max_num_seqs, dtype=torch.int64, device=cache.key.device)
         self._always_cuts = always_cuts
         self._cut_rows: set[int] = set()
         self._is_cut = always_cuts
         """Whether some sequence of the step may have a context that begins later than it does."""
+
+    @property
+    def may_be_captured(self) -> bool:
+        """Whether the next pass is as all others: what a graph decides on the host, it decides once."""
+        return self._always_cuts or not self._is_cut
 
     def note(self, inputs: StepInputs) -> None:
         """Entries of these positions are made; `token_ids` are those after them."""
@@ -62,12 +75,19 @@ class EagleContext:
         inputs = step.inputs
         requests = torch.from_numpy(step.shown.is_resumed.nonzero()[0]).to(inputs.rows.device)
         rows, starts = inputs.rows[requests].long(), inputs.positions[inputs.query_starts[requests].long()]
-        first_blocks = self._settle(step, rows, starts)
+        first_blocks = self._agree(self._settle_all(step, rows, starts))
         self._first_blocks[rows] = first_blocks
         if self._always_cuts:
             return
         self._cut_rows -= set(step.shown.resumed_rows.tolist())
         self._cut_rows |= set(step.shown.resumed_rows[first_blocks.cpu().numpy() > 0].tolist())
+
+    def _settle_all(self, step: VerifiedStep, rows: Tensor, starts: Tensor) -> Tensor:
+        """As `_settle`, some sequences at a time, the short ones together."""
+        first_blocks, num_rows = torch.zeros_like(starts), max(1, MOST_LOOKED_AT // max(1, int(starts.max())))
+        for part in torch.split(starts.argsort(), num_rows):
+            first_blocks[part] = self._settle(step, rows[part], starts[part])
+        return first_blocks
 
     def _settle(self, step: VerifiedStep, rows: Tensor, starts: Tensor) -> Tensor:
         """The first block [n] of the context of sequences whose entries are made from the positions `starts` [n] on;

@@ -39,8 +39,7 @@ class NgramProposer:
             for own, token_ids in zip(drafts, rows, strict=True):
                 found = find_continuation(token_ids, self._min_tokens, self._max_tokens)
                 if found is not None:
-                    continuation = token_ids[found : found + len(own)]
-                    own[: len(continuation)] = continuation
+                    own[:] = continuation(token_ids, found, len(own))
         return torch.from_numpy(drafts).to(step.token_ids.device)
 
 
@@ -52,6 +51,12 @@ def known_tokens(step: VerifiedStep) -> list[TokenIds]:
         return [token_ids[row, :length] for row, length in zip(step.rows.tolist(), num_known, strict=True)]
     token_ids = step.token_ids[step.rows, : max(num_known)].cpu().numpy()
     return [row[:length] for row, length in zip(token_ids, num_known, strict=True)]
+
+
+def continuation(token_ids: TokenIds, found: int, number: int) -> TokenIds:
+    """So many tokens from `found` on; behind the last known one the text goes on as it just did."""
+    drafts: TokenIds = token_ids[found + np.arange(number) % (len(token_ids) - found)]
+    return drafts
 
 
 def find_continuation(token_ids: TokenIds, min_tokens: int, max_tokens: int) -> int | None:

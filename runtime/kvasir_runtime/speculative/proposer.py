@@ -78,7 +78,7 @@ class ProposerSetup:
     """On CUDA: while a step's sequences are those of the last one, the host must not read what the device holds. What
     would decide a shape is then taken at its most."""
     on_graphs: Callable[[ComputeStep, Sequence[int]], ComputeStep] = kernel_by_kernel
-    """The same passes, run on CUDA graphs where all sequences have equally many tokens, one of the numbers given."""
+    """The same passes, run on CUDA graphs where no sequence has more tokens than the largest of the numbers given."""
     agree: Callable[[Tensor], Tensor] = as_found
     """The first tensor-parallel rank's numbers: ranks may round differently, but capture the same passes together."""
 

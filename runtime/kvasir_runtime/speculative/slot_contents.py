@@ -27,7 +27,7 @@ class SlotContents:
 
     def forget(self, slots: Tensor) -> None:
         """What the slots int64 [n] hold is nobody's."""
-        self._held[slots] = NOTHING
+        self._held.index_fill_(0, slots, NOTHING)
 
     def copy_blocks(self, copies: NDArray[np.int32]) -> None:
         """One after the other: source and target block [m, 2]."""

@@ -2,7 +2,7 @@
 
 A step without drafts does no drafting work at all, so the difference is the whole cost of drafting: verifying,
 guessing, and following the target. What prompts cost the proposer is counted apart (`PromptCost`), since steps with
-prompts differ too much from each other to be compared.
+prompts differ too much from each other to be compared, but where there are no others (`depth`).
 
 Estimates only propose; an account decides. It charges every step that drafts, one that begins, ends or catches up too,
 with all that it took, and credits the tokens that it brought; steps without drafts pay debts back slowly.

@@ -24,6 +24,7 @@ from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.limits import SchedulerLimits
+from kvasir_runtime.scheduling.request import Status
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.speculative.select import proposer_of
@@ -185,6 +186,8 @@ class Engine:
     num_added: int = 0
     most_steps_ahead: int = 0
     """Steps that were under way at once, besides the one being planned."""
+    preempted: set[str] = field(default_factory=set)
+    """Requests of which a sequence, or the beam search, has had to give its blocks back."""
 
     def add(
         self,
@@ -193,12 +196,14 @@ class Engine:
         output: Sequence[int] = (),
         *,
         seeds: Sequence[int] = (1,),
+        outputs: Sequence[Sequence[int]] | None = None,
         beam: BeamSearch | None = None,
         kv_transfer_params: KvTransferParams | None = None,
         cache_salt: str | None = None,
         **sampling: Any,
     ) -> None:
-        """A sequence for each seed; `output`: what another engine has generated already, of all of them."""
+        """A sequence for each seed; `output`: what another engine has generated already, of all of them, or `outputs`,
+        of each."""
         self.num_added += 1
         self.channel.waiting.append(
             AddRequest(
@@ -207,8 +212,8 @@ class Engine:
                 prompt_token_ids=prompt,
                 sampling=SamplingParams(**({"max_tokens": NUM_NEW_TOKENS, "seed": 0, "temperature": 0.0} | sampling)),
                 sequences=[
-                    SequenceStart(index=index, seed=seed, output_token_ids=list(output))
-                    for index, seed in enumerate(seeds)
+                    SequenceStart(index=index, seed=seed, output_token_ids=list(own))
+                    for index, (seed, own) in enumerate(zip(seeds, outputs or [output] * len(seeds), strict=True))
                 ],
                 arrival_time=float(self.num_added),
                 beam=beam,
@@ -226,6 +231,7 @@ class Engine:
                 return
             self.core.step()
             self.most_steps_ahead = max(self.most_steps_ahead, len(self.core._running_steps))
+            self._note_preempted()
         raise AssertionError("the engine did not finish in 5,000 steps")
 
     def finish(self, *request_ids: str) -> Generated:
@@ -237,6 +243,11 @@ class Engine:
     @property
     def num_blocks_used(self) -> int:
         return self.core._scheduler.stats(0, 0.0).num_blocks_used
+
+    def _note_preempted(self) -> None:
+        for request_id, request in self.core._scheduler._requests._by_id.items():
+            if any(of.was_admitted and of.status is Status.WAITING for of in request.sequences):
+                self.preempted.add(request_id)
 
     def _is_finished(self, request_id: str) -> bool:
         outputs = self.channel.outputs.get(request_id)

@@ -4,12 +4,22 @@ beams are Hugging Face's, whatever else is on."""
 import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.runtime.exactness.conftest import NUM_NEW_TOKENS, SMALLEST_MARGIN, Features
+from tests.runtime.exactness.conftest import (
+    NUM_NEW_TOKENS,
+    SMALLEST_MARGIN,
+    Engine,
+    EngineFactory,
+    Features,
+    Generated,
+    Reference,
+)
+from tests.runtime.exactness.repeating_heads import REPEATING_HEADS, repeating_draft
 from tests.runtime.exactness.speculators import METHODS, speculative_config
 from transformers import AutoModelForCausalLM
 
@@ -24,14 +34,46 @@ PAIRS = [
     for pair in itertools.combinations(FEATURES, 2)
     if not set(pair) <= set(METHODS) and not set(pair) <= set(AHEAD)
 ]
+GREEDY = (0, 2, 4, 5)
+SCORED = ("greedy-2", "repetitive")
+"""Greedy requests that ask for log-probabilities, and so take another way through the engine than plain tokens do."""
 SAMPLING: dict[str, Any] = {
     "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": 20,
     "stop_token_ids": tuple(range(60)), "logprobs": 1,
 }  # fmt: skip
 SEEDS = (11, 12, 13)
+CUT = 17
+SAMPLED: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {
+    ("resumed",): {"sampled": (CUT,)},
+    ("several",): {"several": (0, 0, 0)},
+    ("resumed", "several"): {"all-resumed": (CUT, 1, 9), "first-resumed": (CUT, 0, 0), "one-resumed": (0, CUT, 0)},
+}
+"""By the features of a pair the sampled requests, with the tokens that each of their sequences has already."""
 WIDTH = 2
 STEPS_AHEAD = {"one_step_ahead": 1, "three_steps_ahead": 3}
 LOOKUPS = ("ngram", "suffix")
+LEAST_ACCEPTED = 10
+"""Drafts of heads that hold where a text repeats itself; those of random heads hold once or twice."""
+TOLERANCE = 1e-4
+"""Of a log-probability, between orders of summing float32."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """A prompt and what Hugging Face says to it."""
+
+    prompt: list[int]
+    output: list[int]
+    logprobs: torch.Tensor  # [len(prompt) + NUM_NEW_TOKENS, vocab_size], of the token after each position
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What the plain engine says where Hugging Face cannot be asked: of each seed, and of each beam."""
+
+    sampled: list[list[int]]
+    scores: list[list[float]]
+    beams: list[list[int]]
 
 
 @pytest.fixture(scope="session")
@@ -40,42 +82,31 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain_answers() -> dict[str, Any]:
-    """Sampled sequences and beams of the plain engine, by architecture."""
+def plain_answers() -> dict[str, Plain]:
+    """By architecture, once they have been asked for."""
     return {}
 
 
 @pytest.fixture(scope="session")
-def repetitive(reference: Any) -> Callable[[str], tuple[list[int], list[int]]]:
-    """A prompt of an architecture that says three tokens again and again, and Hugging Face's greedy output, which then
-    repeats itself too: so that looking up what came before finds something, and sometimes the right thing."""
+def repetitive(reference: Any) -> Callable[[str], Greedy]:
+    """A prompt of an architecture that says three tokens again and again, of which the output then repeats itself too:
+    so that looking up what came before finds something, and sometimes the right thing."""
 
     @functools.cache
     @torch.inference_mode()
-    def of(architecture: str) -> tuple[list[int], list[int]]:
+    def of(architecture: str) -> Greedy:
         model = AutoModelForCausalLM.from_pretrained(reference(architecture).folder).eval()
         prompts = torch.randint(320, (48, 3), generator=torch.Generator().manual_seed(4)).repeat(1, 8)
         mask, length = torch.ones_like(prompts), prompts.shape[1]
         tokens = model.generate(prompts, attention_mask=mask, max_new_tokens=NUM_NEW_TOKENS, do_sample=False)
-        best = model(tokens).logits[:, length - 1 :].topk(2).values
+        logits = model(tokens).logits
+        best = logits[:, length - 1 :].topk(2).values
         is_clear = (best[..., 0] - best[..., 1]).amin(1) > SMALLEST_MARGIN
-        chosen = min(tokens[is_clear].tolist(), key=lambda row: len(set(row[length:])))
-        return chosen[:length], chosen[length:]
+        chosen = min(is_clear.nonzero()[:, 0].tolist(), key=lambda row: len(set(tokens[row, length:].tolist())))
+        row = tokens[chosen].tolist()
+        return Greedy(row[:length], row[length:], logits[chosen].log_softmax(-1))
 
     return of
-
-
-def names_of(request: str, number: int) -> list[str]:
-    return [request, *(f"{request}.{index}" for index in range(1, number))]
-
-
-def answers(engine: Any, expected: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """(sampled sequences of one prompt, beams of another)."""
-    engine.add("several", expected.prompts[4], seeds=SEEDS, **SAMPLING)
-    engine.add("beams", expected.prompts[3], seeds=range(WIDTH), beam=BeamSearch(width=WIDTH), max_tokens=40)
-    sampled, beams = names_of("several", len(SEEDS)), names_of("beams", WIDTH)
-    generated = engine.finish(*sampled, *beams)
-    return [generated.token_ids(name) for name in sampled], [generated.token_ids(name) for name in beams]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
@@ -85,60 +116,129 @@ def test_two_features_at_once_change_nothing(
     repetitive: Any,
     start_engine: Any,
     heads: Path,
-    plain_answers: dict[str, Any],
+    plain_answers: dict[str, Plain],
 ) -> None:
     architecture = "Gemma3" if "windows" in pair else "Llama"
     expected = reference(f"{architecture}ForCausalLM")
     if architecture not in plain_answers:
         plain_answers[architecture] = answers(start_engine(expected.folder), expected)
-    sampled, beams = plain_answers[architecture]
-    features = Features(**{name: True for name in pair if name in (*SWITCHES, *AHEAD)})
+    plain = plain_answers[architecture]
     method = next((name for name in pair if name in METHODS), None)
-    options = {}
+    greedy = {
+        f"greedy-{index}": Greedy(expected.prompts[index], expected.outputs[index], expected.logprobs[index])
+        for index in GREEDY
+    }
     if method is not None:
-        draft = reference("LlamaForCausalLM").folder  # the target itself, where that has no windows
-        options["speculative_config"] = speculative_config(method, expected.folder, draft, heads / architecture)
-    engine = start_engine(expected.folder, features, **options)
-
-    cut = 17 if "resumed" in pair else 0
-    greedy = {f"greedy-{index}": (expected.prompts[index], expected.outputs[index]) for index in (0, 2, 4, 5)}
-    if method in LOOKUPS:
         greedy["repetitive"] = repetitive(f"{architecture}ForCausalLM")
-    for name, (prompt, output) in greedy.items():
-        engine.add(name, prompt, output[:cut])
-    names = list(greedy)
-    if "resumed" in pair:
-        engine.add("sampled", expected.prompts[4], sampled[0][:cut], seeds=SEEDS[:1], **SAMPLING)
-        names.append("sampled")
-    if "several" in pair:
-        engine.add("several", expected.prompts[4], seeds=SEEDS, **SAMPLING)
-        names += names_of("several", len(SEEDS))
+    cut = CUT if "resumed" in pair else 0
+    sampled = SAMPLED.get(tuple(name for name in pair if name in ("resumed", "several")), {})
+
+    engine = start(pair, method, expected, start_engine, heads / architecture)
+    names = add_greedy(engine, greedy, cut) + add_sampled(engine, expected, plain, sampled)
     if "beams" in pair:
-        engine.add("beams", expected.prompts[3], seeds=range(WIDTH), beam=BeamSearch(width=WIDTH), max_tokens=40)
-        names += names_of("beams", WIDTH)
+        names += add_beams(engine, expected)
     generated = engine.finish(*names)
     if "prefix_cache" in pair:  # what is asked at once is computed at once
         engine.add("again", expected.prompts[5])
         generated = engine.finish("again")
         assert generated.token_ids("again") == expected.outputs[5]
 
-    for name, (_, output) in greedy.items():
-        assert generated.token_ids(name) == output[cut:]
-    if "resumed" in pair:
-        assert generated.token_ids("sampled") == sampled[0][cut:]
-    if "several" in pair:
-        assert [generated.token_ids(name) for name in names_of("several", len(SEEDS))] == sampled
-        assert all(len(generated.logprobs(n)) == len(s) for n, s in zip(names_of("several", 3), sampled, strict=True))
+    check_greedy(generated, greedy, cut)
+    check_sampled(generated, plain, sampled)
     if "beams" in pair:
-        assert [generated.token_ids(name) for name in names_of("beams", WIDTH)] == beams
+        assert [generated.token_ids(name) for name in names_of("beams", WIDTH)] == plain.beams
+    check_features(engine, pair, generated)
+    check_drafts(generated, method, is_target="windows" not in pair)
+
+
+def names_of(request: str, number: int) -> list[str]:
+    return [request, *(f"{request}.{index}" for index in range(1, number))]
+
+
+def answers(engine: Engine, expected: Reference) -> Plain:
+    nothing = Plain([[] for _ in SEEDS], [], [])
+    sampled, beams = add_sampled(engine, expected, nothing, SAMPLED["several",]), add_beams(engine, expected)
+    generated = engine.finish(*sampled, *beams)
+    return Plain(
+        [generated.token_ids(name) for name in sampled],
+        [scores(generated, name) for name in sampled],
+        [generated.token_ids(name) for name in beams],
+    )
+
+
+def scores(generated: Generated, name: str) -> list[float]:
+    """Log-probabilities of a sequence's tokens."""
+    return [entry.logprobs[0] for entry in generated.logprobs(name)]
+
+
+def start(
+    pair: tuple[str, str], method: str | None, expected: Reference, start_engine: EngineFactory, heads: Path
+) -> Engine:
+    features = Features(**{name: True for name in pair if name in (*SWITCHES, *AHEAD)})
+    if method is None:
+        return start_engine(expected.folder, features)
+    draft = repeating_draft(heads / "draft", expected.folder) if "windows" in pair else expected.folder
+    config = speculative_config(method, expected.folder, draft, heads, REPEATING_HEADS)
+    return start_engine(expected.folder, features, speculative_config=config)
+
+
+def add_greedy(engine: Engine, greedy: dict[str, Greedy], cut: int) -> list[str]:
+    for name, case in greedy.items():
+        engine.add(name, case.prompt, case.output[:cut], logprobs=2 if name in SCORED else None)
+    return list(greedy)
+
+
+def add_sampled(engine: Engine, expected: Reference, plain: Plain, sampled: dict[str, tuple[int, ...]]) -> list[str]:
+    """Names of all sequences."""
+    for name, cuts in sampled.items():
+        outputs = [tokens[:cut] for tokens, cut in zip(plain.sampled, cuts, strict=False)]
+        engine.add(name, expected.prompts[4], seeds=SEEDS[: len(cuts)], outputs=outputs, **SAMPLING)
+    return [name for request, cuts in sampled.items() for name in names_of(request, len(cuts))]
+
+
+def add_beams(engine: Engine, expected: Reference) -> list[str]:
+    """Names of all hypotheses."""
+    engine.add("beams", expected.prompts[3], seeds=range(WIDTH), beam=BeamSearch(width=WIDTH), max_tokens=40)
+    return names_of("beams", WIDTH)
+
+
+def check_greedy(generated: Generated, greedy: dict[str, Greedy], cut: int) -> None:
+    for name, case in greedy.items():
+        assert generated.token_ids(name) == case.output[cut:]
+    for name in greedy.keys() & SCORED:
+        case, entries = greedy[name], generated.logprobs(name)
+        own = case.logprobs[len(case.prompt) - 1 + cut : -1]
+        assert [entry.token_ids[1:] for entry in entries] == own.topk(2).indices.tolist()
+        found = torch.tensor([entry.logprobs for entry in entries])
+        token_ids = torch.tensor([entry.token_ids for entry in entries])
+        torch.testing.assert_close(found, own.gather(1, token_ids), atol=TOLERANCE, rtol=0)
+
+
+def check_sampled(generated: Generated, plain: Plain, sampled: dict[str, tuple[int, ...]]) -> None:
+    for request, cuts in sampled.items():
+        for index, (name, cut) in enumerate(zip(names_of(request, len(cuts)), cuts, strict=True)):
+            assert generated.token_ids(name) == plain.sampled[index][cut:], name
+            assert scores(generated, name) == pytest.approx(plain.scores[index][cut:], abs=TOLERANCE), name
+
+
+def check_features(engine: Engine, pair: tuple[str, str], generated: Generated) -> None:
     assert engine.most_steps_ahead == next((STEPS_AHEAD[name] for name in pair if name in AHEAD), 0)
     stats = generated.stats
     assert (stats.num_preemptions > 0) == ("few_blocks" in pair)
+    assert bool(engine.preempted) == ("few_blocks" in pair)
+    if "few_blocks" in pair:
+        assert engine.preempted >= {"several", "beams"} & set(pair)
     assert (stats.num_prefix_hits > 0) == ("prefix_cache" in pair)
-    assert (stats.num_draft_tokens > 0) == (method is not None)
-    if method in LOOKUPS:
-        assert stats.num_accepted_tokens > 0
-    if method == "draft_model" and "windows" not in pair:
-        assert stats.num_accepted_tokens > 0.5 * stats.num_draft_tokens, "a draft that is the target is right"
-    if method in ("medusa", "eagle", "eagle3"):
-        assert stats.num_draft_tokens > stats.num_accepted_tokens
+
+
+def check_drafts(generated: Generated, method: str | None, *, is_target: bool) -> None:
+    """`is_target`: whether a draft model is the target itself."""
+    num_drafts, num_accepted = generated.stats.num_draft_tokens, generated.stats.num_accepted_tokens
+    if method is None:
+        assert num_drafts == 0
+        return
+    assert num_accepted >= (1 if method in LOOKUPS else LEAST_ACCEPTED)
+    if method == "draft_model" and is_target:
+        assert num_accepted > 0.5 * num_drafts, "a draft that is the target is right"
+    else:
+        assert num_accepted < num_drafts

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.runtime.compilations import Compilations
 from tests.runtime.exactness.conftest import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, PLAIN, engine_over
 from tests.runtime.exactness.speculators import NUM_DRAFTS, speculative_config
-from tests.runtime.kernels.triton_device import DEVICE
+from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from torch import Tensor
 
 from kvasir_runtime.attention import triton as triton_attention
@@ -32,8 +32,8 @@ GREEDY: dict[str, Any] = {}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
 PENALISED = {"presence_penalty": 0.5, "logprobs": 2}
 SHORT_SPLITS = Splits(max_splits=4, unit_keys=32)
+pytestmark = GPU_MARKS
 ON_GPU = DEVICE.type == "cuda"
-pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
 
 @pytest.fixture

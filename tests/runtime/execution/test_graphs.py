@@ -1,10 +1,14 @@
 """Which decode steps run on graphs, which are captured and when; and that a padded step computes the same."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.runtime.kernels.triton_device import DEVICE
 from tests.runtime.padded_graphs import PaddedGraphs, PaddedStep
 from torch import Tensor
 
@@ -21,6 +25,8 @@ from kvasir_runtime.execution.graphs import (
     GraphShape,
     graph_sizes,
 )
+from kvasir_runtime.execution.static_inputs import StaticInputs
+from kvasir_runtime.kernels.attention_tiles import Splits
 from kvasir_runtime.models.decoder import DecoderOutput
 
 PAGE, HEAD_DIM, NUM_ROWS, MAX_SEQ_LEN = 4, 16, 8, 64
@@ -49,34 +55,41 @@ class Attending:
         return DecoderOutput(attended if kept_tokens is None else attended[kept_tokens], (attended * 2,))
 
 
-def step_of(tables: Tensor, seq_lens: list[int], query_len: int = 1, num_decodes: int | None = None) -> StepInputs:
+def step_of(
+    tables: Tensor, seq_lens: list[int], query_lens: int | list[int] = 1, num_decodes: int | None = None
+) -> StepInputs:
     """Request i in row 7 - i."""
     num_requests, device = len(seq_lens), tables.device
+    lengths = [query_lens] * num_requests if isinstance(query_lens, int) else query_lens
     rows = torch.arange(NUM_ROWS - 1, NUM_ROWS - 1 - num_requests, -1, dtype=torch.int32, device=device)
-    ends = torch.tensor(seq_lens, dtype=torch.int32, device=device)
-    positions = (ends.unsqueeze(1) - query_len + torch.arange(query_len, device=device)).flatten().long()
-    slots = tables[0, rows.long().repeat_interleave(query_len), positions // PAGE].long() * PAGE + positions % PAGE
+    positions = torch.cat([torch.arange(end - n, end) for end, n in zip(seq_lens, lengths, strict=True)]).to(device)
+    row_of = rows.long().repeat_interleave(torch.tensor(lengths, device=device))
+    slots = tables[0, row_of, positions // PAGE].long() * PAGE + positions % PAGE
     return StepInputs(
-        token_ids=torch.arange(num_requests * query_len, device=device) + 3 * sum(seq_lens) % 50,
+        token_ids=torch.arange(sum(lengths), device=device) + 3 * sum(seq_lens) % 50,
         positions=positions,
-        query_starts=torch.arange(num_requests + 1, dtype=torch.int32, device=device) * query_len,
-        seq_lens=ends,
+        query_starts=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         rows=rows,
         groups=(GroupInputs(tables[0], slots),),
         lengths=StepLengths(
-            np.full(num_requests, query_len, dtype=np.int32),
-            num_requests if num_decodes is None else num_decodes,
-            max(seq_lens),
+            np.array(lengths, dtype=np.int32), num_requests if num_decodes is None else num_decodes, max(seq_lens)
         ),
     )
 
 
 class Rig:
     def __init__(
-        self, sizes: list[int], query_lens: list[int], limit: int = 1000, failing: int | None = None, **options: bool
+        self,
+        sizes: list[int],
+        query_lens: list[int],
+        limit: int = 10_000,
+        failing: int | None = None,
+        backend: AttentionBackend | None = None,
+        **options: bool,
     ) -> None:
-        self.eager = Attending(ReferenceAttention(), "cpu")
-        self.padded = Attending(ReferenceAttention(), "cpu")
+        self.eager = Attending(backend or ReferenceAttention(), "cpu")
+        self.padded = Attending(backend or ReferenceAttention(), "cpu")
         self.steps: dict[GraphShape, PaddedStep] = {}
         self._failing = failing
         self.graphs = DecodeGraphs(self.eager, self.capture, sizes, query_lens, GraphMemory(limit), **options)
@@ -87,8 +100,12 @@ class Rig:
         self.steps[shape] = PaddedStep(self.padded, shape, self.padded.tables, MAX_SEQ_LEN, memory_bytes=100)
         return self.steps[shape]
 
-    def run(self, num_requests: int, query_len: int = 1, kept: Tensor | None = None) -> None:
-        self.graphs(step_of(self.eager.tables, [9] * num_requests, query_len), kept)
+    def run(self, num_requests: int, query_lens: int | list[int] = 1, kept: Tensor | None = None) -> None:
+        self.graphs(step_of(self.eager.tables, [9] * num_requests, query_lens), kept)
+
+    @property
+    def replayed(self) -> list[GraphShape]:
+        return [shape for shape, step in self.steps.items() if step.num_replays]
 
     def capture_all(self) -> None:
         while self.graphs.capture_next():
@@ -122,7 +139,9 @@ def test_idle_time_captures_what_was_missed_most_then_the_largest() -> None:
     assert rig.graphs.capture_next()
     assert rig.graphs.captured == [GraphShape(1, 1), GraphShape(4, 1)]
     rig.capture_all()
-    assert rig.graphs.captured == [GraphShape(size, query_len) for size in (1, 2, 4) for query_len in (1, 3)]
+    of_equal_requests = [GraphShape(size, query_len) for size in (4, 2, 1) for query_len in (1, 3)]
+    assert sorted(list(rig.steps)[:6]) == sorted(of_equal_requests)
+    assert list(rig.steps)[6:] == [GraphShape(size, 2, max_query_len=3) for size in (4, 2, 1)]
     assert not rig.graphs.capture_next()
 
 
@@ -131,8 +150,44 @@ def test_a_step_runs_on_the_smallest_graph_that_it_fits_into(num_requests: int, 
     rig = Rig([1, 2, 4], [1])
     rig.capture_all()
     rig.run(num_requests)
-    assert [shape.num_requests for shape, step in rig.steps.items() if step.num_replays] == [size]
+    assert rig.replayed == [GraphShape(size, 1)]
     assert rig.eager.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "shape"),
+    [
+        ([6, 6, 6], GraphShape(4, 6)),
+        ([1, 1, 1], GraphShape(4, 1)),
+        ([3], GraphShape(1, 4, max_query_len=6)),
+        ([1, 2, 1, 1], GraphShape(4, 2, max_query_len=6)),
+        ([6, 1, 1], GraphShape(4, 2, max_query_len=6)),
+        ([6, 1, 1, 1], GraphShape(4, 4, max_query_len=6)),
+        ([6, 3], GraphShape(2, 6)),
+        ([2, 1, 1], GraphShape(4, 2, max_query_len=6)),
+        ([1, 2], GraphShape(2, 2, max_query_len=6)),
+    ],
+    ids=str,
+)
+def test_requests_of_any_lengths_run_on_the_smallest_graph_that_has_room_for_their_tokens(
+    query_lens: list[int], shape: GraphShape
+) -> None:
+    rig = Rig([1, 2, 4], [6, 1])
+    rig.capture_all()
+    rig.run(len(query_lens), query_lens)
+    assert rig.replayed == [shape]
+    assert rig.eager.num_calls == 0
+
+
+def test_a_mean_that_comes_up_often_is_captured_and_until_then_a_larger_one_serves() -> None:
+    rig = Rig([4], [3, 1])
+    assert rig.graphs.capture_next()
+    assert rig.graphs.captured == [GraphShape(4, 3)]
+    for _ in range(STEPS_BEFORE_CAPTURE):
+        rig.run(4, [3, 2, 1, 1])
+    assert rig.eager.num_calls == 0
+    assert rig.graphs.captured == [GraphShape(4, 2, max_query_len=3), GraphShape(4, 3)]
+    assert [step.num_replays for step in rig.steps.values()] == [STEPS_BEFORE_CAPTURE - 1, 1]
 
 
 @pytest.mark.parametrize(("num_requests", "runs_on_graph"), [(1, False), (2, True), (3, True)])
@@ -146,7 +201,7 @@ def test_a_larger_graph_serves_if_half_of_it_is_used(num_requests: int, runs_on_
 
 @pytest.mark.parametrize(("num_requests", "runs_on_graph"), [(1, True), (2, True), (3, False), (4, True), (5, False)])
 def test_exact_graphs_pad_nothing_and_use_no_idle_time(num_requests: int, runs_on_graph: bool) -> None:
-    rig = Rig([1, 2, 4], [1], is_exact=True)
+    rig = Rig([1, 2, 4], [3, 1], is_exact=True)
     assert not rig.graphs.capture_next()
     for size in (1, 2, 4):
         for _ in range(STEPS_BEFORE_CAPTURE):
@@ -155,6 +210,10 @@ def test_exact_graphs_pad_nothing_and_use_no_idle_time(num_requests: int, runs_o
     rig.eager.num_calls = 0
     rig.run(num_requests)
     assert rig.eager.num_calls == (0 if runs_on_graph else 1)
+    for _ in range(STEPS_BEFORE_CAPTURE):
+        rig.run(2, [3, 1])
+        rig.run(2, [2, 2])
+    assert rig.eager.num_calls == 2 * STEPS_BEFORE_CAPTURE + (0 if runs_on_graph else 1)
 
 
 def test_exact_graphs_run_no_step_on_a_larger_one() -> None:
@@ -169,16 +228,11 @@ def test_exact_graphs_run_no_step_on_a_larger_one() -> None:
 def test_other_steps_run_kernel_by_kernel() -> None:
     rig = Rig([1, 2], [1])
     rig.capture_all()
-    tables = rig.eager.tables
-    uneven = step_of(tables, [9, 9], query_len=2)
-    uneven.lengths.query_lens[:] = [1, 3]
-    uneven.query_starts[1] = 1
     rig.run(3)  # more than the largest graph
-    rig.run(1, query_len=2)  # drafts, for which there is no graph
+    rig.run(1, query_lens=2)  # drafts, for which there is no graph
     rig.run(1, kept=torch.tensor([0]))
-    rig.graphs(step_of(tables, [9, 9], num_decodes=1), None)  # a prefill chunk among them
-    rig.graphs(uneven, None)  # one decode with drafts, one without
-    assert rig.eager.num_calls == 5
+    rig.graphs(step_of(rig.eager.tables, [9, 9], num_decodes=1), None)  # a prefill chunk among them
+    assert rig.eager.num_calls == 4
 
 
 def test_captures_end_when_their_memory_is_used_up() -> None:
@@ -206,7 +260,7 @@ def test_graphs_of_drafts_come_after_the_targets_and_share_their_memory() -> Non
     on_graphs = graphs.of(drafts, [2, 1])
     graphs.capture_all()
     assert [shape for shape, _ in graphs.steps] == [GraphShape(2, 1), GraphShape(1, 1), GraphShape(2, 2)]
-    on_graphs(step_of(drafts.tables, [9, 9], query_len=2), None)
+    on_graphs(step_of(drafts.tables, [9, 9], query_lens=2), None)
     assert [step.num_replays for _, step in graphs.steps] == [0, 0, 1]
     assert (target.num_calls, drafts.num_calls) == (0, 1)
 
@@ -218,31 +272,107 @@ def test_without_memory_there_are_no_graphs() -> None:
     assert not graphs.capture_next()
 
 
-@pytest.mark.parametrize("query_len", [1, 3])
-def test_padded_steps_compute_and_write_what_eager_ones_do(query_len: int) -> None:
-    rig = Rig([4], [query_len])
+@pytest.fixture
+def _nan_where_nothing_is_written() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)  # fills new memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = Splits(max_splits=4, unit_keys=16)
+    monkeypatch.setattr("kvasir_runtime.attention.triton.splits_for", lambda num_kv_heads, num_sms: splits)
+
+
+@pytest.mark.parametrize("query_len", [1, 2])
+def test_what_is_left_of_a_larger_step_reads_and_writes_nothing(query_len: int) -> None:
+    tables = Attending(ReferenceAttention(), "cpu").tables
+    static = StaticInputs(4, query_len, tables, MAX_SEQ_LEN)
+    for num_requests in (4, 2):
+        static.load(step_of(tables, [9, 30, 5, 17][:num_requests], query_len))
+    assert static.inputs.seq_lens.tolist() == [9, 30, 0, 0]
+    slots = static.inputs.groups[0].slots
+    assert (slots[: 2 * query_len] >= 0).all()
+    assert (slots[2 * query_len :] == -1).all()
+
+
+EQUAL: list[tuple[list[int], int | list[int]]] = [
+    *(([9, 30, 5, 17], 1), ([10, 31], 1), ([64, 3, 12], 1), ([20, 21, 22, 23], 1), ([7, 7], 1)),
+    *(([9, 30, 5, 17], 3), ([10, 31], 3), ([7, 7], 3), ([64, 63, 62, 61], 6)),
+]
+"""Lengths of sequences, and how many of their tokens a step computes."""
+DIFFERENT: list[tuple[list[int], int | list[int]]] = [
+    *(([40, 30, 5, 17], [6, 1, 1, 1]), ([10, 31], [1, 3]), ([64, 3, 12], [2, 1, 4]), ([20, 50, 22, 23], [1, 6, 1, 4])),
+    *(([20, 50, 22, 23], [1, 1, 2, 1]), ([64], [5])),
+]
+
+
+@pytest.mark.parametrize("steps", [EQUAL, DIFFERENT], ids=["equal", "different"])
+def test_padded_steps_compute_and_write_what_eager_ones_do(steps: list[tuple[list[int], int | list[int]]]) -> None:
+    assert_padding_changes_nothing(ReferenceAttention(), steps)
+
+
+def assert_padding_changes_nothing(backend: AttentionBackend, steps: list[tuple[list[int], int | list[int]]]) -> None:
+    rig = Rig([4], [6, 1], backend=backend)
     rig.capture_all()
-    for seq_lens in ([9, 30, 5, 17], [10, 31], [64, 3, 12], [20, 21, 22, 23], [7, 7]):
-        inputs = step_of(rig.eager.tables, seq_lens, query_len)
+    for seq_lens, query_lens in steps:
+        inputs = step_of(rig.eager.tables, seq_lens, query_lens)
         got, expected = rig.graphs(inputs, None), rig.eager(inputs, None)
-        assert torch.equal(got.hidden, expected.hidden)
+        assert torch.equal(got.hidden, expected.hidden), (seq_lens, query_lens)
         assert torch.equal(got.captured[0], expected.captured[0])
         assert torch.equal(rig.padded.cache.key, rig.eager.cache.key)
         assert torch.equal(rig.padded.cache.value, rig.eager.cache.value)
+    assert rig.eager.num_calls == len(steps)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a CUDA graph does it there")
+@pytest.mark.usefixtures("_nan_where_nothing_is_written", "_short_splits")
+def test_padded_steps_of_triton_kernels_do_so_over_memory_of_nan() -> None:
+    bounds = DecodeBounds(max_num_decodes=4, max_query_len=6)
+    assert_padding_changes_nothing(TritonAttention(DEVICE, bounds), DIFFERENT)
+
+
+class FakeCuda:
+    """A device whose freed memory stays in torch's cache, as far as a capture sees of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_cached: int) -> None:
+        self.num_free, self.num_cached = 1000, num_cached
+        for name in ("empty_cache", "mem_get_info", "graph_pool_handle", "CUDAGraph", "graph"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name, object))
+
+    def empty_cache(self) -> None:
+        self.num_free += self.num_cached
+        self.num_cached = 0
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return self.num_free, 2000
+
+    @contextmanager
+    def graph(self, graph: object, **options: Any) -> Iterator[None]:
+        self.empty_cache()
+        yield
+        self.num_free -= 300
+
+
+def test_what_a_capture_frees_of_torchs_cache_hides_nothing_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch, num_cached=500)
+    decoder = Attending(ReferenceAttention(), "cpu")
+    captured = CudaGraphCapture(decoder, decoder.tables, MAX_SEQ_LEN)(GraphShape(2, 1))
+    assert captured.memory_bytes == 300
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("query_len", [1, 3])
-def test_a_cuda_graph_computes_and_writes_what_eager_steps_do(query_len: int) -> None:
-    backend = TritonAttention(torch.device("cuda"), DecodeBounds(8, 3))
+def test_a_cuda_graph_computes_and_writes_what_eager_steps_do() -> None:
+    backend = TritonAttention(torch.device("cuda"), DecodeBounds(max_num_decodes=4, max_query_len=6))
     eager, captured = Attending(backend, "cuda"), Attending(backend, "cuda")
     capture = CudaGraphCapture(captured, captured.tables, MAX_SEQ_LEN)
-    graphs = DecodeGraphs(eager, capture, [2, 4], [query_len], GraphMemory(2**30))
+    graphs = DecodeGraphs(eager, capture, [2, 4], [6, 1], GraphMemory(2**30))
     with torch.inference_mode():
         while graphs.capture_next():
             pass
-        for seq_lens in ([9, 30, 5, 17], [10, 31], [64, 3, 12], [7, 7]):
-            inputs = step_of(eager.tables, seq_lens, query_len)
+        for seq_lens, query_lens in EQUAL + DIFFERENT:
+            inputs = step_of(eager.tables, seq_lens, query_lens)
             num_calls = eager.num_calls
             got = graphs(inputs, None).hidden.clone()
             assert eager.num_calls == num_calls

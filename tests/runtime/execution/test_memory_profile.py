@@ -1,7 +1,7 @@
 """What the largest steps take is found by running them, and is still free when they run over a full KV cache."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -43,12 +43,15 @@ class FakeRunner:
     decode_bytes: int
     kept_bytes: int = 0
     """By its rows, from the first step on."""
+    draft_bytes: int = 0
+    """For each draft of a sequence, besides."""
     plans: list[StepPlan] = field(default_factory=list)
 
     def forward(self, plan: StepPlan) -> None:
         self.gpu.allocated += 0 if self.plans else self.kept_bytes
         self.plans.append(plan)
-        self.gpu.take_for_a_moment(self.decode_bytes if plan.num_decodes else self.prefill_bytes)
+        decode_bytes = self.decode_bytes + self.draft_bytes * (int(plan.num_new_tokens[0]) - 1)
+        self.gpu.take_for_a_moment(decode_bytes if plan.num_decodes else self.prefill_bytes)
 
     def sample(self, mask: object) -> "FakeRunner":
         return self
@@ -75,13 +78,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return fake
 
 
-def profile(gpu: FakeGpu, runner: FakeRunner, max_drafts: int = 0) -> DeviceMemory:
+def profile(gpu: FakeGpu, runner: FakeRunner, max_drafts: int = 0, limits: SequenceLimits = LIMITS) -> DeviceMemory:
     def make_runner(num_blocks: int) -> FakeRunner:
         assert num_blocks == 1
         gpu.allocated += ROWS_BYTES
         return runner
 
-    return measure_memory(torch.device("cuda"), make_runner, LIMITS, max_drafts)  # type: ignore[arg-type]
+    return measure_memory(torch.device("cuda"), make_runner, limits, max_drafts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("prefill_bytes", "decode_bytes"), [(90_000, 30_000), (30_000, 90_000), (0, 0)])
@@ -113,6 +116,28 @@ def test_the_steps_that_run_are_the_largest_there_can_be(gpu: FakeGpu, max_draft
         assert all(new.sampling == DEMANDING for new in plan.added)
     assert (len(DEMANDING.logit_bias), len(DEMANDING.stop_token_ids)) == (MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS)
     assert DEMANDING.min_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "max_drafts", "decodes"),
+    [
+        (20, 4, [[5, 5, 5, 5]]),
+        (19, 4, [[4, 4, 4, 4], [5, 5, 5]]),
+        (7, 4, [[1, 1, 1, 1], [5]]),
+        (4, 4, [[1, 1, 1, 1]]),
+    ],
+)
+def test_no_step_of_decodes_has_more_tokens_than_a_step_may_have(
+    gpu: FakeGpu, budget: int, max_drafts: int, decodes: list[list[int]]
+) -> None:
+    """All sequences with what drafts there is room for, and as many as there is room for with all of theirs."""
+    runner = FakeRunner(gpu, 1, 100, draft_bytes=10)
+    memory = profile(gpu, runner, max_drafts, replace(LIMITS, max_num_batched_tokens=budget))
+    assert memory.graph_bytes == 100 + 10 * (decodes[-1][0] - 1), "what the larger of them takes"
+    _, *steps = runner.plans
+    assert [step.num_new_tokens.tolist() for step in steps] == decodes
+    assert all(step.num_tokens <= budget for step in runner.plans)
+    assert all(step.num_proposals == max_drafts for step in steps), "whose proposer runs, whatever is verified"
 
 
 def test_on_a_cpu_nothing_runs_and_the_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

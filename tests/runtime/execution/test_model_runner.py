@@ -19,9 +19,10 @@ from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, Sch
 from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.synthetic_steps import GREEDY
 from kvasir_runtime.execution.worker import Worker, load_worker
-from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops, reference_step_ops
+from kvasir_runtime.kernels.step_ops import StepOps, reference_step_ops
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.decoder import DecoderOutput
 from kvasir_runtime.scheduling.step import Fork, StepResult
@@ -380,23 +381,34 @@ def test_prompt_logprobs_are_the_same_for_a_proposer_that_wants_all_hidden_state
     assert hidden.token_ids.tolist() == plain.token_ids.tolist()
 
 
+@pytest.mark.parametrize("num_proposals", [0, 2])
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 1.0, "top_p": 0.9}, {"frequency_penalty": 0.5, "logprobs": 1}], ids=str
 )
 def test_a_steady_decode_uploads_new_blocks_and_downloads_its_result(
-    params: Any, make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any
+    params: Any, num_proposals: int, make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any
 ) -> None:
-    runner = without_a_decoder(make_rows(vocab_size=8, max_drafts=0), cpu_step_ops(), transfers)
+    proposer = DeviceProposer([]) if num_proposals else None
+    runner = without_a_decoder(make_rows(vocab_size=8), as_on_a_gpu(), transfers, proposer)
+    width = 1 + num_proposals
     added = [new_sequence(row, [1, 2, 3], computed=2, **params) for row in range(2)]
-    step(runner, make_plan(decodes=[(0, 1), (1, 1)], starts=[2, 2], added=added))
+    decodes = [(0, width), (1, width)]
+    step(runner, make_plan(decodes=decodes, starts=[2, 2], added=added, proposals=num_proposals))
     transfers.uploads.clear()
     transfers.downloads.clear()
     for position in range(3, 6):
         tables = [(1, 0, 1, 3)] if position == 4 else []
-        step(runner, make_plan(decodes=[(0, 1), (1, 1)], starts=[position] * 2, tables=tables))
+        step(runner, make_plan(decodes=decodes, starts=[position] * 2, tables=tables, proposals=num_proposals))
     assert transfers.uploads == [16]
-    # A token, and how many tokens and drafts there are, for each; besides those, two log-probabilities and a rank.
-    assert transfers.downloads == [2 * (3 * 4 + ((2 * 8 + 2 * 4 + 8) if "logprobs" in params else 0))] * 3
+    # Tokens, and how many of them hold and how many drafts there were, for each sequence; besides those, of each token
+    # two log-probabilities and a rank.
+    of_logprobs = width * (2 * 8 + 2 * 4 + 8) if "logprobs" in params else 0
+    assert transfers.downloads == [2 * ((width + 2) * 4 + of_logprobs)] * 3
+
+
+def as_on_a_gpu() -> StepOps:
+    """Missing drafts are computed, so that shapes stay as planned."""
+    return reference_step_ops(drops_missing_drafts=False)
 
 
 def without_a_decoder(rows: Rows, ops: StepOps, transfers: Any, proposer: Any = None) -> ModelRunner:
@@ -433,22 +445,26 @@ def test_a_steady_decode_reads_nothing_and_sends_nothing_but_through_the_seam(
     num_proposals: int, are_all: bool, params: Any, make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """As a GPU computes it. The plain twin of `prepare_inputs` reads lengths, which no GPU's kernel does."""
+    """The plain twin of `prepare_inputs` reads lengths, which no GPU's kernel does. What is uploaded, which nobody
+    waits for, another test counts."""
     reads = HostReads(monkeypatch)
-    ops = reference_step_ops(drops_missing_drafts=False)
-    ops = replace(ops, prepare_inputs=unseen_by(reads, ops.prepare_inputs))
+    ops = replace(as_on_a_gpu(), prepare_inputs=unseen_by(reads, as_on_a_gpu().prepare_inputs))
     monkeypatch.setattr(transfers, "upload", unseen_by(reads, transfers.upload))
+    monkeypatch.setattr(StepInputBuilder, "_query_lens", lambda self, plan, planned: plan.num_new_tokens)  # not a CPU's
     proposer = DeviceProposer([]) if num_proposals else None
     runner = without_a_decoder(make_rows(vocab_size=8), ops, transfers, proposer)
     added = [new_sequence(row, [1, 2, 3], computed=2, **(params if are_all or row else {})) for row in range(3)]
-    decodes = [(row, 1) for row in range(3)]
+    width = 1 + num_proposals
+    decodes = [(row, width) for row in range(3)]
     step(runner, make_plan(decodes=decodes, starts=[2] * 3, added=added, proposals=num_proposals))  # lays it out
     for position in range(3, 6):
         plan = make_plan(decodes=decodes, starts=[position] * 3, proposals=num_proposals)
         with reads:
             runner.forward(plan)
             pending = runner.sample()
-        assert pending.result().num_accepted.tolist() == [1, 1, 1]
+        result = pending.result()
+        assert result.token_ids.shape == (3, width)
+        assert result.num_drafts.tolist() == [num_proposals] * 3
     assert reads.found == []
 
 

@@ -104,6 +104,13 @@ def test_a_result_brings_the_drafts_that_the_rows_hold(pipeline: Pipeline, numbe
     assert result.drafts.tolist() == [[8, 9]]
 
 
+def test_a_step_without_drafts_uploads_nothing_for_them(pipeline: Pipeline, make_plan: Any, transfers: Any) -> None:
+    result = pipeline.step(make_plan(decodes=[(3, 1), (1, 1)]))
+    assert result.drafts is not None
+    assert result.drafts.shape == (2, 0)
+    assert transfers.uploads == []
+
+
 def test_a_failure_of_an_earlier_stage_is_told_with_the_result(pipeline: Pipeline, numbered: Any) -> None:
     pipeline.layers.error = RuntimeError("fell over")
     with pytest.raises(StageFailedError, match="on pipeline stage 1, whose log says why"):

@@ -1,22 +1,26 @@
 """Decode steps of a CPU that are replayed compute, bit for bit, what they compute kernel by kernel."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from kvasir_runtime.attention import cpu as attention
-from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.execution import memory_profile
 from kvasir_runtime.execution.captured_graph import CapturedGraph
 from kvasir_runtime.execution.graphs import STEPS_BEFORE_CAPTURE, DecodeGraphs, GraphShape
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
+from kvasir_runtime.execution.runner_assembly import ByCaptures
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kernels.recording import Recording
+from kvasir_runtime.kv_cache.spec import KvSpec
+from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup, VerifiedStep
 
 PROMPTS = ([5, 6, 7], [8, 9], [10, 11, 12, 13])
 TABLE = [(row, 0, index, 1 + 8 * row + index) for row in range(4) for index in range(8)]
@@ -24,16 +28,23 @@ TABLE = [(row, 0, index, 1 + 8 * row + index) for row in range(4) for index in r
 
 @pytest.fixture
 def make_runner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModelRunner]:
-    def make(dtype: str = "bfloat16", recording_bytes: int = 1 << 26, **config: Any) -> ModelRunner:
+    def make(
+        dtype: str = "bfloat16", recording_bytes: int = 1 << 26, proposer: Proposer | None = None, **config: Any
+    ) -> ModelRunner:
         monkeypatch.setattr(memory_profile, "RECORDING_BYTES", recording_bytes)
         file = folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | config))
-        execution = ExecutionConfig(num_threads=1, linear_path="fma" if dtype == "bfloat16" else "auto")
+        execution = ExecutionConfig(
+            num_threads=1,
+            linear_path="fma" if dtype == "bfloat16" else "auto",
+            speculative_config=None if proposer is None else SpeculativeConfig(method="ngram"),
+        )
         runner = load_worker(
             ModelConfig(model=str(folder), device="cpu", dtype=dtype),
             CacheConfig(block_size=8, num_gpu_blocks_override=40),
             execution,
             SchedulerConfig(max_num_seqs=4),
+            None if proposer is None else lambda *parts: proposer,
         ).runner
         assert isinstance(runner, ModelRunner)
         runner.kv_buffer.zero_()
@@ -107,6 +118,48 @@ def test_all_kernels_of_a_step_are_one_call(make_runner: Any, tokens_of: Any) ->
     assert isinstance(step, CapturedGraph)
     assert isinstance(step.graph, Recording)
     assert len(step.graph.calls) == 1
+
+
+class CapturingProposer:
+    """Never guesses; keeps what it is shown of the stream that enters the first layer."""
+
+    name = "capturing"
+    wants_hidden = False
+    captured_layers = (0,)
+    is_catching_up = False
+    kv_specs: Sequence[KvSpec] = ()
+
+    def __init__(self) -> None:
+        self.shown: list[Tensor] = []
+
+    def bind(self, setup: ProposerSetup) -> None:
+        """Nothing of it is needed."""
+
+    def propose(self, step: VerifiedStep) -> Tensor:
+        self.shown += [layer.clone() for layer in step.captured]
+        return torch.full((len(step.rows), step.num_proposals), -1, dtype=torch.int32)
+
+
+def test_a_step_that_nobody_is_shown_captures_nothing_on_a_recording_either(
+    make_runner: Any, make_plan: Any, new_sequence: Any
+) -> None:
+    proposers = [CapturingProposer() for _ in range(2)]
+    runners = [
+        make_runner(proposer=proposer, recording_bytes=number << 26) for number, proposer in enumerate(proposers)
+    ]
+    for runner, proposer in zip(runners, proposers, strict=True):
+        proposer.shown.clear()
+        runner.forward(make_plan(chunks=[(0, 0, 3, True)], added=[new_sequence(0, PROMPTS[0])], tables=TABLE))
+        runner.sample().result()
+        for number in range(4 * STEPS_BEFORE_CAPTURE):
+            runner.forward(make_plan(decodes=[(0, 1)], starts=[3 + number], proposals=number % 2))
+            runner.sample().result()
+    compute = runners[1]._compute
+    assert isinstance(compute, ByCaptures)
+    plain, capturing = (graphs._captured[GraphShape(1, 1)] for graphs in (compute.plain, compute.capturing))
+    assert (len(plain.output.captured), len(capturing.output.captured)) == (0, 1)
+    assert len(proposers[1].shown) == 2 * STEPS_BEFORE_CAPTURE
+    assert torch.equal(torch.cat(proposers[1].shown), torch.cat(proposers[0].shown))
 
 
 def test_shapes_that_did_not_come_up_are_not_captured(make_runner: Any, tokens_of: Any) -> None:

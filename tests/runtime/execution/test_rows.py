@@ -39,6 +39,17 @@ def test_table_writes_name_row_group_and_index(make_rows: Any, make_plan: Any) -
     assert int(rows.block_tables.sum()) == 82
 
 
+def test_a_row_has_room_for_the_positions_of_its_own_blocks(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
+    rows = make_rows(num_groups=2)
+    rows.apply(make_plan(tables=[(0, 0, 0, 5), (0, 0, 2, 6), (0, 0, 1, 7), (1, 1, 1, 8)]))
+    rows.apply(make_plan(tables=[(0, 1, 0, 9)]))
+    assert rows.num_slots.tolist() == [12, 8, 0, 0]
+    rows.apply(make_plan(forks=[Fork(0, 2, GREEDY)], tables=[(2, 0, 0, 3)]))
+    assert rows.num_slots.tolist() == [12, 8, 4, 0], "a fork's writes say which blocks it shares"
+    rows.apply(make_plan(added=[new_sequence(0, [1])], forks=[Fork(0, 1, GREEDY)]))
+    assert rows.num_slots.tolist() == [0, 0, 4, 0]
+
+
 def test_the_highest_block_of_any_row_is_remembered(make_rows: Any, make_plan: Any) -> None:
     rows = make_rows()
     assert rows.num_blocks_used == 0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution import kv_buffer
+from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.description import RankDescription
+from kvasir_runtime.execution.kv_buffer import DeviceMemory
+from kvasir_runtime.execution.runner_assembly import RunnerAssembly
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.parallel.groups import alone
@@ -106,6 +110,29 @@ def test_an_idle_rank_has_memory_found_for_its_pages(folder: Path, monkeypatch: 
     while worker.runner.use_idle_time():
         calls += 1
     assert (calls, sum(populated)) == (11, worker.runner.kv_buffer.nbytes)
+
+
+@pytest.mark.parametrize("measured_bytes", [700, 900])
+def test_ranks_that_measured_differently_have_the_same_memory_for_graphs(
+    measured_bytes: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one would go on capturing after the other, and wait for its word for ever."""
+    given: list[int] = []
+    make_runner = RunnerAssembly.runner
+    monkeypatch.setattr(
+        worker_module, "measure_memory", lambda *limits: DeviceMemory("cpu", 2**30, 0, graph_bytes=measured_bytes)
+    )
+    monkeypatch.setattr(
+        RunnerAssembly, "runner", lambda self, *sizes: given.append(sizes[1]) or make_runner(self, *sizes)
+    )
+    load_worker(
+        ModelConfig(model=str(folder), device="cpu"),
+        CacheConfig(),
+        ExecutionConfig(num_threads=1),
+        SchedulerConfig(max_num_seqs=4),
+        groups=replace(alone(), least_of_stage=lambda value: min(value, 700)),
+    )
+    assert given == [700]
 
 
 def test_a_context_of_one_token_can_be_warmed_up(folder: Path) -> None:

@@ -91,12 +91,3 @@ def test_where_shapes_must_stay_a_missing_draft_is_token_0() -> None:
     assert out.token_ids[:5].tolist() == [209, 81, 0, 4, 5]
     assert out.query_starts[:3].tolist() == [0, 3, 5]
     assert out.seq_lens[:2].tolist() == [12, 6]
-
-
-def test_padding_of_a_graph_reads_no_row_and_writes_no_slot() -> None:
-    out = buffers()
-    prepare_inputs_reference(state(), planned([1, -1], [1, 1], 2), BLOCK_SIZE, out, drops_missing_drafts=False)
-    assert out.token_ids[:2].tolist() == [106, 0]
-    assert out.positions[:2].tolist() == [6, 0]
-    assert out.slots[:, :2].tolist() == [[22, -1], [102, -1]]
-    assert out.seq_lens[:2].tolist() == [7, 0]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.runtime.kernels.triton_device import DEVICE, DTYPES, TOLERANCES, randn
+from tests.runtime.kernels.triton_device import DEVICE, DTYPES, GPU_MARKS, TOLERANCES, randn
 from torch import Tensor
 
 from kvasir_runtime.kernels.activation import gelu_tanh_and_mul_reference, silu_and_mul_reference
@@ -13,6 +13,8 @@ from kvasir_runtime.kernels.rms_norm import add_rms_norm_reference, rms_norm_ref
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write import rotate_and_write_reference
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
+
+pytestmark = GPU_MARKS
 
 
 @pytest.fixture(autouse=True)

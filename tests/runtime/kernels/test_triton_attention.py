@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 from tests.runtime.kernels.conftest import PagedBatch, paged_batch
-from tests.runtime.kernels.triton_device import DEVICE, TOLERANCES, on_device
+from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS, TOLERANCES, on_device
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.kernels.attention_tiles import HeadShape, Splits
+from kvasir_runtime.kernels.attention_tiles import HeadShape, Splits, splits_for
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
 
+pytestmark = GPU_MARKS
 SMALL = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "block_size": 16}
 SPLITS = Splits(max_splits=4, unit_keys=32)
 """Short ones: the interpreter takes milliseconds for a tile."""
@@ -161,6 +162,9 @@ def test_the_workspace_is_taken_once_for_the_bounds() -> None:
     backend = TritonAttention(DEVICE, bounds)
     workspace = backend.workspace(heads)
     assert backend.workspace(HeadShape(2, 1, 16)) is workspace
+    num_entries = 2 * 2 * heads.num_heads * splits_for(1, backend._num_sms).max_splits
+    assert workspace.values.numel() == num_entries * heads.head_dim
+    assert workspace.statistics.numel() == num_entries * 2
 
 
 def test_decodes_beyond_the_bounds_are_refused() -> None:

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from tests.runtime.kernels.triton_device import DEVICE, DTYPES, TOLERANCES, randn
+from tests.runtime.kernels.triton_device import DEVICE, DTYPES, GPU_MARKS, TOLERANCES, randn
 
 from kvasir_runtime.kernels.combine_experts import combine_experts_reference
 from kvasir_runtime.kernels.combine_experts_triton import triton_combine_experts
@@ -22,6 +22,8 @@ from kvasir_runtime.kernels.grouped_linear_triton import (
     max_tiles,
 )
 from kvasir_runtime.kernels.linear_weight import PlainWeight
+
+pytestmark = GPU_MARKS
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,18 @@ def test_routes_agree(num_experts: int, top_k: int, dtype: torch.dtype, renormal
     ours, twin = triton_route(logits, top_k, renormalises), route_reference(logits, top_k, renormalises)
     assert torch.equal(ours.experts, twin.experts)
     torch.testing.assert_close(ours.weights, twin.weights, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which the interpreter computes with
+def test_a_token_of_no_numbers_gets_experts_that_exist_and_leaves_the_others_alone() -> None:
+    """As the padding of a CUDA graph may be."""
+    logits = randn(3, 60)
+    alone = triton_route(logits[:1], 6, True)
+    logits[1], logits[2, 7] = torch.nan, torch.nan
+    routing = triton_route(logits, 6, True)
+    assert ((routing.experts >= 0) & (routing.experts < 60)).all()
+    assert torch.equal(routing.experts[0], alone.experts[0])
+    assert torch.equal(routing.weights[0], alone.weights[0])
 
 
 @pytest.mark.parametrize("local", [range(6), range(2, 5)], ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.runtime.kernels.triton_device import DEVICE, on_device
+from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS, on_device
 from torch import Tensor
 
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
@@ -13,6 +13,7 @@ from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
 from kvasir_runtime.kernels.top_k_top_p import least_likely_kept_reference
 from kvasir_runtime.kernels.top_k_top_p_triton import triton_least_likely_kept
 
+pytestmark = GPU_MARKS
 NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, MAX_DRAFTS = 5, 700, 16, 3
 
 
@@ -59,7 +60,6 @@ def prepared(kernel: str, state: RowTensors, rows: list[int], lengths: list[int]
         pytest.param([2, 0, 4], [1, 1, 1], 3, id="decodes"),
         pytest.param([1, 3], [4, 4], 2, id="drafts, some of them missing"),
         pytest.param([3, 0, 2], [2, 513, 1], 1, id="prefill chunks longer than a program's block"),
-        pytest.param([1, -1, 4, -1], [2, 2, 2, 2], 4, id="requests that fill up a graph"),
     ],
 )
 def test_inputs_are_the_twins(rows: list[int], lengths: list[int], num_decodes: int) -> None:

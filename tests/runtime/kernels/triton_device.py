@@ -2,10 +2,13 @@
 
 import os
 
+import pytest
 import torch
 from torch import Tensor
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+GPU_MARKS = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+"""Of what runs in both places, so that `pytest -m gpu` runs it on a GPU."""
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCES = {torch.float32: {"atol": 2e-5, "rtol": 1e-4}, torch.bfloat16: {"atol": 1.5e-2, "rtol": 1e-2}}
 

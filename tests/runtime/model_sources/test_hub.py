@@ -36,6 +36,16 @@ def test_takes_what_serving_needs_and_nothing_else(hub: Hub, download: Download,
     assert meter.sample().state == "complete"
 
 
+def test_a_draft_head_without_safetensors_comes_as_its_authors_published_it(
+    hub: Hub, download: Download, tmp_path: Path
+) -> None:
+    head = {"config.json": b"{}", "pytorch_model.bin": b"\1" * 3000}
+    hub.repositories["org/name"] = Repository({**head, "README.md": b"# A head"})
+    download(source(), tmp_path)
+
+    assert files_in(tmp_path) == head
+
+
 def test_files_are_those_of_the_commit_that_was_listed(hub: Hub, download: Download, tmp_path: Path) -> None:
     listing = source().list_files()
 

@@ -5,6 +5,8 @@ import pytest
 from kvasir_runtime.errors import ModelNotFoundError
 from kvasir_runtime.model_sources.selection import serving_files
 from kvasir_runtime.model_sources.source import RemoteFile
+from kvasir_runtime.speculative.eagle_heads import EAGLE_FILES
+from kvasir_runtime.speculative.medusa import MEDUSA_FILES
 
 SERVED = (
     "config.json",
@@ -21,6 +23,7 @@ LEFT = (
     "README.md",
     ".gitattributes",
     "pytorch_model.bin",
+    "medusa_lm_head.pt",
     "consolidated.safetensors",
     "consolidated.safetensors.index.json",
     "original/params.json",
@@ -53,6 +56,23 @@ def test_begins_with_the_smallest() -> None:
     assert [file.path for file in chosen] == ["model.safetensors", "config.json"]
 
 
+@pytest.mark.parametrize("name", sorted({*EAGLE_FILES, *MEDUSA_FILES}))
+def test_takes_every_file_that_a_draft_head_is_loaded_from(name: str) -> None:
+    chosen = serving_files(files("config.json", "README.md", name), "hf://a/b")
+    assert {file.path for file in chosen} == {"config.json", name}
+
+
+def test_a_medusa_head_may_have_its_targets_tokenizer_beside_it() -> None:
+    names = {"config.json", "medusa_lm_head.pt", "tokenizer.json"}
+    assert {file.path for file in serving_files(files(*names, "pytorch_model.bin"), "hf://a/b")} == names
+
+
+@pytest.mark.parametrize("name", ["medusa_lm_head.safetensors", "model-00001-of-00002.safetensors"])
+def test_safetensors_of_any_name_stand_for_a_pickle(name: str) -> None:
+    chosen = serving_files(files("config.json", "pytorch_model.bin", "medusa_lm_head.pt", name), "hf://a/b")
+    assert {file.path for file in chosen} == {"config.json", name}
+
+
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
@@ -61,6 +81,10 @@ def test_begins_with_the_smallest() -> None:
             ("config.json", "model.gguf"),
             r"has no \*\.safetensors among its 2 files \(model\.gguf, config\.json, \.\.\.\)",
         ),
+        (("config.json", "pytorch_model-00001-of-00002.bin"), r"has no \*\.safetensors among"),
+        (("config.json", "checkpoint/pytorch_model.bin"), r"has no \*\.safetensors among"),
+        (("config.json", "pytorch_model.bin", "tokenizer.model"), r"heads as .*pytorch_model\.bin without a tokenizer"),
+        (("pytorch_model.bin",), r"has no config\.json among"),
         ((), r"no config\.json and no \*\.safetensors among its 0 files:"),
     ],
 )

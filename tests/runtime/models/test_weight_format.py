@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from kvasir_runtime.errors import CheckpointError
+from kvasir_runtime.kernels.expert_groups import group_by_expert_reference
+from kvasir_runtime.kernels.grouped_linear import GroupedWeight, SeparateExperts
 from kvasir_runtime.kernels.linear_weight import LinearWeight, PlainWeight
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
@@ -17,7 +19,7 @@ from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.layer_loader import LayerLoader
 from kvasir_runtime.models.module_loader import ModuleLoader, RopeTables
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.models.weight_format import PlainFormat
+from kvasir_runtime.models.weight_format import ExpertTensors, PlainFormat
 
 PLACEMENT = Placement(device=torch.device("cpu"), dtype=torch.float32, ops=reference_ops())
 NUM_RANKS = 2
@@ -99,7 +101,7 @@ class Int8Format:
         in_features: int,
         *,
         has_bias: bool,
-        shard: Shard | None = None,
+        shard: Shard | Sequence[Shard] | None = None,
     ) -> LinearWeight:
         rows = []
         for name, size in zip(names, out_features, strict=True):
@@ -107,31 +109,62 @@ class Int8Format:
             rows.append(checkpoint.take(f"{name}.weight", (size, in_features)) * scale)
         return PlainWeight(torch.cat(rows), None)
 
+    def load_experts(
+        self, checkpoint: Checkpoint, tensors: ExpertTensors, local: range, shard: Shard | None
+    ) -> GroupedWeight:
+        assert not isinstance(tensors.names, str)
+        of_experts = [
+            self.load(checkpoint, tensors.names(expert), tensors.out_features, tensors.in_features, has_bias=False)
+            for expert in local
+        ]
+        return SeparateExperts(of_experts, sum(tensors.out_features))
+
+
+def quantised(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """As `Int8Format` reads it; `weight` becomes what that holds."""
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    whole = (weight / scale).round().to(torch.int8)
+    weight.copy_(whole * scale)
+    return {f"{name}.weight": whole, f"{name}.scale": scale}
+
+
+def int8_modules(checkpoint: Checkpoint, norm_eps: float) -> ModuleLoader:
+    return ModuleLoader(
+        checkpoint=checkpoint,
+        placement=PLACEMENT,
+        weight_format=Int8Format(),
+        ropes=RopeTables(16, PLACEMENT.device),
+        norm_eps=norm_eps,
+        norm_weight_offset=0.0,
+    )
+
 
 def test_a_quantised_layer_is_a_format_and_nothing_else(
     tensors: dict[str, torch.Tensor], write_checkpoint: Callable[..., Path]
 ) -> None:
-    quantised = {}
+    saved = dict(tensors)
     for name, tensor in tensors.items():
-        if "proj" not in name:
-            continue
-        scale = tensor.abs().amax(1, keepdim=True) / 127
-        quantised[name] = (tensor / scale).round().to(torch.int8)
-        quantised[name.replace(".weight", ".scale")] = scale
-        tensors[name] = quantised[name] * scale
-    folder = write_checkpoint(tensors | quantised)
+        if "proj" in name:
+            saved |= quantised(name.removesuffix(".weight"), tensor)
+    folder = write_checkpoint(saved)
     options = read_options(read_config(folder))
     with Checkpoint(folder) as checkpoint:
-        modules = ModuleLoader(
-            checkpoint=checkpoint,
-            placement=PLACEMENT,
-            weight_format=Int8Format(),
-            ropes=RopeTables(16, PLACEMENT.device),
-            norm_eps=options.norm_eps,
-            norm_weight_offset=0.0,
-        )
-        layers = LayerLoader(modules, LayerNames(), options.hidden_size)
+        layers = LayerLoader(int8_modules(checkpoint, options.norm_eps), LayerNames(), options.hidden_size)
         mlp = layers.mlp("model.layers.0", options.layers[0].mlp)
     hidden = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
     gate, up, down = (tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     torch.testing.assert_close(mlp(hidden), (torch.nn.functional.silu(hidden @ gate.T) * (hidden @ up.T)) @ down.T)
+
+
+def test_quantised_experts_are_the_same_format(write_checkpoint: Callable[..., Path]) -> None:
+    weights = torch.randn(3, 8, NUM_INPUTS, generator=torch.Generator().manual_seed(0))
+    saved = [quantised(f"experts.{expert}.up", weight) for expert, weight in enumerate(weights)]
+    folder = write_checkpoint(saved[0] | saved[1] | saved[2])
+    described = ExpertTensors(
+        num_experts=3, names=lambda expert: [f"experts.{expert}.up"], out_features=[8], in_features=NUM_INPUTS
+    )
+    with Checkpoint(folder) as checkpoint:
+        experts = int8_modules(checkpoint, norm_eps=1e-6).experts(described, range(1, 3), None)
+    groups = group_by_expert_reference(torch.tensor([[2], [1], [2]], dtype=torch.int32), range(1, 3))
+    wanted = torch.stack([INPUTS[token] @ weights[expert].T for token, expert in ((1, 1), (0, 2), (2, 2))])
+    torch.testing.assert_close(experts.multiply_tokens(INPUTS, groups), wanted)

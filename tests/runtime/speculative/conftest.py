@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.attention.step_lengths import StepLengths
-from kvasir_runtime.kernels.ops import reference_ops
+from kvasir_runtime.execution.graphs import GraphMemory, RunnerGraphs
+from kvasir_runtime.execution.recording_capture import RecordingCapture
+from kvasir_runtime.kernels.native import load_library
+from kvasir_runtime.kernels.ops import cpu_ops, reference_ops
 from kvasir_runtime.kv_cache.spec import make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.decoder import Decoder
@@ -33,6 +37,8 @@ from kvasir_runtime.speculative.proposer import (
 )
 
 PLACEMENT = Placement(device=torch.device("cpu"), dtype=torch.float32, ops=reference_ops())
+CPU_PLACEMENT = Placement(device=torch.device("cpu"), dtype=torch.float32, ops=cpu_ops())
+"""Of the kernels that can be recorded."""
 BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN = 4, 3, 64
 POISON_PAGE = 0
 """Belongs to somebody else: every table entry without a block names it."""
@@ -60,9 +66,11 @@ class Rank:
         *,
         max_drafts: int = 6,
         never_waits: bool = False,
+        records: bool = False,
         agree: Callable[[Tensor], Tensor] = as_found,
     ) -> None:
-        """`never_waits` as on CUDA, where passes may also run on graphs."""
+        """`never_waits` as on CUDA, where passes may also run on graphs; `records` as on CPUs: the proposer must have
+        their kernels."""
         self.target, self.proposer = target, proposer
         self.token_ids = torch.zeros(MAX_NUM_SEQS, max_model_len + 1, dtype=torch.int32)
         self.known = [0] * MAX_NUM_SEQS
@@ -83,12 +91,19 @@ class Rank:
         ]
         tables = self._tables[0].expand(len(layout.groups), -1, -1)
         self.graphs = PaddedGraphs(tables, MAX_MODEL_LEN, [1, MAX_NUM_SEQS])
+        recordings = RunnerGraphs(
+            partial(RecordingCapture, load_library(), block_tables=tables, max_seq_len=MAX_MODEL_LEN),
+            range(1, MAX_NUM_SEQS + 1),
+            GraphMemory(1 << 26),
+            is_exact=True,
+        )
+        on_graphs = self.graphs.of if never_waits else recordings.of if records else kernel_by_kernel
         setup = ProposerSetup(
             caches=self.caches[len(target.layers) :],
             max_num_seqs=MAX_NUM_SEQS,
             max_drafts=max_drafts,
             never_waits=never_waits,
-            on_graphs=self.graphs.of if never_waits else kernel_by_kernel,
+            on_graphs=on_graphs,
             agree=agree,
         )
         proposer.bind(setup)
@@ -230,9 +245,9 @@ def make_llama(folder: Path, seed: int, **changes: Any) -> transformers.LlamaFor
     return model
 
 
-def load(folder: Path, max_model_len: int = MAX_MODEL_LEN) -> Decoder:
+def load(folder: Path, max_model_len: int = MAX_MODEL_LEN, placement: Placement = PLACEMENT) -> Decoder:
     with Checkpoint(folder) as checkpoint:
-        return load_decoder(checkpoint, read_options(read_config(folder)), PLACEMENT, max_model_len)
+        return load_decoder(checkpoint, read_options(read_config(folder)), placement, max_model_len)
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,8 @@ class HostReads(TorchFunctionMode):
         name = func.__name__
         if name in READS or (name in ("__getitem__", "__setitem__") and _has_mask(args[1])):
             self._note(name)
+        if name == "__setitem__" and _tensors(args[1]) and not isinstance(args[2], Tensor):
+            self._note("number sent")  # by some versions of torch; index_fill_ takes it along with its launch
         if name == "repeat_interleave" and "output_size" not in (kwargs or {}):
             self._note(name)
         return func(*args, **(kwargs or {}))
@@ -68,5 +70,8 @@ def unseen_by(reads: HostReads, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_mask(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
+    return any(part.dtype == torch.bool for part in _tensors(index))
+
+
+def _tensors(index: Any) -> list[Tensor]:
+    return [part for part in (index if isinstance(index, tuple) else (index,)) if isinstance(part, Tensor)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvasir_runtime.scheduling.step import TimedStep
-from kvasir_runtime.speculative.depth import REVIEW_STEPS, DepthPolicy, IntArray, best_depths
+from kvasir_runtime.speculative.depth import REVIEW_STEPS, STEPS_WITH_PROMPTS, DepthPolicy, IntArray, best_depths
 from kvasir_runtime.speculative.step_cost import (
     FEWEST_STEPS_BETWEEN_PROBES,
     MOST_CHARGED,
@@ -33,6 +33,8 @@ class Engine:
         self.rows = np.arange(len(acceptance))
         self.acceptance = np.array(acceptance)
         self.seconds_a_draft = seconds_a_draft
+        self.prompt_tokens = 0
+        self.proposer_seconds = 0.0
         self.seconds = 0.0
         self._rng = np.random.default_rng(0)
         self._num_ready = 0
@@ -46,7 +48,7 @@ class Engine:
         accepted = np.minimum(held.cumprod(1).sum(1), asked)
         if asked.any():
             self.policy.observe(self.rows, asked, accepted)
-        seconds = PLAIN_SECONDS + self.seconds_a_draft * float(depths.mean())
+        seconds = PLAIN_SECONDS + self.seconds_a_draft * float(depths.mean()) + 0.0001 * self.prompt_tokens
         self.seconds += seconds
         self.policy.observe_step(
             timed(
@@ -55,6 +57,8 @@ class Engine:
                 num_asked=int(asked.sum()),
                 num_accepted=int(accepted.sum()),
                 num_proposals=self._num_ready,
+                num_prompt_tokens=self.prompt_tokens,
+                proposer_seconds=self.proposer_seconds,
             )
         )
         return depths
@@ -331,15 +335,66 @@ def test_steps_that_only_begin_or_end_drafting_are_not_timed() -> None:
     assert (cost.plain.num_samples, cost.drafted.num_samples) == (0, 0)
 
 
-def test_a_probe_ends_although_every_step_has_prompts() -> None:
+@pytest.mark.parametrize(("acceptance", "depth"), [(1.0, 4), (0.0, 0)])
+def test_what_pays_is_found_although_every_step_has_prompts(acceptance: float, depth: int) -> None:
+    engine = Engine([acceptance], seconds_a_draft=0.001)
+    engine.prompt_tokens = 500
+    depths = engine.run(STEPS_WITH_PROMPTS + 4 * PROBE_STEPS)
+    assert depths.max() == 4, "they are tried"
+    assert (engine.run(100) == depth).mean() > 0.9
+
+
+def test_drafts_that_paid_come_back_although_prompts_come_while_plain_steps_are_timed_again() -> None:
+    engine = Engine([1.0], seconds_a_draft=0.001)
+    engine.run(100)
+    while engine.step().any():
+        pass
+    engine.prompt_tokens = 500
+    engine.run(STEPS_WITH_PROMPTS + 4 * PROBE_STEPS)
+    assert (engine.run(100) == 4).mean() > 0.9
+
+
+def test_steps_with_prompts_bear_what_these_cost_the_proposer_once() -> None:
+    engine = Engine([1.0], seconds_a_draft=0.001)
+    engine.prompt_tokens, engine.proposer_seconds = 500, 100 * PLAIN_SECONDS  # however much of the step's time it is
+    engine.run(100)
+    assert (engine.run(100) == 4).mean() > 0.9
+
+
+def test_steps_with_prompts_are_not_compared_with_others() -> None:
+    engine = Engine([0.5], seconds_a_draft=0.02)
+    engine.run(100)
+    for _ in range(5):
+        engine.prompt_tokens = 500
+        engine.run(50)
+        engine.prompt_tokens = 0
+        engine.run(1)
+    assert engine.policy._batches.of(1).cost.plain.mean == PLAIN_SECONDS
+
+
+def test_a_step_without_prompts_is_waited_for_again_once_there_was_one() -> None:
+    engine = Engine([1.0], seconds_a_draft=0.001)
+    for _ in range(PROBE_STEPS - 1):
+        engine.prompt_tokens = 500
+        assert not engine.run(STEPS_WITH_PROMPTS - 1).any()
+        engine.prompt_tokens = 0
+        engine.step()
+
+
+def test_steps_of_prompts_alone_say_nothing_of_steps_that_decode() -> None:
+    policy = DepthPolicy(4, 2)
+    for _ in range(2 * STEPS_WITH_PROMPTS):
+        policy.observe_step(timed(0, 0.05, num_prompt_tokens=500))
+    assert not policy._batches._known
+
+
+def test_a_probe_ends_although_no_step_has_room_for_drafts() -> None:
     policy, rows = DepthPolicy(4, 2), np.arange(2)
-    for _ in range(PROBE_STEPS):
-        policy.observe_step(timed(2, 0.01))
     num_drafted = 0
     for _ in range(200):
-        depths = policy.depths(rows)
-        num_drafted += bool(depths.any())
-        policy.observe_step(timed(2, 0.02, num_prompt_tokens=9, num_asked=2, num_proposals=int(depths.max())))
+        depth = int(policy.depths(rows).max())
+        num_drafted += depth > 0
+        policy.observe_step(timed(2, 0.02, num_prompt_tokens=9, num_proposals=depth))
     assert num_drafted == MOST_PROBE_PLANS
 
 

@@ -8,6 +8,7 @@ import torch
 import transformers
 from tests.runtime.speculative.conftest import (
     BLOCK_SIZE,
+    CPU_PLACEMENT,
     MAX_MODEL_LEN,
     Rank,
     continue_greedily,
@@ -15,10 +16,13 @@ from tests.runtime.speculative.conftest import (
     prompt,
 )
 
+from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
+from kvasir_runtime.execution.graphs import STEPS_BEFORE_CAPTURE, GraphShape
 from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.speculative import draft_model
-from kvasir_runtime.speculative.draft_model import DraftModelProposer
+from kvasir_runtime.speculative.draft_model import MOST_LACKING, DraftModelProposer
+from kvasir_runtime.speculative.slot_contents import SlotContents
 
 Greedy = Callable[[list[int], int], list[int]]
 
@@ -99,6 +103,20 @@ def test_it_catches_up_after_steps_without_proposals(rank: Rank, hf_draft: trans
     assert_drafts(rank, 0, hf_draft, most=3)
 
 
+def test_recorded_passes_go_on_after_steps_without_proposals(
+    target: Decoder, draft_folder: Path, hf_draft: transformers.LlamaForCausalLM
+) -> None:
+    draft = DraftModelProposer(load(draft_folder, placement=CPU_PLACEMENT), CpuAttention(), torch.float32)
+    rank = Rank(target, draft, records=True)
+    rank.add(0, prompt(6, seed=4))
+    rank.step([], {0: 6}, num_proposals=3)
+    for number in range(3 * STEPS_BEFORE_CAPTURE):
+        rank.step([0], {}, num_proposals=0 if number % 8 > 5 else 3)
+        if rank.drafts[0]:
+            assert_drafts(rank, 0, hf_draft, most=3)
+    assert draft._compute.captured == [GraphShape(1, 1)]
+
+
 def test_a_sequence_far_behind_catches_up_over_steps(
     rank: Rank, hf_draft: transformers.LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +189,22 @@ def test_a_sequence_in_step_computes_no_token_twice(rank: Rank, monkeypatch: pyt
         rank.drafts[0] = [(draft + 1) % 61 for draft in rank.drafts[0]]  # wrong, so that none holds
         rank.step([0], {}, num_proposals=2)
     assert num_tokens == [1, 1] * 4
+
+
+def test_only_sequences_that_may_lack_more_are_looked_through(
+    rank: Rank, hf_draft: transformers.LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for row, length in ((0, 30), (1, 7)):
+        rank.add(row, prompt(length, seed=row))
+        rank.step([], {row: length}, num_proposals=2 if row == 0 else 0)
+    rank.step([0], {}, num_proposals=2)
+    looked_at: list[tuple[int, ...]] = []
+    held = SlotContents.held
+    monkeypatch.setattr(SlotContents, "held", lambda *args: looked_at.append(tuple(args[3].shape)) or held(*args))
+    rank.step([0, 1], {}, num_proposals=2)
+    assert looked_at == [(2, MOST_LACKING), (1, rank.step_end(0))]
+    assert_drafts(rank, 0, hf_draft, most=2)
+    assert_drafts(rank, 1, hf_draft, most=2)
 
 
 def test_a_row_that_another_sequence_took_starts_anew(rank: Rank, hf_draft: transformers.LlamaForCausalLM) -> None:

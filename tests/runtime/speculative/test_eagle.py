@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import save_file
 from tests.runtime.speculative.conftest import (
     BLOCK_SIZE,
+    CPU_PLACEMENT,
     MAX_MODEL_LEN,
     PLACEMENT,
     SHAPE,
@@ -23,11 +24,15 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.errors import CheckpointError, ConfigurationError
+from kvasir_runtime.execution.graphs import STEPS_BEFORE_CAPTURE, GraphShape
 from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.speculative import eagle_context
 from kvasir_runtime.speculative.eagle import EagleProposer
 from kvasir_runtime.speculative.eagle_heads import load_eagle1, load_eagle3
+from kvasir_runtime.speculative.slot_contents import SlotContents
 
 Method = Literal["eagle", "eagle3"]
 SIZE, VOCAB, HEAD_DIM, MLP = SHAPE["hidden_size"], SHAPE["vocab_size"], 8, SHAPE["intermediate_size"]
@@ -70,9 +75,12 @@ def write_head(folder: Path, method: Method, tensors: dict[str, Tensor], **chang
     return folder
 
 
-def load(folder: Path, method: Method, target: Decoder, max_model_len: int = MAX_MODEL_LEN) -> EagleProposer:
+def load(
+    folder: Path, method: Method, target: Decoder, max_model_len: int = MAX_MODEL_LEN, *, is_compiled: bool = False
+) -> EagleProposer:
     load_head = load_eagle1 if method == "eagle" else load_eagle3
-    return EagleProposer(method, load_head(folder, target, PLACEMENT, max_model_len), ReferenceAttention())
+    placement, backend = (CPU_PLACEMENT, CpuAttention()) if is_compiled else (PLACEMENT, ReferenceAttention())
+    return EagleProposer(method, load_head(folder, target, placement, max_model_len), backend)
 
 
 @dataclass(frozen=True)
@@ -232,6 +240,44 @@ def test_after_steps_that_it_was_not_shown_a_head_attends_from_where_it_sees_the
         assert rank.drafts[0] == drafts
 
 
+def test_a_pass_recorded_while_all_was_shown_is_not_replayed_for_what_was_missed(
+    tmp_path: Path, method: Method, target: Decoder, plain: PlainEagle
+) -> None:
+    """What a recording decides in Python it decides once."""
+    head = load(write_head(tmp_path, method, head_tensors(method)), method, target, is_compiled=True)
+    rank = Rank(target, head, records=True)
+    rank.add(0, prompt(6, seed=4))
+    rank.step([], {0: 6}, num_proposals=3)
+    for _ in range(2 * STEPS_BEFORE_CAPTURE):
+        rank.step([0], {}, num_proposals=3)
+        assert_drafts(rank, 0, plain, most=3)
+    assert GraphShape(1, 1) in head._compute.captured
+    for _ in range(2 * BLOCK_SIZE):
+        rank.step([0], {}, num_proposals=0)
+    first = rank.known[0] - 1
+    for _ in range(6):
+        rank.step([0], {}, num_proposals=3)
+        begin = first // BLOCK_SIZE * BLOCK_SIZE
+        drafts = plain.drafts(rank.tokens(0), len(rank.drafts[0]), begin=begin, num_zeros=first - begin)
+        assert rank.drafts[0] == drafts
+
+
+def test_ranks_whose_drafts_were_rounded_apart_cut_where_the_first_does(
+    tmp_path: Path, method: Method, target: Decoder, plain: PlainEagle
+) -> None:
+    """One that cuts runs kernel by kernel, and must not be alone with it: the others would capture without it."""
+    head, first_blocks = load(write_head(tmp_path, method, head_tensors(method)), method, target), iter([0, 4])
+    rank = Rank(target, head, agree=lambda found: torch.full_like(found, next(first_blocks)))
+    start = prompt(17, seed=4)
+    rank.add(0, start)
+    rank.step([], {0: 17}, num_proposals=3)
+    rank.add(1, start)
+    rank.share(0, 1, num_blocks=4)
+    rank.step([], {1: 1}, num_proposals=3)
+    assert rank.drafts[1] == plain.drafts(rank.tokens(1), 3, begin=4 * BLOCK_SIZE)
+    assert rank.drafts[1] != plain.drafts(rank.tokens(1), 3)
+
+
 def test_a_prompt_that_it_was_not_shown_is_not_attended_to(rank: Rank, plain: PlainEagle) -> None:
     rank.add(0, prompt(8, seed=5))
     rank.step([], {0: 8}, num_proposals=0)
@@ -245,6 +291,24 @@ def test_a_prompt_shown_from_its_second_chunk_on_is_attended_to_from_there(rank:
     for length, num_proposals in ((8, 0), (3, 2), (3, 2)):
         rank.step([], {0: length}, num_proposals)
     assert rank.drafts[0] == plain.drafts(rank.tokens(0), len(rank.drafts[0]), begin=8)
+
+
+def test_sequences_that_come_back_together_are_looked_at_a_few_at_a_time(
+    rank: Rank, plain: PlainEagle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as far as those of its part are long, whatever order they come in."""
+    monkeypatch.setattr(eagle_context, "MOST_LOOKED_AT", 40)
+    looked_at: list[tuple[int, ...]] = []
+    held = SlotContents.held
+    monkeypatch.setattr(SlotContents, "held", lambda *args: looked_at.append(tuple(args[3].shape)) or held(*args))
+    lengths = {0: 8, 1: 20, 2: 16}
+    for row, length in lengths.items():
+        rank.add(row, prompt(length, seed=row))
+        rank.step([], {row: length}, num_proposals=0)
+    rank.step([0, 1, 2], {}, num_proposals=2)
+    assert looked_at == [(2, 16), (1, 20)]
+    for row, length in lengths.items():
+        assert rank.drafts[row] == plain.drafts(rank.tokens(row), len(rank.drafts[row]), begin=length)
 
 
 def test_a_small_hole_leaves_the_context_as_it_is(rank: Rank) -> None:

@@ -41,9 +41,21 @@ def test_each_row_gets_the_continuation_of_its_own_match() -> None:
     assert NgramProposer(2, 4).propose(step).tolist() == [[3, 4, 1], [-1, -1, -1]]
 
 
-def test_drafts_end_where_the_known_tokens_end() -> None:
-    step = text_step({0: [8, 8, 8]}, num_proposals=3)
-    assert NgramProposer(2, 4).propose(step).tolist() == [[8, -1, -1]]
+@pytest.mark.parametrize("period", [[8], [1, 2], [1, 2, 3], [5, 5, 7, 5]])
+def test_a_text_that_repeats_itself_is_drafted_in_full(period: list[int]) -> None:
+    text = [9, *period * 8][: 3 * len(period) + 2]
+    drafts = NgramProposer(2, 4).propose(text_step({0: text}, num_proposals=7)).tolist()
+    assert [*text, *drafts[0]] == [9, *period * 12][: len(text) + 7]
+
+
+def test_drafts_go_on_from_the_match_and_then_from_themselves() -> None:
+    rng = np.random.default_rng(0)
+    for length in range(6, 40):
+        tokens = rng.integers(1, 4, length).astype(np.int32)
+        found = find_continuation(tokens, 2, 4)
+        (drafts,) = NgramProposer(2, 4).propose(text_step({0: tokens.tolist()}, num_proposals=6)).tolist()
+        if found is not None:
+            assert drafts == [*tokens, *drafts][found : found + 6]
 
 
 def test_tokens_behind_the_known_ones_are_not_looked_at() -> None:
