@@ -1,4 +1,4 @@
-"""`kvasir-operator local examples/quickstart.yaml`, as a user runs it, shared by the tests of this folder."""
+"""`kvasir-operator local` as a user runs it, examples/quickstart.yaml served by it, and what it must answer."""
 
 import os
 import re
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 from tests.controlplane.processes import wait_until
+from tests.local.chats import greedy_answers
 
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"http://(127\.\S+)/v1 serves")
@@ -96,3 +97,9 @@ def quickstart() -> Iterator[LocalService]:
         yield service
     finally:
         service.stop()
+
+
+@pytest.fixture(scope="session")
+def expected() -> dict[str, str]:
+    """Hugging Face's greedy answer to each chat."""
+    return greedy_answers()

@@ -5,52 +5,16 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
-import torch
+from tests.local import chats
+from tests.local.chats import CHATS
 from tests.local.conftest import LocalService
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "models" / "kvasir-python-7m"
-CHATS = [
-    "Write a function `is_prime` that tells whether a number is prime.",
-    "Write a function `flatten` that flattens a list of lists.",
-    "What does `os.path.join` do?",
-]
-NUM_TOKENS = 64
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, str]:
-    """Hugging Face's greedy answer to each chat, in float32 as the quickstart serves it."""
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_FOLDER)
-    model = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32).eval()
-    answers = {}
-    for chat in CHATS:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": chat}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        output = model.generate(**prompt, max_new_tokens=NUM_TOKENS, do_sample=False)
-        answers[chat] = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-    return answers
-
-
-def ask(client: openai.OpenAI, chat: str) -> str:
-    answer = client.chat.completions.create(
-        model="quickstart", messages=[{"role": "user", "content": chat}], temperature=0, max_tokens=NUM_TOKENS
-    )
-    return answer.choices[0].message.content or ""
-
-
-def stream(client: openai.OpenAI, chat: str) -> str:
-    chunks = client.chat.completions.create(
-        model="quickstart", messages=[{"role": "user", "content": chat}], temperature=0, max_tokens=NUM_TOKENS,
-        stream=True,
-    )  # fmt: skip
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+ask, stream = partial(chats.ask, "quickstart"), partial(chats.stream, "quickstart")
 
 
 def test_the_model_is_listed(quickstart):
