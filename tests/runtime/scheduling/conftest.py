@@ -29,6 +29,12 @@ MAX_MODEL_LEN = 64
 FULL = (KvGroup((0,), None),)
 
 
+def least_blocks(groups: tuple[KvGroup, ...], block_size: int, max_model_len: int, budget: int) -> int:
+    """Without which an engine does not start (`kv_buffer.blocks_of_sequence`, which brings torch along)."""
+    empty = KvCache(0, block_size, groups, enable_prefix_caching=False)
+    return empty.num_pages_to_admit(empty.no_prefix(), max_model_len, budget)
+
+
 class FixedDepth:
     """Always so many drafts."""
 

@@ -17,15 +17,15 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.runtime.scheduling.conftest import least_blocks
 from tests.runtime.scheduling.earlier_stage import FakeEarlierStage
 from tests.runtime.scheduling.fake_agent import FakeAgent
 from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, continuation
 
 from kvasir_runtime.engine.kv_transfers import KvTransfers
-from kvasir_runtime.execution.kv_buffer import blocks_of_sequence
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
-from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout
+from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
@@ -167,8 +167,7 @@ class Setup:
 
     @property
     def num_blocks(self) -> int:
-        layout = KvLayout(self.block_size, 1, self.groups, ())
-        return blocks_of_sequence(layout, MAX_MODEL_LEN, self.most_at_once) + self.num_spare_blocks
+        return least_blocks(self.groups, self.block_size, MAX_MODEL_LEN, self.most_at_once) + self.num_spare_blocks
 
 
 @st.composite
