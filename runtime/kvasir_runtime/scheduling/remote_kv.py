@@ -87,7 +87,7 @@ class RemoteKv:
     @property
     def holds_pages(self) -> bool:
         """Whether pages are held that come free without a step."""
-        return any(offer.held for offer in self._offers.values()) or any(
+        return any(offer.held and offer.is_complete for offer in self._offers.values()) or any(
             arrival.landing is not None for arrival in self._arrivals.values()
         )
 

@@ -146,6 +146,7 @@ class Requests:
             if victim is sequence or (victim.request is sequence.request and victim.request.beam is not None):
                 return False
             self.preempt(victim)
+            self.give_up_landed(num_pages)  # what it kept for other engines is among that now
         return True
 
     def give_up_landed(self, num_pages: int) -> None:

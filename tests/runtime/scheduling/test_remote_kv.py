@@ -1,5 +1,6 @@
 """Blocks that other engines read and write beside the steps."""
 
+import pytest
 from tests.runtime.scheduling.conftest import BLOCK_SIZE, Engine
 from tests.runtime.scheduling.fake_rank import continuation
 
@@ -149,19 +150,24 @@ def test_an_offer_whose_request_ends_early_has_failed_and_holds_nothing(make_eng
     assert (remote.num_leased_blocks, engine.kv.pool.num_used) == (0, 0)
 
 
-def test_an_incomplete_offer_is_given_up_for_who_preempts_its_request(make_engine) -> None:
-    """The stream comes to need all 16 blocks; the prompt behind it has been written as far as there was room."""
-    engine = make_engine(num_blocks=16, budget=5)
-    stream = engine.add([1] * 3, max_tokens=61)
-    engine.step()
-    prompt = list(range(100, 156))
+@pytest.mark.parametrize(("num_tokens", "is_given_up"), [(14, False), (20, True)])
+def test_an_offer_of_a_preempted_prompt_is_given_up_only_where_its_pages_are_needed(
+    make_engine, num_tokens, is_given_up
+) -> None:
+    """Two streams grow while the prompt behind them is written."""
+    engine = make_engine(num_blocks=12, budget=4)
+    for token in (1, 2):
+        engine.add([token] * 3, max_tokens=num_tokens)
+        engine.step()
+    prompt, remote = list(range(100, 133)), engine.scheduler.remote
     offered = engine.add(prompt, max_tokens=1)
-    engine.scheduler.remote.offer(offered, len(prompt))
-    tokens, news = engine.run(), engine.scheduler.remote.take_news()
-    assert engine.scheduler.stats(0, 0.0).num_preemptions
-    assert tokens == {stream: continuation([1] * 3, 61), offered: continuation(prompt, 1)}
-    assert [(each.request_id, each.has_failed) for each in news] == [(offered, True)]
-    assert engine.kv.pool.num_used == 0
+    remote.offer(offered, len(prompt))
+    while engine.scheduler.has_work:
+        assert engine.step() is not None, "a core that plans nothing sleeps while pages are held"
+    assert engine.scheduler.stats(0, 0.0).num_preemptions == 1
+    assert engine.tokens[offered] == continuation(prompt, 1)
+    assert [news.has_failed for news in remote.take_news()] == [is_given_up]
+    assert remote.num_leased_blocks == (0 if is_given_up else 8)
 
 
 def test_an_incomplete_offer_is_given_up_for_its_own_request(make_engine) -> None:

@@ -408,19 +408,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.plan()
 
     def plan(self) -> None:
-        self._plan()
-        if self._is_stuck():  # or a prompt is cached that is about to fork, or a search was given up
+        says_something = self._plan()
+        if self._is_stuck():  # or a search was given up, and others are next
+            assert says_something or not self.transfers.holds_pages, "the core sleeps, and nobody wakes it"
             self._plan()
             assert not self._is_stuck(), "the engine could go on and does not"
 
-    def _plan(self) -> None:
-        self._send_out(Outcome(outputs=self.transfers.receive()))
+    def _plan(self) -> bool:
+        """Whether any client hears of it."""
+        settled = Outcome(outputs=self.transfers.receive())
         plan = self.scheduler.schedule()
-        self._send_out(Outcome(outputs=self.scheduler.take_rejected()))
+        rejected = Outcome(outputs=self.scheduler.take_rejected())
         if plan is not None:
             assert plan.num_tokens <= self.setup.most_at_once
             assert self.setup.num_stages == 1 or not self._sampled_under_way() & set(plan.rows.tolist())
             self.flights.append(Flight(plan))
+        self._send_out(settled)
+        self._send_out(rejected)
+        return bool(settled.outputs or rejected.outputs)
 
     def _send_out(self, outcome: Outcome) -> None:
         self.transfers.publish(outcome)

@@ -85,6 +85,8 @@ def test_a_body_that_was_refused_holds_nothing(small: Any) -> None:
         refused.sendall(b" " * 500)
         received = answer_to(refused, [b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n"])
         assert b" 200 OK" in received, "the connection goes on"
+    with begin(small, 500) as refused:
+        assert b" 503 " in refused.recv(65536), "nothing was given back that had not been taken"
     assert b" 200 OK" in wait_until_asking_gives(small, 200), "the 34 bytes of this one have room"
     for connection in unfinished:
         connection.close()

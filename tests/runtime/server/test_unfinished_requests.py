@@ -11,6 +11,8 @@ from kvasir_runtime.server import client_transport, http_protocol
 pytestmark = pytest.mark.anyio
 BEGUN = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\n1"
 REST = b"234"
+BROKEN = b"no number\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
@@ -123,10 +125,34 @@ async def test_an_application_learns_that_its_client_was_refused() -> None:
         seen.append((await receive())["type"])
         await Unread()(scope, receive, send)
 
-    async with Server(wait_for_body).connected(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n") as client:
+    async with Server(wait_for_body).connected(CHUNKED) as client:
         await until(lambda: seen == ["head"])
-        await client.send(b"no number\r\n")
+        await client.send(BROKEN)
         received = await client.read_until(b"")
         await until(lambda: seen == ["head", "http.disconnect"])
     assert b" 400 " in received
     assert received.count(b"\r\n\r\n") == 1
+
+
+@pytest.mark.parametrize(("first", "starts"), [(CHUNKED, True), (GET + BROKEN, False)], ids=["begun", "due"])
+async def test_a_refusal_is_not_sent_where_another_answer_has_begun_or_is_due(first: bytes, starts: bool) -> None:
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        if starts:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with Server(wait).connected(first) as client:
+        if starts:
+            await client.read_until(b"\r\n\r\n")
+            await client.send(BROKEN)
+        assert await client.read_until(b"") == b""
+
+
+async def test_who_is_refused_and_stays_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_transport, "LINGER_SECONDS", 60.0)
+    server = Server(Unread(), max_connections=1)
+    async with server.connected(CHUNKED + BROKEN) as client:
+        await client.read_until(b"")
+        async with server.connected(GET) as another:
+            await another.read_until(b"OK")
