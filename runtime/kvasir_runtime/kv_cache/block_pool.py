@@ -3,8 +3,9 @@
 Invariants: a block is on the free list exactly when its reference count is 0, and a free block keeps its hash until it
 is handed out anew, so a prefix stays findable as long as its memory is not needed. A hash is announced when the step
 that writes the block is planned, since steps run in order and later ones read what it wrote; it is withdrawn when that
-step fails. Steps run in order, so a block given to a later step is written after every earlier step has read it;
-whatever copies a block beside the steps holds a reference.
+step fails. A block may be given out again at once: whoever gets it touches it after the last step, copy or transfer
+that was to touch it before. A step comes after those planned earlier; a copy that waits for a step is dropped with the
+sequence that it is for; a transfer holds a reference, and begins after the steps that are under way.
 """
 
 from collections.abc import Iterable, Sequence

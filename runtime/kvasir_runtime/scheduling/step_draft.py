@@ -31,8 +31,8 @@ class RowChanges:
         self.table_writes += [(row, *write) for write in writes]
 
     def copy_blocks(self, row: int, copies: list[BlockCopy]) -> None:
-        """Into blocks of this row, of blocks of the row that it is forked from. The blocks may be others' as soon as a
-        row lets go of them: who is given up is dropped first, with those that were to be forked from it."""
+        """From the row that it is forked from. Each of the two holds its blocks until a step is planned, else the copy
+        is dropped: it would come after whoever has the blocks next."""
         self.block_copies += [(row, *copy) for copy in copies]
 
     def table_writes_of(self, row: int, num_blocks: int) -> list[TableWrite]:

@@ -177,9 +177,9 @@ def setups(draw: st.DrawFn) -> Setup:
     return Setup(
         block_size=draw(st.sampled_from([4, 2, 1])),
         groups=draw(st.sampled_from(LAYOUTS)),
-        num_spare_blocks=draw(st.integers(0, 2 if is_tight else 12)),
+        num_spare_blocks=draw(st.integers(0, 1 if is_tight else 12)),
         max_num_seqs=draw(st.integers(1, 6)),
-        budget=draw(st.integers(3, 6) if is_tight else st.integers(1, MAX_MODEL_LEN)),
+        budget=draw(st.integers(2, 6) if is_tight else st.integers(1, MAX_MODEL_LEN)),
         chunked=is_tight or draw(st.booleans()),
         cache=is_tight or draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "priority", "fair"])),
@@ -192,9 +192,9 @@ def setups(draw: st.DrawFn) -> Setup:
 
 
 @st.composite
-def prompts(draw: st.DrawFn, most: int = 18) -> list[int]:
+def prompts(draw: st.DrawFn, most: int = 20) -> list[int]:
     """Most begin alike, and some are the same."""
-    num_alike = min(most, draw(st.sampled_from([8, 3, 18, 4, 10, 18, 0])))
+    num_alike = min(most, draw(st.sampled_from([8, 3, 20, 4, 10, 20, 0])))
     return BEGINNING[:num_alike] + draw(st.sampled_from([[1], [2], [1, 2], [2, 1, 1]]))
 
 

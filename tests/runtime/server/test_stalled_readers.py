@@ -121,9 +121,9 @@ async def test_nothing_is_left_of_a_client_that_has_left(request_: bytes, num_an
     app = Answering(num_bytes)
     async with Server(app).connected(request_) as client:
         await until(lambda: app.num_answered >= num_answers)
-        protocol = weakref.ref(client.transport.get_protocol())
+        protocol, transport = weakref.ref(client.transport.get_protocol()), weakref.ref(client.transport)
         del client
-    await until(lambda: gc.collect() >= 0 and protocol() is None)
+    await until(lambda: gc.collect() >= 0 and protocol() is None and transport() is None)
 
 
 async def test_a_reader_that_has_taken_everything_is_not_looked_at_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,13 @@ async def test_a_refusal_is_not_sent_where_another_answer_has_begun_or_is_due(fi
         assert await client.read_until(b"") == b""
 
 
+async def test_what_was_answered_before_its_broken_end_came_is_not_answered_again() -> None:
+    async with Server(Unread()).connected(CHUNKED) as client:
+        await client.read_until(b"OK")
+        await client.send(BROKEN)
+        assert await client.read_until(b"") == b""
+
+
 async def test_who_is_refused_and_stays_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_transport, "LINGER_SECONDS", 60.0)
     server = Server(Unread(), max_connections=1)
