@@ -229,7 +229,7 @@ class KvTransfers:
     def _end_pull(self, event: PullEnded) -> list[AddressedOutput]:
         pull = self._pulls.pop(event.request_id)
         self._stop_waiting(pull.arrival)
-        self._remote.settle(event.request_id, event.num_blocks)
+        self._remote.settle(event.request_id, event.num_blocks, self._scheduler.unwritten_blocks())
         failure = event.failure
         if failure is not None and failure.reason != "cancelled":
             logger.warning("request %s: %s", event.request_id, failure.message)

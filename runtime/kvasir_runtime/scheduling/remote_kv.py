@@ -129,34 +129,47 @@ class RemoteKv:
             arrival.landing = None
             self.make_room(arrival, last_step)
 
-    def settle(self, request_id: str, num_blocks: int) -> None:
+    def settle(self, request_id: str, num_blocks: int, unwritten: set[int]) -> None:
         """Nothing is written into its blocks any more, and the first so many of the prompt's are good: those can be
         found from now on. What the request finds of them is held for it if it waits, and nothing else: it needs the
-        other pages to compute the rest."""
+        other pages to compute the rest. `unwritten`: blocks that can be found, and that steps under way are to write.
+        """
         arrival = self._arrivals.pop(request_id)
         if arrival.landing is not None:
             kv, token_ids, blocks = self._kv, arrival.token_ids, arrival.blocks
-            num_good = self._num_good(arrival, num_blocks)
+            num_good = self._num_good(arrival, num_blocks, unwritten)
+            self._displace(unwritten, arrival, num_good)
             kv.wrote(kv.offer(token_ids, blocks, num_good * kv.block_size))
             kv.release(blocks)
             if self._requests.is_known(request_id):
                 kv.adopt(blocks, kv.match(token_ids, blocks), 0)
                 self._requests.landed.hold(request_id, blocks)
 
-    def _num_good(self, arrival: Arrival, num_blocks: int) -> int:
+    def _num_good(self, arrival: Arrival, num_blocks: int, unwritten: set[int]) -> int:
         """A block that was cached is good unless it was lost before there were pages for the rest, which nobody was
-        asked for then, or the step that was to write it has failed."""
+        asked for then, or the step that was to write it has failed, and no other step has written it since."""
         landing = arrival.landing or {}
         for index in range(num_blocks):
             new = landing.get(index, ())
             if new and index < arrival.first:
                 return index
             for group, table in enumerate(arrival.blocks.tables):
-                block = table[index]
                 is_new = bool(new) and new[group] is not None
-                if block is not None and not is_new and block.content is None:
-                    return index
+                if table[index] is not None and not is_new:
+                    block = self._kv.pool.find((group, arrival.hashes[index]))
+                    if block is None or block.block_id in unwritten:
+                        return index
         return num_blocks
+
+    def _displace(self, unwritten: set[int], arrival: Arrival, num_blocks: int) -> None:
+        """Of what has arrived and a step under way is to write as well, what is here is to be found. Readers of events
+        hear of the other when that step has ended, which is after they heard of the blocks behind it."""
+        pool = self._kv.pool
+        for group, table in enumerate(arrival.blocks.tables):
+            for index, block in enumerate(table[:num_blocks]):
+                found = None if block is None else pool.find((group, arrival.hashes[index]))
+                if found is not None and found.block_id in unwritten:
+                    pool.forget(found)
 
     def offer(self, request_id: str, num_prompt_tokens: int) -> None:
         """Keep the blocks of a prompt, as they are written, until `end_offer`."""

@@ -40,7 +40,7 @@ def test_what_has_arrived_can_be_found_and_is_held_until_it_is_used(make_engine)
     engine = make_engine()
     arrival = expected(engine)
     make_room(engine, arrival)
-    engine.scheduler.remote.settle(arrival.request_id, 3)
+    engine.scheduler.remote.settle(arrival.request_id, 3, set())
     assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 3)
     engine.scheduler.abort(arrival.request_id)
     assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 0)
@@ -67,7 +67,7 @@ def test_a_prefix_evicted_before_there_were_pages_has_not_arrived(make_engine) -
     engine.add(list(range(100, 156)), max_tokens=8)
     engine.run()
     assert make_room(engine, arrival)
-    engine.scheduler.remote.settle(arrival.request_id, 4)
+    engine.scheduler.remote.settle(arrival.request_id, 4, set())
     assert found(engine) == 0
 
 
@@ -78,8 +78,49 @@ def test_a_prefix_whose_step_failed_has_not_arrived(make_engine) -> None:
     arrival = expected(engine)
     assert (make_room(engine, arrival), arrival.first) == (True, 2)
     engine.fail()
-    engine.scheduler.remote.settle(arrival.request_id, 4)
+    engine.scheduler.remote.settle(arrival.request_id, 4, set())
     assert found(engine) == 0
+
+
+def test_a_prefix_whose_step_failed_has_not_arrived_while_another_step_writes_it(make_engine) -> None:
+    engine = make_engine(ahead=2)
+    engine.add(PROMPT[:9], max_tokens=4)
+    engine.step()
+    arrival = expected(engine)
+    assert make_room(engine, arrival)
+    engine.fail()
+    engine.add(PROMPT[:9], max_tokens=4)
+    engine.step()
+    engine.scheduler.remote.settle(arrival.request_id, 4, engine.scheduler.unwritten_blocks())
+    assert engine.event_log.take() == []
+    assert found(engine) == 2 * BLOCK_SIZE
+
+
+def test_what_has_arrived_is_told_in_its_order_while_a_step_under_way_writes_the_same_beginning(make_engine) -> None:
+    """A reader of events makes nothing of a block behind one that it has not heard of."""
+    engine = make_engine(ahead=1)
+    arrival = expected(engine)
+    assert make_room(engine, arrival)
+    engine.add(PROMPT[:9], max_tokens=1)
+    engine.step()
+    engine.scheduler.remote.settle(arrival.request_id, 4, engine.scheduler.unwritten_blocks())
+    (stored,) = engine.event_log.take()
+    assert (stored.parent_block_hash, stored.block_hashes) == (None, arrival.hashes)
+    engine.run()
+    assert engine.event_log.take() == []
+    assert found(engine) == 4 * BLOCK_SIZE
+
+
+def test_of_an_arrival_only_what_was_not_here_is_told(make_engine) -> None:
+    engine = make_engine()
+    engine.add(PROMPT[:9], max_tokens=1)
+    engine.run()
+    arrival = expected(engine)
+    assert make_room(engine, arrival)
+    engine.event_log.take()
+    engine.scheduler.remote.settle(arrival.request_id, 4, engine.scheduler.unwritten_blocks())
+    (stored,) = engine.event_log.take()
+    assert (stored.parent_block_hash, stored.block_hashes) == (arrival.hashes[1], arrival.hashes[2:])
 
 
 def test_pages_are_written_only_after_the_steps_that_may_touch_them(make_engine) -> None:
