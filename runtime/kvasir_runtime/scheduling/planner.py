@@ -84,8 +84,9 @@ class Planner:
             wanted = np.minimum(most_known + num_drafts + lookahead, state.max_total[rows])
         short = np.flatnonzero(wanted > state.capacity[rows])
         if len(short):
-            for index in short.tolist():
-                self._make_room_to_decode(int(rows[index]), int(most_known[index]), int(wanted[index]))
+            some = (rows[short].tolist(), most_known[short].tolist(), wanted[short].tolist())
+            for row, num_tokens, num_wanted in zip(*some, strict=True):
+                self._make_room_to_decode(row, num_tokens, num_wanted)
             kept = state.capacity[rows] >= most_known  # a preempted row has none
             rows, most_known, num_drafts = rows[kept], most_known[kept], num_drafts[kept]
             num_drafts = np.minimum(num_drafts, state.capacity[rows] - most_known)
