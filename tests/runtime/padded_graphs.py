@@ -15,7 +15,7 @@ class PaddedStep:
         self, compute: ComputeStep, shape: GraphShape, tables: Tensor, max_seq_len: int, memory_bytes: int
     ) -> None:
         self.memory_bytes = memory_bytes
-        self.static = StaticInputs(shape.num_requests, shape.query_len, tables, max_seq_len, shape.max_query_len)
+        self.static = StaticInputs(shape.num_requests, shape.num_tokens, tables, max_seq_len, shape.max_query_len)
         self._compute = compute
         self.num_replays = 0
 

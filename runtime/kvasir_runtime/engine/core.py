@@ -214,6 +214,7 @@ class EngineCore:
             clock_seconds=clock_seconds,
             proposer_seconds=result.proposer_seconds,
             is_catching_up=result.is_catching_up,
+            is_warming_up=result.is_warming_up,
         )
         self._rates.observe_step(step)
         if self._step_costs is not None:

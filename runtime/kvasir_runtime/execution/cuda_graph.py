@@ -30,7 +30,7 @@ class CudaGraphCapture:
         torch.cuda.empty_cache()  # as capturing does: what it gives back would hide what the graph takes
         free_before = torch.cuda.mem_get_info()[0]
         static = StaticInputs(
-            shape.num_requests, shape.query_len, self._block_tables, self._max_seq_len, shape.max_query_len
+            shape.num_requests, shape.num_tokens, self._block_tables, self._max_seq_len, shape.max_query_len
         )
         graph = torch.cuda.CUDAGraph()
         try:

@@ -23,9 +23,13 @@ _log = logging.getLogger(__name__)
 
 STEPS_BEFORE_CAPTURE = 8
 """Steps of one shape that run kernel by kernel before a busy server stops for a capture."""
+STEPS_BEFORE_RECORDING = 3
+"""The same on a CPU, where a recording takes little longer than a step, and shapes are many."""
 
-MOST_RECORDED_REQUESTS = 64
+MOST_RECORDED_REQUESTS, MOST_RECORDED_TOKENS = 64, 128
 """Of a step on a CPU: in a larger one the interpreter's part is too small to see."""
+MOST_UNEVEN_RECORDINGS = 256
+"""Of steps whose requests have different numbers of drafts, at 16 KiB for 6 layers each."""
 
 
 class CaptureError(Exception):
@@ -39,10 +43,12 @@ class GraphShape:
     """Tokens of each request: one, or one and drafts. Of requests that differ, the mean."""
     max_query_len: int | None = None
     """Of requests that differ, the longest's; None: there is no longer one."""
+    num_lacking: int = 0
+    """Tokens that they have fewer than the mean, rounded up, says."""
 
     @property
     def num_tokens(self) -> int:
-        return self.num_requests * self.query_len
+        return self.num_requests * self.query_len - self.num_lacking
 
     def has_room_for(self, other: "GraphShape") -> bool:
         return self.num_requests >= other.num_requests and self.query_len >= other.query_len
@@ -89,17 +95,22 @@ class DecodeGraphs:
         is_exact: bool = False,
     ) -> None:
         """Graphs for every size and number of tokens, the first of `query_lens` first and those between them last,
-        while memory lasts. `is_exact`: no step is padded, no shape is captured before it has come up, and requests of
-        different lengths run kernel by kernel."""
+        while memory lasts. `is_exact`: no step is padded, no shape is captured before it has come up, and any number of
+        tokens may be one."""
         self._eager = eager
         self._capture = capture
         self._sizes = sorted(sizes)
         wanted = [*query_lens] if is_exact else _with_means(query_lens)
         self._query_lens = sorted(wanted)
-        # The largest first: later captures share its memory.
-        self._wanted = [self._shape(size, query_len) for query_len in wanted for size in reversed(self._sizes)]
+        self._wanted: list[GraphShape] = []
+        if not is_exact:  # the largest first: later captures share its memory
+            self._wanted = [self._shape(size, query_len) for query_len in wanted for size in reversed(self._sizes)]
         self._memory = memory
         self._is_exact = is_exact
+        self._steps_before = STEPS_BEFORE_RECORDING if is_exact else STEPS_BEFORE_CAPTURE
+        self._num_uneven = 0
+        self._has_ended = False
+        self._is_warming_up = False
         self._captured: dict[GraphShape, CapturedStep] = {}
         self._num_misses: Counter[GraphShape] = Counter()
 
@@ -111,17 +122,25 @@ class DecodeGraphs:
         shape = self._shape_of(inputs.lengths)
         if shape is None or kept_tokens is not None:
             return self._eager(inputs, kept_tokens, captures=captures)
-        graph = self._captured.get(shape) or self._missed(shape) or self._larger(shape)
+        graph = self._captured.get(shape)
+        if graph is None:
+            self._is_warming_up |= self._is_wanted(shape)
+            graph = self._missed(shape) or self._larger(shape)
         if graph is None:
             return self._eager(inputs, kept_tokens, captures=captures)
         return _without_padding(graph.replay(inputs), inputs.lengths.num_tokens)
 
     def capture_next(self) -> bool:
         """Capture one more graph; to be called while there is no work. False: all that there will be are there."""
-        if not self._wanted or self._is_exact:
+        if not self._wanted:
             return False
         self._try_capture(max(self._wanted, key=lambda shape: self._num_misses[shape]))
         return bool(self._wanted)
+
+    def take_warming_up(self) -> bool:
+        """Whether steps since the last question wanted a graph that was not there before them."""
+        was_warming_up, self._is_warming_up = self._is_warming_up, False
+        return was_warming_up
 
     def _shape_of(self, lengths: StepLengths) -> GraphShape | None:
         """The smallest that a step of decodes fits into; None for any other step."""
@@ -129,13 +148,24 @@ class DecodeGraphs:
         if lengths.num_decodes < num_requests or longest > self._query_lens[-1]:
             return None
         if self._is_exact:
-            return GraphShape(num_requests, longest) if (lengths.query_lens == longest).all() else None
+            return self._exact_shape(lengths)
         size = next((size for size in self._sizes if size >= num_requests), None)
         if size is None:
             return None
         # A graph of single tokens has no room for a longer request, however few requests there are.
         mean = max(-(-lengths.num_tokens // size), min(longest, 2))
         return self._shape(size, next(query_len for query_len in self._query_lens if query_len >= mean))
+
+    def _exact_shape(self, lengths: StepLengths) -> GraphShape | None:
+        num_requests, num_tokens, longest = len(lengths.query_lens), lengths.num_tokens, lengths.max_query_len
+        if num_requests not in self._sizes:
+            return None
+        if longest in self._query_lens and (lengths.query_lens == longest).all():
+            return GraphShape(num_requests, longest)
+        mean = -(-num_tokens // num_requests)
+        shape = GraphShape(num_requests, mean, self._query_lens[-1], num_requests * mean - num_tokens)
+        has_room = self._num_uneven < MOST_UNEVEN_RECORDINGS and num_tokens <= MOST_RECORDED_TOKENS
+        return shape if has_room or shape in self._captured else None
 
     def _shape(self, num_requests: int, query_len: int) -> GraphShape:
         longest = self._query_lens[-1]
@@ -144,9 +174,12 @@ class DecodeGraphs:
     def _missed(self, shape: GraphShape) -> CapturedStep | None:
         """A shape that comes up often is captured although there is work."""
         self._num_misses[shape] += 1
-        if self._num_misses[shape] >= STEPS_BEFORE_CAPTURE and shape in self._wanted:
+        if self._num_misses[shape] >= self._steps_before and self._is_wanted(shape):
             self._try_capture(shape)
         return self._captured.get(shape)
+
+    def _is_wanted(self, shape: GraphShape) -> bool:
+        return not self._has_ended and (self._is_exact or shape in self._wanted)
 
     def _larger(self, shape: GraphShape) -> CapturedStep | None:
         """The next larger graph, as long as no more than half of it is padding."""
@@ -160,18 +193,24 @@ class DecodeGraphs:
     def _try_capture(self, shape: GraphShape) -> None:
         if self._memory.bytes_left <= 0:
             _log.info("no more graphs: %d captured, their memory is used up", len(self._captured))
-            self._wanted.clear()
+            self._end()
             return
-        self._wanted.remove(shape)
+        if not self._is_exact:
+            self._wanted.remove(shape)
         try:
             captured = self._capture(shape)
         except CaptureError as error:
             level = logging.INFO if self._is_exact else logging.WARNING  # not every model can be recorded
             _log.log(level, "no more graphs: capturing %s failed: %s", shape, error)
-            self._wanted.clear()
+            self._end()
             return
         self._captured[shape] = captured
+        self._num_uneven += shape.max_query_len is not None
         self._memory.bytes_left -= captured.memory_bytes
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._wanted.clear()
 
 
 @dataclass(slots=True)
@@ -196,6 +235,10 @@ class RunnerGraphs:
     def capture_next(self) -> bool:
         """As `DecodeGraphs.capture_next`; those of what was asked for first come first."""
         return any(graphs.capture_next() for graphs in self._made)
+
+    def take_warming_up(self) -> bool:
+        """As `DecodeGraphs.take_warming_up`, of all of them."""
+        return sum(graphs.take_warming_up() for graphs in self._made) > 0
 
 
 def _with_means(query_lens: Iterable[int]) -> list[int]:

@@ -85,7 +85,9 @@ class ModelRunner:
         transfers: Transfers,
         tensor: Collectives | None = None,
         idle_work: Callable[[], bool] | None = None,
+        take_warming_up: Callable[[], bool] | None = None,
     ) -> None:
+        """`take_warming_up` as of `RunnerGraphs`."""
         self._rows = rows
         self._buffer = buffer
         self._compute = compute
@@ -95,6 +97,7 @@ class ModelRunner:
         self._transfers = transfers
         self._tensor = SingleRank() if tensor is None else tensor
         self._idle_work = idle_work
+        self._take_warming_up = take_warming_up
         self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers)
         self._positions = SampledPositionsBuilder(rows, transfers)
         self._known = KnownTokens(rows.token_ids, rows.num_known, rows.num_computed, rows.drafts)
@@ -145,6 +148,8 @@ class ModelRunner:
                 self._propose(self._proposer, step, tensors.verified, is_resumed)
                 tensors.is_catching_up = self._proposer.is_catching_up
             tensors.proposer_seconds = time.thread_time() - before
+        if self._take_warming_up is not None:
+            tensors.is_warming_up = self._take_warming_up()
         if self._transfers.device.type == "cpu":
             tensors.processor_seconds = step.seconds + time.thread_time() - start
         return PendingResult(tensors, step.positions, self._rows, self._transfers)

@@ -44,6 +44,7 @@ class StepTensors:
     proposer_seconds: float = 0.0
     is_catching_up: bool = False
     """The proposer, with steps that it was not shown."""
+    is_warming_up: bool = False
 
     def parts(self) -> dict[PartKey, tuple[Tensor, ...]]:
         """What the host gets to see."""
@@ -95,6 +96,7 @@ class PendingResult:
             processor_seconds=self._step.processor_seconds,
             proposer_seconds=self._step.proposer_seconds,
             is_catching_up=self._step.is_catching_up,
+            is_warming_up=self._step.is_warming_up,
         )
 
     def _parts(self) -> dict[PartKey, list[NDArray[Any]]]:

@@ -35,7 +35,9 @@ class RecordingCapture:
     @torch.inference_mode()
     def __call__(self, shape: GraphShape) -> CapturedStep:
         """Raises CaptureError."""
-        static = StaticInputs(shape.num_requests, shape.query_len, self._block_tables, self._max_seq_len)
+        static = StaticInputs(
+            shape.num_requests, shape.num_tokens, self._block_tables, self._max_seq_len, shape.max_query_len
+        )
         num_bytes, before = self._arena.num_bytes, self._counts.copy()
         self._arena.begin()
         with Recorder(self._library, self._arena) as recorder:

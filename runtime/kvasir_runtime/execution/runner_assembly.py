@@ -148,6 +148,7 @@ class RunnerAssembly:
             transfers=memory.transfers,
             tensor=self.placement.tensor,
             idle_work=_idle_work(memory, graphs),
+            take_warming_up=graphs.take_warming_up,
         )
 
     def _earlier_stage(self, pipeline: Pipeline, memory: RunnerMemory, graph_bytes: int) -> EarlierStage:

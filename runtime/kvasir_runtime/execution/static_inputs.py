@@ -17,17 +17,17 @@ class StaticInputs:
     def __init__(
         self,
         num_requests: int,
-        query_len: int,
+        num_tokens: int,
         block_tables: Tensor,
         max_seq_len: int,
         max_query_len: int | None = None,
     ) -> None:
         """For decodes over block_tables int32 [num_groups, max_num_seqs, max_blocks], all padding to begin with.
 
-        `query_len` and `max_query_len` as in `GraphShape`.
+        `num_tokens` and `max_query_len` as in `GraphShape`.
         """
-        num_tokens, device = num_requests * query_len, block_tables.device
-        longest = query_len if max_query_len is None else max_query_len
+        device = block_tables.device
+        longest = num_tokens // num_requests if max_query_len is None else max_query_len
         self._slots = torch.full((len(block_tables), num_tokens), -1, dtype=torch.int64, device=device)
         # As unequal as they may be, since launches are sized by the longest.
         ends = np.minimum(np.arange(num_requests + 1, dtype=np.int32) * longest, num_tokens)
@@ -41,7 +41,7 @@ class StaticInputs:
             groups=tuple(GroupInputs(table, slots) for table, slots in zip(block_tables, self._slots, strict=True)),
             lengths=StepLengths(np.diff(ends), num_requests, max_seq_len),
         )
-        self._has_drafts = query_len > 1
+        self._has_drafts = num_tokens > num_requests
         self._num_requests = self._num_tokens = 0
         """Of the step that is there."""
 

@@ -112,6 +112,8 @@ class StepResult:
     """Of the same, for proposing drafts; on CUDA until the kernels were launched."""
     is_catching_up: bool = False
     """Whether the proposer was busy with what it had missed, and drafted for some sequences only."""
+    is_warming_up: bool = False
+    """Whether it ran without a graph, or captured one, so that steps like it will be faster."""
     drafts: Int32Array | None = None  # [num_sampled, num_proposals], for the next step; None: nobody has to be told
 
 
@@ -133,3 +135,4 @@ class TimedStep:
     """The same as it passed for those who wait."""
     proposer_seconds: float
     is_catching_up: bool
+    is_warming_up: bool = False

@@ -121,6 +121,8 @@ class DepthPolicy:
         self._acceptance.observe(rows, num_asked, num_accepted)
 
     def observe_step(self, step: TimedStep) -> None:
+        if step.is_warming_up:
+            return  # it says nothing of those to come
         self._prompts.observe(step)
         if step.num_decodes:
             self._batches.observe(step, self._prompts.seconds_a_step)
@@ -153,7 +155,7 @@ class DepthPolicy:
         cost = batch.cost
         if cost.draft_seconds is None or not cost.may_draft(drafts_pay=batch.drafts_pay):
             return np.zeros(len(rows), np.int64)
-        fixed_seconds = cost.draft_seconds + (0.0 if batch.has_prompts else self._prompts.seconds_a_step)
+        fixed_seconds = cost.fixed_seconds + (0.0 if batch.has_prompts else self._prompts.seconds_a_step)
         return best_depths(self._acceptance.chances[rows], cost.plain.mean, cost.draft_seconds, fixed_seconds)
 
     def _probe_depths(self, rows: IntArray, cost: BatchCost) -> Depths:

@@ -35,6 +35,10 @@ FASTER, SLOWER = 0.25, 0.06
 and a plain step believed too slow would make drafts look free."""
 RECENT = 0.2
 """Weight of the last plain step in what such steps take just now."""
+DEPTH_WEIGHT = 0.03
+"""Of a step in what another draft is seen to take."""
+SUPPOSED_SPREAD = 0.05
+"""Drafts squared: as if depths had spread so much, with drafting at all as dear as a draft."""
 KEPT_OF_LOAD = 0.99
 """Of what is known of the load, at each step."""
 
@@ -65,6 +69,33 @@ class StepSeconds:
 
 
 @dataclass(slots=True)
+class DepthSlope:
+    """What steps take by the drafts a request in them, later steps counting more."""
+
+    _num_samples: int = 0
+    _mean_depth: float = 0.0
+    _mean_seconds: float = 0.0
+    _spread: float = 0.0
+    _joint_spread: float = 0.0
+
+    def add(self, depth: float, seconds: float) -> None:
+        self._num_samples += 1
+        weight = max(DEPTH_WEIGHT, 1 / self._num_samples)
+        deeper, slower = depth - self._mean_depth, seconds - self._mean_seconds
+        self._mean_depth += weight * deeper
+        self._mean_seconds += weight * slower
+        self._spread = (1 - weight) * (self._spread + weight * deeper * deeper)
+        self._joint_spread = (1 - weight) * (self._joint_spread + weight * deeper * slower)
+
+    def seconds_a_draft(self, depth: float, all_seconds: float) -> float:
+        """Of the `all_seconds` that `depth` drafts a request add to a step, what each of them does: none of it, where
+        deeper steps took no longer, up to its share of all."""
+        supposed = all_seconds / (1 + depth)
+        seen = (self._joint_spread + SUPPOSED_SPREAD * supposed) / (self._spread + SUPPOSED_SPREAD)
+        return min(max(seen, 0.0), all_seconds / depth)
+
+
+@dataclass(slots=True)
 class BatchCost:
     """Of one batch size: what its steps of decodes take, and whether drafts are being tried."""
 
@@ -83,6 +114,7 @@ class BatchCost:
     _probe_plans_left: int = 0
     """Steps that may be planned for it: those with prompts cannot be timed."""
     _mean_depth: float = 1.0
+    _slope: DepthSlope = field(default_factory=DepthSlope)
     _num_probes: int = 0
     """Since drafts have paid off."""
     _steps_since_probe: int = 0
@@ -92,17 +124,30 @@ class BatchCost:
 
     @property
     def draft_seconds(self) -> float | None:
-        """Of one more draft a request, and of drafting at all (looking up, following the target), which is supposed to
-        take as long; None: nothing is known."""
+        """Of one more draft a request; None: nothing is known."""
         if self.drafted.num_samples:
-            return max(self.drafted.mean - self.plain.mean, 0.0) / (1 + self._mean_depth)
+            return self._slope.seconds_a_draft(self._mean_depth, self._all_seconds)
         return None if self.believed_ratio is None else self.believed_ratio * self.plain.mean
+
+    @property
+    def fixed_seconds(self) -> float:
+        """Of drafting at all (looking up, following the target), which is supposed to take as long as a draft until
+        steps of several depths have been seen."""
+        if self.drafted.num_samples:
+            each = self._slope.seconds_a_draft(self._mean_depth, self._all_seconds)
+            return self._all_seconds - each * self._mean_depth
+        return self.draft_seconds or 0.0
+
+    @property
+    def _all_seconds(self) -> float:
+        return max(self.drafted.mean - self.plain.mean, 0.0)
 
     @property
     def ratio(self) -> float | None:
         """Of the cost of a draft to that of a plain step; None: not measured here."""
-        measured = self.draft_seconds if self.drafted.num_samples and self.plain.num_samples else None
-        return None if measured is None else measured / self.plain.mean
+        if not (self.drafted.num_samples and self.plain.num_samples):
+            return None
+        return self._all_seconds / (1 + self._mean_depth) / self.plain.mean
 
     def of_another_size(self) -> "BatchCost":
         """What to believe of a batch size that has shown nothing yet: that a probe costs as much there."""
@@ -190,6 +235,7 @@ class BatchCost:
             self.has_probed = not self._probe_steps_left
         weight = self.drafted.add(seconds)
         self._mean_depth += weight * (depth - self._mean_depth)
+        self._slope.add(depth, min(seconds, 2 * self.drafted.mean))
 
 
 @dataclass(slots=True)

@@ -65,8 +65,11 @@ class DoneResult:
 class CountingRunner:
     """The n-th step samples token n for everyone; steps named in `fails` raise."""
 
-    def __init__(self, fails: tuple[int, ...] = (), processor_seconds: float | None = None) -> None:
+    def __init__(
+        self, fails: tuple[int, ...] = (), processor_seconds: float | None = None, warming_up: tuple[int, ...] = ()
+    ) -> None:
         self.num_steps = 0
+        self.warming_up = warming_up
         self.processor_seconds = processor_seconds
         self.fails = fails
         self.threads: set[str] = set()
@@ -84,7 +87,10 @@ class CountingRunner:
     def sample(self, mask: None) -> DoneResult:
         ones = np.ones(self._num_sampled, dtype=np.int32)
         tokens = ones[:, None] * self.num_steps
-        return DoneResult(StepResult(tokens, ones, ones * 0, processor_seconds=self.processor_seconds))
+        is_warming_up = self.num_steps in self.warming_up
+        return DoneResult(
+            StepResult(tokens, ones, ones * 0, processor_seconds=self.processor_seconds, is_warming_up=is_warming_up)
+        )
 
     def use_idle_time(self) -> bool:
         return False
@@ -429,6 +435,15 @@ def test_on_a_cpu_the_work_of_the_threads_counts_and_not_the_clock(make_core, ch
     for _ in range(3):
         core.step()
     assert [step.seconds for step in costs.observed[1:]] == [4.25] * 2
+
+
+def test_steps_that_warm_up_are_told_apart(make_core, channel, clock):
+    costs = StepTimes()
+    core = make_core(CountingRunner(warming_up=(2,)), ahead=0, step_costs=costs)
+    channel.inbox.append(add("a", max_tokens=4))
+    for _ in range(3):
+        core.step()
+    assert [step.is_warming_up for step in costs.observed] == [False, True, False]
 
 
 def test_the_time_that_an_idle_core_sleeps_is_no_steps(make_core, channel, clock):

@@ -79,7 +79,7 @@ class PricedDepth(DepthPolicy):
     def observe_step(self, step: TimedStep) -> None:
         depth = step.num_asked / max(1, step.num_decodes)
         seconds = 1 + self.draft_cost * (depth + bool(step.num_proposals))
-        super().observe_step(replace(step, seconds=seconds, proposer_seconds=0.0))
+        super().observe_step(replace(step, seconds=seconds, proposer_seconds=0.0, is_warming_up=False))
 
 
 @dataclass

@@ -13,20 +13,25 @@ from tests.runtime.padded_graphs import PaddedGraphs, PaddedStep
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, GroupInputs, LayerCache, StepInputs
+from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
+from kvasir_runtime.execution import graphs
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
 from kvasir_runtime.execution.graphs import (
     STEPS_BEFORE_CAPTURE,
+    STEPS_BEFORE_RECORDING,
     CaptureError,
     DecodeGraphs,
     GraphMemory,
     GraphShape,
     graph_sizes,
 )
+from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.static_inputs import StaticInputs
 from kvasir_runtime.kernels.attention_tiles import Splits
+from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.models.decoder import DecoderOutput
 
 PAGE, HEAD_DIM, NUM_ROWS, MAX_SEQ_LEN = 4, 16, 8, 64
@@ -204,21 +209,86 @@ def test_exact_graphs_pad_nothing_and_use_no_idle_time(num_requests: int, runs_o
     rig = Rig([1, 2, 4], [3, 1], is_exact=True)
     assert not rig.graphs.capture_next()
     for size in (1, 2, 4):
-        for _ in range(STEPS_BEFORE_CAPTURE):
+        for _ in range(STEPS_BEFORE_RECORDING):
             rig.run(size)
     assert [shape.num_requests for shape in rig.graphs.captured] == [1, 2, 4]
+    assert rig.eager.num_calls == 3 * (STEPS_BEFORE_RECORDING - 1)
     rig.eager.num_calls = 0
     rig.run(num_requests)
     assert rig.eager.num_calls == (0 if runs_on_graph else 1)
-    for _ in range(STEPS_BEFORE_CAPTURE):
-        rig.run(2, [3, 1])
-        rig.run(2, [2, 2])
-    assert rig.eager.num_calls == 2 * STEPS_BEFORE_CAPTURE + (0 if runs_on_graph else 1)
+
+
+def test_exact_graphs_serve_as_many_tokens_however_requests_share_them() -> None:
+    rig = Rig([2, 4], [6, 1], is_exact=True)
+    for query_lens in ([3, 1], [2, 2], [1, 3], [1, 3]):
+        rig.run(2, query_lens)
+    assert rig.graphs.captured == [GraphShape(2, 2, max_query_len=6)]
+    assert rig.eager.num_calls == STEPS_BEFORE_RECORDING - 1
+    for _ in range(STEPS_BEFORE_RECORDING):
+        rig.run(2, [4, 1])
+    assert rig.graphs.captured[1:] == [GraphShape(2, 3, max_query_len=6, num_lacking=1)]
+    assert rig.graphs.captured[1].num_tokens == 5
+
+
+@pytest.mark.parametrize(("num_tokens", "is_recorded"), [(11, True), (12, False)])
+def test_exact_graphs_of_unequal_requests_have_few_tokens(
+    num_tokens: int, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_RECORDED_TOKENS", 11)
+    rig = Rig([4], [6, 1], is_exact=True)
+    for _ in range(STEPS_BEFORE_RECORDING):
+        rig.run(4, [num_tokens - 6, 4, 1, 1])
+        rig.run(4, 6)
+    assert len(rig.graphs.captured) == 1 + is_recorded
+    assert rig.graphs.take_warming_up()
+    rig.run(4, [num_tokens - 6, 4, 1, 1])
+    assert not rig.graphs.take_warming_up()
+
+
+def test_exact_graphs_of_unequal_requests_are_not_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_UNEVEN_RECORDINGS", 1)
+    rig = Rig([2], [6, 1], is_exact=True)
+    for query_lens in ([3, 1], [4, 1], [6, 6], [1, 1]):
+        for _ in range(STEPS_BEFORE_RECORDING):
+            rig.run(2, query_lens)
+    assert [shape.num_tokens for shape in rig.graphs.captured] == [2, 4, 12]
+    rig.eager.num_calls = 0
+    rig.run(2, [1, 3])
+    assert rig.eager.num_calls == 0
+
+
+def test_steps_that_wait_for_a_graph_warm_up() -> None:
+    """The one of the capture too; not those that no graph is to be for."""
+    rig = Rig([2], [1], is_exact=True)
+    told = []
+    for _ in range(STEPS_BEFORE_RECORDING + 1):
+        rig.run(2)
+        told.append(rig.graphs.take_warming_up())
+    assert told == [True] * STEPS_BEFORE_RECORDING + [False]
+    rig.run(1)
+    assert not rig.graphs.take_warming_up()
+
+
+def test_what_warmed_up_in_any_pass_of_a_step_is_told_once() -> None:
+    decoder = Attending(ReferenceAttention(), "cpu")
+    padded = PaddedGraphs(decoder.tables, MAX_SEQ_LEN, [1])
+    for compute in [padded.of(decoder, [1]) for _ in range(2)]:
+        compute(step_of(decoder.tables, [9]), None)
+    assert [padded.take_warming_up(), padded.take_warming_up()] == [True, False]
+
+
+def test_steps_do_not_warm_up_for_graphs_that_fail() -> None:
+    rig = Rig([2], [1], failing=2, is_exact=True)
+    for _ in range(STEPS_BEFORE_RECORDING):
+        rig.run(2)
+    assert rig.graphs.take_warming_up()
+    rig.run(2)
+    assert not rig.graphs.take_warming_up()
 
 
 def test_exact_graphs_run_no_step_on_a_larger_one() -> None:
     rig = Rig([2, 3], [1], is_exact=True)
-    for _ in range(STEPS_BEFORE_CAPTURE):
+    for _ in range(STEPS_BEFORE_RECORDING):
         rig.run(3)
     rig.eager.num_calls = 0
     rig.run(2)
@@ -288,7 +358,7 @@ def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("query_len", [1, 2])
 def test_what_is_left_of_a_larger_step_reads_and_writes_nothing(query_len: int) -> None:
     tables = Attending(ReferenceAttention(), "cpu").tables
-    static = StaticInputs(4, query_len, tables, MAX_SEQ_LEN)
+    static = StaticInputs(4, 4 * query_len, tables, MAX_SEQ_LEN)
     for num_requests in (4, 2):
         static.load(step_of(tables, [9, 30, 5, 17][:num_requests], query_len))
     assert static.inputs.seq_lens.tolist() == [9, 30, 0, 0]
@@ -324,6 +394,28 @@ def assert_padding_changes_nothing(backend: AttentionBackend, steps: list[tuple[
         assert torch.equal(rig.padded.cache.key, rig.eager.cache.key)
         assert torch.equal(rig.padded.cache.value, rig.eager.cache.value)
     assert rig.eager.num_calls == len(steps)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("steps", [EQUAL, DIFFERENT], ids=["equal", "different"])
+def test_replayed_steps_of_compiled_kernels_compute_and_write_what_eager_ones_do(
+    steps: list[tuple[list[int], int | list[int]]],
+) -> None:
+    library = load_library()
+    assert library is not None
+    eager, recorded = Attending(CpuAttention(), "cpu"), Attending(CpuAttention(), "cpu")
+    capture = RecordingCapture(library, recorded, recorded.tables, MAX_SEQ_LEN)
+    on_graphs = DecodeGraphs(recorded, capture, [1, 2, 3, 4], [6, 1], GraphMemory(1 << 26), is_exact=True)
+    for seq_lens, query_lens in steps * (STEPS_BEFORE_RECORDING + 2):
+        inputs = step_of(eager.tables, seq_lens, query_lens)
+        got, expected = on_graphs(inputs, None), eager(inputs, None)
+        assert torch.equal(got.hidden, expected.hidden), (seq_lens, query_lens)
+        assert torch.equal(got.captured[0], expected.captured[0])
+        assert torch.equal(recorded.cache.key, eager.cache.key)
+        assert torch.equal(recorded.cache.value, eager.cache.value)
+    on_graphs.take_warming_up()
+    on_graphs(inputs, None)
+    assert not on_graphs.take_warming_up()
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a CUDA graph does it there")

@@ -14,7 +14,7 @@ from kvasir_runtime.attention import cpu as attention
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.execution import memory_profile
 from kvasir_runtime.execution.captured_graph import CapturedGraph
-from kvasir_runtime.execution.graphs import STEPS_BEFORE_CAPTURE, DecodeGraphs, GraphShape
+from kvasir_runtime.execution.graphs import STEPS_BEFORE_RECORDING, DecodeGraphs, GraphShape
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.runner_assembly import ByCaptures
 from kvasir_runtime.execution.worker import load_worker
@@ -22,6 +22,8 @@ from kvasir_runtime.kernels.recording import Recording
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup, VerifiedStep
 
+AT_START = GraphShape(1, 1)
+"""What the warm-up computes often enough."""
 PROMPTS = ([5, 6, 7], [8, 9], [10, 11, 12, 13])
 TABLE = [(row, 0, index, 1 + 8 * row + index) for row in range(4) for index in range(8)]
 
@@ -76,9 +78,9 @@ def tokens_of(make_plan: Any, new_sequence: Any) -> Callable[[ModelRunner], list
         )
         for tokens, token in zip(known, runner.sample().result().token_ids[:, 0].tolist(), strict=True):
             tokens.append(token)
-        for _ in range(STEPS_BEFORE_CAPTURE + 6):
+        for _ in range(STEPS_BEFORE_RECORDING + 6):
             step([0, 1, 2])
-        for _ in range(STEPS_BEFORE_CAPTURE + 3):
+        for _ in range(STEPS_BEFORE_RECORDING + 3):
             step([2, 1])
         step([2], chunks=[(3, 0, 2, False)], added=[new_sequence(3, [3, 4])])
         for _ in range(3):
@@ -108,7 +110,7 @@ def test_replayed_steps_compute_the_same(
     runner = make_runner(dtype, tie_word_embeddings=tied)
     assert tokens_of(runner) == tokens_of(eager)
     assert torch.equal(runner.kv_buffer, eager.kv_buffer)
-    assert graphs_of(runner).captured == [GraphShape(2, 1), GraphShape(3, 1)]
+    assert graphs_of(runner).captured == [AT_START, GraphShape(2, 1), GraphShape(3, 1)]
 
 
 def test_all_kernels_of_a_step_are_one_call(make_runner: Any, tokens_of: Any) -> None:
@@ -118,6 +120,18 @@ def test_all_kernels_of_a_step_are_one_call(make_runner: Any, tokens_of: Any) ->
     assert isinstance(step, CapturedGraph)
     assert isinstance(step.graph, Recording)
     assert len(step.graph.calls) == 1
+
+
+def test_results_say_which_steps_warmed_up(make_runner: Any, make_plan: Any, new_sequence: Any) -> None:
+    runner = make_runner()
+    added = [new_sequence(row, PROMPTS[row]) for row in range(2)]
+    runner.forward(make_plan(chunks=[(0, 0, 3, True), (1, 0, 2, True)], added=added, tables=TABLE))
+    assert not runner.sample().result().is_warming_up
+    told = []
+    for number in range(STEPS_BEFORE_RECORDING + 1):
+        runner.forward(make_plan(decodes=[(0, 1), (1, 1)], starts=[3 + number, 2 + number]))
+        told.append(runner.sample().result().is_warming_up)
+    assert told == [True] * STEPS_BEFORE_RECORDING + [False]
 
 
 class CapturingProposer:
@@ -151,22 +165,22 @@ def test_a_step_that_nobody_is_shown_captures_nothing_on_a_recording_either(
         proposer.shown.clear()
         runner.forward(make_plan(chunks=[(0, 0, 3, True)], added=[new_sequence(0, PROMPTS[0])], tables=TABLE))
         runner.sample().result()
-        for number in range(4 * STEPS_BEFORE_CAPTURE):
+        for number in range(4 * STEPS_BEFORE_RECORDING):
             runner.forward(make_plan(decodes=[(0, 1)], starts=[3 + number], proposals=number % 2))
             runner.sample().result()
     compute = runners[1]._compute
     assert isinstance(compute, ByCaptures)
     plain, capturing = (graphs._captured[GraphShape(1, 1)] for graphs in (compute.plain, compute.capturing))
     assert (len(plain.output.captured), len(capturing.output.captured)) == (0, 1)
-    assert len(proposers[1].shown) == 2 * STEPS_BEFORE_CAPTURE
+    assert len(proposers[1].shown) == 2 * STEPS_BEFORE_RECORDING
     assert torch.equal(torch.cat(proposers[1].shown), torch.cat(proposers[0].shown))
 
 
 def test_shapes_that_did_not_come_up_are_not_captured(make_runner: Any, tokens_of: Any) -> None:
     runner = make_runner()
     while runner.use_idle_time():
-        assert graphs_of(runner).captured == []
-    assert graphs_of(runner).captured == []
+        assert graphs_of(runner).captured == [AT_START]
+    assert graphs_of(runner).captured == [AT_START]
 
 
 def test_a_computation_that_reads_numbers_runs_kernel_by_kernel(
@@ -185,4 +199,4 @@ def test_a_computation_that_reads_numbers_runs_kernel_by_kernel(
 def test_memory_bounds_what_is_recorded(make_runner: Any, tokens_of: Any) -> None:
     runner = make_runner(recording_bytes=1)
     tokens_of(runner)
-    assert graphs_of(runner).captured == [GraphShape(3, 1)]
+    assert graphs_of(runner).captured == [AT_START]

@@ -33,6 +33,7 @@ class Engine:
         self.rows = np.arange(len(acceptance))
         self.acceptance = np.array(acceptance)
         self.seconds_a_draft = seconds_a_draft
+        self.fixed_seconds = 0.0
         self.prompt_tokens = 0
         self.proposer_seconds = 0.0
         self.seconds = 0.0
@@ -49,6 +50,7 @@ class Engine:
         if asked.any():
             self.policy.observe(self.rows, asked, accepted)
         seconds = PLAIN_SECONDS + self.seconds_a_draft * float(depths.mean()) + 0.0001 * self.prompt_tokens
+        seconds += self.fixed_seconds * bool(depths.any())
         self.seconds += seconds
         self.policy.observe_step(
             timed(
@@ -465,6 +467,46 @@ def test_drafts_must_bring_in_what_prompts_cost_too() -> None:
     chances = np.array([[0.5]])
     assert best_depths(chances, 0.010, 0.003).tolist() == [1]
     assert best_depths(chances, 0.010, 0.003, fixed_seconds=0.002).tolist() == [0]
+
+
+def test_where_drafting_at_all_is_what_costs_likely_drafts_are_not_all_that_are_taken() -> None:
+    """Half of the requests alone bring less in than drafting costs, once for all."""
+    engine = Engine([0.95, 0.95, 0.5, 0.5], seconds_a_draft=0.0004)
+    engine.fixed_seconds = 0.006
+    depths = engine.run(2000)[-500:].mean(0)
+    assert (depths[:2] > 3.5).all()
+    assert (depths[2:] > 1.5).all()
+
+
+@pytest.mark.parametrize(("each", "fixed"), [(0.0, 0.006), (0.002, 0.0), (0.001, 0.003)])
+def test_what_a_draft_costs_and_what_drafting_does_is_told_apart_once_depths_differ(each: float, fixed: float) -> None:
+    cost = BatchCost()
+    for _ in range(PROBE_STEPS):
+        cost.observe(timed(1, 0.010))
+    for number in range(400):
+        depth = 1 + number % 4
+        cost.observe(timed(1, 0.010 + fixed + each * depth, num_asked=depth, num_proposals=4))
+    assert cost.draft_seconds == pytest.approx(each, abs=0.0002)
+    assert cost.fixed_seconds == pytest.approx(fixed, abs=0.0008)  # the believed step is one of the faster
+
+
+def test_until_depths_differ_drafting_at_all_is_taken_to_cost_as_much_as_a_draft() -> None:
+    cost = BatchCost()
+    for _ in range(PROBE_STEPS):
+        cost.observe(timed(1, 0.010))
+        cost.observe(timed(1, 0.015, num_asked=4, num_proposals=4))
+    assert (cost.draft_seconds, cost.fixed_seconds) == pytest.approx((0.001, 0.001))
+
+
+def test_a_step_that_warms_up_says_nothing() -> None:
+    engine = Engine([1.0], seconds_a_draft=0.001)
+    engine.run(200)
+    slow = timed(1, 9.0, num_asked=4, num_proposals=4, num_prompt_tokens=9, proposer_seconds=9.0)
+    for step in (slow, replace(slow, num_prompt_tokens=0), replace(slow, num_asked=0, num_proposals=0)):
+        engine.policy.observe_step(replace(step, is_warming_up=True))
+    assert engine.policy._batches.of(1).cost.owed == -MOST_SAVED
+    assert engine.policy._prompts.seconds_a_step == 0.0
+    assert (engine.run(50) == 4).all()
 
 
 def test_the_same_observations_give_the_same_depths() -> None:
