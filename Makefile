@@ -14,7 +14,7 @@ run: $(INSTALLED)
 # install and linters run.
 test:
 	@$(PYTHON) tests/browser/install & browser=$$!; $(PYTHON) e2e/cluster/build & build=$$!; trap 'kill $$build 2>/dev/null' EXIT; \
-	$(MAKE) --no-print-directory lint && wait $$browser && wait $$build && $(BIN)/python -m pytest --numprocesses 2 $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory lint && wait $$browser && wait $$build && $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

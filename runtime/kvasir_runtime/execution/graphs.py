@@ -116,7 +116,7 @@ class DecodeGraphs:
 
     @property
     def captured(self) -> list[GraphShape]:
-        return sorted(self._captured)
+        return sorted(self._captured, key=lambda shape: (shape.num_requests, shape.num_tokens))
 
     def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
         shape = self._shape_of(inputs.lengths)
