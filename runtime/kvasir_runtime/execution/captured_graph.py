@@ -25,6 +25,6 @@ class CapturedGraph:
 
     def replay(self, inputs: StepInputs) -> DecoderOutput:
         self.static.load(inputs)
+        self.counts.add(self.captured_counts)  # first: who waits in a replay is ahead of who does not come to it
         self.graph.replay()
-        self.counts.add(self.captured_counts)
         return self.output
