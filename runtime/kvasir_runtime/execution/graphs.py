@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 STEPS_BEFORE_CAPTURE = 8
 """Steps of one shape that run kernel by kernel before a busy server stops for a capture."""
 STEPS_BEFORE_RECORDING = 3
-"""The same on a CPU, where a recording takes little longer than a step, and shapes are many."""
+"""The same on a CPU, where recordings are cheap to make beside what a capture takes, and shapes are many."""
 
 MOST_RECORDED_REQUESTS, MOST_RECORDED_TOKENS = 64, 128
 """Of a step on a CPU: in a larger one the interpreter's part is too small to see."""
 MOST_UNEVEN_RECORDINGS = 256
-"""Of steps whose requests have different numbers of drafts, at 16 KiB for 6 layers each."""
+"""Of steps whose requests have different numbers of drafts: a bound on what the lists of calls take."""
 
 
 class CaptureError(Exception):

@@ -138,7 +138,7 @@ class RemoteKv:
         if arrival.landing is not None:
             kv, token_ids, blocks = self._kv, arrival.token_ids, arrival.blocks
             num_good = self._num_good(arrival, num_blocks, unwritten)
-            self._displace(unwritten, arrival, num_good)
+            self._displace(arrival, num_good, unwritten)
             kv.wrote(kv.offer(token_ids, blocks, num_good * kv.block_size))
             kv.release(blocks)
             if self._requests.is_known(request_id):
@@ -161,7 +161,7 @@ class RemoteKv:
                         return index
         return num_blocks
 
-    def _displace(self, unwritten: set[int], arrival: Arrival, num_blocks: int) -> None:
+    def _displace(self, arrival: Arrival, num_blocks: int, unwritten: set[int]) -> None:
         """Of what has arrived and a step under way is to write as well, what is here is to be found. Readers of events
         hear of the other when that step has ended, which is after they heard of the blocks behind it."""
         pool = self._kv.pool

@@ -133,10 +133,8 @@ class BatchCost:
     def fixed_seconds(self) -> float:
         """Of drafting at all (looking up, following the target), which is supposed to take as long as a draft until
         steps of several depths have been seen."""
-        if self.drafted.num_samples:
-            each = self._slope.seconds_a_draft(self._mean_depth, self._all_seconds)
-            return self._all_seconds - each * self._mean_depth
-        return self.draft_seconds or 0.0
+        each = self.draft_seconds or 0.0
+        return self._all_seconds - each * self._mean_depth if self.drafted.num_samples else each
 
     @property
     def _all_seconds(self) -> float:
