@@ -1,18 +1,26 @@
 """What planning and updating a step of running decodes costs the engine's loop, without a device.
 
-    python benchmarks/scheduler.py
+    python benchmarks/scheduler.py [--also /another/checkout] [--rounds 20]
 
 prints a table for several numbers of sequences: microseconds of `schedule` and `update` in a steady state (block
 boundaries, hashing and outputs included), medians over many steps. With pipeline stages so many steps are under way,
 each with an even part of the sequences. With drafts the depth adapts, to steps that are said to cost what makes them
 pay; each draft holds with a fixed chance where those before it do, and what that brings stands beside.
+
+A machine's speed may swing by more than two versions differ. With `--also` the scripts of this and other checkouts run
+in turns instead, in processes of their own, and what they say of 256 sequences on one stage stands together.
 """
 
+import argparse
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -136,7 +144,7 @@ def timings(load: Load) -> Iterator[Timing]:
         yield Timing(planned - start, time.thread_time() - begin, float(result.num_accepted.mean()))
 
 
-def main() -> None:
+def print_table() -> None:
     print("| sequences | stages | drafts | tokens a step | schedule, us | update, us | both, us |")
     print("|---" * 7 + "|")
     for load in LOADS:
@@ -149,6 +157,39 @@ def main() -> None:
             f"| {load.num_seqs} | {load.num_stages} | {load.num_drafts or ''} | {tokens:.2f} | {schedule:.0f} "
             f"| {update:.0f} | {both:.0f} |"
         )
+
+
+def compare(folders: list[Path], num_rounds: int) -> None:
+    figures: dict[Path, list[int]] = {folder: [] for folder in folders}
+    for _ in range(num_rounds):
+        for folder, own in figures.items():
+            own.append(decode_micros(folder))
+    print("| checkout | best, us | quartile | median | mean |")
+    print("|---" * 5 + "|")
+    for folder, own in figures.items():
+        quartile, median, _ = statistics.quantiles(own, method="inclusive")
+        print(f"| {folder} | {min(own)} | {quartile:.0f} | {median:.0f} | {statistics.mean(own):.0f} |")
+
+
+def decode_micros(folder: Path) -> int:
+    """What a checkout's own script prints in the last column of the first row of 256 sequences, one stage."""
+    table = subprocess.run(
+        [sys.executable, folder / "benchmarks" / "scheduler.py"],
+        env={**os.environ, "PYTHONPATH": str(folder / "runtime")}, check=True, stdout=subprocess.PIPE, text=True,
+    ).stdout  # fmt: skip
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    return next(int(cells[-1]) for cells in rows if cells[:2] == ["256", "1"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--also", type=Path, action="append", default=[], metavar="FOLDER", help="another checkout")
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    if options.also:
+        compare([Path(__file__).parents[1], *options.also], options.rounds)
+    else:
+        print_table()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Nothing is drawn there; of what the last stage drew it hears from the plans.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -85,7 +86,7 @@ def without_sampling(plan: StepPlan) -> StepPlan:
     """The same plan with parameters that ask for nothing."""
     if not plan.added and not plan.forks:
         return plan
-    return replace(
+    return msgspec.structs.replace(
         plan,
         added=tuple(replace(new, sampling=DRAWS_NOTHING, num_candidates=0) for new in plan.added),
         forks=tuple(replace(fork, sampling=DRAWS_NOTHING) for fork in plan.forks),

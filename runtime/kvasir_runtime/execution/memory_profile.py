@@ -1,8 +1,8 @@
 """What a rank's memory holds besides KV pages: weights, rows, and what the largest steps take while they run."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
+import msgspec
 import torch
 
 from kvasir_runtime.execution.device import memory_limit_bytes, resident_bytes
@@ -69,4 +69,4 @@ def _decodes(limits: SequenceLimits, max_drafts: int) -> list[StepPlan]:
     if num_drafts < max_drafts < budget:
         sizes.append((budget // (1 + max_drafts), max_drafts))
     decodes = (decode_step(number, drafts, limits.max_model_len, DEMANDING) for number, drafts in sizes)
-    return [replace(step, num_proposals=max_drafts) for step in decodes]
+    return [msgspec.structs.replace(step, num_proposals=max_drafts) for step in decodes]

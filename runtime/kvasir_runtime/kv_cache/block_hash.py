@@ -26,7 +26,7 @@ def hash_blocks(
     each extra key preceded by its length as little-endian uint32, cut to `DIGEST_BYTES`.
     """
     tokens = np.asarray(token_ids, dtype=_INT32).tobytes()  # one array: one for each block costs more than its hash
-    keys = b"".join([len(key).to_bytes(4, "little") + key for key in extra_keys])
+    keys = b"".join([len(key).to_bytes(4, "little") + key for key in extra_keys]) if extra_keys else b""
     block_bytes = block_size * _INT32.itemsize
     digest, digests = parent or b"", []
     for first in range(0, len(tokens), block_bytes):

@@ -129,13 +129,16 @@ class KvCache:
         """Pages to allocate before `num_tokens` tokens fit."""
         return blocks.num_missing(num_tokens) * len(self._windows)
 
-    def grow(self, blocks: SequenceBlocks, num_tokens: int) -> list[TableWrite]:
-        """Make `num_tokens` tokens fit. The caller has made sure that the pages are free."""
+    def grow(self, blocks: SequenceBlocks, num_tokens: int) -> list[TableWrite] | None:
+        """Make `num_tokens` tokens fit; None, and nothing has changed, where not so many pages are free."""
+        tables, pool = blocks.tables, self.pool
+        first, end = len(tables[0]), -(-num_tokens // self.block_size)
+        if (end - first) * len(tables) > pool.num_free:
+            return None
         writes: list[TableWrite] = []
-        first = blocks.num_blocks
-        for index in range(first, first + blocks.num_missing(num_tokens)):
-            for group, table in enumerate(blocks.tables):
-                block = self.pool.allocate()
+        for index in range(first, end):
+            for group, table in enumerate(tables):
+                block = pool.allocate()
                 table.append(block)
                 writes.append((group, index, block.block_id))
         return writes
@@ -145,6 +148,8 @@ class KvCache:
         `wrote` once they are written."""
         num_full = num_tokens // self.block_size
         found: list[Block] = []
+        if num_full <= blocks.num_offered:
+            return found
         if self._is_caching:
             for index in range(blocks.num_offered, num_full):
                 content_hash = blocks.hash_of(token_ids, index)
@@ -156,7 +161,7 @@ class KvCache:
                             is_reported = group == self._event_log.group
                             announced = self._announced(token_ids, blocks, index) if is_reported else None
                             self._event_log.announce(block.block_id, announced)
-        blocks.num_offered = max(blocks.num_offered, num_full)
+        blocks.num_offered = num_full
         return found
 
     def wrote(self, found: Iterable[Block]) -> None:

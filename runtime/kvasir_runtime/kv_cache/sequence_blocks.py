@@ -29,10 +29,6 @@ class SequenceBlocks:
     hashes: list[bytes] = field(default_factory=list)
 
     @property
-    def num_blocks(self) -> int:
-        return len(self.tables[0])
-
-    @property
     def capacity(self) -> int:
         """Tokens that fit."""
         return len(self.tables[0]) * self.block_size

@@ -21,8 +21,8 @@ def micro_batch(rows: Rows, is_awaited: NDArray[np.bool_], num_stages: int) -> R
     return ready[:part]
 
 
-def take_returned(state: RunningRows, rows: Rows, num_drafts: Rows) -> ReturnedTokens:
-    """What the stages before the last do not know of these decodes; from now on they do."""
+def take_returned(state: RunningRows, rows: Rows, lengths: Rows) -> ReturnedTokens:
+    """What the stages before the last do not know of these decodes, of so many tokens each; from now on they do."""
     first, last = state.num_returned[rows], state.num_known[rows]
     counts = last - first
     own = np.repeat(rows, counts)
@@ -30,7 +30,7 @@ def take_returned(state: RunningRows, rows: Rows, num_drafts: Rows) -> ReturnedT
     positions = np.repeat(last - ends, counts) + np.arange(len(own))
     state.num_returned[rows] = last
     writes = np.stack((own, positions, state.token_ids[own, positions]), axis=1).astype(np.int32)
-    return ReturnedTokens(writes, state.drafts[rows, : int(num_drafts.max(initial=0))])
+    return ReturnedTokens(writes, state.drafts[rows, : int(lengths.max(initial=1)) - 1])
 
 
 def keep_drafts(state: RunningRows, rows: Rows, result: StepResult, lines: NDArray[np.intp]) -> None:

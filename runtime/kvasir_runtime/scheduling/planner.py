@@ -53,7 +53,7 @@ class Planner:
         self._running.draft = None
         draft.num_proposals = self._num_proposals(draft, depths)
         if self._limits.num_stages > 1:
-            draft.returned = take_returned(self._rows, draft.decode_rows, draft.num_drafts)
+            draft.returned = take_returned(self._rows, draft.decode_rows, draft.decode_lengths)
         return draft
 
     def _decoding_rows(self) -> Rows:
@@ -77,29 +77,32 @@ class Planner:
         return np.where(self._rows.is_beam[rows], 0, depths) if self._requests.beams else depths
 
     def _take_decodes(self, draft: StepDraft, rows: Rows, depths: Rows) -> None:
-        state, lookahead = self._rows, int(depths.max(initial=0))
-        most_known, num_drafts = state.most_known[rows], self._num_drafts(rows, depths, draft.budget)
-        wanted = most_known
+        state, lookahead = self._rows, 0 if self._depth is None else int(depths.max(initial=0))
+        most_known = wanted = state.most_known[rows]
+        num_drafts = depths
         if lookahead:  # a proposer may compute so many tokens beyond the step's own after it
+            num_drafts = self._num_drafts(rows, depths, draft.budget)
             wanted = np.minimum(most_known + num_drafts + lookahead, state.max_total[rows])
-        short = np.flatnonzero(wanted > state.capacity[rows])
+        (short,) = (wanted > state.capacity[rows]).nonzero()
         if len(short):
             some = (rows[short].tolist(), most_known[short].tolist(), wanted[short].tolist())
             for row, num_tokens, num_wanted in zip(*some, strict=True):
                 self._make_room_to_decode(row, num_tokens, num_wanted)
-            kept = state.capacity[rows] >= most_known  # a preempted row has none
-            rows, most_known, num_drafts = rows[kept], most_known[kept], num_drafts[kept]
-            num_drafts = np.minimum(num_drafts, state.capacity[rows] - most_known)
-        draft.set_decodes(rows, num_drafts, most_known - 1)
-        state.most_known[rows] = most_known + num_drafts + 1
+            capacity = state.capacity[rows]
+            kept = capacity >= most_known  # a preempted row has none
+            rows, most_known = rows[kept], most_known[kept]
+            num_drafts = num_drafts[kept]
+            if lookahead:
+                num_drafts = np.minimum(num_drafts, capacity[kept] - most_known)
+        lengths = num_drafts + 1
+        draft.set_decodes(rows, most_known - 1, lengths)
+        state.most_known[rows] = most_known + lengths
         state.most_planned[rows] = most_known + num_drafts
         if self._requests.beams or self._limits.num_stages > 1:
             state.is_awaited[rows] = state.waits_for_result[rows]
 
     def _num_drafts(self, rows: Rows, depths: Rows, budget: int) -> Rows:
         """Drafts to verify for each row: what pays, is there, and can still be sent."""
-        if not depths.any():
-            return np.zeros(len(rows), dtype=np.int64)
         state = self._rows
         left = state.max_total[rows] - state.most_known[rows] - 1
         spare = budget - len(rows)
@@ -129,10 +132,10 @@ class Planner:
         sequence = self._rows.sequences[row]
         if sequence is None:
             return  # preempted for one before it
-        if self._kv.num_pages(sequence.blocks, num_wanted) <= self._kv.pool.num_free:
-            self._running.grow(sequence, num_wanted)
-        elif self._requests.free_pages(sequence, self._kv.num_pages(sequence.blocks, num_tokens)):
-            self._running.grow(sequence, num_tokens)
+        if not self._running.try_grow(sequence, num_wanted):
+            num_pages = self._kv.num_pages(sequence.blocks, num_tokens)
+            if self._requests.free_pages(sequence, num_pages):
+                self._running.grow(sequence, num_tokens)
 
     def _take_prompts(self, draft: StepDraft) -> None:
         """Prompts that are partly computed."""

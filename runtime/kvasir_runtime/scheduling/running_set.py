@@ -58,8 +58,18 @@ class RunningSet:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens. The caller has made sure that the pages are free."""
-        self.changes.write_tables(sequence.row, self.kv.grow(sequence.blocks, num_tokens))
-        self.rows.capacity[sequence.row] = sequence.blocks.capacity
+        has_grown = self.try_grow(sequence, num_tokens)
+        assert has_grown, f"no pages for {num_tokens} tokens of row {sequence.row}"
+
+    def try_grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """The same where the pages are free; whether they were, else nothing has changed."""
+        row, blocks = sequence.row, sequence.blocks
+        writes = self.kv.grow(blocks, num_tokens)
+        if writes is None:
+            return False
+        self.changes.write_tables(row, writes)
+        self.rows.capacity[row] = blocks.capacity
+        return True
 
     def untold_writes(self, parent: Sequence, num_tokens: int) -> list[TableWrite]:
         """Of the blocks that forks of its first `num_tokens` tokens share, those that the ranks do not know of yet."""

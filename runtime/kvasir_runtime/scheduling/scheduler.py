@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +43,7 @@ from kvasir_runtime.scheduling.update import (
 from kvasir_runtime.transfer.metrics import TransferStats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepUnderWay:
+class StepUnderWay(msgspec.Struct, frozen=True, eq=False):
     """A step that was planned and whose results are not in."""
 
     plan: StepPlan
@@ -190,7 +190,7 @@ class Scheduler:
         self._running.changes = RowChanges()
         rows = plan.rows.astype(np.int64)
         most_brought = plan.samples.astype(np.int64)
-        most_brought[: plan.num_decodes] += draft.num_drafts
+        most_brought[: plan.num_decodes] = draft.decode_lengths
         generations = self._rows.generation[rows]
         self._under_way.append(
             StepUnderWay(plan, rows, generations, most_brought, draft.announced, sum(draft.chunk_lengths))
@@ -273,19 +273,20 @@ class Scheduler:
     ) -> None:
         """Append what was drawn, offer the blocks that it filled, end what has ended, and put the outputs together."""
         state = self._rows
-        lines = np.flatnonzero(is_current[step.plan.samples])  # of the result, whose rows have not changed hands
+        (lines,) = is_current[step.plan.samples].nonzero()  # of the result, whose rows have not changed hands
         sampled = step.plan.samples & is_current
         drawn = DrawnTokens(
-            step.rows[sampled], result.token_ids[lines], result.num_accepted[lines], step.most_brought[sampled]
+            step.rows[sampled], result.token_ids.take(lines, 0), result.num_accepted[lines], step.most_brought[sampled]
         )
         self._count_drafts(drawn, result.num_drafts[lines])
         kept = keep_tokens(state, drawn)
-        for row in drawn.rows[state.num_written[drawn.rows] >= state.next_boundary[drawn.rows]].tolist():
-            self._offer_written(row)
+        has_filled = state.num_written[drawn.rows] >= state.next_boundary[drawn.rows]
+        if np.count_nonzero(has_filled):
+            self._offer_written(drawn.rows[has_filled])
         has_ended = kept.has_ended
-        is_plain = state.is_plain[drawn.rows] & ~has_ended & (kept.num_kept > 0)
-        outcome.plain = plain_tokens(state, kept, np.flatnonzero(is_plain))
-        for line in np.flatnonzero(~is_plain & (kept.num_kept > 0)).tolist():
+        is_plain = state.is_plain[drawn.rows] & ~has_ended
+        outcome.plain = plain_tokens(state, kept, is_plain.nonzero()[0])
+        for line in (~is_plain & (kept.num_kept > 0)).nonzero()[0].tolist():
             sequence = state.sequences[drawn.rows[line]]
             assert sequence is not None
             output = self._output(sequence, kept, line, result)
@@ -293,13 +294,18 @@ class Scheduler:
             if has_ended[line]:
                 self._requests.end(sequence)
 
-    def _offer_written(self, row: int) -> None:
-        sequence = self._rows.sequences[row]
-        assert sequence is not None
-        blocks, written = sequence.blocks, int(self._rows.num_written[row])
-        self._kv.wrote(self._kv.offer(self._rows.known(row), blocks, written))
-        self._kv.free_behind(blocks, written)
-        self._rows.next_boundary[row] = blocks.next_boundary
+    def _offer_written(self, rows: Rows) -> None:
+        state, kv = self._rows, self._kv
+        found, boundaries = [], []
+        for row, written in zip(rows.tolist(), state.num_written[rows].tolist(), strict=True):
+            sequence = state.sequences[row]
+            assert sequence is not None
+            blocks = sequence.blocks
+            found += kv.offer(state.token_ids[row], blocks, written)
+            kv.free_behind(blocks, written)
+            boundaries.append(blocks.next_boundary)
+        kv.wrote(found)
+        state.next_boundary[rows] = boundaries
 
     def _output(self, sequence: Sequence, kept: KeptTokens, line: int, result: StepResult) -> SequenceOutput:
         request, row = sequence.request, sequence.row

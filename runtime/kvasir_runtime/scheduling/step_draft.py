@@ -5,6 +5,7 @@ Changes that found no step (nothing could be computed) stay for the next one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,6 @@ from numpy.typing import NDArray
 from kvasir_runtime.kv_cache.block_pool import Block
 from kvasir_runtime.kv_cache.kv_cache import BlockCopy, TableWrite
 from kvasir_runtime.scheduling.step import Fork, NewSequence, ReturnedTokens, StepPlan
-
-_NO_INTS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -28,7 +27,8 @@ class RowChanges:
     """The row whose block is copied to, then source and target."""
 
     def write_tables(self, row: int, writes: list[TableWrite]) -> None:
-        self.table_writes += [(row, *write) for write in writes]
+        for group, index, block in writes:
+            self.table_writes.append((row, group, index, block))
 
     def copy_blocks(self, row: int, copies: list[BlockCopy]) -> None:
         """From the row that it is forked from. Each of the two holds its blocks until a step is planned, else the copy
@@ -61,8 +61,9 @@ class StepDraft:
     budget: int
     """Tokens that may still be computed."""
     decode_rows: NDArray[np.int64]
-    num_drafts: NDArray[np.int64]
     decode_starts: NDArray[np.int64]
+    decode_lengths: NDArray[np.int64]
+    """One token each, and drafts."""
     chunk_rows: list[int] = field(default_factory=list)
     chunk_starts: list[int] = field(default_factory=list)
     chunk_lengths: list[int] = field(default_factory=list)
@@ -82,9 +83,9 @@ class StepDraft:
     def is_empty(self) -> bool:
         return not len(self.decode_rows) and not self.chunk_rows
 
-    def set_decodes(self, rows: NDArray[np.int64], num_drafts: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
-        self.budget -= len(rows) + int(num_drafts.sum())
-        self.decode_rows, self.num_drafts, self.decode_starts = rows, num_drafts, starts
+    def set_decodes(self, rows: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        self.budget -= int(lengths.sum())
+        self.decode_rows, self.decode_starts, self.decode_lengths = rows, starts, lengths
 
     def add_chunk(self, row: int, start: int, length: int, blocks: list[Block], *, samples: bool) -> None:
         self.budget -= length
@@ -99,14 +100,14 @@ class StepDraft:
         sequence is preempted only by one that comes before it."""
         self.has_preempted = True
         kept = self.decode_rows != row
-        self.decode_rows, self.num_drafts = self.decode_rows[kept], self.num_drafts[kept]
-        self.decode_starts = self.decode_starts[kept]
+        self.decode_rows, self.decode_starts = self.decode_rows[kept], self.decode_starts[kept]
+        self.decode_lengths = self.decode_lengths[kept]
         assert row not in self.chunk_rows
 
     def plan(self, number: int, changes: RowChanges, num_failures: int) -> StepPlan:
         num_decodes = len(self.decode_rows)
-        samples = np.ones(num_decodes + len(self.chunk_rows), dtype=np.bool_)
-        samples[num_decodes:] = self.chunk_samples
+        samples = np.empty(num_decodes + len(self.chunk_rows), dtype=np.bool_)
+        samples[:num_decodes], samples[num_decodes:] = True, self.chunk_samples
         return StepPlan(
             number=number,
             added=tuple(changes.added),
@@ -116,7 +117,7 @@ class StepDraft:
             block_copies=_int32([copy[1:] for copy in changes.block_copies], 2),
             rows=_joined(self.decode_rows, self.chunk_rows),
             num_decodes=num_decodes,
-            num_new_tokens=_joined(self.num_drafts + 1, self.chunk_lengths),
+            num_new_tokens=_joined(self.decode_lengths, self.chunk_lengths),
             starts=_joined(self.decode_starts, self.chunk_starts),
             samples=samples,
             num_proposals=self.num_proposals,
@@ -132,4 +133,6 @@ def _joined(decodes: NDArray[np.int64], chunks: list[int]) -> NDArray[np.int32]:
 
 
 def _int32(values: Sequence[tuple[int, ...]], width: int) -> NDArray[np.int32]:
-    return np.array(values, dtype=np.int32) if values else _NO_INTS.reshape(0, width)
+    if not values:
+        return np.empty((0, width), dtype=np.int32)
+    return np.fromiter(chain.from_iterable(values), np.int32).reshape(-1, width)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +29,7 @@ class Outcome:
     """API process -> tokens of its sequences that go on and have nothing else to tell."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DrawnTokens:
+class DrawnTokens(msgspec.Struct, frozen=True, eq=False):
     """Tokens drawn for some rows: one line each, of which the first `num_accepted` follow each other."""
 
     rows: Int64Array  # [n]
@@ -38,8 +38,7 @@ class DrawnTokens:
     most_brought: Int64Array  # [n], what planning counted with
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptTokens:
+class KeptTokens(msgspec.Struct, frozen=True, eq=False):
     """What of them counts, after stop tokens and lengths were looked at."""
 
     drawn: DrawnTokens
@@ -64,7 +63,7 @@ def keep_tokens(state: RunningRows, drawn: DrawnTokens) -> KeptTokens:
     state.num_written[rows] = known - is_kept
     most_known = state.most_known[rows] - (drawn.most_brought - drawn.num_accepted)
     state.most_known[rows] = most_known
-    state.most_planned[rows] = np.where(is_kept, most_known - 1, known)  # a beam goes on when it gets its token
+    state.most_planned[rows] = most_known - is_kept  # a beam goes on when it gets its token
     return KeptTokens(drawn, num_kept, is_stop, (known >= state.max_total[rows]) & is_kept)
 
 
@@ -79,9 +78,10 @@ def _append(state: RunningRows, drawn: DrawnTokens, known: Int64Array, num_kept:
 
 def _cut_at_stop(state: RunningRows, drawn: DrawnTokens, known: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
     """(tokens kept, whether the last one is a stop token) of each line."""
-    is_stop = (drawn.token_ids[:, :, None] == state.stop_ids[drawn.rows][:, None, :]).any(axis=2)
-    if not is_stop.any():
+    is_equal = drawn.token_ids[:, :, None] == state.stop_ids.take(drawn.rows, 0)[:, None, :]
+    if not np.count_nonzero(is_equal):
         return drawn.num_accepted.astype(np.int64), np.zeros(len(known), dtype=np.bool_)
+    is_stop = is_equal.any(axis=2)
     column = np.arange(1, drawn.token_ids.shape[1] + 1)
     is_stop &= column <= drawn.num_accepted[:, None]
     is_stop &= known[:, None] + column >= state.first_stop[drawn.rows][:, None]
@@ -101,7 +101,7 @@ def plain_tokens(state: RunningRows, kept: KeptTokens, which: Int64Array) -> dic
 
 
 def _columns(state: RunningRows, kept: KeptTokens, which: Int64Array) -> PlainTokens:
-    rows, num_kept, tokens = kept.drawn.rows[which], kept.num_kept[which], kept.drawn.token_ids[which]
+    rows, num_kept, tokens = kept.drawn.rows[which], kept.num_kept[which], kept.drawn.token_ids.take(which, 0)
     if tokens.shape[1] > 1:
         tokens = tokens[np.arange(tokens.shape[1]) < num_kept[:, None]]
     return PlainTokens(

@@ -1,8 +1,8 @@
 """A step through two stages: what is handed on, and that one that fails leaves the other neither waiting nor behind."""
 
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -92,7 +92,8 @@ def pipeline(make_rows: Any, transfers: Any) -> Pipeline:
 @pytest.fixture
 def numbered(make_plan: Any) -> Any:
     def plan(number: int, num_failures: int = 0) -> StepPlan:
-        return replace(make_plan(decodes=[(3, 2)], proposals=2), number=number, num_failures=num_failures)
+        plan = make_plan(decodes=[(3, 2)], proposals=2)
+        return msgspec.structs.replace(plan, number=number, num_failures=num_failures)
 
     return plan
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -177,7 +178,7 @@ def returning(plan: Any, writes: list[list[int]], drafts: list[list[int]]) -> An
     token_writes = np.array(writes, dtype=np.int32).reshape(-1, 3)
     width = len(drafts[0]) if drafts else 0
     returned = ReturnedTokens(token_writes, np.array(drafts, dtype=np.int32).reshape(len(drafts), width))
-    return replace(plan, returned=returned)
+    return msgspec.structs.replace(plan, returned=returned)
 
 
 def test_earlier_stages_take_over_what_the_last_one_drew(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:

@@ -18,7 +18,7 @@ def make_cache(*windows: int | None, num_blocks: int = 64, enabled: bool = True)
 def hold(cache: KvCache, num_tokens: int, *, salt: tuple[bytes, ...] = ()) -> SequenceBlocks:
     """A sequence of the first `num_tokens` of TOKENS, written and offered."""
     blocks = cache.empty(salt)
-    cache.grow(blocks, num_tokens)
+    assert cache.grow(blocks, num_tokens) is not None
     cache.offer(TOKENS, blocks, num_tokens)
     return blocks
 
@@ -283,6 +283,18 @@ def test_growing_adds_what_is_missing_to_every_group():
     assert cache.grow(blocks, 8) == []
     assert cache.num_pages(blocks, 9) == 2
     assert cache.grow(blocks, 9) == [(0, 2, 4), (1, 2, 5)]
+    assert cache.grow(blocks, 5) == []
+
+
+def test_growing_takes_the_last_free_pages_or_none_of_too_few():
+    cache = make_cache(None, 6, num_blocks=5)
+    first, second = cache.empty(), cache.empty()
+    assert cache.grow(first, 9) is None
+    assert (first.capacity, cache.pool.num_free) == (0, 5)
+    assert cache.grow(first, 8) == [(0, 0, 0), (1, 0, 1), (0, 1, 2), (1, 1, 3)]
+    assert cache.grow(second, 1) is None, "a page is free, but each group needs one"
+    assert (second.capacity, cache.pool.num_free) == (0, 1)
+    assert cache.grow(first, 8) == []
 
 
 @pytest.mark.parametrize(("num_tokens", "num_found"), [(3, 0), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3)])
@@ -311,6 +323,7 @@ def test_blocks_are_offered_once_and_those_that_became_findable_are_told():
     assert cache.offer(TOKENS, blocks, 9) == [blocks.tables[0][0], blocks.tables[1][0], *_column(blocks, 1)]
     assert cache.offer(TOKENS, blocks, 9) == []
     assert cache.offer(TOKENS, blocks, 12) == _column(blocks, 2)
+    assert (cache.offer(TOKENS, blocks, 8), blocks.num_offered) == ([], 3)
 
 
 def _column(blocks: SequenceBlocks, index: int) -> list[object]:
@@ -473,6 +486,6 @@ def test_released_blocks_stay_findable_and_the_sequence_may_begin_again():
     cache = make_cache(None)
     blocks = hold(cache, 12)
     cache.release(blocks)
-    assert (blocks.num_blocks, blocks.num_offered) == (0, 0)
+    assert (blocks.capacity, blocks.num_offered) == (0, 0)
     cache.adopt(blocks, cache.match(TOKENS[:13], blocks), 0)
-    assert (blocks.num_blocks, blocks.num_offered) == (3, 3)
+    assert (blocks.capacity, blocks.num_offered) == (12, 3)

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.scheduling.fake_rank import continuation
+from tests.runtime.scheduling.rows_by_hand import occupy
 
-from kvasir_runtime.scheduling.micro_batches import micro_batch
+from kvasir_runtime.scheduling.micro_batches import micro_batch, take_returned
+from kvasir_runtime.scheduling.running_rows import RunningRows
 
 MakeEngine = Callable[..., Any]
 
@@ -76,6 +78,14 @@ def test_drafts_are_returned_with_the_tokens(make_engine: MakeEngine) -> None:
     assert plans[1].returned.drafts.tolist() == [drawn[1:3]]
     assert [token for _, _, token in plans[2].returned.token_writes.tolist()] == drawn[1:4]
     assert plans[2].returned.drafts.tolist() == [drawn[4:6]]
+
+
+@pytest.mark.parametrize(("lengths", "drafts"), [([3, 1], [[7, 8], [5, -1]]), ([1, 2], [[7], [5]]), ([1, 1], [[], []])])
+def test_as_many_drafts_are_returned_as_any_decode_verifies(lengths: list[int], drafts: list[list[int]]) -> None:
+    state = RunningRows(2, 32, num_stages=2, max_drafts=3)
+    rows = np.array([occupy(state), occupy(state)])
+    state.drafts[rows] = [[7, 8, 9], [5, -1, -1]]
+    assert take_returned(state, rows, np.array(lengths)).drafts.tolist() == drafts
 
 
 def test_one_stage_plans_as_ever(make_engine: MakeEngine) -> None:

@@ -14,7 +14,7 @@ SAMPLING = SamplingParams(max_tokens=1, seed=0)
 def make_draft() -> StepDraft:
     """Rows 3 and 5 decode, with two drafts and none; rows 1 and 2 compute chunks."""
     draft = StepDraft.empty(20)
-    draft.set_decodes(np.array([3, 5]), np.array([2, 0]), np.array([7, 9]))
+    draft.set_decodes(np.array([3, 5]), np.array([7, 9]), np.array([3, 1]))
     draft.add_chunk(1, 0, 4, [Block(40)], samples=True)
     draft.add_chunk(2, 8, 5, [Block(41), Block(42)], samples=False)
     return draft
