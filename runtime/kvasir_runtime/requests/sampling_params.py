@@ -1,6 +1,10 @@
 """How a request's sequences are continued: drawn token by token, or searched."""
 
+from typing import Literal
+
 import msgspec
+
+EarlyStopping = bool | Literal["never"]
 
 MAX_LOGIT_BIAS = 1024
 """Tokens that a client may change the logits of; each row of a batch is as wide as the one with most."""
@@ -39,5 +43,6 @@ class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     width: int
     length_penalty: float = 1.0
     """Exponent of the length by which a hypothesis' summed log-probability is divided."""
-    early_stopping: bool = False
-    """End as soon as `width` hypotheses are complete."""
+    early_stopping: EarlyStopping = False
+    """When to end, once `width` hypotheses are complete: True at once, False when no beam as it is has a better score
+    than the worst of them, "never" when none could come to one by going on."""

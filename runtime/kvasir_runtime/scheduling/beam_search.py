@@ -118,11 +118,12 @@ class BeamSearchState:
         return Continuation(parent, token_id, longer)
 
     def _hypothesis(self, ended: Continuation, *, is_stop: bool) -> Hypothesis:
-        return Hypothesis(ended.beam, self._score(ended.beam), "stop" if is_stop else "length")
+        score = self._score(ended.beam.logprob, ended.beam.num_tokens)
+        return Hypothesis(ended.beam, score, "stop" if is_stop else "length")
 
-    def _score(self, beam: Beam) -> float:
+    def _score(self, logprob: float, num_tokens: int) -> float:
         """The API process lets exponents of -10 to 10 pass: of a million tokens that is 1e60, which a float holds."""
-        return beam.logprob / float(beam.num_tokens**self.params.length_penalty)
+        return logprob / float(num_tokens**self.params.length_penalty)
 
     def _complete(self, ended: list[Hypothesis]) -> None:
         best_first = sorted([*self.hypotheses, *ended], key=lambda hypothesis: -hypothesis.score)
@@ -131,7 +132,13 @@ class BeamSearchState:
     def _has_ended(self) -> bool:
         if len(self.hypotheses) < self.params.width:
             return False
-        return self.params.early_stopping or self._score(self.beams[0]) <= self.hypotheses[-1].score
+        return self.params.early_stopping is True or self._best_to_come() <= self.hypotheses[-1].score
+
+    def _best_to_come(self) -> float:
+        """The score of the best beam; with "never" the best that it could get, were all tokens to come certain."""
+        best, params = self.beams[0], self.params
+        grows = params.early_stopping == "never" and params.length_penalty > 0
+        return self._score(best.logprob, self.max_tokens if grows else best.num_tokens)
 
 
 def rank(beams: Sequence[Beam], candidates: Sequence[Candidates]) -> Ranking:

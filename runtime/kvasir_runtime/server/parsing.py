@@ -75,7 +75,7 @@ def _field_name(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int"):
+        elif part.isidentifier() and part not in ("bool", "int", "str"):
             name += f".{part}" if name else part
     return name
 

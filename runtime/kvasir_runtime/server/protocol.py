@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
 
 INT64 = 2**63
 MAX_STOP_STRINGS = 32
@@ -132,7 +132,7 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     best_of: Annotated[int, Field(ge=1)] | None = None
     use_beam_search: bool = False
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
-    early_stopping: bool | None = None
+    early_stopping: EarlyStopping | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None

@@ -130,7 +130,7 @@ def beam_search(request: GenerationFields) -> BeamSearch | None:
     return BeamSearch(
         width=request.num_candidates,
         length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
-        early_stopping=bool(request.early_stopping),
+        early_stopping=request.early_stopping or False,
     )
 
 

@@ -14,6 +14,8 @@ CASES: dict[str, dict[str, Any]] = {
     "long": {"length_penalty": 2.0},
     "short": {"length_penalty": -1.0},
     "early": {"early_stopping": True},
+    "never": {"early_stopping": "never"},
+    "never_short": {"early_stopping": "never", "length_penalty": -1.0},
 }
 
 ADJUSTMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -162,6 +162,27 @@ def test_early_stopping_ends_as_soon_as_width_hypotheses_are_complete():
         assert len(state.hypotheses) == 2
 
 
+@pytest.mark.parametrize(("penalty", "goes_on"), [(1.0, True), (0.0, False), (-1.0, False)])
+def test_a_search_that_never_stops_early_goes_on_while_a_beam_could_still_become_better(penalty, goes_on):
+    state = make_state(1, length_penalty=penalty, early_stopping="never", max_tokens=3)
+    state.advance([after(t1=-2.0, t2=-2.1)])
+    open_ones = state.advance([after(t9=-2.0, t3=-3.5)])
+    assert bool(open_ones) == goes_on, "-5.5 / 2 is worse than -4 / 2, and -5.5 / 3 is better"
+
+
+def test_a_search_that_never_stops_early_ends_where_a_beam_could_only_draw_level():
+    state = make_state(1, length_penalty=1.0, early_stopping="never", max_tokens=4)
+    state.advance([after(t1=-2.0, t2=-2.1)])
+    assert state.advance([after(t9=-2.0, t3=-6.0)]) == [], "-8 / 4 is -4 / 2"
+
+
+def test_a_beam_that_length_makes_worse_is_judged_as_it_is():
+    state = make_state(2, length_penalty=-1.0, early_stopping="never")
+    state.advance([after(t9=-0.5, t1=-0.6, t2=-0.7, t3=-9.0)])
+    open_ones = state.advance([after(t3=-0.1, t9=-8.0), after(t9=-0.3, t4=-8.0)])
+    assert open_ones, "-0.7 * 2 is better than -1.0 * 2, and -0.7 * 10 is worse"
+
+
 def test_early_stopping_does_not_end_before_width_hypotheses():
     state = make_state(2, early_stopping=True)
     assert state.advance([after(t9=-0.1, t1=-5.0, t2=-6.0, t3=-7.0)])
@@ -227,14 +248,15 @@ def plainly_found(params: BeamSearch, stop: frozenset[int], min_tokens: int, max
         beams = [entry for entry, ended in zip(best, has_ended, strict=True) if not ended][:width]
         if not beams:
             break
+        at_best = max_tokens if params.early_stopping == "never" and params.length_penalty > 0 else length
         if len(hypotheses) == width and (
-            params.early_stopping or beams[0][1] / length**params.length_penalty <= hypotheses[-1][0]
+            params.early_stopping is True or beams[0][1] / at_best**params.length_penalty <= hypotheses[-1][0]
         ):
             break
     return [(output, reason) for _, output, reason in hypotheses]
 
 
-@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("num_stop_ids", [0, 1, 3, 8])
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_a_search_comes_to_what_looking_at_every_token_comes_to(width, num_stop_ids, early_stopping):

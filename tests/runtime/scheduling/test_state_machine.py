@@ -328,7 +328,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts(most=10), width=st.integers(2, 3), n=st.integers(1, 2), max_tokens=st.integers(1, 8),
-        has_stop=st.booleans(), early=st.booleans(), wants_scores=st.booleans(), way=ways_in,
+        has_stop=st.booleans(), early=st.sampled_from([False, True, "never"]), wants_scores=st.booleans(), way=ways_in,
     )  # fmt: skip
     def add_beams(self, prompt, width, n, max_tokens, has_stop, early, wants_scores, way) -> None:
         beam = BeamSearch(width=width, early_stopping=early)

@@ -65,7 +65,8 @@ BAD_COMPLETIONS = [
     ({"use_beam_search": True, "best_of": 65}, "use_beam_search", "at most 64 sequences together"),
     ({"length_penalty": 1.5}, "length_penalty", "only allowed with use_beam_search"),
     ({"early_stopping": False}, "early_stopping", "only allowed with use_beam_search"),
-    ({"use_beam_search": True, "early_stopping": "never"}, "early_stopping", "valid boolean"),
+    ({"use_beam_search": True, "early_stopping": "always"}, "early_stopping", "valid boolean"),
+    ({"use_beam_search": True, "early_stopping": "always"}, "early_stopping", "should be 'never'"),
     (
         {"use_beam_search": True, "length_penalty": 1e6},
         "length_penalty",

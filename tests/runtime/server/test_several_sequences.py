@@ -45,6 +45,8 @@ def test_a_stream_takes_best_of_where_all_are_returned(running) -> None:
             2,
             BeamSearch(width=2, length_penalty=0.0, early_stopping=True),
         ),
+        ({"n": 2, "early_stopping": False}, 2, BeamSearch(width=2, early_stopping=False)),
+        ({"n": 2, "early_stopping": "never"}, 2, BeamSearch(width=2, early_stopping="never")),
     ],
 )
 def test_a_beam_is_as_wide_as_best_of_and_gives_n(running, fields, num_sequences: int, beam: BeamSearch) -> None:
