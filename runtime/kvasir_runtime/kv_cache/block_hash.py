@@ -28,6 +28,8 @@ def hash_blocks(
     tokens = np.asarray(token_ids, dtype=_INT32).tobytes()  # one array: one for each block costs more than its hash
     keys = b"".join([len(key).to_bytes(4, "little") + key for key in extra_keys]) if extra_keys else b""
     block_bytes = block_size * _INT32.itemsize
+    if len(tokens) == block_bytes:  # all that a running sequence asks for
+        return [sha256((parent or b"") + tokens + keys).digest()[:DIGEST_BYTES]]
     digest, digests = parent or b"", []
     for first in range(0, len(tokens), block_bytes):
         digest = sha256(digest + tokens[first : first + block_bytes] + keys).digest()[:DIGEST_BYTES]

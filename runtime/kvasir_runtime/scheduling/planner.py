@@ -16,6 +16,7 @@ from kvasir_runtime.scheduling.policies import WaitingQueue
 from kvasir_runtime.scheduling.refusal import Refusal
 from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.requests import Requests
+from kvasir_runtime.scheduling.running_rows import where
 from kvasir_runtime.scheduling.running_set import RunningSet
 from kvasir_runtime.scheduling.step import NewSequence
 from kvasir_runtime.scheduling.step_draft import StepDraft
@@ -89,7 +90,7 @@ class Planner:
             for row, num_tokens, num_wanted in zip(*some, strict=True):
                 self._make_room_to_decode(row, num_tokens, num_wanted)
             capacity = state.capacity[rows]
-            kept = capacity >= most_known  # a preempted row has none
+            kept = where(capacity >= most_known)  # a preempted row has none
             rows, most_known = rows[kept], most_known[kept]
             num_drafts = num_drafts[kept]
             if lookahead:

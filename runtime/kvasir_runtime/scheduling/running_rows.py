@@ -15,7 +15,13 @@ from kvasir_runtime.scheduling.request import Sequence
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
+Lines = NDArray[np.intp] | slice
 NO_TOKEN = -1
+
+
+def where(mask: NDArray[np.bool_]) -> Lines:
+    """Indices of the lines for which it is true; a slice where that is all, by which nothing is copied."""
+    return slice(None) if np.count_nonzero(mask) == len(mask) else mask.nonzero()[0]
 
 
 class RunningRows:

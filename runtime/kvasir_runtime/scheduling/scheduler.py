@@ -29,6 +29,7 @@ from kvasir_runtime.scheduling.policies import PolicyName, WaitingQueue, waiting
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
 from kvasir_runtime.scheduling.request import Sequence
 from kvasir_runtime.scheduling.requests import Requests
+from kvasir_runtime.scheduling.running_rows import where
 from kvasir_runtime.scheduling.running_set import RunningSet
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 from kvasir_runtime.scheduling.step_draft import RowChanges
@@ -273,10 +274,10 @@ class Scheduler:
     ) -> None:
         """Append what was drawn, offer the blocks that it filled, end what has ended, and put the outputs together."""
         state = self._rows
-        (lines,) = is_current[step.plan.samples].nonzero()  # of the result, whose rows have not changed hands
-        sampled = step.plan.samples & is_current
+        lines = where(is_current[step.plan.samples])  # of the result, whose rows have not changed hands
+        sampled = where(step.plan.samples & is_current)
         drawn = DrawnTokens(
-            step.rows[sampled], result.token_ids.take(lines, 0), result.num_accepted[lines], step.most_brought[sampled]
+            step.rows[sampled], result.token_ids[lines], result.num_accepted[lines], step.most_brought[sampled]
         )
         self._count_drafts(drawn, result.num_drafts[lines])
         kept = keep_tokens(state, drawn)
@@ -285,7 +286,7 @@ class Scheduler:
             self._offer_written(drawn.rows[has_filled])
         has_ended = kept.has_ended
         is_plain = state.is_plain[drawn.rows] & ~has_ended
-        outcome.plain = plain_tokens(state, kept, is_plain.nonzero()[0])
+        outcome.plain = plain_tokens(state, kept, where(is_plain))
         for line in (~is_plain & (kept.num_kept > 0)).nonzero()[0].tolist():
             sequence = state.sequences[drawn.rows[line]]
             assert sequence is not None

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput
-from kvasir_runtime.scheduling.running_rows import RunningRows
+from kvasir_runtime.scheduling.running_rows import Lines, RunningRows, where
 
 Int64Array = NDArray[np.int64]
 
@@ -69,11 +69,8 @@ def keep_tokens(state: RunningRows, drawn: DrawnTokens) -> KeptTokens:
 
 def _append(state: RunningRows, drawn: DrawnTokens, known: Int64Array, num_kept: Int64Array) -> None:
     for column in range(drawn.token_ids.shape[1]):
-        having = num_kept > column
-        if having.all():
-            state.token_ids[drawn.rows, known + column] = drawn.token_ids[:, column]
-        else:
-            state.token_ids[drawn.rows[having], known[having] + column] = drawn.token_ids[having, column]
+        lines = where(num_kept > column)
+        state.token_ids[drawn.rows[lines], known[lines] + column] = drawn.token_ids[lines, column]
 
 
 def _cut_at_stop(state: RunningRows, drawn: DrawnTokens, known: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
@@ -89,19 +86,20 @@ def _cut_at_stop(state: RunningRows, drawn: DrawnTokens, known: Int64Array) -> t
     return np.where(has_stop, is_stop.argmax(axis=1) + 1, drawn.num_accepted), has_stop
 
 
-def plain_tokens(state: RunningRows, kept: KeptTokens, which: Int64Array) -> dict[int, PlainTokens]:
+def plain_tokens(state: RunningRows, kept: KeptTokens, which: Lines) -> dict[int, PlainTokens]:
     """The outputs of lines `which`, which tell nothing but tokens, by API process."""
     api_indices = state.api_index[kept.drawn.rows[which]]
-    if not len(which) or (api_indices == api_indices[0]).all():
-        return {int(api_indices[0]): _columns(state, kept, which)} if len(which) else {}
+    if not len(api_indices) or (api_indices == api_indices[0]).all():
+        return {int(api_indices[0]): _columns(state, kept, which)} if len(api_indices) else {}
+    lines = np.arange(len(kept.drawn.rows))[which]
     return {
-        api_index: _columns(state, kept, which[api_indices == api_index])
+        api_index: _columns(state, kept, lines[api_indices == api_index])
         for api_index in np.unique(api_indices).tolist()
     }
 
 
-def _columns(state: RunningRows, kept: KeptTokens, which: Int64Array) -> PlainTokens:
-    rows, num_kept, tokens = kept.drawn.rows[which], kept.num_kept[which], kept.drawn.token_ids.take(which, 0)
+def _columns(state: RunningRows, kept: KeptTokens, which: Lines) -> PlainTokens:
+    rows, num_kept, tokens = kept.drawn.rows[which], kept.num_kept[which], kept.drawn.token_ids[which]
     if tokens.shape[1] > 1:
         tokens = tokens[np.arange(tokens.shape[1]) < num_kept[:, None]]
     return PlainTokens(

@@ -1,10 +1,11 @@
 """Rows of running sequences: taking, occupying, giving back."""
 
+import numpy as np
 import pytest
 from tests.runtime.scheduling.rows_by_hand import PROMPT, make_rows, occupy
 
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.running_rows import NO_TOKEN, RunningRows
+from kvasir_runtime.scheduling.running_rows import NO_TOKEN, RunningRows, where
 
 
 def test_rows_are_taken_from_the_first_and_the_last_given_back_is_taken_again():
@@ -106,3 +107,15 @@ def test_a_new_occupant_has_no_drafts_to_tell_earlier_stages():
     assert rows.drafts[row].tolist() == [-1, -1]
     assert rows.num_returned[row] == len(PROMPT)
     assert rows.waits_for_result[row]
+
+
+@pytest.mark.parametrize("mask", [[], [False], [True], [True, False, True], [False, False], [True, True]])
+def test_where_a_mask_is_true_is_what_it_chooses_itself(mask):
+    mask = np.array(mask, dtype=np.bool_)
+    values = np.arange(len(mask)) + 10
+    assert values[where(mask)].tolist() == values[mask].tolist()
+
+
+def test_where_all_of_a_mask_is_true_nothing_is_copied():
+    values = np.arange(3)
+    assert np.shares_memory(values[where(np.array([True, True, True]))], values)
