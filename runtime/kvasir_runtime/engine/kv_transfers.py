@@ -229,7 +229,7 @@ class KvTransfers:
     def _end_pull(self, event: PullEnded) -> list[AddressedOutput]:
         pull = self._pulls.pop(event.request_id)
         self._stop_waiting(pull.arrival)
-        self._remote.settle(event.request_id, event.num_blocks, self._scheduler.unwritten_blocks())
+        self._remote.settle(event.request_id, event.num_blocks)
         failure = event.failure
         if failure is not None and failure.reason != "cancelled":
             logger.warning("request %s: %s", event.request_id, failure.message)
@@ -248,7 +248,7 @@ class KvTransfers:
 
     def _offer_cached(self, offer_id: str, key: str, hashes: list[bytes]) -> None:
         self._keys[offer_id] = key
-        self._remote.offer_cached(offer_id, hashes, self._scheduler.unwritten_blocks())
+        self._remote.offer_cached(offer_id, hashes)
         self._agent.post(BeginOffer(key, offer_id))
 
     def _with_answer(self, addressed: AddressedOutput) -> AddressedOutput:

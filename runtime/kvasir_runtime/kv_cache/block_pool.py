@@ -17,13 +17,15 @@ ContentKey = tuple[int, bytes]
 
 
 class Block:
-    """One block of KV memory. `previous` and `next` link the free list through the block itself (no allocation)."""
+    """One block of KV memory. `num_writers`: steps under way that are to write what it was made findable for.
+    `previous` and `next` link the free list through the block itself (no allocation)."""
 
-    __slots__ = ("block_id", "content", "next", "num_references", "previous")
+    __slots__ = ("block_id", "content", "next", "num_references", "num_writers", "previous")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.num_references = 0
+        self.num_writers = 0
         self.content: ContentKey | None = None
         self.previous: Block | None = None
         self.next: Block | None = None
@@ -135,6 +137,16 @@ class BlockPool:
             self._by_content[content] = block
             return True
         return False
+
+    def remember_written(self, block: Block, content: ContentKey) -> bool:
+        """The same for a block that is written: it takes the place of one that a step under way is to write, of which
+        readers of events would hear only after blocks behind this one."""
+        if self.remember(block, content):
+            return True
+        if block.content is not None or not self._by_content[content].num_writers:
+            return False
+        self.forget(self._by_content[content])
+        return self.remember(block, content)
 
     def forget(self, block: Block) -> None:
         """Make a block findable no more; whoever holds it keeps it."""

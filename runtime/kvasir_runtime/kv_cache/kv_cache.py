@@ -5,12 +5,12 @@ needs only the blocks that its next token sees, so a prefix is found where every
 every window group the last few.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvasir_runtime.kv_cache.block_pool import Block, BlockPool
+from kvasir_runtime.kv_cache.block_pool import Block, BlockPool, ContentKey
 from kvasir_runtime.kv_cache.events import AnnouncedBlock, KvEventLog
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks, Tokens
 from kvasir_runtime.kv_cache.spec import KvGroup, num_tokens_in
@@ -84,12 +84,19 @@ class KvCache:
         )
         return Prefix(num_blocks * self.block_size, tables)
 
-    def num_cached(self, hashes: Sequence[bytes], unwritten: Set[int]) -> int:
-        """Length in blocks of the longest beginning of the chain that is cached, and of which no block is unwritten."""
+    def num_cached(self, hashes: Sequence[bytes]) -> int:
+        """Length in blocks of the longest beginning of the chain that is cached."""
         blocks = self.empty()
         blocks.hashes = list(hashes)
-        most = self._num_written(hashes, unwritten) if unwritten else len(hashes)
-        return self._num_cached((), blocks, most)
+        return self._num_cached((), blocks, len(hashes))
+
+    def num_written(self, hashes: Sequence[bytes]) -> int:
+        """The same of what no step under way has yet to write."""
+        for index, block_hash in enumerate(hashes):
+            found = [self.pool.find((group, block_hash)) for group in range(len(self._windows))]
+            if any(block is not None and block.num_writers for block in found):
+                return self.num_cached(hashes[:index])
+        return self.num_cached(hashes)
 
     def no_prefix(self) -> Prefix:
         return Prefix(0, tuple([] for _ in self._windows))
@@ -144,34 +151,27 @@ class KvCache:
         return writes
 
     def offer(self, token_ids: Tokens, blocks: SequenceBlocks, num_tokens: int) -> list[Block]:
-        """Make findable every block that the first `num_tokens` tokens fill; those that became so, to be reported with
-        `wrote` once they are written."""
-        num_full = num_tokens // self.block_size
-        found: list[Block] = []
-        if num_full <= blocks.num_offered:
-            return found
-        if self._is_caching:
-            for index in range(blocks.num_offered, num_full):
-                content_hash = blocks.hash_of(token_ids, index)
-                for group, table in enumerate(blocks.tables):
-                    block = table[index]
-                    if block is not None and self.pool.remember(block, (group, content_hash)):
-                        found.append(block)
-                        if self._event_log is not None:
-                            is_reported = group == self._event_log.group
-                            announced = self._announced(token_ids, blocks, index) if is_reported else None
-                            self._event_log.announce(block.block_id, announced)
-        blocks.num_offered = num_full
+        """Make findable every block that the first `num_tokens` tokens fill, and that a step just planned will have
+        written; those that became so, to be reported with `wrote` when it has ended."""
+        found = self._remember(token_ids, blocks, num_tokens, self.pool.remember)
+        for block in found:
+            block.num_writers += 1
         return found
 
-    def wrote(self, found: Iterable[Block]) -> None:
-        """Blocks that were made findable hold what was said of them."""
-        if self._event_log is not None:
-            self._event_log.wrote(block.block_id for block in found)
+    def wrote(self, found: Sequence[Block]) -> None:
+        """The step that they were offered for has ended."""
+        for block in found:
+            block.num_writers -= 1
+        self._report(found)
+
+    def offer_written(self, token_ids: Tokens, blocks: SequenceBlocks, num_tokens: int) -> None:
+        """Make findable every block that the first `num_tokens` tokens, which are written, fill."""
+        self._report(self._remember(token_ids, blocks, num_tokens, self.pool.remember_written))
 
     def withdraw(self, found: Iterable[Block]) -> None:
         """No step under way will end, and these were to be written by them: they cannot be found any more."""
         for block in found:
+            block.num_writers = 0
             self.pool.forget(block)
         if self._event_log is not None:
             self._event_log.lose_steps()
@@ -253,6 +253,35 @@ class KvCache:
     def release(self, blocks: SequenceBlocks) -> None:
         self.pool.release(blocks.take_all())
 
+    def _remember(
+        self,
+        token_ids: Tokens,
+        blocks: SequenceBlocks,
+        num_tokens: int,
+        remember: Callable[[Block, ContentKey], bool],
+    ) -> list[Block]:
+        num_full = num_tokens // self.block_size
+        found: list[Block] = []
+        if num_full <= blocks.num_offered:
+            return found
+        if self._is_caching:
+            for index in range(blocks.num_offered, num_full):
+                content_hash = blocks.hash_of(token_ids, index)
+                for group, table in enumerate(blocks.tables):
+                    block = table[index]
+                    if block is not None and remember(block, (group, content_hash)):
+                        found.append(block)
+                        if self._event_log is not None:
+                            is_reported = group == self._event_log.group
+                            announced = self._announced(token_ids, blocks, index) if is_reported else None
+                            self._event_log.announce(block.block_id, announced)
+        blocks.num_offered = num_full
+        return found
+
+    def _report(self, found: Sequence[Block]) -> None:
+        if self._event_log is not None:
+            self._event_log.wrote(block.block_id for block in found)
+
     def _num_to_look_up(self, token_ids: Tokens) -> int:
         return (len(token_ids) - 1) // self.block_size if self._is_caching else 0
 
@@ -271,14 +300,6 @@ class KvCache:
             if window is None:
                 most = self._num_found(token_ids, blocks, group, most)
         return self._shrink_to_windows(token_ids, blocks, most)
-
-    def _num_written(self, hashes: Sequence[bytes], unwritten: Set[int]) -> int:
-        """Blocks before the first that is not."""
-        for index, block_hash in enumerate(hashes):
-            found = [self.pool.find((group, block_hash)) for group in range(len(self._windows))]
-            if any(block is not None and block.block_id in unwritten for block in found):
-                return index
-        return len(hashes)
 
     def _num_found(self, token_ids: Tokens, blocks: SequenceBlocks, group: int, most: int) -> int:
         """Length of the group's chain of findable blocks."""

@@ -82,7 +82,7 @@ class BeamStep:
     def _append(self, sequence: Sequence, position: int, token_id: int) -> None:
         self._rows.append(sequence.row, token_id)
         self._running.changes.token_writes.append((sequence.row, position, token_id))
-        self._kv.wrote(self._kv.offer(self._rows.known(sequence.row), sequence.blocks, position))
+        self._kv.offer_written(self._rows.known(sequence.row), sequence.blocks, position)
         self._kv.free_behind(sequence.blocks, position)
         self._rows.refresh(sequence)
 
@@ -98,6 +98,6 @@ class BeamStep:
         request = group.request
         for sequence in list(group.sequences):
             known = self._rows.known(sequence.row)
-            self._kv.wrote(self._kv.offer(known, sequence.blocks, len(known)))
+            self._kv.offer_written(known, sequence.blocks, len(known))
             self._requests.end(sequence)
         outcome.outputs += [AddressedOutput(request.api_index, output) for output in group.outputs()]

@@ -62,6 +62,6 @@ class MeasuredQueue:
         if sequence.was_admitted or sequence.request.lacks_prompt_logprobs:  # computed, cached or not
             return num_tokens, []
         hashes = self._kv.hashes_to_look_up(sequence.token_ids, sequence.blocks)
-        missing = hashes[self._kv.num_cached(hashes, frozenset()) :]
+        missing = hashes[self._kv.num_cached(hashes) :]
         own = [block_hash for block_hash in missing if block_hash not in self._promised]
         return num_tokens - (len(hashes) - len(own)) * self._kv.block_size, own

@@ -28,6 +28,6 @@ class Refusal:
         return (
             sequence is self.sequence
             and kv.pool.num_free < self.num_pages
-            and not kv.num_cached(self.next_hash, frozenset())
+            and not kv.num_cached(self.next_hash)
             and not landed.has_others(sequence.request.request_id)
         )

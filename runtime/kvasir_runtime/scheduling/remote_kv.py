@@ -129,23 +129,20 @@ class RemoteKv:
             arrival.landing = None
             self.make_room(arrival, last_step)
 
-    def settle(self, request_id: str, num_blocks: int, unwritten: set[int]) -> None:
+    def settle(self, request_id: str, num_blocks: int) -> None:
         """Nothing is written into its blocks any more, and the first so many of the prompt's are good: those can be
         found from now on. What the request finds of them is held for it if it waits, and nothing else: it needs the
-        other pages to compute the rest. `unwritten`: blocks that can be found, and that steps under way are to write.
-        """
+        other pages to compute the rest."""
         arrival = self._arrivals.pop(request_id)
         if arrival.landing is not None:
             kv, token_ids, blocks = self._kv, arrival.token_ids, arrival.blocks
-            num_good = self._num_good(arrival, num_blocks, unwritten)
-            self._displace(arrival, num_good, unwritten)
-            kv.wrote(kv.offer(token_ids, blocks, num_good * kv.block_size))
+            kv.offer_written(token_ids, blocks, self._num_good(arrival, num_blocks) * kv.block_size)
             kv.release(blocks)
             if self._requests.is_known(request_id):
                 kv.adopt(blocks, kv.match(token_ids, blocks), 0)
                 self._requests.landed.hold(request_id, blocks)
 
-    def _num_good(self, arrival: Arrival, num_blocks: int, unwritten: set[int]) -> int:
+    def _num_good(self, arrival: Arrival, num_blocks: int) -> int:
         """A block that was cached is good unless it was lost before there were pages for the rest, which nobody was
         asked for then, or the step that was to write it has failed, and no other step has written it since."""
         landing = arrival.landing or {}
@@ -157,29 +154,19 @@ class RemoteKv:
                 is_new = bool(new) and new[group] is not None
                 if table[index] is not None and not is_new:
                     block = self._kv.pool.find((group, arrival.hashes[index]))
-                    if block is None or block.block_id in unwritten:
+                    if block is None or block.num_writers:
                         return index
         return num_blocks
-
-    def _displace(self, arrival: Arrival, num_blocks: int, unwritten: set[int]) -> None:
-        """Of what has arrived and a step under way is to write as well, what is here is to be found. Readers of events
-        hear of the other when that step has ended, which is after they heard of the blocks behind it."""
-        pool = self._kv.pool
-        for group, table in enumerate(arrival.blocks.tables):
-            for index, block in enumerate(table[:num_blocks]):
-                found = None if block is None else pool.find((group, arrival.hashes[index]))
-                if found is not None and found.block_id in unwritten:
-                    pool.forget(found)
 
     def offer(self, request_id: str, num_prompt_tokens: int) -> None:
         """Keep the blocks of a prompt, as they are written, until `end_offer`."""
         self._offers[request_id] = Offer(request_id, (num_prompt_tokens - 1) // self._kv.block_size)
 
-    def offer_cached(self, offer_id: str, hashes: Series[bytes], unwritten: set[int]) -> None:
+    def offer_cached(self, offer_id: str, hashes: Series[bytes]) -> None:
         """Keep the longest beginning of these that is cached and written. Of a KV group with a window that is what is
         seen from its end, and one block before as far as there is, since the other side may know fewer tokens."""
         self.end_offer(offer_id)
-        num_blocks = self._kv.num_cached(hashes, unwritten)
+        num_blocks = self._kv.num_written(hashes)
         offer = self._offers[offer_id] = Offer(offer_id, num_blocks)
         for index, block_hash in enumerate(hashes[:num_blocks]):
             seeing = self._kv.groups_seeing(index, num_blocks - 1)

@@ -104,6 +104,12 @@ class RunningRows:
         sequence.row = row
         self.refresh(sequence)
 
+    def occupant(self, row: int) -> Sequence:
+        """Of a row that is occupied."""
+        sequence = self.sequences[row]
+        assert sequence is not None, f"row {row} is free"
+        return sequence
+
     def refresh(self, sequence: Sequence) -> None:
         """Take over what the sequence's blocks and outputs have become."""
         row, blocks = sequence.row, sequence.blocks

@@ -56,6 +56,8 @@ class StepUnderWay(msgspec.Struct, frozen=True, eq=False):
     """Tokens that each of the rows can bring at most."""
     announced: list[Block]
     """Blocks that became findable because the step writes them."""
+    chunks: list[Sequence]
+    """Those of whose prompts it computes a part."""
     num_prompt_tokens: int
     """That it computes."""
 
@@ -175,10 +177,6 @@ class Scheduler:
         """Whether nothing touches what steps up to this one were to read or write; None: there was no such step."""
         return step is None or not self._under_way or self._under_way[0].plan.number > step
 
-    def unwritten_blocks(self) -> set[int]:
-        """Ids of blocks that can be found, and are yet to be written by a step under way."""
-        return {block.block_id for step in self._under_way for block in step.announced}
-
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when there is nothing to compute, or nothing before results are in."""
         draft = self._planner.draft()
@@ -193,8 +191,9 @@ class Scheduler:
         most_brought = plan.samples.astype(np.int64)
         most_brought[: plan.num_decodes] = draft.decode_lengths
         generations = self._rows.generation[rows]
+        chunks = [self._rows.occupant(row) for row in draft.chunk_rows]
         self._under_way.append(
-            StepUnderWay(plan, rows, generations, most_brought, draft.announced, sum(draft.chunk_lengths))
+            StepUnderWay(plan, rows, generations, most_brought, draft.announced, chunks, sum(draft.chunk_lengths))
         )
         self._waiting.served(self._rows.tenant[rows], plan.num_new_tokens)
         return plan
@@ -207,7 +206,7 @@ class Scheduler:
         is_current = self._rows.generation[step.rows] == step.generations
         if self.remote.has_offers:
             self._note_written(plan, step.rows, is_current)
-        self._take_prompts(plan, result, is_current)
+        self._take_prompts(step, result, is_current)
         self._take_tokens(step, result, is_current, outcome)
         if self._requests.beams or self._has_stages:
             rows = step.rows[is_current & plan.samples]
@@ -258,15 +257,16 @@ class Scheduler:
         written[chunks] = plan.starts[chunks].astype(np.int64) + plan.num_new_tokens[chunks]
         self.remote.note_written(rows[is_current], written[is_current])
 
-    def _take_prompts(self, plan: StepPlan, result: StepResult, is_current: NDArray[np.bool_]) -> None:
-        """Chunks are written: keep their scores, let go of what is behind windows."""
-        for index in range(plan.num_decodes, len(plan.rows)):
-            sequence = self._rows.sequences[plan.rows[index]] if is_current[index] else None
-            if sequence is not None:
-                start = int(plan.starts[index])
-                sequence.request.gather_scores(start, result.prompt_logprobs.get(sequence.row))
+    def _take_prompts(self, step: StepUnderWay, result: StepResult, is_current: NDArray[np.bool_]) -> None:
+        """Chunks are written: keep their scores, which count for the whole request, and let go of what is behind
+        windows."""
+        plan = step.plan
+        for index, sequence in enumerate(step.chunks, start=plan.num_decodes):
+            row, start = int(plan.rows[index]), int(plan.starts[index])
+            sequence.request.gather_scores(start, result.prompt_logprobs.get(row))
+            if is_current[index]:
                 written = start + int(plan.num_new_tokens[index])
-                self._rows.num_written[sequence.row] = written
+                self._rows.num_written[row] = written
                 self._kv.free_behind(sequence.blocks, written)
 
     def _take_tokens(
@@ -288,8 +288,7 @@ class Scheduler:
         is_plain = state.is_plain[drawn.rows] & ~has_ended
         outcome.plain = plain_tokens(state, kept, where(is_plain))
         for line in (~is_plain & (kept.num_kept > 0)).nonzero()[0].tolist():
-            sequence = state.sequences[drawn.rows[line]]
-            assert sequence is not None
+            sequence = state.occupant(drawn.rows[line])
             output = self._output(sequence, kept, line, result)
             outcome.outputs.append(AddressedOutput(sequence.request.api_index, output))
             if has_ended[line]:
@@ -297,15 +296,12 @@ class Scheduler:
 
     def _offer_written(self, rows: Rows) -> None:
         state, kv = self._rows, self._kv
-        found, boundaries = [], []
+        boundaries = []
         for row, written in zip(rows.tolist(), state.num_written[rows].tolist(), strict=True):
-            sequence = state.sequences[row]
-            assert sequence is not None
-            blocks = sequence.blocks
-            found += kv.offer(state.token_ids[row], blocks, written)
+            blocks = state.occupant(row).blocks
+            kv.offer_written(state.token_ids[row], blocks, written)
             kv.free_behind(blocks, written)
             boundaries.append(blocks.next_boundary)
-        kv.wrote(found)
         state.next_boundary[rows] = boundaries
 
     def _output(self, sequence: Sequence, kept: KeptTokens, line: int, result: StepResult) -> SequenceOutput:

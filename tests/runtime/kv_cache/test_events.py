@@ -61,7 +61,7 @@ def test_a_block_is_not_stored_before_it_is_written():
     cache = Cache()
     blocks = cache.hold(TOKENS[:8], is_written=False)
     assert cache.log.take() == []
-    cache.kv.wrote(block for block in blocks.tables[0] if block is not None)
+    cache.kv.wrote([block for block in blocks.tables[0] if block is not None])
     assert cache.log.take() == [stored(TOKENS, 0, 2)]
 
 

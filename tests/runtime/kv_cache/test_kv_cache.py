@@ -326,6 +326,43 @@ def test_blocks_are_offered_once_and_those_that_became_findable_are_told():
     assert (cache.offer(TOKENS, blocks, 8), blocks.num_offered) == ([], 3)
 
 
+def test_what_is_written_is_told_from_what_steps_under_way_are_to_write():
+    cache = make_cache(None, 6)
+    first, second = hold(cache, 4), cache.empty()
+    hashes = cache.hashes_to_look_up(TOKENS[:13], cache.empty())
+    assert (cache.num_cached(hashes), cache.num_written(hashes)) == (1, 0)
+    assert cache.num_written([b"unknown", *hashes]) == 0
+    cache.wrote([block for table in first.tables for block in table if block is not None])
+    cache.grow(second, 8)
+    found = cache.offer(TOKENS, second, 8)
+    assert (cache.num_cached(hashes), cache.num_written(hashes)) == (2, 1)
+    cache.wrote(found)
+    assert (cache.num_cached(hashes), cache.num_written(hashes)) == (2, 2)
+    assert cache.num_written([]) == 0
+
+
+def test_written_blocks_are_found_instead_of_those_yet_to_be_written():
+    cache = make_cache(*FULL)
+    planned, written = hold(cache, 8), cache.empty()
+    cache.grow(written, 8)
+    cache.offer_written(TOKENS, written, 8)
+    assert cache.match(TOKENS[:9], cache.empty()).blocks == written.tables[0]
+    assert (written.num_offered, cache.num_written(written.hashes)) == (2, 2)
+    cache.wrote([block for block in planned.tables[0] if block is not None])
+    assert cache.match(TOKENS[:9], cache.empty()).blocks == written.tables[0]
+
+
+def test_what_lost_steps_were_to_write_may_be_written_by_others():
+    cache = make_cache(*FULL)
+    blocks = cache.empty()
+    cache.grow(blocks, 8)
+    cache.withdraw(cache.offer(TOKENS, blocks, 8))
+    assert cache.num_cached(blocks.hashes) == 0
+    blocks.num_offered = 0
+    cache.offer_written(TOKENS, blocks, 8)
+    assert cache.num_written(blocks.hashes) == 2
+
+
 def _column(blocks: SequenceBlocks, index: int) -> list[object]:
     return [table[index] for table in blocks.tables]
 

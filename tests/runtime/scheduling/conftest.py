@@ -96,7 +96,7 @@ class Engine:
         assert remote.make_room(arrival, self.scheduler.last_step_under_way)
         for index, block_ids in arrival.landing.items():
             self.rank.land(block_ids, index, prompt if index < num_good else None)
-        remote.settle(request_id, num_good, self.scheduler.unwritten_blocks())
+        remote.settle(request_id, num_good)
         self.scheduler.release(request_id)
         return request_id
 

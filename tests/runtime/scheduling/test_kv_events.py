@@ -1,5 +1,7 @@
 """Which events a step's blocks come to: written ones only, whatever was planned, shared, preempted or lost."""
 
+from tests.runtime.scheduling.fake_rank import continuation
+
 from kvasir_runtime.kv_cache.events import BlockRemoved, BlockStored
 from kvasir_runtime.kv_cache.spec import KvGroup
 
@@ -36,6 +38,21 @@ def test_generated_tokens_are_stored_with_the_block_that_they_fill(make_engine):
     request = engine.add(PROMPT, max_tokens=4)
     engine.run()
     assert stored_tokens(engine) == [*PROMPT, *engine.tokens[request]][:12]
+
+
+def test_a_streams_blocks_are_stored_in_their_order_while_a_prompt_of_the_same_tokens_is_under_way(make_engine):
+    """A reader of events makes nothing of a block behind one that it has not heard of."""
+    engine, prompt = make_engine(ahead=6), [*PROMPT, 11]
+    engine.add(prompt, max_tokens=12)
+    for _ in range(6):
+        engine.step()
+    engine.add([*prompt, *continuation(prompt, 2)], max_tokens=1)
+    engine.run()
+    told = {None}
+    for event in engine.event_log.take():
+        assert event.parent_block_hash in told
+        told.update(event.block_hashes)
+    assert len(told) == 1 + 5
 
 
 def test_tokens_that_were_drafted_and_refused_are_never_stored(make_engine):

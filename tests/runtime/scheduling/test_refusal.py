@@ -114,7 +114,7 @@ def test_it_is_looked_at_whenever_nobody_runs(make_engine) -> None:
     prompt = [*PROMPT, *range(200, 217)]
     blocked = engine.add(prompt, max_tokens=3)
     assert engine.step().added == ()
-    engine.scheduler.remote.offer_cached("read", engine.scheduler.hashes_of(blocked), set())
+    engine.scheduler.remote.offer_cached("read", engine.scheduler.hashes_of(blocked))
     assert engine.run()[blocked] == continuation(prompt, 3)
 
 

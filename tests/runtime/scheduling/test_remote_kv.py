@@ -40,7 +40,7 @@ def test_what_has_arrived_can_be_found_and_is_held_until_it_is_used(make_engine)
     engine = make_engine()
     arrival = expected(engine)
     make_room(engine, arrival)
-    engine.scheduler.remote.settle(arrival.request_id, 3, set())
+    engine.scheduler.remote.settle(arrival.request_id, 3)
     assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 3)
     engine.scheduler.abort(arrival.request_id)
     assert (found(engine), engine.kv.pool.num_used) == (3 * BLOCK_SIZE, 0)
@@ -67,7 +67,7 @@ def test_a_prefix_evicted_before_there_were_pages_has_not_arrived(make_engine) -
     engine.add(list(range(100, 156)), max_tokens=8)
     engine.run()
     assert make_room(engine, arrival)
-    engine.scheduler.remote.settle(arrival.request_id, 4, set())
+    engine.scheduler.remote.settle(arrival.request_id, 4)
     assert found(engine) == 0
 
 
@@ -78,7 +78,7 @@ def test_a_prefix_whose_step_failed_has_not_arrived(make_engine) -> None:
     arrival = expected(engine)
     assert (make_room(engine, arrival), arrival.first) == (True, 2)
     engine.fail()
-    engine.scheduler.remote.settle(arrival.request_id, 4, set())
+    engine.scheduler.remote.settle(arrival.request_id, 4)
     assert found(engine) == 0
 
 
@@ -91,7 +91,7 @@ def test_a_prefix_whose_step_failed_has_not_arrived_while_another_step_writes_it
     engine.fail()
     engine.add(PROMPT[:9], max_tokens=4)
     engine.step()
-    engine.scheduler.remote.settle(arrival.request_id, 4, engine.scheduler.unwritten_blocks())
+    engine.scheduler.remote.settle(arrival.request_id, 4)
     assert engine.event_log.take() == []
     assert found(engine) == 2 * BLOCK_SIZE
 
@@ -103,7 +103,7 @@ def test_what_has_arrived_is_told_in_its_order_while_a_step_under_way_writes_the
     assert make_room(engine, arrival)
     engine.add(PROMPT[:9], max_tokens=1)
     engine.step()
-    engine.scheduler.remote.settle(arrival.request_id, 4, engine.scheduler.unwritten_blocks())
+    engine.scheduler.remote.settle(arrival.request_id, 4)
     (stored,) = engine.event_log.take()
     assert (stored.parent_block_hash, stored.block_hashes) == (None, arrival.hashes)
     engine.run()
@@ -118,7 +118,7 @@ def test_of_an_arrival_only_what_was_not_here_is_told(make_engine) -> None:
     arrival = expected(engine)
     assert make_room(engine, arrival)
     engine.event_log.take()
-    engine.scheduler.remote.settle(arrival.request_id, 4, engine.scheduler.unwritten_blocks())
+    engine.scheduler.remote.settle(arrival.request_id, 4)
     (stored,) = engine.event_log.take()
     assert (stored.parent_block_hash, stored.block_hashes) == (arrival.hashes[1], arrival.hashes[2:])
 
@@ -230,9 +230,9 @@ def test_what_is_cached_is_offered_as_far_as_it_is_written(make_engine) -> None:
     engine.step()
     hashes = engine.kv.hashes_to_look_up(PROMPT, engine.kv.empty())
     remote = engine.scheduler.remote
-    remote.offer_cached("early", hashes, engine.scheduler.unwritten_blocks())
+    remote.offer_cached("early", hashes)
     engine.run()
-    remote.offer_cached("late", [*hashes, b"unknown"], engine.scheduler.unwritten_blocks())
+    remote.offer_cached("late", [*hashes, b"unknown"])
     assert [len(news.blocks) for news in remote.take_news()] == [0, 4]
 
 
@@ -246,7 +246,7 @@ def test_of_a_window_what_is_seen_is_offered_and_one_block_before_as_far_as_ther
     for offer, forgotten in (("all", None), ("fewer before", 1), ("fewer seen", 2)):
         if forgotten is not None:
             engine.kv.pool.forget(engine.kv.pool.find((1, hashes[forgotten])))
-        remote.offer_cached(offer, hashes, set())
+        remote.offer_cached(offer, hashes)
     is_there = [[block.block_ids[1] is not None for block in news.blocks] for news in remote.take_news()]
     assert is_there == [[False, True, True, True], [False, False, True, True], []]
     assert remote.num_leased_blocks == 7 + 6
@@ -259,7 +259,7 @@ def test_what_is_offered_again_under_an_id_is_held_once(make_engine) -> None:
     hashes = engine.kv.hashes_to_look_up(PROMPT, engine.kv.empty())
     remote = engine.scheduler.remote
     for _ in range(2):
-        remote.offer_cached("same", hashes, set())
+        remote.offer_cached("same", hashes)
     assert (remote.num_leased_blocks, engine.kv.pool.num_used) == (4, 4)
     remote.end_offer("same")
     assert engine.kv.pool.num_used == 0

@@ -127,6 +127,17 @@ def test_prompt_logprobs_are_sent_once_a_request(make_engine):
     assert [output.prompt_logprobs is not None for output in first_outputs] == [False, True, False]
 
 
+def test_prompt_logprobs_are_whole_where_the_sequence_that_computes_them_is_aborted(make_engine):
+    engine = make_engine(ahead=2)
+    scored = engine.add(list(range(1, 10)), max_tokens=2, n=2, prompt_logprobs=0)
+    for _ in range(2):  # the second sequence forks from the first, whose step is under way
+        engine.step()
+    engine.scheduler.abort(scored, 0)
+    engine.run()
+    entries = engine.outputs[f"{scored}.1"][0].prompt_logprobs
+    assert [entry and entry.logprobs[0] for entry in entries] == [None, *(-float(i) for i in range(8))]
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_prompt_logprobs_are_whole_after_a_preemption_with_a_chunk_under_way(make_engine, ahead):
     engine = make_engine(num_blocks=10, budget=6, ahead=ahead)
