@@ -106,8 +106,7 @@ class BlockPool:
     def allocate(self) -> Block:
         """A block with one reference and no content. The caller has made sure that one is free."""
         block = self._free.pop_front()
-        if block.content is not None:
-            self.forget(block)
+        self.forget(block)
         block.num_references = 1
         return block
 

@@ -138,14 +138,13 @@ class KvCache:
 
     def grow(self, blocks: SequenceBlocks, num_tokens: int) -> list[TableWrite] | None:
         """Make `num_tokens` tokens fit; None, and nothing has changed, where not so many pages are free."""
-        tables, pool = blocks.tables, self.pool
-        first, end = len(tables[0]), -(-num_tokens // self.block_size)
-        if (end - first) * len(tables) > pool.num_free:
+        first, num_missing = len(blocks.tables[0]), blocks.num_missing(num_tokens)
+        if num_missing * len(self._windows) > self.pool.num_free:
             return None
         writes: list[TableWrite] = []
-        for index in range(first, end):
-            for group, table in enumerate(tables):
-                block = pool.allocate()
+        for index in range(first, first + num_missing):
+            for group, table in enumerate(blocks.tables):
+                block = self.pool.allocate()
                 table.append(block)
                 writes.append((group, index, block.block_id))
         return writes
