@@ -96,8 +96,8 @@ class Target:
     num_replays: int = 0
 
     def watching(self, compute: ComputeStep) -> ComputeStep:
-        def watched(inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
-            output = compute(inputs, kept_tokens, captures=captures)
+        def watched(inputs: StepInputs, kept_tokens: Tensor | None, **captures: bool) -> DecoderOutput:
+            output = compute(inputs, kept_tokens, **captures)
             self.lengths.append(inputs.lengths)
             self.outputs.append(output)
             return output
