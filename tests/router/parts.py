@@ -1,16 +1,33 @@
 """Requests and endpoints as the router's parts see them, for tests of those parts."""
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from kvasir_router.dialects.completions import Completions
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.prefix_index.index import PrefixKey
+from kvasir_router.relay.client_times import ClientTimes
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.load import EndpointLoad, InFlight
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import Endpoint
+
+
+def client_times(**seconds: float) -> ClientTimes:
+    """Of a router that ends soon: its clients ask no more."""
+    return ClientTimes(**{"next_request": 0.01} | seconds)
+
+
+class Clock:
+    """A router's that the test sets ahead."""
+
+    def __init__(self) -> None:
+        self.seconds_ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() + self.seconds_ahead
 
 
 @dataclass(frozen=True)
