@@ -1,6 +1,9 @@
 """Requests and endpoints as the router's parts see them, for tests of those parts."""
 
+import sys
 import time
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,27 @@ from kvasir_router.service.registry import Endpoint
 def client_times(**seconds: float) -> ClientTimes:
     """Of a router that ends soon: its clients ask no more."""
     return ClientTimes(**{"next_request": 0.01} | seconds)
+
+
+def num_calls(work: Callable[[], object]) -> int:
+    """Python functions that are called."""
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return events.count("call")
+
+
+def num_bytes_kept(work: Callable[[], object]) -> int:
+    """Of memory that is still held after it."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
 
 
 class Clock:
