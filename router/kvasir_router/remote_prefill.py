@@ -36,9 +36,17 @@ LATE_SECONDS = 1.0
 
 
 class RemotePrefills:
-    """`port` is that of prefill engines' side channel."""
+    """`port` is that of prefill engines' side channel; see LATE_SECONDS."""
 
-    def __init__(self, pool: UpstreamPool, metrics: Metrics, new_handover: NewHandover, port: int) -> None:
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        metrics: Metrics,
+        new_handover: NewHandover,
+        port: int,
+        late_seconds: float = LATE_SECONDS,
+    ) -> None:
+        self._late_seconds = late_seconds
         self._pool = pool
         self._metrics = metrics
         self._new_handover = new_handover
@@ -52,7 +60,7 @@ class RemotePrefills:
         """
         decode, ticket = tickets
         handover, fetch = self._new_handover(ticket.url, self._port), placement.fetch
-        leg = PrefillLeg(job, placement, decode, ticket, self._metrics, handover.to_decode)
+        leg = PrefillLeg(job, placement, decode, ticket, self._metrics, handover.to_decode, self._late_seconds)
         told = handover.to_prefill
         if fetch is not None:
             told = with_lookup(told, fetch.peer_url, fetch.peer_port)
@@ -85,6 +93,7 @@ class PrefillLeg:
         ticket: Ticket,
         metrics: Metrics,
         kv_transfer_params: bytes | None,
+        late_seconds: float,
     ) -> None:
         assert placement.prefill is not None
         self.kv_transfer_params = kv_transfer_params
@@ -92,6 +101,7 @@ class PrefillLeg:
         self.decode_time: asyncio.Timeout | None = None
         """Ends that of the decode leg."""
         self._has_decode_begun = False
+        self._late_seconds = late_seconds
         self._job = job
         self._revision = placement.prefill.endpoint.revision
         self._num_tokens = placement.leg.received_tokens
@@ -123,7 +133,7 @@ class PrefillLeg:
             self.decode_time.reschedule(None)  # where the prefill has failed in this very turn of the loop
         if self._prefilled_at is None:
             if self._patience is not None:
-                self._patience.reschedule(asyncio.get_running_loop().time() + LATE_SECONDS)
+                self._patience.reschedule(asyncio.get_running_loop().time() + self._late_seconds)
         elif is_from_start and self.kv_transfer_params is not None:
             self._learn_transfer(now - self._prefilled_at, now)
 

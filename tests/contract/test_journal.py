@@ -55,9 +55,8 @@ def test_an_engine_knows_how_long_a_journal_the_router_keeps(
     stream += runtime.event_writer(headers, [REQUEST], 1, "digest", begun).write(*DELTAS[1])
 
     _, lines = router.Journal(BodyBudget(10_000)).split(stream)
-    for module in (router, runtime):
-        monkeypatch.setattr(module, "MAX_JOURNAL_BYTES", len(lines) + num_bytes_spare)
-    kept = router.Journal(BodyBudget(10_000))
+    monkeypatch.setattr(runtime, "MAX_JOURNAL_BYTES", len(lines) + num_bytes_spare)
+    kept = router.Journal(BodyBudget(10_000), router.JournalBounds(max_bytes=len(lines) + num_bytes_spare))
     kept.keep(lines)
     second = runtime.event_writer(headers, [REQUEST], 1, "digest", begun)
     second.write(*DELTAS[1])
@@ -82,7 +81,7 @@ def test_the_router_sees_that_a_stream_is_moved() -> None:
 def test_headers_are_the_same() -> None:
     assert router.RESUMABLE_HEADER == runtime.RESUMABLE_HEADER
     assert router.JOURNAL_HEADER == runtime.JOURNAL_HEADER
-    assert router.MAX_JOURNAL_BYTES == runtime.MAX_JOURNAL_BYTES
+    assert router.JOURNAL_BOUNDS.max_bytes == runtime.MAX_JOURNAL_BYTES
 
 
 def test_what_an_engine_writes_another_reads_behind_the_clients_body() -> None:
