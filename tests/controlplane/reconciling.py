@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kubernetes.aio.client import Configuration
 from kubernetes.dynamic.exceptions import NotFoundError
 
 from kvasir_operator.api.labels import (
@@ -21,7 +20,7 @@ from kvasir_operator.api.labels import (
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.plan import APPLIED_HASH
 from kvasir_operator.desired.objects import desired_service
-from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.configuration import load_configuration
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
@@ -47,6 +46,7 @@ from .processes import wait_until
 SETTINGS = OperatorSettings()
 FEATURES = ClusterFeatures((1, 36))
 NAME = "llama"
+WRITES = ("apply", "apply_status", "patch", "create", "replace", "delete")
 
 
 class Crashed(Exception):
@@ -61,25 +61,19 @@ class Pass:
     outcome: Outcome | None
 
 
-class CrashingKube(KubeClient):
+class Writes:
     """Keeps the writes that were accepted, and raises Crashed after number `crash_after` (from 1); None never does."""
 
-    crash_after: int | None = None
+    def __init__(self, crash_after: int | None) -> None:
+        self.accepted: list[tuple[str, str]] = []
+        self._crash_after = crash_after
 
-    def __init__(self, configuration: Configuration) -> None:
-        super().__init__(configuration)
-        self.writes: list[tuple[str, str]] = []
-
-    async def _write(
-        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[Any]]
-    ) -> KubeObject:
-        result = await super()._write(verb, kind, namespace, name, call)
-        self.writes.append((verb, kind.kind))
-        if self.crash_after is not None:
-            self.crash_after -= 1
-            if self.crash_after == 0:
-                raise Crashed
-        return result
+    def hear(self, verb: str, kind: str, error: Exception | None) -> None:
+        if error is not None or verb not in WRITES:
+            return
+        self.accepted.append((verb, kind))
+        if len(self.accepted) == self._crash_after:
+            raise Crashed
 
 
 async def no_work(pods: Iterable[KubeObject]) -> dict[str, int]:
@@ -101,14 +95,14 @@ def run_pass(
     async def body() -> Pass:
         configuration = await load_configuration(str(control_plane.operator_kubeconfig))
         configuration.connection_pool_maxsize = 2  # each new connection costs a TLS handshake
-        client = CrashingKube(configuration)
-        client.crash_after = crash_after
+        writes = Writes(crash_after)
+        client = KubeClient(configuration, ClientHooks(on_request=writes.hear))
         try:
             gateway = GatewayObserver(client, settings.defaults.gateway, None, lambda key: None)
             reconciler = Reconciler(client, settings, lambda: features, gateway, read_work=read_work)
-            return Pass(client.writes, await reconciler.reconcile(ServiceKey(namespace, name)))
+            return Pass(writes.accepted, await reconciler.reconcile(ServiceKey(namespace, name)))
         except Crashed:
-            return Pass(client.writes, None)
+            return Pass(writes.accepted, None)
         finally:
             await client.close()
 
