@@ -13,7 +13,13 @@ from kvasir_runtime.kernels.top_k_top_p import (
     least_likely_kept_of_candidates,
     least_likely_kept_reference,
 )
-from kvasir_runtime.kernels.verify_drafts import VerifyDrafts, cpu_verify_drafts, verify_drafts_reference
+from kvasir_runtime.kernels.verify_drafts import (
+    VerifyDrafts,
+    VerifyMostLikely,
+    cpu_verify_drafts,
+    verify_drafts_reference,
+    verify_most_likely,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class StepOps:
     uniform: Uniform
     least_likely_kept: LeastLikelyKept
     verify_drafts: VerifyDrafts
+    verify_most_likely: VerifyMostLikely
 
 
 def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
@@ -35,6 +42,7 @@ def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
         uniform=uniform_reference,
         least_likely_kept=least_likely_kept_reference,
         verify_drafts=verify_drafts_reference,
+        verify_most_likely=verify_most_likely(argmax_reference, verify_drafts_reference),
     )
 
 
@@ -43,10 +51,12 @@ def cpu_step_ops() -> StepOps:
     library = load_library()
     if library is None:
         return reference_step_ops(drops_missing_drafts=True)
+    argmax, verify_drafts = cpu_argmax(library), cpu_verify_drafts(library)
     return StepOps(
         prepare_inputs=cpu_prepare_inputs(library),
-        argmax=cpu_argmax(library),
+        argmax=argmax,
         uniform=cpu_uniform(library),
         least_likely_kept=least_likely_kept_of_candidates,
-        verify_drafts=cpu_verify_drafts(library),
+        verify_drafts=verify_drafts,
+        verify_most_likely=verify_most_likely(argmax, verify_drafts),
     )

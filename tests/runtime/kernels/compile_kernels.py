@@ -32,6 +32,8 @@ from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
 from kvasir_runtime.kernels.top_k_top_p_triton import triton_least_likely_kept
+from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
+from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 SHARED_BYTES = 227 * 1024
 """That a program may use."""
@@ -141,6 +143,12 @@ def compile_step() -> None:
     triton_argmax(logits.bfloat16())
     triton_least_likely_kept(logits, ints(8), of(8, dtype=torch.float32))
     triton_uniform(longs(8), longs(8))
+    for max_drafts in (0, 5):
+        drawn = DrawnPositions(longs(8), ints(5), ints(4), of(4, dtype=torch.bool), width=2)
+        known = KnownTokens(ints(8, 1000), ints(8), ints(8), ints(8, max_drafts))
+        triton_verify_drafts(longs(8), drawn, known)
+        for dtype in (torch.bfloat16, torch.float32):
+            TritonVerifyMostLikely()(logits.to(dtype), drawn, known)
 
 
 def compile_attention(
