@@ -185,7 +185,12 @@ def _parts(
     if config.kv_events is not None:
         _observe_kv_events(metrics, services)
     prefills = RemotePrefills(
-        pool, metrics, HANDOVERS[config.kv_transfer_protocol], config.kv_transfer_port, tuning.late_prefill_seconds
+        pool,
+        metrics,
+        HANDOVERS[config.kv_transfer_protocol],
+        config.kv_transfer_port,
+        tuning.late_prefill_seconds,
+        tuning.clock,
     )
     return Parts(services, api_keys, tenant_limits, Proxy(pool, tuning.journal), prefills, metrics)
 

@@ -45,18 +45,20 @@ def test_where_a_moved_streams_blocks_are_is_told_to_the_next_engine_alone() -> 
 
 @pytest.mark.parametrize("num_bytes_spare", [0, -1])
 def test_an_engine_knows_how_long_a_journal_the_router_keeps(num_bytes_spare: int) -> None:
-    """The first engine's lines, of which one is long, and the second's together."""
+    """The first engine's lines and the second's together."""
     first = runtime.JournalWriter([REQUEST], 1700000000, "digest")
-    _, lines = router.Journal(BodyBudget(10_000)).split(first.begin() + first.write(*DELTAS[0]))
-    headers, budget = {runtime.RESUMABLE_HEADER: "1"}, BodyBudget(2 * runtime.MAX_JOURNAL_BYTES)
-    for _ in range(2):  # the second time with a line that fills what the first left
-        begun = runtime.read_journal(lines)
-        second = runtime.event_writer(headers, [REQUEST], 1, "digest", begun)
-        all_lines = lines + router.Journal(budget).split(second.write(*DELTAS[1]))[1]
-        lines = lines[:-2] + b" " * (runtime.MAX_JOURNAL_BYTES - num_bytes_spare - len(all_lines)) + lines[-2:]
-    kept = router.Journal(budget)
-    kept.keep(all_lines)
+    begun = runtime.read_journal(lines_of(first.begin()))
+    num_bytes = router.JOURNAL_BOUNDS.max_bytes - len(lines_of(first.write(*DELTAS[1]))) - num_bytes_spare
+    headers = {runtime.RESUMABLE_HEADER: "1"}
+    second = runtime.event_writer(headers, [REQUEST], 1, "digest", replace(begun, num_bytes=num_bytes))
+    kept = router.Journal(BodyBudget(2**30))
+    kept.keep(b"x" * num_bytes)
+    kept.keep(lines_of(second.write(*DELTAS[1])))
     assert (second.can_continue, kept.is_given_up) == ((True, False) if num_bytes_spare == 0 else (False, True))
+
+
+def lines_of(stream: bytes) -> bytes:
+    return router.Journal(BodyBudget(10_000)).split(stream)[1]
 
 
 def test_the_router_sees_that_a_stream_is_moved() -> None:

@@ -9,11 +9,13 @@ from tests.router.prefix_index.publisher import Publisher, publishing
 from tests.router.prefix_index.test_tokens import card, chat, ids
 
 from kvasir_router.config import KvEventPorts
+from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "def hello(name): return name " * 40}]
+TEXT = Prompt(b"def", is_token_ids=False, seed=b"", is_text=True)
 SIZE = 16
 
 
@@ -33,7 +35,7 @@ async def router(pair: list[Any], publishers: list[Publisher], start_router: Any
     (service,) = started.services
     await until_page(started, lambda page: all(each["kv_events"]["is_complete"] for each in page))
     async with asyncio.timeout(5):
-        while service.index._tokenizer is None:  # noqa: ASYNC110
+        while (await service.index.key(TEXT)).chains is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return started
 

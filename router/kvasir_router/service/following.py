@@ -64,7 +64,7 @@ class FollowingFactory:
         """
         self._ports = ports
         self._blocks = BlockBudget(max_blocks)
-        self._tokenizers = tokenizers or Tokenizers()
+        self._tokenizers = Tokenizers() if tokenizers is None else tokenizers
         self._tokenizer_idle_seconds = tokenizer_idle_seconds
         self._session = session
         self._clock = clock

@@ -1,6 +1,5 @@
 """Gaps, replays, duplicates and restarts, as decisions over numbered messages."""
 
-
 from kvasir_router.prefix_index.event_order import Action, Apply, EventOrder, Lost, Replay, Reset
 
 
