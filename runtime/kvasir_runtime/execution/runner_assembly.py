@@ -193,7 +193,7 @@ class RunnerAssembly:
         def capture_of(compute: ComputeStep) -> Capture:
             what = (compute, rows.block_tables, self.limits.max_model_len, tensor.counts)
             if on_cuda:
-                capture: Capture = CudaGraphCapture(*what)
+                capture: Capture = CudaGraphCapture(*what, self.step_ops.load_inputs)
             else:
                 assert library is not None, "there is memory for recordings only where there are kernels to record"
                 capture = RecordingCapture(library, *what)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
+from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Argmax
 from kvasir_runtime.kernels.philox import Uniform, cpu_uniform, uniform_reference
@@ -27,6 +28,7 @@ class StepOps:
     """Each reference function's docstring gives shapes and effects."""
 
     prepare_inputs: PrepareInputs
+    load_inputs: LoadInputs
     argmax: Argmax
     uniform: Uniform
     least_likely_kept: LeastLikelyKept
@@ -38,6 +40,7 @@ def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
     """Plain torch, any device, no synchronisation but of `prepare_inputs`."""
     return StepOps(
         prepare_inputs=partial(prepare_inputs_reference, drops_missing_drafts=drops_missing_drafts),
+        load_inputs=load_inputs_reference,
         argmax=argmax_reference,
         uniform=uniform_reference,
         least_likely_kept=least_likely_kept_reference,
@@ -54,6 +57,7 @@ def cpu_step_ops() -> StepOps:
     argmax, verify_drafts = cpu_argmax(library), cpu_verify_drafts(library)
     return StepOps(
         prepare_inputs=cpu_prepare_inputs(library),
+        load_inputs=load_inputs_reference,
         argmax=argmax,
         uniform=cpu_uniform(library),
         least_likely_kept=least_likely_kept_of_candidates,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runtime.kernels.triton_device import DEVICE
+from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from tests.runtime.padded_graphs import PaddedGraphs, PaddedStep
 from torch import Tensor
 
@@ -31,6 +31,8 @@ from kvasir_runtime.execution.graphs import (
 from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.static_inputs import StaticInputs
 from kvasir_runtime.kernels.attention_tiles import Splits
+from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.models.decoder import DecoderOutput
 
@@ -357,10 +359,11 @@ def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvasir_runtime.attention.triton.splits_for", lambda num_kv_heads, num_sms: splits)
 
 
+@pytest.mark.parametrize("load_inputs", [load_inputs_reference, pytest.param(triton_load_inputs, marks=GPU_MARKS)])
 @pytest.mark.parametrize("query_len", [1, 2])
-def test_what_is_left_of_a_larger_step_reads_and_writes_nothing(query_len: int) -> None:
-    tables = Attending(ReferenceAttention(), "cpu").tables
-    static = StaticInputs(4, 4 * query_len, tables, MAX_SEQ_LEN)
+def test_what_is_left_of_a_larger_step_reads_and_writes_nothing(query_len: int, load_inputs: LoadInputs) -> None:
+    tables = Attending(ReferenceAttention(), DEVICE.type).tables
+    static = StaticInputs(4, 4 * query_len, tables, MAX_SEQ_LEN, load_inputs=load_inputs)
     for num_requests in (4, 2):
         static.load(step_of(tables, [9, 30, 5, 17][:num_requests], query_len))
     assert static.inputs.seq_lens.tolist() == [9, 30, 0, 0]
@@ -460,7 +463,7 @@ def test_what_a_capture_frees_of_torchs_cache_hides_nothing_that_it_takes(monkey
 def test_a_cuda_graph_computes_and_writes_what_eager_steps_do() -> None:
     backend = TritonAttention(torch.device("cuda"), DecodeBounds(max_num_decodes=4, max_query_len=6))
     eager, captured = Attending(backend, "cuda"), Attending(backend, "cuda")
-    capture = CudaGraphCapture(captured, captured.tables, MAX_SEQ_LEN)
+    capture = CudaGraphCapture(captured, captured.tables, MAX_SEQ_LEN, load_inputs=triton_load_inputs)
     graphs = DecodeGraphs(eager, capture, [2, 4], [6, 1], GraphMemory(2**30))
     with torch.inference_mode():
         while graphs.capture_next():

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.argmax import argmax_reference
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
+from kvasir_runtime.kernels.load_inputs import DecodeTensors, load_inputs_reference
+from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.philox import uniform_reference
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors, prepare_inputs_reference
@@ -76,6 +78,30 @@ def test_a_row_without_drafts_needs_no_room_for_them() -> None:
     got = prepared("triton", bare, [3, 1], [1, 5], 1)
     for ours, theirs in zip(got, prepared("torch", bare, [3, 1], [1, 5], 1), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("graph", [(3, 3), (6, 14), (300, 600)], ids=str)
+def test_what_a_graph_is_given_is_the_twins(graph: tuple[int, int]) -> None:
+    lengths = torch.tensor([1] * 3 if graph[0] == graph[1] else [1, 4, 2])
+    step = decode_tensors(len(lengths), int(lengths.sum()), first=1)
+    step.query_starts[1:] = lengths.cumsum(0)
+    found = []
+    for load in (load_inputs_reference, triton_load_inputs):
+        own = decode_tensors(*graph, first=10_000)
+        load(step, own)
+        found.append((own.token_ids, own.positions, *own.slots, own.query_starts, own.seq_lens, own.rows))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def decode_tensors(num_requests: int, num_tokens: int, first: int) -> DecodeTensors:
+    longs = torch.arange(first, first + 4 * num_tokens, device=DEVICE).view(4, -1)
+    ints = torch.arange(3 * num_requests, dtype=torch.int32, device=DEVICE)
+    starts = torch.zeros(num_requests + 1, dtype=torch.int32, device=DEVICE)
+    seq_lens, rows = ints[:num_requests] + first, ints[-num_requests:] + first
+    return DecodeTensors(
+        longs[0].clone(), longs[1].clone(), (longs[2].clone(), longs[3].clone()), starts, seq_lens, rows
+    )
 
 
 def test_uniform_numbers_are_the_twins_bit_for_bit() -> None:
