@@ -14,14 +14,13 @@ from tests.runtime.exactness.speculators import NUM_DRAFTS, speculative_config
 from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from torch import Tensor
 
-from kvasir_runtime.attention import triton as triton_attention
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.transfers import Transfers, pack, unpack
 from kvasir_runtime.execution.worker import Worker, load_worker
-from kvasir_runtime.kernels.attention_tiles import Splits
+from kvasir_runtime.kernels.attention_tiles import splits_for
 from kvasir_runtime.kernels.ops_triton import triton_ops
 from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
 from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
@@ -31,7 +30,7 @@ from kvasir_runtime.speculative.select import proposer_of
 GREEDY: dict[str, Any] = {}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
 PENALISED = {"presence_penalty": 0.5, "logprobs": 2}
-SHORT_SPLITS = Splits(max_splits=4, unit_keys=32)
+SHORT_SPLITS = splits_for(2, num_sms=1, unit_keys=32)
 pytestmark = GPU_MARKS
 ON_GPU = DEVICE.type == "cuda"
 
@@ -48,9 +47,6 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     monkeypatch.setattr(worker_module, "_ops_of", lambda device: triton_ops())
     monkeypatch.setattr(worker_module, "_step_ops_of", lambda device: triton_step_ops())
-    monkeypatch.setattr(
-        worker_module, "select_backend", lambda name, device, bounds, _: TritonAttention(device, bounds)
-    )
     monkeypatch.setattr(Transfers, "upload", packed_upload)
 
 
@@ -61,7 +57,10 @@ def packed_upload(transfers: Transfers, *arrays: NDArray[np.generic]) -> tuple[T
 @pytest.fixture
 def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short sequences cross from one split of a decode's keys to two."""
-    monkeypatch.setattr(triton_attention, "splits_for", lambda num_kv_heads, num_sms: SHORT_SPLITS)
+    short = {"num_sms": 1, "split_unit_keys": SHORT_SPLITS.unit_keys}
+    monkeypatch.setattr(
+        worker_module, "select_backend", lambda name, device, bounds, _: TritonAttention(device, bounds, **short)
+    )
 
 
 @pytest.fixture

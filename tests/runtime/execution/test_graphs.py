@@ -30,7 +30,6 @@ from kvasir_runtime.execution.graphs import (
 )
 from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.static_inputs import StaticInputs
-from kvasir_runtime.kernels.attention_tiles import Splits
 from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
 from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.native import load_library
@@ -353,12 +352,6 @@ def _nan_where_nothing_is_written() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture
-def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = Splits(max_splits=4, unit_keys=16)
-    monkeypatch.setattr("kvasir_runtime.attention.triton.splits_for", lambda num_kv_heads, num_sms: splits)
-
-
 @pytest.mark.parametrize("load_inputs", [load_inputs_reference, pytest.param(triton_load_inputs, marks=GPU_MARKS)])
 @pytest.mark.parametrize("query_len", [1, 2])
 def test_what_is_left_of_a_larger_step_reads_and_writes_nothing(query_len: int, load_inputs: LoadInputs) -> None:
@@ -424,10 +417,11 @@ def test_replayed_steps_of_compiled_kernels_compute_and_write_what_eager_ones_do
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a CUDA graph does it there")
-@pytest.mark.usefixtures("_nan_where_nothing_is_written", "_short_splits")
+@pytest.mark.usefixtures("_nan_where_nothing_is_written")
 def test_padded_steps_of_triton_kernels_do_so_over_memory_of_nan() -> None:
     bounds = DecodeBounds(max_num_decodes=4, max_query_len=6)
-    assert_padding_changes_nothing(TritonAttention(DEVICE, bounds), DIFFERENT)
+    backend = TritonAttention(DEVICE, bounds, num_sms=1, split_unit_keys=16)
+    assert_padding_changes_nothing(backend, DIFFERENT)
 
 
 class FakeCuda:
