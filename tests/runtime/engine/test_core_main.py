@@ -10,14 +10,12 @@ import pytest
 
 from kvasir_runtime.config import (
     CacheConfig,
-    ExecutionConfig,
     ModelConfig,
     ParallelConfig,
     RuntimeConfig,
     SchedulerConfig,
     SpeculativeConfig,
 )
-from kvasir_runtime.engine import core_main
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.core_main import draft_depth, engine_core
 from kvasir_runtime.engine.messages import StepOutputs
@@ -112,13 +110,12 @@ class Engine:
 
 def make_engine(
     device: str = "cpu", *, scheduler: SchedulerConfig | None = None, cache: CacheConfig | None = None,
-    speculative: SpeculativeConfig | None = None, num_stages: int = 1,
+    depth: "WatchedDepth | None" = None, num_stages: int = 1,
 ) -> Engine:  # fmt: skip
     config = RuntimeConfig(
         model=ModelConfig(model="m"),
         scheduler=scheduler or SchedulerConfig(),
         cache=cache or CacheConfig(block_size=BLOCK_SIZE),
-        execution=ExecutionConfig(speculative_config=speculative),
         parallel=ParallelConfig(pipeline_parallel_size=num_stages),
     )
     rank = RankDescription(
@@ -126,7 +123,8 @@ def make_engine(
         max_num_batched_tokens=BUDGET, vocab_size=64, attention_backend="reference", device=device, startup_seconds={},
     )  # fmt: skip
     executor, channel = Device(), Channel()
-    return Engine(engine_core(config, rank, executor, channel, None), executor, channel)  # type: ignore[arg-type]
+    core = engine_core(config, rank, executor, channel, None, depth=depth)  # type: ignore[arg-type]
+    return Engine(core, executor, channel)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +198,9 @@ class WatchedDepth:
         self.steps.append(step)
 
 
-def test_who_decides_on_depth_is_asked_by_the_scheduler_and_told_what_steps_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_decides_on_depth_is_asked_by_the_scheduler_and_told_what_steps_take() -> None:
     depth = WatchedDepth()
-    monkeypatch.setattr(core_main, "draft_depth", lambda config, max_num_seqs: depth)
-    engine = make_engine(speculative=SpeculativeConfig(method="ngram"))
+    engine = make_engine(depth=depth)
     engine.add("a")
     engine.run(2)
     assert engine.device.plans[0].num_proposals == 3

@@ -10,6 +10,9 @@ import pytest
 from kvasir_runtime.server.processes import supervise
 
 
+pytestmark = pytest.mark.timeout(30)
+
+
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
