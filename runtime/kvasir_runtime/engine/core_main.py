@@ -102,8 +102,7 @@ def _serve(
         gc.collect()
         gc.freeze()  # what loading left behind is not walked again in the middle of a step
         feed = None if publisher is None else router_feed(config, rank, publisher, instance, agent)
-        depth = draft_depth(config.execution.speculative_config, config.scheduler.max_num_seqs)
-        engine_core(config, rank, ranks.executor, channel, feed, agent, depth).run()
+        engine_core(config, rank, ranks.executor, channel, feed, agent).run()
 
 
 def _end_with(ipc_dir: Path, num_apis: int, data_rank: int, failure: RankFailedError) -> NoReturn:
@@ -153,7 +152,9 @@ def engine_core(
     agent: TransferAgent | None = None,
     depth: DepthPolicy | FixedDepth | None = None,
 ) -> EngineCore:
-    """`depth`: who decides on the number of drafts; None: nothing is drafted."""
+    """`depth`: who decides on the number of drafts; None: whom the configuration asks for."""
+    if depth is None:
+        depth = draft_depth(config.execution.speculative_config, config.scheduler.max_num_seqs)
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=rank.max_num_batched_tokens,

@@ -10,6 +10,7 @@ import pytest
 
 from kvasir_runtime.config import (
     CacheConfig,
+    ExecutionConfig,
     ModelConfig,
     ParallelConfig,
     RuntimeConfig,
@@ -110,12 +111,13 @@ class Engine:
 
 def make_engine(
     device: str = "cpu", *, scheduler: SchedulerConfig | None = None, cache: CacheConfig | None = None,
-    depth: "WatchedDepth | None" = None, num_stages: int = 1,
+    depth: "WatchedDepth | None" = None, speculative: SpeculativeConfig | None = None, num_stages: int = 1,
 ) -> Engine:  # fmt: skip
     config = RuntimeConfig(
         model=ModelConfig(model="m"),
         scheduler=scheduler or SchedulerConfig(),
         cache=cache or CacheConfig(block_size=BLOCK_SIZE),
+        execution=ExecutionConfig(speculative_config=speculative),
         parallel=ParallelConfig(pipeline_parallel_size=num_stages),
     )
     rank = RankDescription(
@@ -205,6 +207,15 @@ def test_who_decides_on_depth_is_asked_by_the_scheduler_and_told_what_steps_take
     engine.run(2)
     assert engine.device.plans[0].num_proposals == 3
     assert [(step.num_prompt_tokens, step.num_proposals) for step in depth.steps][:1] == [(BUDGET, 3)]
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(3, 3), (None, 0)])
+def test_as_many_drafts_are_asked_for_as_the_configuration_says(num_tokens: int | None, expected: int) -> None:
+    fixed = num_tokens and SpeculativeConfig(method="ngram", num_speculative_tokens=num_tokens, adaptive=False)
+    engine = make_engine(speculative=fixed or None)
+    engine.add("a")
+    engine.run(1)
+    assert engine.device.plans[0].num_proposals == expected
 
 
 def test_depth_follows_what_pays_unless_it_is_fixed() -> None:

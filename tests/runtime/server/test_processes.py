@@ -9,7 +9,6 @@ import pytest
 
 from kvasir_runtime.server.processes import supervise
 
-
 pytestmark = pytest.mark.timeout(30)
 
 
