@@ -9,6 +9,8 @@ import pytest
 
 from kvasir_runtime.server.processes import supervise
 
+pytestmark = pytest.mark.timeout(30)
+
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
