@@ -33,7 +33,7 @@ from kvasir_operator.kube.lease import LeaseTiming
 from kvasir_operator.kube.startup import wait_until_served
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.cache import InformerCache
-from kvasir_operator.observe.gateway import GatewayObserver
+from kvasir_operator.observe.gateway import LOOK_SECONDS, GatewayObserver
 from kvasir_operator.observe.informers import Informers
 from kvasir_operator.observe.seen_services import SeenServices
 from kvasir_operator.parts import STOP_GRACE_SECONDS, Parts
@@ -170,13 +170,13 @@ class Operator:
         start("discovery", self._discovery.run(settings.resync_seconds))
         start("resync", resync.run(settings.resync_seconds))
         if settings.defaults.gateway is not None:
-            start("gateway", self._gateway.run())
+            start("gateway", self._gateway.run(min(LOOK_SECONDS, settings.resync_seconds)))
         self._discovery.doubt()  # who stood by for long asked long ago
         ledger = ScalingLedger()
         if self._prometheus is not None:
             clock = Clock(time.time, utc_now)
             scaler = Autoscaler(client, self._prometheus, ledger, settings, self._metrics, self._queue.add, clock)
-            start("autoscaler", scaler.run())
+            start("autoscaler", scaler.run(settings.autoscaling_seconds))
         reconciler = Reconciler(
             client,
             settings,
@@ -237,7 +237,7 @@ def _prometheus(settings: OperatorSettings) -> Prometheus | None:
 
 
 def _leadership(client: KubeClient, settings: OperatorSettings) -> Leadership:
-    timing, names = LeaseTiming(), lease_names(settings, _own_namespace())
+    timing, names = LeaseTiming.of(settings.lease_seconds), lease_names(settings, _own_namespace())
     electors = make_electors(client, names, _identity(), time.monotonic, timing)
     return Leadership(electors, timing.retry_seconds)
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
 from kubernetes.dynamic.exceptions import NotFoundError
 
@@ -46,6 +48,7 @@ from .processes import wait_until
 SETTINGS = OperatorSettings()
 FEATURES = ClusterFeatures((1, 36))
 NAME = "llama"
+Found = TypeVar("Found")
 WRITES = ("apply", "apply_status", "patch", "create", "replace", "delete")
 
 
@@ -76,6 +79,34 @@ class Writes:
             raise Crashed
 
 
+class Connection:
+    """A client and its event loop, which know nothing but the way: all passes share them, and their TLS handshakes."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._runner = asyncio.Runner()
+        self._writes = Writes(None)
+        self._client = self._runner.run(self._open(kubeconfig))
+
+    def run(self, body: Callable[[KubeClient], Coroutine[Any, Any, Found]], writes: Writes) -> Found:
+        self._writes = writes
+        return self._runner.run(body(self._client))
+
+    def close(self) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    async def _open(self, kubeconfig: Path) -> KubeClient:
+        configuration = await load_configuration(str(kubeconfig))
+        return KubeClient(configuration, ClientHooks(on_request=lambda *request: self._writes.hear(*request)))
+
+
+@cache
+def connection_to(control_plane: ControlPlane) -> Connection:
+    connection = Connection(control_plane.operator_kubeconfig)
+    control_plane.resources.callback(connection.close)
+    return connection
+
+
 async def no_work(pods: Iterable[KubeObject]) -> dict[str, int]:
     """What engines that do not run report of their work."""
     return {}
@@ -92,21 +123,17 @@ def run_pass(
 ) -> Pass:
     """One pass of a new operator, which knows nothing of earlier ones."""
 
-    async def body() -> Pass:
-        configuration = await load_configuration(str(control_plane.operator_kubeconfig))
-        configuration.connection_pool_maxsize = 2  # each new connection costs a TLS handshake
-        writes = Writes(crash_after)
-        client = KubeClient(configuration, ClientHooks(on_request=writes.hear))
-        try:
-            gateway = GatewayObserver(client, settings.defaults.gateway, None, lambda key: None)
-            reconciler = Reconciler(client, settings, lambda: features, gateway, read_work=read_work)
-            return Pass(writes.accepted, await reconciler.reconcile(ServiceKey(namespace, name)))
-        except Crashed:
-            return Pass(writes.accepted, None)
-        finally:
-            await client.close()
+    connection, writes = connection_to(control_plane), Writes(crash_after)
 
-    return asyncio.run(body())
+    async def body(client: KubeClient) -> Outcome | None:
+        gateway = GatewayObserver(client, settings.defaults.gateway, None, lambda key: None)
+        reconciler = Reconciler(client, settings, lambda: features, gateway, read_work=read_work)
+        try:
+            return await reconciler.reconcile(ServiceKey(namespace, name))
+        except Crashed:
+            return None
+
+    return Pass(writes.accepted, connection.run(body, writes))
 
 
 def settle(control_plane: ControlPlane, namespace: str, name: str = NAME) -> None:

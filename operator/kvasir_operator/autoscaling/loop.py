@@ -49,7 +49,6 @@ from kvasir_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_SECONDS = 15.0
 ASLEEP_INTERVAL_SECONDS = 1.0
 _ROLLOUTS = (Reason.ROLLOUT_IN_PROGRESS, Reason.ROLLOUT_PAUSED, Reason.ROLLOUT_HALTED)
 _MOST_AT_ONCE = 8
@@ -108,9 +107,7 @@ class Autoscaler:
         self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
         self._asleep_at_once = asyncio.Semaphore(_MOST_AT_ONCE)
 
-    async def run(
-        self, interval_seconds: float = INTERVAL_SECONDS, asleep_interval_seconds: float = ASLEEP_INTERVAL_SECONDS
-    ) -> None:
+    async def run(self, interval_seconds: float, asleep_interval_seconds: float = ASLEEP_INTERVAL_SECONDS) -> None:
         """Runs until cancelled."""
         while True:
             # Beside each other: a Prometheus that hangs must not keep a request from waking its service.
