@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.runtime.scheduling.conftest import least_blocks
@@ -542,3 +543,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings()  # of the profile (conftest.py)
+
+
+@pytest.mark.slow
+class TestSchedulerForLong(SchedulerMachine.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(max_examples=1500, stateful_step_count=60)
