@@ -54,12 +54,16 @@ def _draw_random(
         some = positions.min_p.of(logits)
         cut = sampling.min_p[positions.min_p.rows].log().unsqueeze(1)
         logits[positions.min_p.index] = some.masked_fill(some < cut, float("-inf"))
+    weights = logits.exp_()
     if positions.truncated is not None:
         own = positions.truncated
-        some = own.of(logits)
-        cut = ops.least_likely_kept(some, sampling.top_k[own.rows], sampling.top_p[own.rows])
-        logits[own.index] = some.masked_fill(some < cut, float("-inf"))
-    return _look_up(logits.exp_(), ops.uniform(sampling.seeds[random.rows], after + 1))
+        some = own.of(weights)
+        top_k = sampling.top_k[own.rows] if positions.traits & Trait.TOP_K else None
+        top_p = sampling.top_p[own.rows] if positions.traits & Trait.TOP_P else None
+        some = some.masked_fill_(some < ops.least_likely_kept(some, top_k, top_p), 0.0)
+        if not own.is_all:
+            weights[own.index] = some
+    return _look_up(weights, ops.uniform(sampling.seeds[random.rows], after + 1))
 
 
 def _look_up(weights: Tensor, draws: Tensor) -> Tensor:

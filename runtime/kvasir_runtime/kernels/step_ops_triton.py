@@ -5,7 +5,7 @@ from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.kernels.top_k_top_p_triton import triton_least_likely_kept
+from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
 from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 
@@ -16,7 +16,7 @@ def triton_step_ops() -> StepOps:
         load_inputs=triton_load_inputs,
         argmax=triton_argmax,
         uniform=triton_uniform,
-        least_likely_kept=triton_least_likely_kept,
+        least_likely_kept=TritonLeastLikelyKept(),
         verify_drafts=triton_verify_drafts,
         verify_most_likely=TritonVerifyMostLikely(),
     )

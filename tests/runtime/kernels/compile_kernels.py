@@ -33,7 +33,7 @@ from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, R
 from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
-from kvasir_runtime.kernels.top_k_top_p_triton import triton_least_likely_kept
+from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
 from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
 from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
@@ -143,7 +143,8 @@ def compile_step() -> None:
     logits = of(8, 128_256, dtype=torch.float32)
     triton_argmax(logits)
     triton_argmax(logits.bfloat16())
-    triton_least_likely_kept(logits, ints(8), of(8, dtype=torch.float32))
+    for top_k in (None, ints(8)):
+        TritonLeastLikelyKept()(logits, top_k, of(8, dtype=torch.float32))
     triton_uniform(longs(8), longs(8))
     for num_tokens in (4, 8):
         tensors = DecodeTensors(

@@ -13,8 +13,6 @@ from kvasir_runtime.kernels.philox import uniform_reference
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors, prepare_inputs_reference
 from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
-from kvasir_runtime.kernels.top_k_top_p import least_likely_kept_reference
-from kvasir_runtime.kernels.top_k_top_p_triton import triton_least_likely_kept
 
 pytestmark = GPU_MARKS
 NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, MAX_DRAFTS = 5, 700, 16, 3
@@ -125,42 +123,3 @@ def test_argmax_takes_the_first_of_the_largest(dtype: torch.dtype) -> None:
     logits[5, [3, 17]] = float("inf")
     logits[6, [11, 12]] = float("nan")
     assert triton_argmax(on_device(logits)).tolist() == argmax_reference(logits).tolist()
-
-
-def kept(logits: Tensor, cut: Tensor) -> list[list[int]]:
-    return [row.nonzero().flatten().tolist() for row in logits >= cut.cpu()]
-
-
-def test_top_k_and_top_p_keep_the_same_tokens_as_sorting_does() -> None:
-    random = torch.Generator().manual_seed(0)
-    logits = torch.randn(8, 300, generator=random) * torch.tensor([0.1, 1, 3, 9, 1, 3, 1, 2]).unsqueeze(1)
-    logits[6] = logits[6].round()  # ties
-    logits -= logits.amax(dim=1, keepdim=True)
-    logits[7, 20:] = float("-inf")
-    top_k = torch.tensor([300, 7, 300, 50, 1, 300, 20, 30], dtype=torch.int32)
-    top_p = torch.tensor([0.9, 1.0, 0.5, 0.8, 0.3, 1.0, 0.7, 0.999])
-    got = triton_least_likely_kept(on_device(logits), on_device(top_k), on_device(top_p))
-    assert got.shape == (8, 1)
-    assert kept(logits, got) == kept(logits, least_likely_kept_reference(logits, top_k, top_p))
-
-
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "expected"),
-    [
-        (1, 1.0, [0]),
-        (2, 1.0, [0, 1, 2]),  # the second and the third are equally likely
-        (3, 1.0, [0, 1, 2]),
-        (4, 1.0, [0, 1, 2, 3]),
-        (5, 0.499, [0]),  # its probability is a half, which is enough
-        (5, 0.501, [0, 1, 2]),
-        (5, 1e-9, [0]),
-        (4, 0.999, [0, 1, 2, 3]),
-        (5, 1.0, [0, 1, 2, 3, 4]),
-    ],
-)
-def test_where_the_cut_lies(top_k: int, top_p: float, expected: list[int]) -> None:
-    logits = torch.tensor([[1.0, 0.375, 0.375, 0.1875, 0.0625]]).log()
-    cut = triton_least_likely_kept(
-        on_device(logits), torch.tensor([top_k], dtype=torch.int32, device=DEVICE), torch.tensor([top_p], device=DEVICE)
-    )
-    assert kept(logits, cut) == [expected]
