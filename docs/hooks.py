@@ -19,6 +19,7 @@ RESULTS = "benchmarks/results"
 ELSEWHERE = {
     "charts/kvasir/RUNBOOKS.md": "runbooks.md",
     "charts/kvasir/README.md": "reference/chart.md",
+    "images/README.md": "reference/images.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     f"{RESULTS}/README.md": "benchmarks/index.md",

@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 TABLES = {path.name for path in RESULTS.glob("*.md")} - {"README.md"}
@@ -31,3 +33,20 @@ def test_what_rests_on_a_table_names_it_or_its_benchmark() -> None:
             benchmarks = {re.split(r"-(?:2026|llama|qwen3)", table)[0] for table in tables}
             text = (ROOT / page).read_text()
             assert any(benchmark in text for benchmark in benchmarks), f"{page} names none of {benchmarks}"
+
+
+@pytest.mark.parametrize(
+    ("page", "begin", "tables"),
+    [
+        ("README.md", "On CPUs it has been:", "engine_cpu-*-2026-11-24-zen4.md"),
+        ("docs/speculative.md", "## What it brings", "speculative-2026-11-26-*.md"),
+        ("docs/routing.md", "On Mooncake's conversation trace", "routing-2026-11-22-matrix.md"),
+    ],
+)
+def test_the_figures_of_a_page_stand_in_the_tables(page: str, begin: str, tables: str) -> None:
+    claim = (ROOT / page).read_text().partition(begin)[2].partition("\n## ")[0]
+    claim = claim if page.startswith("docs/spec") else claim.partition("\n\n")[0]
+    figures = re.findall(r"\b\d\.\d\d\b", claim)
+    assert figures
+    written = "".join(path.read_text() for path in RESULTS.glob(tables))
+    assert [figure for figure in figures if not re.search(rf"\b{re.escape(figure)}\b", written)] == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from examples.quickstart import stream_answer
 from tests.docs.commands import Command, documented
 from tests.local import chats
 from tests.local.chats import CHATS
@@ -31,6 +32,12 @@ def test_a_curl_of_the_documentation_is_answered(quickstart: LocalService, comma
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer.get("data") or answer["choices"][0]["message"]["content"]
+
+
+def test_make_run_streams_its_answer(quickstart: LocalService, capsys: pytest.CaptureFixture[str]) -> None:
+    """What examples/quickstart.py does once its service is ready."""
+    stream_answer(quickstart.client())
+    assert "def factorial(n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("chat", CHATS)
