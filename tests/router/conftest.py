@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.loopback import own_host
 from tests.router.parts import client_times
 from tests.router.prefix_index.publisher import Publisher, publishing
 
@@ -280,7 +281,7 @@ def engine(engines: list[FakeEngine]) -> FakeEngine:
 @pytest.fixture
 async def engines_apart(engines: list[FakeEngine]) -> list[FakeEngine]:
     """On hosts of their own, as pods are, so that both can publish on the same ports."""
-    for engine, host in zip(engines, ("127.0.0.1", "127.0.0.2"), strict=True):
+    for engine, host in zip(engines, (own_host(1), own_host(2)), strict=True):
         await engine.stop()
         engine.host, engine.port = host, 0
         await engine.start()
@@ -290,7 +291,10 @@ async def engines_apart(engines: list[FakeEngine]) -> list[FakeEngine]:
 @pytest.fixture
 def publishers() -> Iterator[list[Publisher]]:
     """Of `engines_apart`."""
-    with publishing() as one, publishing(one.event_port, one.replay_port, host="127.0.0.2") as two:
+    with (
+        publishing(host=own_host(1)) as one,
+        publishing(one.event_port, one.replay_port, host=own_host(2)) as two,
+    ):
         yield [one, two]
 
 

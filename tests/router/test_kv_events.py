@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import asdict
+from tests.loopback import own_host
 from tests.router.prefix_index.publisher import Publisher, publishing
 from tests.router.prefix_index.test_tokens import card, chat, ids
 
@@ -116,7 +117,7 @@ async def test_a_restarted_engine_is_learned_anew(publishers: list[Publisher], r
     publishers[0].publish(stored(prompt_tokens()))
     await until_page(router, lambda page: page[0]["prefix_blocks"] > 0)
     publishers[0].close()
-    with publishing(publishers[0].event_port, publishers[0].replay_port, process=2.0) as second:
+    with publishing(publishers[0].event_port, publishers[0].replay_port, process=2.0, host=own_host(1)) as second:
         await until_page(router, lambda page: page[0]["prefix_blocks"] == 0 and page[0]["kv_events"]["is_complete"])
         second.publish(stored(prompt_tokens()[:32]))
         await until_page(router, lambda page: page[0]["prefix_blocks"] == 2)

@@ -5,12 +5,13 @@ from socket import create_server
 from typing import Any
 
 import pytest
+from tests.loopback import own_host
 
 from kvasir_router.config import HostPort
 from kvasir_router.service.peer_settings import PeerSettings
 
 pytestmark = pytest.mark.anyio
-HOSTS = ("127.0.0.1", "127.0.0.2")
+HOSTS = (own_host(1), own_host(2))
 PROMPT = {"model": "tiny", "prompt": "once upon a time " * 40, "stream": True}
 
 

@@ -8,6 +8,7 @@ from socket import create_connection, create_server
 
 import pytest
 import zmq
+from tests.loopback import own_host
 from tests.router.prefix_index.zmq_sockets import Sockets, zmq_sockets
 from tests.router.service.test_peers import Router
 
@@ -20,8 +21,8 @@ from kvasir_router.service.peer_news import Dispatched, News, Seal
 from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings, addresses_of
 
 pytestmark = pytest.mark.anyio
-HOSTS = ("127.0.0.1", "127.0.0.2")
-SPEAKERS_HOST = "127.0.0.3"
+HOSTS = (own_host(1), own_host(2))
+SPEAKERS_HOST = own_host(3)
 SPEAKER = b"a peer's name: s"
 
 
