@@ -112,7 +112,7 @@ def test_a_body_behind_an_offer_of_http2_is_read(running, is_chunked: bool, is_c
 @pytest.fixture(scope="module")
 def hasty(model_folder, tmp_path_factory: pytest.TempPathFactory):
     """A server with no patience."""
-    limits = ClientLimits(head_seconds=0.5, body_seconds=0.2)
+    limits = ClientLimits(head_seconds=1.0, body_seconds=0.2)
     with running_server(model_folder, tmp_path_factory.mktemp("hasty"), limits=limits) as running:
         yield running
 
