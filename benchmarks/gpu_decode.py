@@ -4,7 +4,7 @@ Every sequence holds CONTEXT tokens and decodes greedily through the step contra
 one step late. The floor is the time to read each weight and each key and value once, as fast as a large copy on the
 same device reads and writes. Prints a Markdown table and writes it to benchmarks/results/.
 
-    PYTHONPATH=runtime python benchmarks/gpu_decode.py
+    PYTHONPATH=runtime python benchmarks/gpu_decode.py [--profile FILE.json.gz]
     PYTHONPATH=runtime TRITON_INTERPRET=1 python benchmarks/gpu_decode.py --toy    # seconds, on a CPU: that it runs
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, profiler
 
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
@@ -43,6 +43,7 @@ from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 BLOCK_SIZE = 16
 GRAPH_BYTES = 4 * 2**30
 NUM_COPIES = 20
+PROFILED_STEPS = 10
 
 MakeCapture = Callable[[ComputeStep, Tensor, int], Capture]
 """Of a computation over block tables, of sequences of so many tokens at most."""
@@ -132,21 +133,29 @@ class Bench:
     def step_seconds(self, batch_size: int, make_capture: MakeCapture | None = None) -> float:
         """Mean over the steps, of which the first ones are not timed; on graphs where they can be captured. Raises
         CaptureError."""
-        runner = self._runner(batch_size, make_capture)
-        steps = self._steps(batch_size)
-        for plan in steps[: self.workload.num_steps]:
+        runner, plans = self._warmed_up(batch_size, make_capture)
+        start = time.perf_counter()
+        run(runner, plans)
+        return (time.perf_counter() - start) / len(plans)
+
+    def profile(self, batch_size: int, make_capture: MakeCapture | None, trace: Path) -> str:
+        """Kernels by the time that they take in PROFILED_STEPS steps; the trace is one for Chrome or Perfetto."""
+        runner, plans = self._warmed_up(batch_size, make_capture)
+        with profiler.profile() as profiled:
+            run(runner, plans[:PROFILED_STEPS])
+        profiled.export_chrome_trace(str(trace))
+        averages = profiled.key_averages()
+        return str(
+            averages.table(sort_by=f"self_{self.device.type}_time_total", row_limit=40, max_name_column_width=60)
+        )
+
+    def _warmed_up(self, batch_size: int, make_capture: MakeCapture | None) -> tuple[ModelRunner, list[StepPlan]]:
+        """A runner that has done its first steps, and those to come. Raises CaptureError."""
+        runner, plans = self._runner(batch_size, make_capture), self._steps(batch_size)
+        for plan in plans[: self.workload.num_steps]:
             runner.forward(plan)
             runner.sample().result()
-        start = time.perf_counter()
-        pending = None
-        for plan in steps[self.workload.num_steps :]:
-            runner.forward(plan)
-            last, pending = pending, runner.sample()
-            if last is not None:
-                last.result()
-        assert pending is not None
-        pending.result()
-        return (time.perf_counter() - start) / self.workload.num_steps
+        return runner, plans[self.workload.num_steps :]
 
     def _runner(self, batch_size: int, make_capture: MakeCapture | None) -> ModelRunner:
         layout = make_layout(self.specs, BLOCK_SIZE)
@@ -198,6 +207,18 @@ class Bench:
         ]
 
 
+def run(runner: ModelRunner, plans: list[StepPlan]) -> None:
+    """Each result is read one step late."""
+    pending = None
+    for plan in plans:
+        runner.forward(plan)
+        last, pending = pending, runner.sample()
+        if last is not None:
+            last.result()
+    assert pending is not None
+    pending.result()
+
+
 def copied_bytes_per_second(device: torch.device, num_bytes: int) -> float:
     """Read and written, by the fastest of some copies."""
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -239,6 +260,10 @@ def measure(
     ]
 
 
+def capture_on_cuda(compute: ComputeStep, block_tables: Tensor, max_seq_len: int) -> Capture:
+    return CudaGraphCapture(compute, block_tables, max_seq_len, load_inputs=triton_step_ops().load_inputs)
+
+
 def table(rows: Iterable[Row], machine: str, bytes_per_second: float, context: int) -> str:
     lines = [
         f"Decode step on {machine}, {context} tokens of context, greedy, bfloat16 on a GPU; milliseconds. A large copy "
@@ -264,13 +289,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100, help="timed; as many run before")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="of the first model's steps of one sequence, a trace"
+    )
     arguments = parser.parse_args(argv)
     if arguments.toy:
         workload = Workload((1, 2), context=20, num_steps=1)
         device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
-        make_capture = CudaGraphCapture if device.type == "cuda" else None
+        make_capture = capture_on_cuda if device.type == "cuda" else None
         bytes_per_second = copied_bytes_per_second(device, 2**20)
         rows = measure("toy", TOY, workload, device, bytes_per_second, make_capture)
+        if arguments.profile is not None:
+            print(Bench(TOY, workload, device, torch.float32).profile(1, make_capture, arguments.profile))
         print(table(rows, device.type, bytes_per_second, workload.context))
         return
     workload = Workload((1, 8, 64), arguments.context, arguments.steps)
@@ -279,7 +309,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = [
         row
         for name in arguments.models
-        for row in measure(name, CONFIGS[name], workload, device, bytes_per_second, CudaGraphCapture)
+        for row in measure(name, CONFIGS[name], workload, device, bytes_per_second, capture_on_cuda)
     ]
     text = table(rows, torch.cuda.get_device_name(device), bytes_per_second, workload.context)
     command = (
@@ -288,6 +318,9 @@ def main(argv: list[str] | None = None) -> None:
     print(text)
     path = arguments.results / f"gpu_decode-{datetime.date.today():%Y-%m-%d}.md"
     path.write_text(f"{text}\n`{command}`, torch {torch.__version__}\n")
+    if arguments.profile is not None:
+        bench = Bench(CONFIGS[arguments.models[0]], workload, device, torch.bfloat16)
+        print(bench.profile(1, CudaGraphCapture, arguments.profile))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from kvasir_operator import __version__
 from kvasir_operator.api import labels
 from kvasir_operator.api.crd import crd_text
 from kvasir_operator.api.defaults import InstallationDefaults, read_defaults
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvasir-operator", description="Serve InferenceService manifests.", allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="run | status | render | local | crd")
 
     run = commands.add_parser("run", help="reconcile the InferenceServices of a cluster", allow_abbrev=False)

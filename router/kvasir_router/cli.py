@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-from kvasir_router import server
+from kvasir_router import __version__, server
 from kvasir_router.config import RouterConfig
 from kvasir_router.errors import ConfigError, StartupError
 from kvasir_router.workers import supervisor
@@ -52,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_arguments(argv: Sequence[str] | None) -> RouterConfig:
     """Raises ConfigError on an unknown or malformed flag."""
-    parser = _OneLineParser(prog="kvasir-router", description=server.__doc__, allow_abbrev=False)
+    parser = _OneLineParser(
+        prog="kvasir-router", description="Kvasir's router: one OpenAI endpoint in front of engines", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="serve")
     serve = commands.add_parser("serve", help="serve the OpenAI API in front of engines", allow_abbrev=False)
     for config_field in dataclasses.fields(RouterConfig):

@@ -1,11 +1,9 @@
 """What the chart repeats of the rest of the tree, because Helm cannot read outside the chart's folder, is the same."""
 
 import re
-import tomllib
 from collections import defaultdict
 from pathlib import Path
 
-import yaml
 from tests.charts.chart_rules import TEMPLATES, operator_rules, permissions, rules_of
 
 from kvasir_operator.api import labels
@@ -23,12 +21,6 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_the_crds_are_copied_byte_for_byte() -> None:
     assert files(CHART / "files" / "crds") == files(ROOT / "crds"), "cp crds/*.yaml charts/kvasir/files/crds/"
-
-
-def test_chart_and_package_have_one_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
 def test_the_operator_may_watch_and_write_every_kind_of_child_and_delete_pods_besides() -> None:

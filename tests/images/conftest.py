@@ -1,6 +1,7 @@
-"""The folder of the images, and e2e/cluster/images as a module: it is a program without a suffix."""
+"""The folder of the images, the programs that build and publish them as modules, and a registry to publish to."""
 
 import importlib.util
+import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +18,20 @@ def images() -> Path:
 
 @pytest.fixture(scope="session")
 def script() -> ModuleType:
-    loader = SourceFileLoader("build_images", str(ROOT / "e2e" / "cluster" / "images"))
+    return module("build_images", ROOT / "e2e" / "cluster" / "images")
+
+
+@pytest.fixture(scope="session")
+def release() -> ModuleType:
+    return module("release", ROOT / "images" / "release")
+
+
+def module(name: str, program: Path) -> ModuleType:
+    """Of a program without a suffix."""
+    loader = SourceFileLoader(name, str(program))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded  # where dataclasses look
+    loader.exec_module(loaded)
+    return loaded

@@ -64,8 +64,8 @@ def test_images_are_named_as_the_chart_names_them(script: ModuleType) -> None:
 
 
 def test_the_table_tells_what_was_built_from_what_was_there(script: ModuleType) -> None:
-    built = script.Built("key", "kvasir.dev/kvasir-router:1", 70_000_000, 100_000, "205 MB", 31.4)
+    built = script.Built("key", "kvasir.dev/kvasir-router:1", "layout", 70_000_000, 100_000, "205 MB", 31.4)
     lines = script.table([built], {built.name})
     assert lines[1].split() == ["kvasir.dev/kvasir-router:1", "70.0", "MB", "0.1", "MB", "205", "MB", "31", "s"]
-    assert lines[0].index("archive") == lines[1].index("70.0")
+    assert lines[0].index("compressed") == lines[1].index("70.0")
     assert script.table([built], set())[1].endswith("unchanged")

@@ -37,16 +37,26 @@ def _of_prometheus(name: str) -> Path:
 
 def prometheus_folder() -> Path:
     """Unpacked beside the machine's own programs: no service, no user, nothing to undo."""
-    return made_once(CACHE / "prometheus-debian", unpack_prometheus) / "usr" / "bin"
+    return unpacked("prometheus")
 
 
-def unpack_prometheus(into: Path) -> None:
-    print("up: unpacking prometheus from Debian", flush=True)
+def registry_program() -> Path:
+    """A container registry, Debian's."""
+    return unpacked("docker-registry") / "docker-registry"
+
+
+def unpacked(package: str) -> Path:
+    """The folder of a package's programs."""
+    return made_once(CACHE / f"{package}-debian", lambda into: unpack(package, into)) / "usr" / "bin"
+
+
+def unpack(package: str, into: Path) -> None:
+    print(f"up: unpacking {package} from Debian", flush=True)
     apt("update")
-    apt("download", "prometheus", folder=into)
-    [package] = into.glob("prometheus_*.deb")
-    subprocess.run(["dpkg-deb", "--extract", str(package), str(into)], check=True)
-    package.unlink()
+    apt("download", package, folder=into)
+    [archive] = into.glob(f"{package}_*.deb")
+    subprocess.run(["dpkg-deb", "--extract", str(archive), str(into)], check=True)
+    archive.unlink()
 
 
 def apt(*arguments: str, folder: Path | None = None) -> None:

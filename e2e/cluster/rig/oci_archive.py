@@ -20,9 +20,10 @@ class ArchiveSizes:
 
 
 def pack(
-    layout: Path, tag: str, name: str, archive: Path, relabelled: Mapping[str, Mapping[str, str]] | None = None
+    layout: Path, tag: str, name: str, archive: Path | None, relabelled: Mapping[str, Mapping[str, str]] | None = None
 ) -> ArchiveSizes:
-    """Write the image that `layout` calls `tag` as `name`, by one rename; blobs of other images are removed.
+    """Write the image that `layout` calls `tag` as `name`, by one rename; blobs of other images are removed. `archive`
+    None: no more than that removal.
 
     `relabelled` has further images by name, which differ from it by these labels and share its layers.
     """
@@ -40,8 +41,9 @@ def pack(
     manifests += [other | {"annotations": {NAME_FOR_CONTAINERD: its_name}} for its_name, other in others.items()]
     index = {"schemaVersion": 2, "manifests": manifests}
     (layout / "index.json").write_text(json.dumps(index))
-    write_archive(layout, blobs, archive)
-    return ArchiveSizes(archive.stat().st_size, manifest["layers"][-1]["size"])
+    if archive is not None:
+        write_archive(layout, blobs, archive)
+    return ArchiveSizes(sum(file.stat().st_size for file in set(blobs)), manifest["layers"][-1]["size"])
 
 
 def tagged(index: dict[str, Any], tag: str) -> dict[str, Any]:

@@ -104,7 +104,8 @@ class CudaPlatform(Platform):
 
     def graphs(self, setup: GraphSetup) -> RunnerGraphs:
         def capture_of(compute: ComputeStep) -> Capture:
-            return setup.agreed(CudaGraphCapture(compute, setup.block_tables, setup.max_seq_len, setup.counts))
+            what = (compute, setup.block_tables, setup.max_seq_len, setup.counts)
+            return setup.agreed(CudaGraphCapture(*what, self.step_ops().load_inputs))
 
         return RunnerGraphs(capture_of, graph_sizes(setup.max_num_seqs), GraphMemory(setup.num_bytes))
 

@@ -180,13 +180,15 @@ def _measured_weight(timer: StartupTimer, path: str, weight: Tensor, bias: Tenso
 
 
 def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> None:
-    """Run every kernel that serving runs: a prefill, decodes with and without all that sampling can do, and decodes of
-    keys enough to be split, with drafts and without."""
+    """Run every kernel that serving runs: a prefill, decodes with and without all that sampling can do, both in one
+    step, and decodes of keys enough to be split, with drafts and without."""
     length = min(2, limits.max_model_len)
     num_drafts = min(max_drafts, limits.max_model_len - 1, limits.max_num_batched_tokens - 1)
     for sampling in (GREEDY, DEMANDING):
         run(runner, prefill_step([length], sampling, max_drafts))
         run(runner, decode_step(1, num_drafts, length, sampling))
+    if limits.max_num_seqs > 1:
+        run(runner, decode_step(2, 0, length, GREEDY, DEMANDING))
     long = min(2 * SPLIT_UNIT_KEYS, limits.max_model_len)
     for drafts in (0, min(num_drafts, long - 1)):
         run(runner, decode_step(1, drafts, long, ADJUSTED))

@@ -15,14 +15,14 @@ from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from tests.runtime.watched_platform import WatchedPlatform
 from torch import Tensor
 
-from kvasir_runtime.attention import triton as triton_attention
+from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.transfers import Transfers, pack, unpack
 from kvasir_runtime.execution.worker import Worker, load_worker
-from kvasir_runtime.kernels.attention_tiles import Splits
+from kvasir_runtime.kernels.attention_tiles import splits_for
 from kvasir_runtime.kernels.ops_triton import triton_ops
 from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
 from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
@@ -32,7 +32,7 @@ from kvasir_runtime.speculative.select import proposer_of
 GREEDY: dict[str, Any] = {}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
 PENALISED = {"presence_penalty": 0.5, "logprobs": 2}
-SHORT_SPLITS = Splits(max_splits=4, unit_keys=32)
+SHORT_SPLITS = splits_for(2, num_sms=1, unit_keys=32)
 pytestmark = GPU_MARKS
 ON_GPU = DEVICE.type == "cuda"
 
@@ -42,28 +42,26 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
     return Compilations(monkeypatch)
 
 
-def as_on_a_gpu() -> Platform | None:
-    """Without one: its kernels, and its packed uploads."""
+def as_on_a_gpu() -> Platform:
+    """Without one: its kernels, and its packed uploads. Short sequences cross from one split of their keys to two."""
     if ON_GPU:
-        return None
+        return WatchedPlatform(DEVICE, backend=short_splits)
     return WatchedPlatform(
         ops=triton_ops(),
         step_ops=triton_step_ops(),
-        backend=lambda name, bounds, kv_cache_dtype: TritonAttention(DEVICE, bounds),
+        backend=short_splits,
         transfers=PackedTransfers(DEVICE),
         graph_bytes=0,
     )
 
 
+def short_splits(name: str, bounds: DecodeBounds, kv_cache_dtype: str) -> TritonAttention:
+    return TritonAttention(DEVICE, bounds, num_sms=1, split_unit_keys=SHORT_SPLITS.unit_keys)
+
+
 class PackedTransfers(Transfers):
     def upload(self, *arrays: NDArray[np.generic]) -> tuple[Tensor, ...]:
         return unpack(pack(arrays, pin_memory=False), arrays)
-
-
-@pytest.fixture
-def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short sequences cross from one split of a decode's keys to two."""
-    monkeypatch.setattr(triton_attention, "splits_for", lambda num_kv_heads, num_sms: SHORT_SPLITS)
 
 
 @pytest.fixture
@@ -95,7 +93,6 @@ def test_an_argument_of_another_kind_counts_once(compilations: Compilations) -> 
     assert numbers == [1, 1, 2, 2, 2]
 
 
-@pytest.mark.usefixtures("_short_splits")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # warming up attends to what memory happens to hold
 @pytest.mark.parametrize("method", [None, "draft_model", "eagle"])
 def test_nothing_compiles_while_prompts_and_batches_of_many_sizes_are_served(

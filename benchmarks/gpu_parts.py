@@ -1,0 +1,302 @@
+"""What each part of a decode step takes on a GPU, and prefill attention: copies, products, attention, small kernels.
+
+Times are medians of replays of a CUDA graph of many calls, over inputs that rotate so that the L2 cache does not hold
+them. A part that fails is told, and the others go on. One line of JSON a figure goes to OUT/parts.jsonl.
+
+    PYTHONPATH=runtime python benchmarks/gpu_parts.py OUT [--only PART ...] [--fa3 FILE]
+    PYTHONPATH=runtime TRITON_INTERPRET=1 python benchmarks/gpu_parts.py OUT --toy    # seconds, on a CPU: that it runs
+
+FILE is FlashAttention-3 as vLLM's wheel has it (`_vllm_fa3_C.abi3.so`): the same attention by another's kernel.
+"""
+
+import argparse
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
+from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
+from kvasir_runtime.attention.triton import TritonAttention
+from kvasir_runtime.kernels.ops_triton import triton_ops
+from kvasir_runtime.kernels.paged_attention import paged_attention_reference
+from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
+
+NUM_CALLS, NUM_REPLAYS, NUM_WARM_UPS = 20, 15, 3
+ROTATED_BYTES = 400 * 10**6
+"""More than any L2 cache holds."""
+PAGE_SIZE = 16
+MOST_CHECKED_TOKENS = 16384
+
+Call = Callable[[], object]
+Timer = Callable[[Sequence[Call]], float]
+"""Seconds a call, of calls that do the same with different inputs."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    model: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: each part goes through its own list."""
+
+    copied_bytes: int
+    products: dict[str, tuple[int, int]]  # name -> (out, in)
+    product_rows: tuple[int, ...]
+    heads: tuple[Heads, ...]
+    decodes: tuple[tuple[int, int], ...]  # (sequences, context)
+    prompts: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    hidden: int
+    intermediate: int
+    vocab: int
+
+
+REAL = Sizes(
+    copied_bytes=2**32,
+    products={
+        "Llama-3.1-8B qkv": (6144, 4096), "Llama-3.1-8B o": (4096, 4096), "Llama-3.1-8B gate_up": (28672, 4096),
+        "Llama-3.1-8B down": (4096, 14336), "Llama-3.1-8B head": (128256, 4096), "Qwen3-0.6B qkv": (4096, 1024),
+        "Qwen3-0.6B o": (1024, 2048), "Qwen3-0.6B gate_up": (6144, 1024), "Qwen3-0.6B down": (1024, 3072),
+        "Qwen3-0.6B head": (151936, 1024),
+    },
+    product_rows=(1, 8, 64),
+    heads=(Heads("Llama-3.1-8B", 32, 8, 128), Heads("Qwen3-0.6B", 16, 8, 128), Heads("Gemma-3-1B", 4, 1, 256)),
+    decodes=((1, 1024), (1, 8192), (1, 32768), (8, 1024), (64, 1024), (64, 4096)),
+    prompts=(512, 2048, 8192),
+    batch_sizes=(1, 8, 64),
+    hidden=4096, intermediate=14336, vocab=128256,
+)  # fmt: skip
+TOY = Sizes(2**10, {"toy": (8, 16)}, (1, 2), (Heads("toy", 4, 2, 16),), ((1, 40),), (40,), (1,), 32, 16, 1000)
+
+
+@dataclass(frozen=True)
+class Figure:
+    part: str
+    case: str
+    microseconds: float
+    terabytes_per_second: float | None = None
+    teraflops: float | None = None
+    error: float | None = None
+    """Of the result, relative to the reference in float64."""
+
+
+@dataclass(frozen=True)
+class Place:
+    device: torch.device
+    dtype: torch.dtype
+    seconds: Timer
+    flash_attention: Path | None = None
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=self.device).mul_(0.5).to(self.dtype)
+
+
+def copies(sizes: Sizes, place: Place) -> Iterator[Figure]:
+    """The ceiling: what a large copy reads and writes."""
+    source = torch.randint(0, 255, (sizes.copied_bytes,), dtype=torch.uint8, device=place.device)
+    target = torch.empty_like(source)
+    yield moved("copies", "one large copy", place.seconds([lambda: target.copy_(source)]), 2 * sizes.copied_bytes)
+
+
+def products(sizes: Sizes, place: Place) -> Iterator[Figure]:
+    """The products of a layer by rows: the weights' bytes beside the copy's rate."""
+    for name, (num_out, num_in) in sizes.products.items():
+        num_bytes = num_out * num_in * place.dtype.itemsize
+        weights = [place.random(num_out, num_in) for _ in range(num_rotated(num_bytes, most=8))]
+        for num_rows in sizes.product_rows:
+            rows = place.random(num_rows, num_in)
+            seconds = place.seconds([lambda weight=weight, rows=rows: linear(rows, weight) for weight in weights])
+            yield moved("products", f"{name}, {num_rows} rows", seconds, num_bytes)
+
+
+def small_kernels(sizes: Sizes, place: Place) -> Iterator[Figure]:
+    """What a launch between the products takes inside a graph."""
+    ops, step_ops, part = triton_ops(), triton_step_ops(), "small_kernels"
+    for batch_size in sizes.batch_sizes:
+        hidden, residual, weight = (place.random(*shape, sizes.hidden) for shape in ((batch_size,), (batch_size,), ()))
+        gate_up, logits = place.random(batch_size, 2 * sizes.intermediate), place.random(batch_size, sizes.vocab)
+        centred = (scores := logits.float() * 4) - scores.amax(-1, keepdim=True)
+        top_k = torch.full((batch_size,), sizes.vocab, dtype=torch.int32, device=place.device)
+        top_p = torch.full((batch_size,), 0.9, device=place.device)
+        calls: dict[str, Call] = {
+            "add_rms_norm": lambda: ops.add_rms_norm(hidden, residual, weight, 1e-5),  # noqa: B023
+            "silu_and_mul": lambda: ops.silu_and_mul(gate_up),  # noqa: B023
+            "argmax": lambda: step_ops.argmax(logits),  # noqa: B023
+            "top_p": lambda: step_ops.least_likely_kept(centred, top_k, top_p),  # noqa: B023
+            "top_p by torch's sort": lambda: centred.sort(dim=-1),  # noqa: B023
+        }
+        for name, call in calls.items():
+            yield Figure(part, f"{name}, {batch_size} rows", place.seconds([call]) * 1e6)
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Inputs of one attention call."""
+
+    step: StepInputs
+    cache: LayerCache
+    query: Tensor
+    context: int
+
+    @property
+    def table(self) -> Tensor:
+        return self.step.groups[0].block_table
+
+
+def decode_attention(sizes: Sizes, place: Place) -> Iterator[Figure]:
+    for heads in sizes.heads:
+        for num_seqs, context in sizes.decodes:
+            num_bytes = 2 * num_seqs * context * heads.num_kv_heads * heads.head_dim * place.dtype.itemsize
+            inputs = [
+                attended(place, heads, num_seqs, 1, context) for _ in range(num_rotated(num_bytes, most=NUM_CALLS))
+            ]
+            backend = TritonAttention(place.device, DecodeBounds(num_seqs, 1))
+            case = f"{heads.model}, {num_seqs} x {context}"
+            seconds = place.seconds([triton_attention(backend, each) for each in inputs])
+            error = relative_error(triton_attention(backend, inputs[0])(), inputs[0])
+            yield moved("decode_attention", case, seconds, num_bytes, error)
+            if place.flash_attention is not None:
+                seconds = place.seconds([flash_attention(place.flash_attention, each) for each in inputs])
+                yield moved("decode_attention", f"{case}, FlashAttention-3", seconds, num_bytes)
+
+
+def prefill_attention(sizes: Sizes, place: Place) -> Iterator[Figure]:
+    for heads in sizes.heads:
+        for length in sizes.prompts:
+            inputs = attended(place, heads, 1, length, length)
+            backend, case = TritonAttention(place.device, DecodeBounds(1, 1)), f"{heads.model}, {length} tokens"
+            calls = {case: triton_attention(backend, inputs)}
+            if place.flash_attention is not None:
+                calls[f"{case}, FlashAttention-3"] = flash_attention(place.flash_attention, inputs)
+            operations = 2 * heads.num_heads * heads.head_dim * length * length
+            for name, call in calls.items():
+                seconds = place.seconds([call])
+                yield Figure("prefill_attention", name, seconds * 1e6, teraflops=operations / seconds / 1e12)
+
+
+PARTS = {part.__name__: part for part in (copies, products, small_kernels, decode_attention, prefill_attention)}
+
+
+def attended(place: Place, heads: Heads, num_seqs: int, query_len: int, context: int) -> Attended:
+    """Pages in random order, each of one sequence."""
+    pages_each = -(-context // PAGE_SIZE)
+    pages = torch.randperm(num_seqs * pages_each, device=place.device).int().view(num_seqs, pages_each)
+    kv = place.random(num_seqs * pages_each, 2, PAGE_SIZE, heads.num_kv_heads, heads.head_dim)
+    nothing = torch.zeros(num_seqs * query_len, dtype=torch.int64, device=place.device)
+    rows = torch.arange(num_seqs + 1, dtype=torch.int32, device=place.device)
+    lengths = StepLengths(np.full(num_seqs, query_len, np.int32), num_seqs if query_len == 1 else 0, context)
+    step = StepInputs(
+        nothing, nothing, rows * query_len, torch.full_like(rows[1:], context), rows[:-1],
+        (GroupInputs(pages, nothing),), lengths,
+    )  # fmt: skip
+    query = place.random(num_seqs * query_len, heads.num_heads, heads.head_dim)
+    return Attended(step, LayerCache(kv[:, 0], kv[:, 1], group=0), query, context)
+
+
+def triton_attention(backend: TritonAttention, inputs: Attended) -> Callable[[], Tensor]:
+    step, scale = backend.prepare(inputs.step), inputs.query.shape[-1] ** -0.5
+    return lambda: step.attend(inputs.query, inputs.cache, scale=scale, window=None, softcap=None)
+
+
+def flash_attention(library: Path, inputs: Attended) -> Call:
+    torch.ops.load_library(library)
+    step, query, query_len = inputs.step, inputs.query, inputs.step.lengths.max_query_len
+    return lambda: torch.ops._vllm_fa3_C.fwd(
+        query, inputs.cache.key, inputs.cache.value, *(None,) * 3, None, step.query_starts, *(None,) * 3, step.seq_lens,
+        query_len, inputs.context, inputs.table, *(None,) * 8, query.shape[-1] ** -0.5, True, -1, -1, 0.0, True, None,
+        0, None, 0, None, 1, 0, None,
+    )  # fmt: skip
+
+
+def relative_error(found: Tensor, inputs: Attended) -> float | None:
+    """Against the reference in float64 on the host; None where that would take long."""
+    step, cache = inputs.step, inputs.cache
+    if len(step.rows) * inputs.context > MOST_CHECKED_TOKENS:
+        return None
+    query, key, value = (tensor.cpu().double() for tensor in (inputs.query, cache.key, cache.value))
+    lists = (tensor.cpu() for tensor in (step.query_starts, step.seq_lens, inputs.table, step.rows))
+    scale, out = query.shape[-1] ** -0.5, torch.zeros_like(query)
+    wanted = paged_attention_reference(query, key, value, *lists, scale, None, None, out, None, None)
+    return float((found.cpu().double() - wanted).norm() / wanted.norm())
+
+
+def moved(part: str, case: str, seconds: float, num_bytes: int, error: float | None = None) -> Figure:
+    return Figure(part, case, seconds * 1e6, terabytes_per_second=num_bytes / seconds / 1e12, error=error)
+
+
+def num_rotated(num_bytes: int, most: int) -> int:
+    return max(1, min(most, ROTATED_BYTES // num_bytes))
+
+
+def graph_seconds(calls: Sequence[Call]) -> float:
+    """By events around replays of a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(NUM_CALLS):
+            calls[number % len(calls)]()
+    milliseconds = []
+    for _ in range(NUM_WARM_UPS + NUM_REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        milliseconds.append(begin.elapsed_time(end))
+    return statistics.median(milliseconds[NUM_WARM_UPS:]) / 1e3 / NUM_CALLS
+
+
+def first_call_seconds(calls: Sequence[Call]) -> float:
+    begin = time.perf_counter()
+    calls[0]()
+    return time.perf_counter() - begin
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--fa3", type=Path, metavar="FILE")
+    parser.add_argument("--toy", action="store_true")
+    options = parser.parse_args(argv)
+    place = (
+        Place(torch.device("cpu"), torch.float32, first_call_seconds)
+        if options.toy
+        else Place(torch.device("cuda"), torch.bfloat16, graph_seconds, options.fa3)
+    )
+    failed = []
+    with (options.out / "parts.jsonl").open("a") as file:
+        for name in options.only:
+            try:
+                for figure in PARTS[name](TOY if options.toy else REAL, place):
+                    line = json.dumps(asdict(figure))
+                    print(line, flush=True)
+                    print(line, file=file, flush=True)
+            except Exception:  # whatever a driver or compiler raises: the next part may run
+                traceback.print_exc()
+                failed.append(name)
+    if failed:
+        raise SystemExit(f"gpu_parts: {', '.join(failed)} failed, as told above")
+
+
+if __name__ == "__main__":
+    main()
