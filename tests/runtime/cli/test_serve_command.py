@@ -30,7 +30,7 @@ def events_endpoint(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def two_apis(serve_all, events_endpoint):
     """A server of two API processes, for the tests that name it in their order; the last of them ends it."""
-    replay = events_endpoint.replace("/events", "/replay")
+    replay = f"{events_endpoint}-replay"
     config = {"enable_kv_cache_events": True, "load_hz": 50, "endpoint": events_endpoint, "replay_endpoint": replay}
     return serve_all("--api-server-count", "2", "--kv-events-config", json.dumps(config)).wait_ready()
 
