@@ -16,6 +16,8 @@ import pytest
 from tests.runtime.cli.conftest import Server, free_ports_in_a_row
 from tests.runtime.cli.test_disaggregation import COMPLETION, MODEL, TEXT, tokens, total
 
+HOST = f"127.77.{os.getpid() % 251}.{1 + os.getpid() // 251 % 251}"
+"""Of this process alone: the ports after one that is free are free as well, and stay so."""
 NUM_RANKS = 2
 NUM_REQUESTS = 4
 LEASE_SECONDS = 6
@@ -32,8 +34,8 @@ TURNS = [
 
 class Engine(Server):
     def __init__(self, *flags: str) -> None:
-        self.first_port = free_ports_in_a_row(NUM_RANKS)
-        extra = {"side_channel_port": self.first_port, "lease_seconds": LEASE_SECONDS}
+        self.first_port = free_ports_in_a_row(NUM_RANKS, HOST)
+        extra = {"side_channel_host": HOST, "side_channel_port": self.first_port, "lease_seconds": LEASE_SECONDS}
         config = {"kv_connector": "NixlConnector", "kv_connector_extra_config": extra}
         super().__init__(
             MODEL, "--kv-transfer-config", json.dumps(config), "--dtype", "float32", "--max-num-seqs", "16",
@@ -142,7 +144,7 @@ def test_every_rank_gives_and_takes(
             decoding = asked_at_once(pool, decode, to_decode)
     else:
         ids = [uuid.uuid4().hex for _ in bodies]
-        place = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": prefill.first_port}
+        place = {"do_remote_prefill": True, "remote_host": HOST, "remote_port": prefill.first_port}
         to_decode = [
             body | {"kv_transfer_params": place | {"transfer_id": key}} for body, key in zip(bodies, ids, strict=True)
         ]
