@@ -5,22 +5,35 @@ INSTALLED := .venv/installed
 
 CRD := serving.kvasir.dev_inferenceservices.yaml
 
-.PHONY: run test lint e2e bench setup generate
+.PHONY: run test test-full lint lint-style lint-types lint-imports lint-e2e e2e bench docs setup generate
+
+# Two processes, one for each core of the smallest machine; tests/side_by_side.py says how they divide the files.
+PYTEST := $(BIN)/python -m pytest -n 2
 
 run: $(INSTALLED)
 	$(BIN)/python examples/quickstart.py
 
-# The control plane for the tests (Go, 5 to 6 minutes the first time) is compiled, and a browser installed, while packages
-# install and linters run.
-test:
+# The control plane for the tests (Go, some minutes the first time) is compiled, and a browser installed, while packages
+# install and linters run. A file that takes over a minute fails the short suite; `test-full` has the slow tests too.
+test: CHOSEN := -m "not slow" --file-seconds 60
+test test-full:
 	@$(PYTHON) tests/browser/install & browser=$$!; $(PYTHON) e2e/cluster/build & build=$$!; trap 'kill $$build 2>/dev/null' EXIT; \
-	$(MAKE) --no-print-directory lint && wait $$browser && wait $$build && $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory lint && wait $$browser && wait $$build && $(PYTEST) $(CHOSEN) $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint-style lint-types lint-imports lint-e2e
+
+lint-style: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: $(INSTALLED)
 	$(BIN)/mypy
+
+lint-imports: $(INSTALLED)
 	$(BIN)/lint-imports
+
+lint-e2e: $(INSTALLED)
 	$(BIN)/python -m pytest --collect-only --quiet --quiet e2e
 
 e2e: $(INSTALLED)
@@ -28,6 +41,9 @@ e2e: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/engine_cpu.py
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 setup: $(INSTALLED)
 

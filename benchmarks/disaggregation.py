@@ -26,14 +26,15 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     end_on_sigterm()
     options = parsed_options()
+    model, work = options.model, options.work
     parts = [heading()]
     if options.only in (None, "pulls"):
         parts.append(kv_blocks(options.mib, options.pulls, options.device, options.page_kib))
     if options.only in (None, "overlap"):
-        parts.append(transfer_overlap(make_model(options.model, WORK / "models"), options.lengths, options.prompts))
+        parts.append(transfer_overlap(make_model(model, work / "models"), options.lengths, options.prompts, work))
     if options.only in (None, "engines"):
         trace = read_trace(options.trace, options.requests, options.rate, options.shorter_input, options.shorter_output)
-        parts.append(mixed_and_split(make_model(options.model, WORK / "models"), trace, options.ways, options.rounds))
+        parts.append(mixed_and_split(make_model(model, work / "models"), trace, options.ways, options.rounds, work))
     report = "\n\n".join(parts) + "\n"
     if options.only is None:
         RESULTS.mkdir(exist_ok=True)
@@ -58,6 +59,7 @@ def parsed_options() -> argparse.Namespace:
     parser.add_argument("--shorter-output", type=int, default=8, help="the trace's answers are divided by so much")
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="in which the engines are set up")
     parser.add_argument("--rounds", type=int, default=3, help="of all ways in turn")
+    parser.add_argument("--work", type=Path, default=WORK, help="where models and the servers' logs are kept")
     options = parser.parse_args()
     if options.only in (None, "engines") and options.trace is None:
         parser.error("the engines are measured with a trace: give --trace FILE, or --only pulls or overlap")

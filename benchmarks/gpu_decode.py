@@ -260,6 +260,10 @@ def measure(
     ]
 
 
+def capture_on_cuda(compute: ComputeStep, block_tables: Tensor, max_seq_len: int) -> Capture:
+    return CudaGraphCapture(compute, block_tables, max_seq_len, load_inputs=triton_step_ops().load_inputs)
+
+
 def table(rows: Iterable[Row], machine: str, bytes_per_second: float, context: int) -> str:
     lines = [
         f"Decode step on {machine}, {context} tokens of context, greedy, bfloat16 on a GPU; milliseconds. A large copy "
@@ -292,7 +296,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.toy:
         workload = Workload((1, 2), context=20, num_steps=1)
         device = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
-        make_capture = CudaGraphCapture if device.type == "cuda" else None
+        make_capture = capture_on_cuda if device.type == "cuda" else None
         bytes_per_second = copied_bytes_per_second(device, 2**20)
         rows = measure("toy", TOY, workload, device, bytes_per_second, make_capture)
         if arguments.profile is not None:
@@ -305,7 +309,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = [
         row
         for name in arguments.models
-        for row in measure(name, CONFIGS[name], workload, device, bytes_per_second, CudaGraphCapture)
+        for row in measure(name, CONFIGS[name], workload, device, bytes_per_second, capture_on_cuda)
     ]
     text = table(rows, torch.cuda.get_device_name(device), bytes_per_second, workload.context)
     command = (

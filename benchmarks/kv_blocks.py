@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -27,6 +28,10 @@ from kvasir_runtime.transfer.commands import BeginOffer, BeginPull, Land, OfferB
 from kvasir_runtime.transfer.messages import Identity
 from kvasir_runtime.transfer.nixl import NixlConnector
 from kvasir_runtime.transfer.side_channel import SideChannel
+
+Start = Callable[..., Any]
+"""Makes what runs a function beside this one: a process, or a thread to see that all of it works."""
+SPAWN = multiprocessing.get_context("spawn").Process
 
 IDENTITY = Identity(
     model="m", revision="", dtype="uint8", block_size=16, kv_layout="pages", pipeline_cut=[1], hash_rule="numbers"
@@ -133,10 +138,9 @@ class Puller:
 
 
 @contextmanager
-def pulling(shape: Shape) -> Iterator[Puller]:
+def pulling(shape: Shape, start: Start) -> Iterator[Puller]:
     ours, theirs = multiprocessing.Pipe()
-    spawn = multiprocessing.get_context("spawn")
-    process = spawn.Process(target=keep, args=(shape, theirs))
+    process = start(target=keep, args=(shape, theirs), daemon=True)
     process.start()
     port, woken = ours.recv(), threading.Event()
     with running_agent("puller", shape, woken.set) as (agent, _):
@@ -155,11 +159,10 @@ def send_all(num_bytes: int, num_rounds: int, port: int) -> None:
             connection.sendall(payload)
 
 
-def socket_seconds(num_bytes: int, num_rounds: int) -> float:
+def socket_seconds(num_bytes: int, num_rounds: int, start: Start) -> float:
     """The median of rounds: one byte to ask, then all bytes into memory that is there already."""
     with socket.create_server((HOST, 0)) as listener:
-        spawn = multiprocessing.get_context("spawn")
-        process = spawn.Process(target=send_all, args=(num_bytes, num_rounds, listener.getsockname()[1]))
+        process = start(target=send_all, args=(num_bytes, num_rounds, listener.getsockname()[1]), daemon=True)
         process.start()
         connection, _ = listener.accept()
         with connection:
@@ -180,24 +183,25 @@ class IoVec(ctypes.Structure):
 
 def keep_memory(num_bytes: int, orders: Connection) -> None:
     memory = torch.ones(num_bytes, dtype=torch.uint8)
-    orders.send(memory.data_ptr())
+    orders.send((os.getpid(), memory.data_ptr()))
     orders.recv()
 
 
-def kernel_seconds(num_bytes: int, num_rounds: int) -> float:
+def kernel_seconds(num_bytes: int, num_rounds: int, start: Start) -> float:
     """The median of rounds: process_vm_readv of all bytes at once into memory that is there already. Raises OSError."""
     read, target = ctypes.CDLL(None, use_errno=True).process_vm_readv, torch.ones(num_bytes, dtype=torch.uint8)
     vectors = (ctypes.POINTER(IoVec), ctypes.c_ulong)
     read.argtypes, read.restype = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong), ctypes.c_ssize_t
     ours, theirs = multiprocessing.Pipe()
     # A daemon: where reading is forbidden, nobody tells it to end.
-    process = multiprocessing.get_context("spawn").Process(target=keep_memory, args=(num_bytes, theirs), daemon=True)
+    process = start(target=keep_memory, args=(num_bytes, theirs), daemon=True)
     process.start()
-    into, source = IoVec(target.data_ptr(), num_bytes), IoVec(ours.recv(), num_bytes)
+    pid, address = ours.recv()
+    into, source = IoVec(target.data_ptr(), num_bytes), IoVec(address, num_bytes)
     rounds = []
     for _ in range(num_rounds):
         began = time.monotonic()
-        if read(process.pid, ctypes.byref(into), 1, ctypes.byref(source), 1, 0) != num_bytes:
+        if read(pid, ctypes.byref(into), 1, ctypes.byref(source), 1, 0) != num_bytes:
             raise OSError(ctypes.get_errno(), f"process_vm_readv: {os.strerror(ctypes.get_errno())}")
         rounds.append(time.monotonic() - began)
     ours.send(None)
@@ -241,23 +245,23 @@ class PullTimes:
         return 1 - self.exposed / self.checksummed
 
 
-def time_pulls(num_blocks: int, page_bytes: int, num_rounds: int, device: str) -> PullTimes:
+def time_pulls(num_blocks: int, page_bytes: int, num_rounds: int, device: str, start: Start) -> PullTimes:
     def median(puller: Puller, chunk_seconds: float, *, meanwhile: bool) -> float:
         return statistics.median(puller.seconds(chunk_seconds, meanwhile=meanwhile)[1] for _ in range(num_rounds))
 
-    with pulling(Shape(num_blocks, page_bytes, checksums=False, device=device)) as puller:
+    with pulling(Shape(num_blocks, page_bytes, checksums=False, device=device), start) as puller:
         plain = median(puller, 0, meanwhile=False)
-    with pulling(Shape(num_blocks, page_bytes, checksums=True, device=device)) as puller:
+    with pulling(Shape(num_blocks, page_bytes, checksums=True, device=device), start) as puller:
         checksummed = median(puller, 0, meanwhile=False)
         return PullTimes(plain, checksummed, median(puller, 2 * checksummed / NUM_CHUNKS, meanwhile=True))
 
 
-def kv_blocks(mib: int, num_rounds: int, device: str, page_sizes_kib: Sequence[int]) -> str:
+def kv_blocks(mib: int, num_rounds: int, device: str, page_sizes_kib: Sequence[int], start: Start = SPAWN) -> str:
     """A table, a row for each page size; every pull moves `mib` between blocks on devices of that kind."""
     num_bytes = mib * MIB
     torch.set_num_threads(1)  # an engine has a core, and so has the copy that is compared
-    through_socket = gigabytes(num_bytes, socket_seconds(num_bytes, num_rounds))
-    through_kernel = gigabytes(num_bytes, kernel_seconds(num_bytes, num_rounds))
+    through_socket = gigabytes(num_bytes, socket_seconds(num_bytes, num_rounds, start))
+    through_kernel = gigabytes(num_bytes, kernel_seconds(num_bytes, num_rounds, start))
     copied = gigabytes(num_bytes, copy_seconds(num_bytes, num_rounds, device))
     lines = [
         f"## Pulls of {mib} MiB between two processes, blocks on {device} (medians of {num_rounds})",
@@ -271,7 +275,7 @@ def kv_blocks(mib: int, num_rounds: int, device: str, page_sizes_kib: Sequence[i
     ]
     for page_kib in page_sizes_kib:
         num_blocks = num_bytes // (page_kib * 1024)
-        times = time_pulls(num_blocks, page_kib * 1024, num_rounds, device)
+        times = time_pulls(num_blocks, page_kib * 1024, num_rounds, device, start)
         lines.append(
             f"| {page_kib} | {num_blocks} | {gigabytes(num_bytes, times.plain)} | "
             f"{gigabytes(num_bytes, times.checksummed)} | {times.checksum_cost:+.0%} | "

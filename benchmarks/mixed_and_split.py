@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from prometheus_client.parser import text_string_to_metric_families
-from servers import WORK, OtherWork, Server
+from servers import OtherWork, Server
 from workloads import FIRST_ID, LAST_ID, new_session, p99, stream
 
 from kvasir_operator.local.network import free_port
@@ -106,7 +106,7 @@ def _prompt(hash_ids: list[int], num_tokens: int, block_tokens: int) -> list[int
 
 
 @contextlib.contextmanager
-def running(way: Way, model: Path) -> Iterator[tuple[Server, list[Server]]]:
+def running(way: Way, model: Path, work: Path) -> Iterator[tuple[Server, list[Server]]]:
     """The router and both engines, ready."""
     with ExitStack() as stack:
         engines, transfer_port = [], free_port(HOST)
@@ -115,7 +115,7 @@ def running(way: Way, model: Path) -> Iterator[tuple[Server, list[Server]]]:
         router = new_router(way, [engine.url for engine in engines], transfer_port)
         for server in (*engines, router):
             stack.callback(server.stop)
-            server.start(WORK / f"disaggregation-{server.name}.log")
+            server.start(work / f"disaggregation-{server.name}.log")
         yield router, engines
 
 
@@ -197,12 +197,12 @@ async def play(url: str, arrivals: list[Arrival]) -> list[list[float]]:
         return await asyncio.gather(*tasks)
 
 
-def mixed_and_split(model: Path, trace: Trace, ways: Sequence[Way], num_rounds: int) -> str:
+def mixed_and_split(model: Path, trace: Trace, ways: Sequence[Way], num_rounds: int, work: Path) -> str:
     """A table, a row for each way; the ways take turns."""
     seen, other_work, arrivals = {way: Seen() for way in ways}, OtherWork(), trace.arrivals
     for round_number in range(num_rounds):
         for way in ways:
-            with running(way, model) as (router, engines):
+            with running(way, model, work) as (router, engines):
                 asyncio.run(warm_up(router.url, arrivals, round_number))
                 with other_work.than(router, *engines):
                     play_seen(seen[way], router, engines, arrivals)

@@ -17,7 +17,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -54,19 +54,22 @@ NUM_DECODES = 60
 SAMPLING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-100m")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=2000, help="of a step's way; a part of them of other things")
     parser.add_argument("--only", choices=("collectives", "way", "steps", "stages", "exchanges"))
-    options = parser.parse_args()
-    model = make_model(options.model, WORK / "models")
+    parser.add_argument("--work", type=Path, default=WORK, help="where models are kept")
+    options = parser.parse_args(arguments)
+    model = make_model(options.model, options.work / "models")
     parts = {
         "collectives": lambda: all_reduces("cpu", options.ranks, SHAPES),
-        "way": lambda: way_of_a_step(options.ranks),
-        "steps": lambda: steps(options),
-        "stages": lambda: stages(options),
+        "way": lambda: way_of_a_step(options.ranks, options.rounds),
+        "steps": lambda: steps(options, model),
+        "stages": lambda: stages(options, model),
         "exchanges": lambda: exchanges(model, show),
     }
     if options.only is not None:
@@ -96,7 +99,7 @@ def heading(options: argparse.Namespace) -> str:
 # The way of a step
 
 
-def way_of_a_step(num_ranks: int) -> str:
+def way_of_a_step(num_ranks: int, num_rounds: int) -> str:
     """The core's thread sends a plan and waits for the result of one rank, over and over."""
     result = StepResult(
         token_ids=np.zeros((NUM_SEQS, 1), dtype=np.int32),
@@ -116,7 +119,7 @@ def way_of_a_step(num_ranks: int) -> str:
         for _ in processes:
             links.receive(60)
         sending, whole = [], []
-        for _ in range(2000):
+        for _ in range(num_rounds):
             start = time.perf_counter()
             links.send(Forward(plan))
             links.send(Sample(None))
@@ -126,9 +129,10 @@ def way_of_a_step(num_ranks: int) -> str:
             whole.append(time.perf_counter() - start)
         for process in processes:
             process.kill()
+            process.join()
         links.close()
     return (
-        f"## The way of a step of {NUM_SEQS} decodes, {num_ranks} ranks, us (medians of 2,000)\n\n"
+        f"## The way of a step of {NUM_SEQS} decodes, {num_ranks} ranks, us (medians of {num_rounds:,})\n\n"
         f"Sending takes the core {statistics.median(sending) * 1e6:.0f}; from the plan to the result, "
         f"with nothing computed, {statistics.median(whole) * 1e6:.0f} pass."
     )
@@ -151,10 +155,9 @@ class Way:
     parallel: ParallelConfig
 
 
-def steps(options: argparse.Namespace) -> str:
-    model = make_model(options.model, WORK / "models")
+def steps(options: argparse.Namespace, model: Path) -> str:
     ways = [Way("one rank", ParallelConfig())]
-    for backend in CPU_BACKENDS:
+    for backend in CPU_BACKENDS if options.ranks > 1 else ():
         parallel = ParallelConfig(tensor_parallel_size=options.ranks, collective_backend=backend)
         ways.append(Way(f"{options.ranks} ranks, {backend}", parallel))
     lines = [
@@ -164,15 +167,15 @@ def steps(options: argparse.Namespace) -> str:
         "|---" * (len(options.batch_sizes) + 1) + "|",
     ]
     for way in ways:
-        with step_times(str(model), way.parallel, max(options.batch_sizes)) as measure:
+        with step_times(str(model), way.parallel, max(options.batch_sizes), 5 + options.rounds // 36) as measure:
             times = [f"{measure(size) * 1e3:.2f}" for size in options.batch_sizes]
             lines.append(f"| {way.name} | {' | '.join(times)} |")
     return "\n".join(lines)
 
 
 @contextlib.contextmanager
-def step_times(model: str, parallel: ParallelConfig, most: int) -> Iterator[Callable[[int], float]]:
-    """A function: seconds of a decode of so many sequences (median)."""
+def step_times(model: str, parallel: ParallelConfig, most: int, num_timed: int) -> Iterator[Callable[[int], float]]:
+    """A function: seconds of a decode of so many sequences (median of all but the first)."""
     num_cores = len(os.sched_getaffinity(0))
     config = RuntimeConfig(
         model=ModelConfig(model=model, device="cpu", dtype="bfloat16", max_model_len=512),
@@ -181,7 +184,6 @@ def step_times(model: str, parallel: ParallelConfig, most: int) -> Iterator[Call
         execution=ExecutionConfig(num_threads=max(1, num_cores // parallel.tensor_parallel_size)),
         parallel=parallel,
     )
-    num_timed = 60
     with (
         tempfile.TemporaryDirectory() as folder,
         running_ranks_of(config, Path(folder), 0, show) as ranks,
@@ -225,8 +227,7 @@ def decodes(size: int, number: int) -> StepPlan:
 # Pipeline stages
 
 
-def stages(options: argparse.Namespace) -> str:
-    model = make_model(options.model, WORK / "models")
+def stages(options: argparse.Namespace, model: Path) -> str:
     lines = [
         f"## {NUM_DECODES} tokens each of many sequences of {options.model} in bfloat16, {CONTEXT} tokens of prompt",
         "",
@@ -234,7 +235,7 @@ def stages(options: argparse.Namespace) -> str:
         "|---|---|---|---|---|",
     ]
     for size in options.batch_sizes:
-        for num_stages in (1, 2):
+        for num_stages in options.stages:
             lines.append(f"| {size} | {num_stages} | {' | '.join(run_stages(str(model), size, num_stages))} |")
     return "\n".join(lines)
 
@@ -250,12 +251,14 @@ def run_stages(model: str, size: int, num_stages: int) -> list[str]:
         scheduler = scheduler_of(size, num_stages, rank)
         totals = CollectiveTotals(Path(folder), 1)
         drive(executor, scheduler, num_stages, until=2 * size)  # prompts, and the first decodes
-        time.sleep(SIGNS_SECONDS)  # signs of life bring the counts
+        if num_stages > 1:
+            time.sleep(SIGNS_SECONDS)  # signs of life bring the counts
         before, cpu_before, start = sent_bytes(totals), rank_seconds(num_stages), time.perf_counter()
         num_steps, num_tokens = drive(executor, scheduler, num_stages, until=NUM_DECODES * size)
         seconds = time.perf_counter() - start
         waiting = [1 - (now - then) / seconds for now, then in zip(rank_seconds(num_stages), cpu_before, strict=True)]
-        time.sleep(SIGNS_SECONDS)
+        if num_stages > 1:
+            time.sleep(SIGNS_SECONDS)
         num_bytes = (sent_bytes(totals) - before) / num_steps
     return [f"{num_tokens / seconds:.0f}", f"{num_bytes:,.0f}", ", ".join(f"{share:.0%}" for share in waiting)]
 

@@ -60,8 +60,9 @@ class TimedConnector(NixlConnector):
         return state
 
 
-kvasir_runtime.transfer.launch.TransferAgent = TimedAgent  # type: ignore[misc]
-kvasir_runtime.transfer.launch.NixlConnector = TimedConnector  # type: ignore[misc]
+if __name__ in ("__main__", "__mp_main__"):  # the engine core is spawned, and imports this module as the latter
+    kvasir_runtime.transfer.launch.TransferAgent = TimedAgent  # type: ignore[misc]
+    kvasir_runtime.transfer.launch.NixlConnector = TimedConnector  # type: ignore[misc]
 
-if __name__ == "__main__":  # the engine core is spawned and imports this module anew
+if __name__ == "__main__":
     main()

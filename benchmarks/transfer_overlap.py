@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mixed_and_split import HOST, MAX_MODEL_LEN, new_engine, new_router, total, transfer_flags
-from servers import WORK, OtherWork, Server
+from servers import OtherWork, Server
 from timed_engine import FILE
 from workloads import new_session, prompt, stream
 
@@ -90,7 +90,7 @@ class Pair:
 
 
 @contextmanager
-def running(model: Path, chunk_tokens: int, protocol: str) -> Iterator[Pair]:
+def running(model: Path, chunk_tokens: int, protocol: str, work: Path) -> Iterator[Pair]:
     port, engines = free_port(HOST), []
     for index, core in enumerate(sorted(os.sched_getaffinity(0))[:2]):
         flags = [
@@ -98,7 +98,7 @@ def running(model: Path, chunk_tokens: int, protocol: str) -> Iterator[Pair]:
             "--kv-cache-memory-bytes", str(KV_CACHE_MIB << 20),
         ]  # fmt: skip
         engine = new_engine(model, core, flags, [str(Path(__file__).parent / "timed_engine.py")])
-        log = WORK / f"transfers-{index}.jsonl"
+        log = work / f"transfers-{index}.jsonl"
         log.write_text("")
         engine.environment[FILE] = str(log)
         engines.append(engine)
@@ -106,7 +106,7 @@ def running(model: Path, chunk_tokens: int, protocol: str) -> Iterator[Pair]:
     with ExitStack() as stack:
         for server in (*engines, router):
             stack.callback(server.stop)
-            server.start(WORK / f"overlap-{server.name}.log")
+            server.start(work / f"overlap-{server.name}.log")
         yield Pair(router, *engines)
 
 
@@ -128,11 +128,11 @@ async def transfers(pair: Pair, num_tokens: int, num_prompts: int) -> list[Trans
     return seen
 
 
-def transfer_overlap(model: Path, lengths: Sequence[int], num_prompts: int) -> str:
+def transfer_overlap(model: Path, lengths: Sequence[int], num_prompts: int, work: Path) -> str:
     """A table, a row for each length of prompts and way to compute them; medians."""
     other_work, rows = OtherWork(), []
     for chunk_tokens, protocol in WAYS:
-        with running(model, chunk_tokens, protocol) as pair:
+        with running(model, chunk_tokens, protocol, work) as pair:
             asyncio.run(warm_up(pair, max(lengths)))
             for num_tokens in lengths:
                 pulled = total(pair.decode, "kvasir_kv_transfer_bytes_total", "received")

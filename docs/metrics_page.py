@@ -33,7 +33,7 @@ gateway's port {labels.ROUTER_ADMIN_PORT}, and of the engines' port {labels.ENGI
 
 Scraped by the PodMonitors of chart and operator, series have the labels `namespace` and `pod` too, those of engines
 and routers also `inference_service` and `role`, of which the gateway's have `role`
-alone. `charts/kvasir/RUNBOOKS.md` shows what to ask of them.
+alone. The [runbooks](../../charts/kvasir/RUNBOOKS.md) show what to ask of them.
 """
 
 

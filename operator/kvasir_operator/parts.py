@@ -12,8 +12,11 @@ STOP_GRACE_SECONDS = 20.0
 class Parts:
     """`on_end` is called with the reason when a part ends that was not stopped."""
 
-    def __init__(self, on_end: Callable[[KvasirOperatorError], None]) -> None:
+    def __init__(
+        self, on_end: Callable[[KvasirOperatorError], None], stop_grace_seconds: float = STOP_GRACE_SECONDS
+    ) -> None:
         self._on_end = on_end
+        self._stop_grace_seconds = stop_grace_seconds
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
 
@@ -27,10 +30,10 @@ class Parts:
         """Waits a while for `draining`, which are about to end; then cancels the parts, last begun first."""
         self._is_stopping = True
         if draining:
-            await asyncio.wait(draining, timeout=STOP_GRACE_SECONDS)
+            await asyncio.wait(draining, timeout=self._stop_grace_seconds)
         for task in reversed(self._tasks):
             task.cancel()
-            await asyncio.wait({task}, timeout=STOP_GRACE_SECONDS)
+            await asyncio.wait({task}, timeout=self._stop_grace_seconds)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not self._is_stopping and not task.cancelled():

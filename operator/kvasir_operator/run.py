@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -33,12 +33,13 @@ from kvasir_operator.kube.lease import LeaseTiming
 from kvasir_operator.kube.startup import wait_until_served
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.cache import InformerCache
-from kvasir_operator.observe.gateway import GatewayObserver
+from kvasir_operator.observe.gateway import LOOK_SECONDS, GatewayObserver
 from kvasir_operator.observe.informers import Informers
 from kvasir_operator.observe.seen_services import SeenServices
 from kvasir_operator.parts import STOP_GRACE_SECONDS, Parts
 from kvasir_operator.probes import serving_probes
 from kvasir_operator.queue.back_off import BackOff
+from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.queue.worker import Resync, work
 from kvasir_operator.reconcile import Reconciler, utc_now
@@ -76,7 +77,9 @@ class Operator:
         self._settings = settings
         self._namespaces = settings.namespace or None
         self._metrics = OperatorMetrics()
-        self._queue = WorkQueue(time.monotonic, BackOff(settings.retry_initial_seconds, settings.retry_max_seconds))
+        self._queue = WorkQueue(
+            time.monotonic, KeySchedule(BackOff(settings.retry_initial_seconds, settings.retry_max_seconds))
+        )
         self._cache = InformerCache(is_namespaced=self._namespaces is not None)
         self._services = SeenServices(time.monotonic)
         self._resources = AsyncExitStack()
@@ -167,13 +170,13 @@ class Operator:
         start("discovery", self._discovery.run(settings.resync_seconds))
         start("resync", resync.run(settings.resync_seconds))
         if settings.defaults.gateway is not None:
-            start("gateway", self._gateway.run())
+            start("gateway", self._gateway.run(min(LOOK_SECONDS, settings.resync_seconds)))
         self._discovery.doubt()  # who stood by for long asked long ago
         ledger = ScalingLedger()
         if self._prometheus is not None:
             clock = Clock(time.time, utc_now)
             scaler = Autoscaler(client, self._prometheus, ledger, settings, self._metrics, self._queue.add, clock)
-            start("autoscaler", scaler.run())
+            start("autoscaler", scaler.run(settings.autoscaling_seconds))
         reconciler = Reconciler(
             client,
             settings,
@@ -201,9 +204,7 @@ class Operator:
     async def _stop_parts(self) -> None:
         """Passes that run may end, unless another operator may be leading by now."""
         logger.info("stopping: passes that run may end within %g s", STOP_GRACE_SECONDS)
-        self._leadership.end()
-        self._queue.close()
-        await self._parts.stop(draining=self._workers if self._failure is None else ())
+        await drain(self._leadership, self._queue, self._parts, self._workers if self._failure is None else ())
         await self._resources.aclose()  # here, because kopf waits for whatever task is left
 
     def _alive(self) -> str | None:
@@ -219,6 +220,15 @@ class Operator:
         return None if is_synced else "the first lists are not read yet"
 
 
+async def drain(
+    leadership: Leadership, queue: WorkQueue, parts: Parts, draining: Collection[asyncio.Task[None]]
+) -> None:
+    """Has the passes of `draining` end as this leader's, which makes no Lease anew meanwhile; then stops all parts."""
+    leadership.end()
+    queue.close()
+    await parts.stop(draining)
+
+
 def _prometheus(settings: OperatorSettings) -> Prometheus | None:
     if settings.prometheus_url is None:
         return None
@@ -227,7 +237,7 @@ def _prometheus(settings: OperatorSettings) -> Prometheus | None:
 
 
 def _leadership(client: KubeClient, settings: OperatorSettings) -> Leadership:
-    timing, names = LeaseTiming(), lease_names(settings, _own_namespace())
+    timing, names = LeaseTiming.of(settings.lease_seconds), lease_names(settings, _own_namespace())
     electors = make_electors(client, names, _identity(), time.monotonic, timing)
     return Leadership(electors, timing.retry_seconds)
 

@@ -46,6 +46,7 @@ class OperatorSettings:
     retry_initial_seconds: float = _setting(0.5, "first wait after a failed pass; doubles with each failure")
     retry_max_seconds: float = _setting(30.0, "longest wait after failed passes")
     leader_election: bool = _setting(False, "hold a Lease while reconciling; needed where two operators run")
+    lease_seconds: int = _setting(15, "how long a standby waits for a leader that ended without a word; 3 or more")
     lease_namespace: str | None = _setting(
         None, "namespace of that Lease; default: one in each watched namespace, else the pod's own"
     )
@@ -66,14 +67,17 @@ class OperatorSettings:
     prometheus_token_file: str | None = _setting(None, "file with the bearer token for it; read at every question")
     prometheus_ca_file: str | None = _setting(None, "certificates that it is trusted by; default: the system's")
     prometheus_verify: bool = _setting(True, "check its certificate")
+    autoscaling_seconds: float = _setting(15.0, "autoscaled services are measured again after this many seconds")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
 
     def __post_init__(self) -> None:
-        for name in ("workers", "resync_seconds", "retry_initial_seconds", "retry_max_seconds"):
+        for name in ("workers", "resync_seconds", "retry_initial_seconds", "retry_max_seconds", "autoscaling_seconds"):
             if getattr(self, name) <= 0:
                 raise InvalidSettingsError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}: expected a number above 0"
                 )
+        if self.lease_seconds < 3:
+            raise InvalidSettingsError(f"--lease-seconds is {self.lease_seconds}: expected 3 or more")
         if not 0 <= self.port <= 65535:
             raise InvalidSettingsError(f"--port is {self.port}: expected 0 (any free port) to 65535")
         if self.prometheus_url is not None and "@" in urlsplit(self.prometheus_url).netloc:

@@ -26,7 +26,7 @@ from kvasir_router.errors import (
     UpstreamError,
 )
 from kvasir_router.job import Job
-from kvasir_router.large_bodies import LargeBodies
+from kvasir_router.large_bodies import LOOP_BYTES, LargeBodies
 from kvasir_router.liveness import while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Fetch, Placement
@@ -62,10 +62,11 @@ class Parts:
 class Handler:
     """Of every request that is forwarded."""
 
-    def __init__(self, parts: Parts, num_retries: int) -> None:
+    def __init__(self, parts: Parts, num_retries: int, loop_bytes: int = LOOP_BYTES) -> None:
+        """`loop_bytes`: see LargeBodies."""
         self._parts = parts
         self._num_retries = num_retries
-        self._large_bodies = LargeBodies()
+        self._large_bodies = LargeBodies(loop_bytes)
 
     async def handle(self, exchange: Exchange) -> None:
         """Every request gets an answer here, and is counted once."""

@@ -54,7 +54,7 @@ class Gateway(Services):
             else:
                 self._keep(served)
         self._claims = claims(self._manifests.values())
-        self._leaving = {service for service in self._leaving if not service.prober.is_done}
+        self._leaving = {service for service in self._leaving if service.prober.num_watched}
 
     async def close(self) -> None:
         for service in (*self, *self._leaving):

@@ -16,11 +16,14 @@ thread, it lets the loop run every 0.13 s at least: a long string is decoded in 
 
 
 class LargeBodies:
-    def __init__(self) -> None:
+    """Up to `loop_bytes` a body is read on the event loop."""
+
+    def __init__(self, loop_bytes: int = LOOP_BYTES) -> None:
+        self._loop_bytes = loop_bytes
         self._reading = asyncio.Lock()
 
     async def read(self, num_bytes: int, work: Callable[[], Result]) -> Result:
-        if num_bytes <= LOOP_BYTES:
+        if num_bytes <= self._loop_bytes:
             return work()
         async with self._reading:
             reading = asyncio.get_running_loop().run_in_executor(None, work)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from kvasir_router.errors import (
     PrefillFailedError,
@@ -36,9 +36,19 @@ LATE_SECONDS = 1.0
 
 
 class RemotePrefills:
-    """`port` is that of prefill engines' side channel."""
+    """`port` is that of prefill engines' side channel; see LATE_SECONDS. `clock` is the services'."""
 
-    def __init__(self, pool: UpstreamPool, metrics: Metrics, new_handover: NewHandover, port: int) -> None:
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        metrics: Metrics,
+        new_handover: NewHandover,
+        port: int,
+        late_seconds: float = LATE_SECONDS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._late_seconds = late_seconds
+        self._clock = clock
         self._pool = pool
         self._metrics = metrics
         self._new_handover = new_handover
@@ -52,7 +62,9 @@ class RemotePrefills:
         """
         decode, ticket = tickets
         handover, fetch = self._new_handover(ticket.url, self._port), placement.fetch
-        leg = PrefillLeg(job, placement, decode, ticket, self._metrics, handover.to_decode)
+        leg = PrefillLeg(
+            job, placement, decode, ticket, self._metrics, handover.to_decode, self._late_seconds, self._clock
+        )
         told = handover.to_prefill
         if fetch is not None:
             told = with_lookup(told, fetch.peer_url, fetch.peer_port)
@@ -85,6 +97,8 @@ class PrefillLeg:
         ticket: Ticket,
         metrics: Metrics,
         kv_transfer_params: bytes | None,
+        late_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
         assert placement.prefill is not None
         self.kv_transfer_params = kv_transfer_params
@@ -92,6 +106,8 @@ class PrefillLeg:
         self.decode_time: asyncio.Timeout | None = None
         """Ends that of the decode leg."""
         self._has_decode_begun = False
+        self._late_seconds = late_seconds
+        self._clock = clock
         self._job = job
         self._revision = placement.prefill.endpoint.revision
         self._num_tokens = placement.leg.received_tokens
@@ -123,7 +139,7 @@ class PrefillLeg:
             self.decode_time.reschedule(None)  # where the prefill has failed in this very turn of the loop
         if self._prefilled_at is None:
             if self._patience is not None:
-                self._patience.reschedule(asyncio.get_running_loop().time() + LATE_SECONDS)
+                self._patience.reschedule(asyncio.get_running_loop().time() + self._late_seconds)
         elif is_from_start and self.kv_transfer_params is not None:
             self._learn_transfer(now - self._prefilled_at, now)
 
@@ -146,7 +162,7 @@ class PrefillLeg:
             self._patience = None
 
     def _note_prefill(self, answer: bytes) -> None:
-        now = self._prefilled_at = time.perf_counter()
+        now = self._prefilled_at = self._clock()
         if self._fetch is not None and self._job.service.fetching is not None:
             self._job.service.fetching.learn(self._fetch, self._ticket.url, self._ticket.seconds_late(now), now)
         self._was_decode_prefilling = self._decode.is_engine_prefilling
@@ -170,10 +186,10 @@ class PrefillLeg:
         elif not self._has_decode_begun and self.decode_time is not None:
             self.decode_time.reschedule(asyncio.get_running_loop().time())
         elif isinstance(error, UpstreamLateError):
-            self._ticket.first_token(time.perf_counter())  # it takes at least as long
+            self._ticket.first_token(self._clock())  # it takes at least as long
 
     def _decode_prefills(self) -> None:
-        self._decode.prefill_after_all(time.perf_counter())
+        self._decode.prefill_after_all(self._clock())
         if not self._job.request.is_stream:  # nothing will tell when it is done
             seconds = self._decode.expected_prefill_seconds
             asyncio.get_running_loop().call_later(seconds, self._decode.release_prefill)

@@ -33,20 +33,18 @@ from kvasir_router.relay.http_protocol import Forwarding
 from kvasir_router.relay.http_server import http_server
 from kvasir_router.relay.kv_transfer import HANDOVERS
 from kvasir_router.relay.proxy import Proxy
-from kvasir_router.relay.upstream_pool import KEEPALIVE_SECONDS, UpstreamPool
+from kvasir_router.relay.upstream_pool import UPSTREAM_TIMES, UpstreamPool
 from kvasir_router.remote_prefill import RemotePrefills
 from kvasir_router.routes import DIALECTS, create_app
 from kvasir_router.service.factory import ServiceFactory
-from kvasir_router.service.rebalancing import STEP_SECONDS
 from kvasir_router.service.services import Services
+from kvasir_router.tuning import TUNING, Tuning
 
 if TYPE_CHECKING:
     from kvasir_router.service.peer_feed import PeerFeed
 
 logger = logging.getLogger(__name__)
 
-_HOUSEKEEPING_SECONDS = 10.0
-_REFRESH_SECONDS = 1.0
 # Probes, scrapes, and somebody who looks.
 _ADMIN_CONNECTIONS = ConnectionLimits(total=256, per_peer=64)
 
@@ -67,12 +65,14 @@ class RunningRouter:
         return self.is_synced() and not self.is_stopping
 
 
-def run(config: RouterConfig, on_serving: Callable[[RunningRouter], None] | None = None) -> None:
+def run(
+    config: RouterConfig, on_serving: Callable[[RunningRouter], None] | None = None, tuning: Tuning = TUNING
+) -> None:
     """Serves until SIGTERM or SIGINT. Raises StartupError."""
     secret = gateway_secret_of(os.environ) if config.gateway else router_secret_of(os.environ)
     set_up_logging(config.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve_until_signal(config, secret, on_serving))
+        runner.run(_serve_until_signal(config, secret, on_serving, tuning))
 
 
 def set_up_logging(level: str) -> None:
@@ -81,13 +81,13 @@ def set_up_logging(level: str) -> None:
 
 
 async def _serve_until_signal(
-    config: RouterConfig, secret: str | None, on_serving: Callable[[RunningRouter], None] | None
+    config: RouterConfig, secret: str | None, on_serving: Callable[[RunningRouter], None] | None, tuning: Tuning
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running(config, secret=secret) as router:
+    async with running(config, secret=secret, tuning=tuning) as router:
         logger.info("serving on %s, probes and metrics on %s", router.url, router.admin_url)
         if on_serving is not None:
             on_serving(router)
@@ -98,7 +98,10 @@ async def _serve_until_signal(
 
 @contextlib.asynccontextmanager
 async def running(
-    config: RouterConfig, kubernetes: Kubernetes | None = None, secret: str | None = None
+    config: RouterConfig,
+    kubernetes: Kubernetes | None = None,
+    secret: str | None = None,
+    tuning: Tuning = TUNING,
 ) -> AsyncIterator[RunningRouter]:
     """A router that serves while the block runs and drains at its end. `kubernetes` replaces the real API; engines know
     the router by `secret`, or of a gateway by one that is derived of it for each service.
@@ -114,24 +117,34 @@ async def running(
             config.tenant_tokens_per_minute, config.tenant_max_in_flight, on_room=lambda: found.services.wake()
         )
         decisions = DecisionLog()
-        peer_feed = None if config.peers is None else await stack.enter_async_context(_peer_feed(config, secret))
+        peer_feed = (
+            None if config.peers is None else await stack.enter_async_context(_peer_feed(config, secret, tuning))
+        )
         if peer_feed is not None:
             metrics.observe_peers(lambda: peer_feed.num_peers)
-        factory = ServiceFactory(config, session, tenant_limits, decisions, peer_feed)
+        factory = ServiceFactory(config, session, tenant_limits, decisions, peer_feed, tuning)
         stack.callback(factory.close)
         found = await stack.enter_async_context(discovering(config, factory, metrics, kubernetes, secret))
-        parts = _parts(config, found.services, tenant_limits, pool, metrics)
+        parts = _parts(config, found.services, tenant_limits, pool, metrics, tuning)
         router = RunningRouter(url_of(api_socket), url_of(admin_socket), found.services, metrics, found.is_synced)
 
         # The stack unwinds upwards: API server first, admin server last but one, so that probes can watch the drain.
         admin_app = create_admin_app(found.services, metrics, decisions, lambda: router.is_ready)
         await stack.enter_async_context(_task(found.run(), "discovery"))
-        await stack.enter_async_context(_task(_refresh(found.services), "refresh"))
+        await stack.enter_async_context(_task(_refresh(found.services, tuning.refresh_seconds), "refresh"))
         if config.rebalancing == "on":
-            await stack.enter_async_context(_task(_rebalance(found.services), "rebalancing"))
-        await stack.enter_async_context(_task(_housekeeping(found.services, parts.api_keys), "housekeeping"))
+            step_seconds = tuning.rebalancing.step_seconds
+            await stack.enter_async_context(_task(_rebalance(found.services, step_seconds), "rebalancing"))
+        housekeeping = _housekeeping(found.services, parts.api_keys, tuning.housekeeping_seconds)
+        await stack.enter_async_context(_task(housekeeping, "housekeeping"))
         await stack.enter_async_context(
-            http_server(admin_app, admin_socket, Connections(_ADMIN_CONNECTIONS), shutdown_timeout_seconds=1.0)
+            http_server(
+                admin_app,
+                admin_socket,
+                Connections(_ADMIN_CONNECTIONS),
+                shutdown_timeout_seconds=1.0,
+                times=tuning.clients,
+            )
         )
         app = create_app(found.services, parts.api_keys, config.cors_origin)
         connections = Connections(
@@ -143,8 +156,9 @@ async def running(
                 app,
                 api_socket,
                 connections,
-                _forwarding(config, parts),
+                _forwarding(config, parts, tuning),
                 shutdown_timeout_seconds=config.shutdown_timeout,
+                times=tuning.clients,
             )
         )
         try:
@@ -154,7 +168,12 @@ async def running(
 
 
 def _parts(
-    config: RouterConfig, services: Services, tenant_limits: TenantLimits, pool: UpstreamPool, metrics: Metrics
+    config: RouterConfig,
+    services: Services,
+    tenant_limits: TenantLimits,
+    pool: UpstreamPool,
+    metrics: Metrics,
+    tuning: Tuning,
 ) -> Parts:
     api_keys = None if config.api_keys_file is None else ApiKeys.load(config.api_keys_file)
     metrics.observe_queue(lambda: services.num_waiting)
@@ -165,16 +184,23 @@ def _parts(
     metrics.observe_ejected(lambda: services.num_ejected)
     if config.kv_events is not None:
         _observe_kv_events(metrics, services)
-    prefills = RemotePrefills(pool, metrics, HANDOVERS[config.kv_transfer_protocol], config.kv_transfer_port)
-    return Parts(services, api_keys, tenant_limits, Proxy(pool), prefills, metrics)
+    prefills = RemotePrefills(
+        pool,
+        metrics,
+        HANDOVERS[config.kv_transfer_protocol],
+        config.kv_transfer_port,
+        tuning.late_prefill_seconds,
+        tuning.clock,
+    )
+    return Parts(services, api_keys, tenant_limits, Proxy(pool, tuning.journal), prefills, metrics)
 
 
-def _forwarding(config: RouterConfig, parts: Parts) -> Forwarding:
+def _forwarding(config: RouterConfig, parts: Parts, tuning: Tuning) -> Forwarding:
     bodies = BodyBudget(config.max_held_body_size)
     parts.metrics.observe_bodies(lambda: bodies.num_bytes)
     return Forwarding(
         DIALECTS,
-        Handler(parts, config.retries).handle,
+        Handler(parts, config.retries, tuning.loop_bytes).handle,
         bodies,
         config.max_body_size,
         frozenset(origin.encode() for origin in config.cors_origin),
@@ -183,22 +209,22 @@ def _forwarding(config: RouterConfig, parts: Parts) -> Forwarding:
 
 def _probe_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ttl_dns_cache=10),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=UPSTREAM_TIMES.keepalive, ttl_dns_cache=10),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds),
         cookie_jar=aiohttp.DummyCookieJar(),
     )
 
 
-async def _refresh(services: Services) -> None:
+async def _refresh(services: Services, seconds: float) -> None:
     while True:
-        await asyncio.sleep(_REFRESH_SECONDS)
+        await asyncio.sleep(seconds)
         for service in services:
             service.refresh()
 
 
-async def _rebalance(services: Services) -> None:
+async def _rebalance(services: Services, seconds: float) -> None:
     while True:
-        await asyncio.sleep(STEP_SECONDS)
+        await asyncio.sleep(seconds)
         await asyncio.gather(*(service.rebalancing.step() for service in services))
 
 
@@ -209,11 +235,11 @@ def _observe_kv_events(metrics: Metrics, services: Services) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _peer_feed(config: RouterConfig, secret: str | None) -> AsyncIterator["PeerFeed"]:
+async def _peer_feed(config: RouterConfig, secret: str | None, tuning: Tuning) -> AsyncIterator["PeerFeed"]:
     from kvasir_router.service.peer_feed import PeerFeed  # with ZMQ: 90 ms and 3 MB
 
     assert config.peers is not None
-    feed = PeerFeed(config.host, config.peers, secret)
+    feed = PeerFeed(config.host, config.peers, secret, tuning.peers)
     try:
         async with _task(feed.run(), "peers"):
             yield feed
@@ -221,9 +247,9 @@ async def _peer_feed(config: RouterConfig, secret: str | None) -> AsyncIterator[
         feed.close()
 
 
-async def _housekeeping(services: Services, api_keys: ApiKeys | None) -> None:
+async def _housekeeping(services: Services, api_keys: ApiKeys | None, seconds: float) -> None:
     while True:
-        await asyncio.sleep(_HOUSEKEEPING_SECONDS)
+        await asyncio.sleep(seconds)
         for service in services:
             service.expire()
         if api_keys is not None:

@@ -35,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigurationError as error:
         parser.exit(2, f"kvasir-runtime: error: {error}\n")
     except FetchError as error:
-        # On one line, which becomes the container's last words: the operator reads the reason from it.
-        parser.exit(1, f"kvasir-runtime: error: {error.reason}: {' '.join(str(error).split())}\n")
+        parser.exit(1, error.last_words)
     except KvasirRuntimeError as error:
         parser.exit(1, f"kvasir-runtime: error: {error}\n")
 

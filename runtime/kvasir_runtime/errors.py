@@ -106,6 +106,11 @@ class FetchError(KvasirRuntimeError):
 
     reason: ClassVar[str]
 
+    @property
+    def last_words(self) -> str:
+        """Of the container, on one line: the operator reads the reason from it."""
+        return f"kvasir-runtime: error: {self.reason}: {' '.join(str(self).split())}\n"
+
 
 class ModelNotFoundError(FetchError):
     """The source has no such model, revision, bucket or prefix, or nothing there that can be served."""

@@ -44,24 +44,21 @@ def test_where_a_moved_streams_blocks_are_is_told_to_the_next_engine_alone() -> 
 
 
 @pytest.mark.parametrize("num_bytes_spare", [0, -1])
-def test_an_engine_knows_how_long_a_journal_the_router_keeps(
-    num_bytes_spare: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_knows_how_long_a_journal_the_router_keeps(num_bytes_spare: int) -> None:
     """The first engine's lines and the second's together."""
     first = runtime.JournalWriter([REQUEST], 1700000000, "digest")
-    stream = first.begin() + first.write(*DELTAS[0])
-    begun = runtime.read_journal(router.Journal(BodyBudget(10_000)).split(stream)[1])
+    begun = runtime.read_journal(lines_of(first.begin()))
+    num_bytes = router.JOURNAL_BOUNDS.max_bytes - len(lines_of(first.write(*DELTAS[1]))) - num_bytes_spare
     headers = {runtime.RESUMABLE_HEADER: "1"}
-    stream += runtime.event_writer(headers, [REQUEST], 1, "digest", begun).write(*DELTAS[1])
-
-    _, lines = router.Journal(BodyBudget(10_000)).split(stream)
-    for module in (router, runtime):
-        monkeypatch.setattr(module, "MAX_JOURNAL_BYTES", len(lines) + num_bytes_spare)
-    kept = router.Journal(BodyBudget(10_000))
-    kept.keep(lines)
-    second = runtime.event_writer(headers, [REQUEST], 1, "digest", begun)
-    second.write(*DELTAS[1])
+    second = runtime.event_writer(headers, [REQUEST], 1, "digest", replace(begun, num_bytes=num_bytes))
+    kept = router.Journal(BodyBudget(2**30))
+    kept.keep(b"x" * num_bytes)
+    kept.keep(lines_of(second.write(*DELTAS[1])))
     assert (second.can_continue, kept.is_given_up) == ((True, False) if num_bytes_spare == 0 else (False, True))
+
+
+def lines_of(stream: bytes) -> bytes:
+    return router.Journal(BodyBudget(10_000)).split(stream)[1]
 
 
 def test_the_router_sees_that_a_stream_is_moved() -> None:
@@ -82,7 +79,7 @@ def test_the_router_sees_that_a_stream_is_moved() -> None:
 def test_headers_are_the_same() -> None:
     assert router.RESUMABLE_HEADER == runtime.RESUMABLE_HEADER
     assert router.JOURNAL_HEADER == runtime.JOURNAL_HEADER
-    assert router.MAX_JOURNAL_BYTES == runtime.MAX_JOURNAL_BYTES
+    assert router.JOURNAL_BOUNDS.max_bytes == runtime.MAX_JOURNAL_BYTES
 
 
 def test_what_an_engine_writes_another_reads_behind_the_clients_body() -> None:

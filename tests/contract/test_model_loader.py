@@ -66,17 +66,20 @@ def test_every_failure_is_a_reason_of_a_condition() -> None:
 
 
 @pytest.mark.parametrize("kind", list(failures()), ids=lambda kind: kind.reason)
-def test_the_last_line_tells_which(
-    kind: type[FetchError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(_: object) -> int:
-        raise kind("hf://org/name: what was seen,\n  on two lines")
+def test_the_last_line_tells_which(kind: type[FetchError]) -> None:
+    found = found_of(1, kind("hf://org/name: what was seen,\n  on two lines").last_words)
+    assert found == (kind.reason, "hf://org/name: what was seen, on two lines")
 
-    monkeypatch.setattr(cli, "run_fetch", fail)
+
+def test_the_last_line_of_a_fetch_that_fails_is_that(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["fetch", "hf://org/name", "/nowhere"])
-    state = {"terminated": {"exitCode": ended.value.code, "message": capsys.readouterr().err}}
-    found = why_loader_fails({"name": "model-loader", "state": state, "restartCount": 0}, None)
-
+        cli.main(["fetch", "hf://org/name", "/dev/null/no-folder"])
+    found = found_of(ended.value.code, capsys.readouterr().err)
     assert found is not None
-    assert (found[0].value, found[1]) == (kind.reason, "hf://org/name: what was seen, on two lines")
+    assert found[0] == "CacheUnavailable"
+
+
+def found_of(exit_code: Any, message: str) -> tuple[str, str] | None:
+    state = {"terminated": {"exitCode": exit_code, "message": message}}
+    found = why_loader_fails({"name": "model-loader", "state": state, "restartCount": 0}, None)
+    return None if found is None else (found[0].value, found[1])

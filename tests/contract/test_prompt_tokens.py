@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.completions import Completions
@@ -71,7 +72,8 @@ class Both:
     def __init__(self, template: str | None, settings: dict[str, Any] | None = None) -> None:
         tokenizer = Tokenizer.load(FOLDER)
         if settings is not None:
-            tokenizer = Tokenizer(tokenizer._backend, tokenizer.settings | settings)
+            backend = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+            tokenizer = Tokenizer(backend, tokenizer.settings | settings)
         compiled = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
         self.engine = PromptBuilder(tokenizer, compiled)
         card = msgspec.json.decode(to_json(TokenizerDescription(tokenizer, template).response), type=TokenizerCard)

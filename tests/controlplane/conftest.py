@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,16 @@ from tests.controlplane.programs import program_directory
 
 CRDS = Path(__file__).parents[2] / "crds"
 LEADER_WORKER_SETS = Path(__file__).with_name("leader_worker_sets.yaml")
+RUNNING = pytest.StashKey[ExitStack]()
 NAMESPACES = (f"test-{number}" for number in itertools.count(1))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several processes one runs all of this folder, so that there is one control plane."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.xdist_group("controlplane"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -26,12 +35,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def control_plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A running control plane in which the CRDs of this repository are installed, and LeaderWorkerSet's."""
     directory = tmp_path_factory.mktemp("control-plane")
     crds = [*sorted(CRDS.glob("*.yaml")), LEADER_WORKER_SETS]
-    with running_control_plane(program_directory(), directory, crds) as running:
-        yield running
+    with ExitStack() as running:
+        request.session.stash[RUNNING] = running
+        yield running.enter_context(running_control_plane(program_directory(), directory, crds))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End it after the last test of this folder: until the session's end it would take a tenth of a core."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        item.session.stash.get(RUNNING, ExitStack()).close()
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ import yaml
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import NotFoundError
+from kubernetes.watch.watch import iter_resp_lines
+from tests.controlplane.audit_log import AuditLog
 from tests.controlplane.credentials import (
     ADMIN,
     CONTROLLERS,
@@ -26,9 +28,9 @@ from tests.controlplane.credentials import (
 )
 from tests.controlplane.fake_node import (
     NODE,
+    FakeKubelet,
     bind_pod,
     end_terminating,
-    fake_kubelet,
     list_pods,
     register_node,
     report_ready,
@@ -77,6 +79,9 @@ class ControlPlane:
     """Of the user `operator`, for an operator under test, so that its requests can be told from the tests' own."""
     api: ApiClient
     dynamic: DynamicClient
+    audit: AuditLog
+    resources: ExitStack
+    """Closed at the end, while all of it still runs."""
 
     def request(
         self, method: str, path: str, body: dict[str, Any] | None = None, content_type: str = JSON, **query: str
@@ -87,6 +92,11 @@ class ControlPlane:
         )
         content: dict[str, Any] = json.loads(answer.data)
         return content
+
+    def watch(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
+        """Events of what is there and of what changes, until the server is gone; raises urllib3's HTTPError then."""
+        answer = self.dynamic.request("get", path, query_params=[("watch", "true"), *query.items()], serialize=False)
+        yield from map(json.loads, iter_resp_lines(answer))
 
     def apply(self, manifest: dict[str, Any], field_manager: str = "kubectl", **query: str) -> dict[str, Any]:
         """Server-side apply with strict validation, as `kubectl apply --server-side`; returns what is stored."""
@@ -103,8 +113,7 @@ class ControlPlane:
 
     def writes(self, user: str = OPERATOR, namespace: str | None = None) -> list[Write]:
         """Every change that `user` asked for so far, in order, refused ones and ones without effect included."""
-        events = [json.loads(line) for line in (self.directory / "audit.log").read_text().splitlines()]
-        found = [as_write(event) for event in events if event["user"]["username"] == user]
+        found = [as_write(event) for event in self.audit.events() if event["user"]["username"] == user]
         return [write for write in found if namespace is None or write.namespace == namespace]
 
     def wait_for_pods(self, namespace: str, selector: str, num_pods: int = 1) -> list[dict[str, Any]]:
@@ -179,6 +188,8 @@ def running_control_plane(programs: Path, directory: Path, crds: Sequence[Path] 
     for user, token in tokens.items():
         write_kubeconfig(directory / f"{user}.kubeconfig", url, certificate, user, token)
     with ExitStack() as stack:
+        kubelet = FakeKubelet()
+        stack.callback(kubelet.join)  # when the API server is gone
 
         def start(command: list[str]) -> ServerProcess:
             process = ServerProcess(command, directory / f"{Path(command[0]).name}.log")
@@ -197,12 +208,14 @@ def running_control_plane(programs: Path, directory: Path, crds: Sequence[Path] 
             operator_kubeconfig=directory / f"{OPERATOR}.kubeconfig",
             api=api,
             dynamic=DynamicClient(api, cache_file=str(directory / "discovery.json")),  # type: ignore[no-untyped-call]
+            audit=AuditLog(directory / "audit.log"),
+            resources=stack,
         )
         for crd in crds:
             control_plane.install_crd(yaml.safe_load(crd.read_text()))
         controllers = start(controllers_command(programs, directory, directory / f"{CONTROLLERS}.kubeconfig"))
         controllers.wait_until(lambda: control_plane.admits_pods("default"), START_SECONDS, "the first ServiceAccount")
-        stack.enter_context(fake_kubelet(control_plane))
+        kubelet.start(control_plane)
         yield control_plane
 
 

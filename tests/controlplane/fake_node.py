@@ -3,15 +3,15 @@
 import itertools
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from kubernetes.dynamic.exceptions import NotFoundError
+from urllib3.exceptions import HTTPError
 
 NODE = "node-1"
 """The fake node whose pods end as soon as they are deleted; on nodes of other names a test ends them itself."""
-KUBELET_PERIOD_SECONDS = 0.2
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 POD_ADDRESSES = (f"10.244.{number >> 8 & 255}.{number & 255}" for number in itertools.count(1))
@@ -25,34 +25,35 @@ class Api(Protocol):
         self, method: str, path: str, body: dict[str, Any] | None = None, content_type: str = ..., **query: str
     ) -> dict[str, Any]: ...
 
+    def watch(self, path: str, **query: str) -> Iterator[dict[str, Any]]: ...
 
-@contextmanager
-def fake_kubelet(api: Api) -> Iterator[None]:
-    """Register NODE and end its deleted pods, in a thread of its own with an `api` of its own."""
-    register_node(api, NODE)
-    stop = threading.Event()
 
-    def run() -> None:
-        while not stop.wait(KUBELET_PERIOD_SECONDS):
-            end_terminating(api, pods_of_node(api, NODE))
+class FakeKubelet:
+    """Ends the deleted pods of NODE, in a thread of its own, until its API server is gone."""
 
-    thread = threading.Thread(target=run, name="fake kubelet")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def start(self, api: Api) -> None:
+        """Registers NODE, and begins."""
+        register_node(api, NODE)
+        self._thread = threading.Thread(target=self._run, args=(api,), name="fake kubelet")
+        self._thread.start()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, api: Api) -> None:
+        with suppress(HTTPError):
+            for event in api.watch("/api/v1/pods", fieldSelector=f"spec.nodeName={NODE}", timeoutSeconds="86400"):
+                if event["type"] != "DELETED":
+                    end_terminating(api, [event["object"]])
 
 
 def register_node(api: Api, name: str) -> None:
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
     api.request("patch", f"/api/v1/nodes/{name}", node, APPLY_PATCH, fieldManager="kubelet", force="true")
-
-
-def pods_of_node(api: Api, name: str) -> list[dict[str, Any]]:
-    pods: list[dict[str, Any]] = api.request("get", "/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
-    return pods
 
 
 def list_pods(api: Api, namespace: str, selector: str = "") -> list[dict[str, Any]]:

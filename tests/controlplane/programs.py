@@ -12,8 +12,21 @@ from tests.controlplane.processes import ControlPlaneError
 
 BUILD = Path(__file__).parents[2] / "e2e" / "cluster" / "build"
 ETCD_PORT, ETCD_PEER_PORT, API_PORT = 2379, 2380, 6443
-# Without kubelets that renew their leases, nodes would be declared dead and their pods evicted after a minute.
-CONTROLLERS = "*,-node-lifecycle-controller"
+# What services need of Kubernetes. All others only cost time; and node-lifecycle-controller would declare nodes dead,
+# whose leases no kubelet renews, and evict their pods after a minute.
+CONTROLLERS = (
+    "deployment-controller",
+    "disruption-controller",
+    "endpointslice-controller",
+    "garbage-collector-controller",
+    "namespace-controller",
+    "pod-garbage-collector-controller",
+    "replicaset-controller",
+    "resourcequota-controller",
+    "root-ca-certificate-publisher-controller",
+    "serviceaccount-controller",
+    "statefulset-controller",
+)
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -115,7 +128,7 @@ def controllers_command(programs: Path, directory: Path, kubeconfig: Path) -> li
         f"--kubeconfig={kubeconfig}",
         f"--service-account-private-key-file={directory / 'signing.key'}",
         f"--root-ca-file={directory / 'tls' / 'apiserver.crt'}",
-        f"--controllers={CONTROLLERS}",
+        f"--controllers={','.join(CONTROLLERS)}",
         "--kube-api-qps=500",  # the default of 20 delays the first ServiceAccount by 5 s
         "--kube-api-burst=1000",
         "--leader-elect=false",

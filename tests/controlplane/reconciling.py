@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
-from kubernetes.aio.client import Configuration
 from kubernetes.dynamic.exceptions import NotFoundError
 
 from kvasir_operator.api.labels import (
@@ -21,7 +22,7 @@ from kvasir_operator.api.labels import (
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.plan import APPLIED_HASH
 from kvasir_operator.desired.objects import desired_service
-from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.configuration import load_configuration
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
@@ -47,6 +48,8 @@ from .processes import wait_until
 SETTINGS = OperatorSettings()
 FEATURES = ClusterFeatures((1, 36))
 NAME = "llama"
+Found = TypeVar("Found")
+WRITES = ("apply", "apply_status", "patch", "create", "replace", "delete")
 
 
 class Crashed(Exception):
@@ -61,25 +64,47 @@ class Pass:
     outcome: Outcome | None
 
 
-class CrashingKube(KubeClient):
+class Writes:
     """Keeps the writes that were accepted, and raises Crashed after number `crash_after` (from 1); None never does."""
 
-    crash_after: int | None = None
+    def __init__(self, crash_after: int | None) -> None:
+        self.accepted: list[tuple[str, str]] = []
+        self._crash_after = crash_after
 
-    def __init__(self, configuration: Configuration) -> None:
-        super().__init__(configuration)
-        self.writes: list[tuple[str, str]] = []
+    def hear(self, verb: str, kind: str, error: Exception | None) -> None:
+        if error is not None or verb not in WRITES:
+            return
+        self.accepted.append((verb, kind))
+        if len(self.accepted) == self._crash_after:
+            raise Crashed
 
-    async def _write(
-        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[Any]]
-    ) -> KubeObject:
-        result = await super()._write(verb, kind, namespace, name, call)
-        self.writes.append((verb, kind.kind))
-        if self.crash_after is not None:
-            self.crash_after -= 1
-            if self.crash_after == 0:
-                raise Crashed
-        return result
+
+class Connection:
+    """A client and its event loop, which know nothing but the way: all passes share them, and their TLS handshakes."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._runner = asyncio.Runner()
+        self._writes = Writes(None)
+        self._client = self._runner.run(self._open(kubeconfig))
+
+    def run(self, body: Callable[[KubeClient], Coroutine[Any, Any, Found]], writes: Writes) -> Found:
+        self._writes = writes
+        return self._runner.run(body(self._client))
+
+    def close(self) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    async def _open(self, kubeconfig: Path) -> KubeClient:
+        configuration = await load_configuration(str(kubeconfig))
+        return KubeClient(configuration, ClientHooks(on_request=lambda *request: self._writes.hear(*request)))
+
+
+@cache
+def connection_to(control_plane: ControlPlane) -> Connection:
+    connection = Connection(control_plane.operator_kubeconfig)
+    control_plane.resources.callback(connection.close)
+    return connection
 
 
 async def no_work(pods: Iterable[KubeObject]) -> dict[str, int]:
@@ -98,21 +123,17 @@ def run_pass(
 ) -> Pass:
     """One pass of a new operator, which knows nothing of earlier ones."""
 
-    async def body() -> Pass:
-        configuration = await load_configuration(str(control_plane.operator_kubeconfig))
-        configuration.connection_pool_maxsize = 2  # each new connection costs a TLS handshake
-        client = CrashingKube(configuration)
-        client.crash_after = crash_after
-        try:
-            gateway = GatewayObserver(client, settings.defaults.gateway, None, lambda key: None)
-            reconciler = Reconciler(client, settings, lambda: features, gateway, read_work=read_work)
-            return Pass(client.writes, await reconciler.reconcile(ServiceKey(namespace, name)))
-        except Crashed:
-            return Pass(client.writes, None)
-        finally:
-            await client.close()
+    connection, writes = connection_to(control_plane), Writes(crash_after)
 
-    return asyncio.run(body())
+    async def body(client: KubeClient) -> Outcome | None:
+        gateway = GatewayObserver(client, settings.defaults.gateway, None, lambda key: None)
+        reconciler = Reconciler(client, settings, lambda: features, gateway, read_work=read_work)
+        try:
+            return await reconciler.reconcile(ServiceKey(namespace, name))
+        except Crashed:
+            return None
+
+    return Pass(writes.accepted, connection.run(body, writes))
 
 
 def settle(control_plane: ControlPlane, namespace: str, name: str = NAME) -> None:

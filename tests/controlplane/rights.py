@@ -1,6 +1,5 @@
 """Accounts with the rights that the chart gives an operator, and with others; and which rights were used."""
 
-import json
 from pathlib import Path
 
 from tests.charts.chart_rules import Permission, operator_rules
@@ -8,12 +7,13 @@ from tests.charts.chart_rules import Permission, operator_rules
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.settings import OperatorSettings
 
-from .control_plane import ControlPlane
+from .control_plane import ControlPlane, Write
 from .credentials import write_kubeconfig
 
 RBAC = "rbac.authorization.k8s.io"
 ACCOUNT = "kvasir-operator"
 CREATED = 201
+READS = ("get", "list", "watch")
 
 
 def account(namespace: str, name: str = ACCOUNT) -> str:
@@ -56,10 +56,16 @@ def grant(control_plane: ControlPlane, namespace: str, user: str, rules: list[Ku
     )
 
 
+def changes(control_plane: ControlPlane, user: str, namespace: str, resource: str | None = None) -> list[Write]:
+    """What a user changed so far; the log has all requests of a ServiceAccount. `resource` None: of all."""
+    writes = [each for each in control_plane.writes(user, namespace) if resource in (None, each.resource)]
+    return [write for write in writes if write.verb not in READS and write.status < 400]
+
+
 def requests_of(control_plane: ControlPlane, user: str, namespace: str | None = None) -> list[KubeObject]:
     """The API server's answers to a user about objects, by its audit log; `namespace` None: of all."""
-    events = [json.loads(line) for line in (control_plane.directory / "audit.log").read_text().splitlines()]
-    own = [event for event in events if event["user"]["username"] == user and "resource" in event.get("objectRef", {})]
+    events = control_plane.audit.events()
+    own = [each for each in events if each["user"]["username"] == user and "resource" in each.get("objectRef", {})]
     return [event for event in own if namespace in (None, event["objectRef"].get("namespace"))]
 
 

@@ -21,7 +21,8 @@ SECONDS = 120.0
 
 
 def live_through(cluster: ControlPlane, user: str, namespace: str, lease_namespace: str) -> None:
-    """A service is made, has trouble, is ready, shrinks; a group fails; unwanted children go, and the Lease is lost."""
+    """A service is made, has trouble, is ready, shrinks and goes; a group fails; unwanted children go, and the Lease is
+    lost."""
     cluster.apply(manifest(namespace))
     pods = [labels.selector_text(labels.role_selector(NAME, role)) for role in (labels.ROLE_SERVE, labels.ROLE_ROUTER)]
     for selector in pods:
@@ -42,6 +43,9 @@ def live_through(cluster: ControlPlane, user: str, namespace: str, lease_namespa
             move(cluster, pod, address)
         cluster.request("patch", path_of(INFERENCE_SERVICE, namespace, NAME), {"spec": {"replicas": 1}}, MERGE_PATCH)
         wait_until(lambda: len(running(cluster, namespace, pods[0])) == 1, SECONDS, "the service to shrink")
+    cluster.request("delete", path_of(INFERENCE_SERVICE, namespace, NAME))
+    gone = (INFERENCE_SERVICE.group, INFERENCE_SERVICE.plural, "get")
+    wait_until(lambda: gone in used(cluster, user), SECONDS, "the service to be asked for, which is gone")
     cluster.request("delete", path_of(LEASE, lease_namespace, OWN_LEASE))
     wait_until(lambda: cluster.exists(path_of(LEASE, lease_namespace, OWN_LEASE)), SECONDS, "the Lease to be back")
 

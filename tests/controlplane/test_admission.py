@@ -13,7 +13,7 @@ from kvasir_operator.errors import ChildrenRefusedError
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, object_key
 
 from .control_plane import ControlPlane
-from .operator_process import running_operator
+from .operator_process import forked_operator
 from .processes import wait_until
 from .reconciling import conditions, get_children, get_service, manifest, path_of, run_pass
 
@@ -143,7 +143,7 @@ def test_what_a_mutating_policy_changes_is_not_fought_by_this_operator_or_the_ne
         assert engine_image(control_plane, namespace).startswith(f"{MIRROR}/")
         assert ("apply", "Deployment") not in run_pass(control_plane, namespace).writes  # remembers nothing: a dry run
         flags = (f"--namespace={namespace}", "--resync-seconds=1")
-        with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
+        with forked_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
             operator.wait_until_ready()
             passes = [operator.passes()]
             wait_until(lambda: operator.passes() >= passes[0] + 5, 40, "five passes more")
@@ -159,7 +159,7 @@ def test_a_controller_that_writes_back_is_named_and_met_ever_more_seldom(
 ) -> None:
     control_plane.apply(manifest(namespace))
     flags = (f"--namespace={namespace}",)
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
+    with forked_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
         wait_until(lambda: len(conditions_or_none(control_plane, namespace)) > 0, 40, "the first status")
         path = path_of(DEPLOYMENT, namespace, "llama-router")
         edit = {"spec": {"minReadySeconds": 77, "revisionHistoryLimit": 9}}

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
+from kubernetes.aio.client import Configuration
 
 from kvasir_operator.errors import (
     KubeForbiddenError,
@@ -13,8 +14,7 @@ from kvasir_operator.errors import (
     ObjectNotFoundError,
     ObjectRefusedError,
 )
-from kvasir_operator.kube import client as client_module
-from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.client import PAGE_SIZE, KubeClient
 from kvasir_operator.kube.configuration import load_configuration
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, SERVICE_ACCOUNT, Kind, KubeObject
 
@@ -23,9 +23,20 @@ from .control_plane import ControlPlane
 Result = TypeVar("Result")
 
 
-def using(control_plane: ControlPlane, body: Callable[[KubeClient], Awaitable[Result]]) -> Result:
+def unchanged(configuration: Configuration) -> None:
+    """As the kubeconfig has it."""
+
+
+def using(
+    control_plane: ControlPlane,
+    body: Callable[[KubeClient], Awaitable[Result]],
+    change: Callable[[Configuration], None] = unchanged,
+    page_size: int = PAGE_SIZE,
+) -> Result:
     async def run() -> Result:
-        client = KubeClient(await load_configuration(str(control_plane.operator_kubeconfig)))
+        configuration = await load_configuration(str(control_plane.operator_kubeconfig))
+        change(configuration)
+        client = KubeClient(configuration, page_size=page_size)
         try:
             return await body(client)
         finally:
@@ -39,17 +50,13 @@ def account(namespace: str, name: str = "a", **metadata: Any) -> KubeObject:
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
 
 
-def test_a_list_of_several_pages_is_read_to_its_end(
-    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "PAGE_SIZE", 2)
-
+def test_a_list_of_several_pages_is_read_to_its_end(control_plane: ControlPlane, namespace: str) -> None:
     async def body(client: KubeClient) -> list[KubeObject]:
         for number in range(5):
             await client.apply(account(namespace, f"m{number}"))
         return await client.list(SERVICE_ACCOUNT, namespace, {"x": "y"})
 
-    found = using(control_plane, body)
+    found = using(control_plane, body, page_size=2)
     assert [(obj["kind"], obj["metadata"]["name"]) for obj in found] == [("ServiceAccount", f"m{n}") for n in range(5)]
 
 
@@ -92,12 +99,11 @@ def test_refusals_become_our_own_errors(
 
 
 def test_a_user_without_rights_is_told_which(control_plane: ControlPlane, namespace: str) -> None:
-    async def body(client: KubeClient) -> None:
-        client._api.configuration.api_key = {}
-        await client.list(POD, namespace)
+    def sign_out(configuration: Configuration) -> None:
+        configuration.api_key = {}
 
     with pytest.raises(KubeForbiddenError, match=r'"system:anonymous" cannot list resource "pods"'):
-        using(control_plane, body)
+        using(control_plane, lambda client: client.list(POD, namespace), sign_out)
 
 
 def applied_service(control_plane: ControlPlane, namespace: str) -> KubeObject:
@@ -191,9 +197,8 @@ def test_a_watch_tells_changes_of_labelled_objects_until_its_time_is_up(
 
 
 def test_an_address_without_an_api_server_is_unavailable(control_plane: ControlPlane) -> None:
-    async def body(client: KubeClient) -> None:
-        client._api.configuration.host = "https://127.0.0.1:9"
-        await client.list(POD, "default")
+    def go_astray(configuration: Configuration) -> None:
+        configuration.host = "https://127.0.0.1:9"
 
     with pytest.raises(KubeUnavailableError, match="did not answer"):
-        using(control_plane, body)
+        using(control_plane, lambda client: client.list(POD, "default"), go_astray)

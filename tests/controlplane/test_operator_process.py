@@ -1,10 +1,16 @@
-"""The operator's process: woken by events, killed, stopped, confined to a namespace, and one of two."""
+"""The operator's process: woken by events, with few rights, stopped, and beside another one.
+
+What becomes of its work when it is killed or paused is test_handover.py's.
+"""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.charts.chart_rules import operator_rules
 
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_SERVE, SERVICE_LABEL
 from kvasir_operator.api.parse import parse_service
@@ -14,8 +20,7 @@ from kvasir_operator.kube.leadership import CLUSTER_LEASE, OWN_LEASE
 from kvasir_operator.settings import OperatorSettings
 
 from .control_plane import ControlPlane
-from .credentials import OPERATOR
-from .operator_process import OperatorProcess, running_operator
+from .operator_process import OperatorProcess, forked_operator, running_operator
 from .port_forward import forwarding
 from .processes import wait_until
 from .programs import API_PORT
@@ -26,16 +31,40 @@ from .reconciling import (
     get_service,
     manifest,
     path_of,
-    run_pass,
 )
-from .rights import role_kubeconfig
+from .rights import account, changes, grant, role_kubeconfig
 
 MERGE_PATCH = "application/merge-patch+json"
 PODS = f"{SERVICE_LABEL}={NAME}"
+FIRST, SECOND = "watched-first", "watched-second"
 
 
-def wait_for_children(control_plane: ControlPlane, namespace: str) -> None:
-    wanted = {object_key(obj) for obj in desired_objects(parse_service(manifest(namespace)), OperatorSettings())}
+@pytest.fixture(scope="module")
+def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """The installed program under a user id without a passwd entry, with the chart's rights in the two namespaces that
+    it watches."""
+    directory = tmp_path_factory.mktemp("operator")
+    (directory / "sitecustomize.py").write_text("import os\nos.getuid = lambda: 54321\n")
+    for namespace in (FIRST, SECOND):
+        control_plane.create_namespace(namespace)
+    kubeconfig = role_kubeconfig(control_plane, FIRST, directory)
+    grant(control_plane, SECOND, account(FIRST), operator_rules(OperatorSettings().router_cluster_role))
+    flags = (f"--namespace={FIRST}", f"--namespace={SECOND}", "--leader-election")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(directory))
+        for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+            patch.delenv(name, raising=False)
+        with running_operator(kubeconfig, directory / "log", *flags) as running:
+            running.wait_until_ready()
+            yield running
+    for namespace in (FIRST, SECOND):
+        control_plane.delete_namespace(namespace)
+
+
+def wait_for_children(control_plane: ControlPlane, namespace: str, **spec: Any) -> None:
+    """Of `manifest`."""
+    service = parse_service(manifest(namespace, **spec))
+    wanted = {object_key(obj) for obj in desired_objects(service, OperatorSettings())}
     wait_until(lambda: set(get_children(control_plane, namespace)) == wanted, 30, "all children, and no others")
 
 
@@ -46,10 +75,10 @@ def wait_for_phase(control_plane: ControlPlane, namespace: str, phase: str) -> N
     wait_until(is_reached, 30, f"phase {phase}")
 
 
-def metric(operator: OperatorProcess, name: str) -> float:
-    """Sum of a series' samples."""
+def metric(operator: OperatorProcess, name: str, label: str = "") -> float:
+    """Sum of a series' samples that have `label`, written as in a page of metrics."""
     _, text = operator.get(f"/metrics?name[]={name}")
-    return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+    return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*{label}.*}})? (\S+)$", text, re.MULTILINE))
 
 
 def engine(control_plane: ControlPlane, namespace: str) -> KubeObject:
@@ -63,82 +92,44 @@ def engine(control_plane: ControlPlane, namespace: str) -> KubeObject:
     return found
 
 
+def test_a_role_in_each_of_its_namespaces_is_enough(control_plane: ControlPlane, operator: OperatorProcess) -> None:
+    control_plane.apply(manifest(SECOND))
+    wait_for_children(control_plane, SECOND)
+    control_plane.mark_pods_ready(SECOND, PODS, 4)
+    wait_for_phase(control_plane, SECOND, "Ready")
+    assert conditions(get_service(control_plane, SECOND))["Degraded"] == ("False", "AsExpected")
+    assert metric(operator, "kvasir_operator_reconcile_errors_total") == 0.0
+    assert operator.writes("apply", "Deployment") >= 2
+    assert operator.writes("apply_status", "InferenceService") >= 1
+    assert "forbidden" not in operator.log.read_text().lower()
+
+
 def test_events_alone_drive_a_service_from_creation_to_deletion(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path
+    control_plane: ControlPlane, operator: OperatorProcess
 ) -> None:
-    flags = (f"--namespace={namespace}",)  # other tests' services have series too
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
-        operator.wait_until_ready()
-        control_plane.apply(manifest(namespace))
-        wait_for_children(control_plane, namespace)
-        control_plane.mark_pods_ready(namespace, PODS, 4)
-        wait_for_phase(control_plane, namespace, "Ready")
-        wait_until(lambda: metric(operator, "kvasir_operator_service_ready") == 1.0, 10, "the series of its readiness")
-        assert metric(operator, "kvasir_operator_service_desired_replicas") == 4.0
-        assert f'kvasir_operator_replica_restarts_total{{inference_service="{NAME}"' in operator.get("/metrics")[1]
+    of_it = f'service_namespace="{FIRST}"'
+    control_plane.apply(manifest(FIRST))
+    wait_for_children(control_plane, FIRST)
+    control_plane.mark_pods_ready(FIRST, PODS, 4)
+    wait_for_phase(control_plane, FIRST, "Ready")
+    wait_until(lambda: metric(operator, "kvasir_operator_service_ready", of_it) == 1.0, 10, "its series of readiness")
+    assert metric(operator, "kvasir_operator_service_desired_replicas", of_it) == 4.0
+    assert f'kvasir_operator_replica_restarts_total{{inference_service="{NAME}"' in operator.get("/metrics")[1]
 
-        control_plane.request("delete", path_of(SERVICE, namespace, f"{NAME}-router"))
-        wait_for_children(control_plane, namespace)
-        edit = {"spec": {"replicas": 9}}
-        path = path_of(DEPLOYMENT, namespace, engine(control_plane, namespace)["metadata"]["name"])
-        control_plane.request("patch", path, edit, MERGE_PATCH)
-        wait_until(lambda: engine(control_plane, namespace)["spec"]["replicas"] == 2, 30, "the edit to be undone")
+    control_plane.request("delete", path_of(SERVICE, FIRST, f"{NAME}-router"))
+    wait_for_children(control_plane, FIRST)
+    edit = {"spec": {"replicas": 9}}
+    path = path_of(DEPLOYMENT, FIRST, engine(control_plane, FIRST)["metadata"]["name"])
+    control_plane.request("patch", path, edit, MERGE_PATCH)
+    wait_until(lambda: engine(control_plane, FIRST)["spec"]["replicas"] == 2, 30, "the edit to be undone")
 
-        control_plane.request("delete", path_of(INFERENCE_SERVICE, namespace, NAME))
-        wait_until(lambda: not get_children(control_plane, namespace), 30, "the children to go")
-        wait_until(lambda: f'="{NAME}"' not in operator.get("/metrics")[1], 10, "its series to go")
-        assert metric(operator, "kvasir_operator_leader") == 1.0
-    written = {each.resource for each in control_plane.writes(namespace=namespace)}
+    control_plane.request("delete", path_of(INFERENCE_SERVICE, FIRST, NAME))
+    wait_until(lambda: not get_children(control_plane, FIRST), 30, "the children to go")
+    wait_until(lambda: of_it not in operator.get("/metrics")[1], 10, "its series to go")
+    assert metric(operator, "kvasir_operator_leader") == 1.0
+    written = {each.resource for each in changes(control_plane, account(FIRST), FIRST)}
     assert "inferenceservices/status" in written
     assert "inferenceservices" not in written  # neither annotations nor finalizers
-
-
-def test_a_killed_operator_is_continued_by_the_next_one_which_ends_cleanly(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    flags = (f"--namespace={namespace}", "--workers=1")
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "first", *flags) as first:
-        control_plane.apply(manifest(namespace))
-        wait_until(lambda: control_plane.writes(OPERATOR, namespace), 40, "the first write")
-        first.kill()
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "second", *flags) as second:
-        wait_for_children(control_plane, namespace)
-        control_plane.mark_pods_ready(namespace, PODS, 4)
-        wait_for_phase(control_plane, namespace, "Ready")
-        status, seconds = second.stop()
-    assert (status, seconds < 10.0) == (0, True), (tmp_path / "second").read_text()
-    # Nothing is left to do for a third operator, so all is as if there had only been one.
-    assert run_pass(control_plane, namespace, settings=OperatorSettings(namespace=(namespace,))).writes == []
-
-
-def test_a_role_in_one_namespace_is_enough(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    kubeconfig = role_kubeconfig(control_plane, namespace, tmp_path)
-    with running_operator(kubeconfig, tmp_path / "log", f"--namespace={namespace}", "--leader-election") as operator:
-        operator.wait_until_ready()
-        control_plane.apply(manifest(namespace))
-        wait_for_children(control_plane, namespace)
-        control_plane.mark_pods_ready(namespace, PODS, 4)
-        wait_for_phase(control_plane, namespace, "Ready")
-        assert conditions(get_service(control_plane, namespace))["Degraded"] == ("False", "AsExpected")
-        assert metric(operator, "kvasir_operator_reconcile_errors_total") == 0.0
-        assert operator.writes("apply", "Deployment") >= 2
-        assert operator.writes("apply_status", "InferenceService") >= 1
-    assert "forbidden" not in (tmp_path / "log").read_text().lower()
-
-
-def test_the_second_of_two_operators_stands_by_until_the_first_one_stops(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    flags = (f"--namespace={namespace}", "--leader-election")
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "first", *flags) as first:
-        wait_until(lambda: metric(first, "kvasir_operator_leader") == 1.0, 40, "the first one to lead")
-        with running_operator(control_plane.operator_kubeconfig, tmp_path / "second", *flags) as second:
-            wait_until(lambda: second.get("/readyz") == (200, "ok"), 20, "the second one to be ready")
-            assert metric(second, "kvasir_operator_leader") == 0.0
-            assert first.stop()[0] == 0
-            wait_until(lambda: metric(second, "kvasir_operator_leader") == 1.0, 20, "the second one to lead")
-            control_plane.apply(manifest(namespace))
-            wait_for_children(control_plane, namespace)
 
 
 def test_a_second_cluster_wide_release_stands_by_and_says_who_leads_until_the_first_is_uninstalled(
@@ -149,9 +140,9 @@ def test_a_second_cluster_wide_release_stands_by_and_says_who_leads_until_the_fi
         return (f"--lease-namespace={release}", "--leader-election")
 
     kubeconfig = control_plane.operator_kubeconfig
-    with running_operator(kubeconfig, tmp_path / "first", *flags(f"{namespace}-first")) as first:
+    with forked_operator(kubeconfig, tmp_path / "first", *flags(f"{namespace}-first")) as first:
         wait_until(lambda: metric(first, "kvasir_operator_leader") == 1.0, 40, "the first one to lead")
-        with running_operator(kubeconfig, tmp_path / "second", *flags(f"{namespace}-second")) as second:
+        with forked_operator(kubeconfig, tmp_path / "second", *flags(f"{namespace}-second")) as second:
             holder = second.word_before(f" serves the whole cluster (it holds Lease default/{CLUSTER_LEASE})")
             lease = control_plane.request("get", path_of(LEASE, "default", CLUSTER_LEASE))
             assert holder == lease["spec"]["holderIdentity"]
@@ -164,38 +155,12 @@ def test_a_second_cluster_wide_release_stands_by_and_says_who_leads_until_the_fi
         assert not control_plane.request("get", path_of(LEASE, place, name))["spec"]["holderIdentity"]
 
 
-def test_operators_of_several_namespaces_serve_these_and_no_others(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    other = f"{namespace}-other"
-    control_plane.create_namespace(other)
-    flags = (f"--namespace={namespace}", f"--namespace={other}", "--leader-election")
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
-        operator.wait_until_ready()
-        for each in (namespace, other):
-            control_plane.apply(manifest(each))
-            wait_for_children(control_plane, each)
-    control_plane.delete_namespace(other)
-
-
-def test_a_leader_whose_lease_is_taken_ends_at_once(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    flags = (f"--namespace={namespace}", "--leader-election")
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
-        wait_until(lambda: metric(operator, "kvasir_operator_leader") == 1.0, 40, "it to lead")
-        theft = {"spec": {"holderIdentity": "usurper", "leaseDurationSeconds": 60}}
-        control_plane.request("patch", path_of(LEASE, namespace, OWN_LEASE), theft, MERGE_PATCH)
-        assert operator.process.wait(20) == 1
-        assert "usurper took Lease" in (tmp_path / "log").read_text()
-
-
 def test_an_operator_that_ends_while_its_lease_is_gone_leaves_none(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     lease = path_of(LEASE, namespace, OWN_LEASE)
     flags = (f"--namespace={namespace}", "--leader-election")
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
+    with forked_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
         wait_until(lambda: metric(operator, "kvasir_operator_leader") == 1.0, 40, "it to lead")
         control_plane.request("delete", lease)
         operator.word_after(f"Lease {namespace}/{OWN_LEASE} is gone")
@@ -210,7 +175,7 @@ def test_an_operator_that_starts_while_the_api_server_is_away_goes_on_when_it_is
     away = API_PORT + 1
     kubeconfig = control_plane.operator_kubeconfig.read_text().replace(f":{API_PORT}", f":{away}")
     (tmp_path / "config").write_text(kubeconfig)
-    with running_operator(tmp_path / "config", tmp_path / "log", f"--namespace={namespace}") as operator:
+    with forked_operator(tmp_path / "config", tmp_path / "log", f"--namespace={namespace}") as operator:
         operator.word_after("waiting for the API server: ")
         assert (operator.get("/healthz")[0], operator.get("/readyz")[0]) == (200, 503)
         with forwarding(str(urlsplit(control_plane.url).hostname), away, API_PORT):
@@ -218,14 +183,3 @@ def test_an_operator_that_starts_while_the_api_server_is_away_goes_on_when_it_is
             wait_for_children(control_plane, namespace)
             assert operator.stop()[0] == 0
     assert (tmp_path / "log").read_text().count("waiting for the API server") == 1
-
-
-def test_a_user_id_without_a_passwd_entry_may_run_the_operator(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os\nos.getuid = lambda: 54321\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", f"--namespace={namespace}") as operator:
-        operator.wait_until_ready()

@@ -8,7 +8,7 @@ from kubernetes.dynamic.exceptions import TooManyRequestsError
 from kvasir_operator.kube.kinds import POD_MONITOR
 
 from .control_plane import CRDS, ControlPlane
-from .operator_process import running_operator
+from .operator_process import forked_operator
 from .processes import wait_until
 from .reconciling import manifest, path_of
 
@@ -46,7 +46,7 @@ def test_a_crd_that_is_installed_while_the_operator_runs_is_used_and_may_go_agai
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     flags = (f"--namespace={namespace}", "--resync-seconds=2")
-    with running_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
+    with forked_operator(control_plane.operator_kubeconfig, tmp_path / "log", *flags) as operator:
         control_plane.apply(manifest(namespace))
         operator.wait_until_ready()  # without the CRD
         control_plane.install_crd(POD_MONITOR_CRD)

@@ -22,7 +22,7 @@ from .conftest import LEADER_WORKER_SETS
 from .control_plane import CRDS, ControlPlane
 from .fake_answers import engine_at_work, prometheus
 from .fake_node import MERGE_PATCH, bind_pod, list_pods, report_loading
-from .operator_process import OperatorProcess, running_operator
+from .operator_process import OperatorProcess, forked_operator
 from .processes import wait_until
 from .reconciling import get_service, manifest, path_of
 from .rights import account, grant, refused, role_kubeconfig, used
@@ -88,9 +88,9 @@ def test_the_charts_rules_are_enough_and_none_is_idle(
         url = stack.enter_context(prometheus(lambda: kv_usage(control_plane, namespace, gateway_namespace)))
         flags = (
             *(f"--namespace={namespace}", "--leader-election", f"--pod-defaults={tmp_path / 'defaults.yaml'}"),
-            *(f"--prometheus-url={url}", "--resync-seconds=5"),
+            *(f"--prometheus-url={url}", "--autoscaling-seconds=1", "--resync-seconds=1", "--lease-seconds=3"),
         )
-        operator = stack.enter_context(running_operator(kubeconfig, tmp_path / "log", *flags))
+        operator = stack.enter_context(forked_operator(kubeconfig, tmp_path / "log", *flags))
         operator.wait_until_ready()
         make_elder(control_plane, namespace, operator)
         live_through(control_plane, user, namespace, namespace)

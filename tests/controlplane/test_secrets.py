@@ -65,7 +65,11 @@ def test_no_secret_is_shown_but_in_secrets(
     monkeypatch.setenv("KVASIR_GATEWAY_SECRET", given["gateway-secret"])
     kubeconfig = role_kubeconfig(control_plane, namespace, tmp_path)
     with ExitStack() as stack:
-        flags = (*gateway_flags(control_plane, namespace, tmp_path), f"--prometheus-url={no_prometheus}")
+        flags = (
+            *gateway_flags(control_plane, namespace, tmp_path),
+            f"--prometheus-url={no_prometheus}",
+            "--autoscaling-seconds=1",
+        )
         flags = (*flags, f"--prometheus-token-file={tmp_path / 'token'}", "--log-level=debug", "--leader-election")
         operator = stack.enter_context(
             running_operator(kubeconfig, tmp_path / "log", f"--namespace={namespace}", *flags)

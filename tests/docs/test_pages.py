@@ -1,4 +1,4 @@
-"""The pages under docs/ hold: manifests and values parse, named files are there, every reason is explained."""
+"""The pages of the documentation hold: manifests and values parse, files are there, every reason is explained."""
 
 import json
 import re
@@ -12,17 +12,23 @@ from lupa.lua51 import LuaRuntime
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.conditions import Condition, ConditionType, Reason, carry_over
+from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.manifests import load_services
 
 ROOT = Path(__file__).parents[2]
-INSTALL = (ROOT / "docs" / "install.md").read_text()
-TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+TROUBLESHOOTING = (DOCS / "troubleshooting.md").read_text()
 SCHEMA = json.loads((ROOT / "charts" / "kvasir" / "values.schema.json").read_text())
-YAML_BLOCKS = re.findall(r"```yaml\n(.*?)```", INSTALL, re.DOTALL)
-VALUES = [block for block in YAML_BLOCKS if block.startswith("# values.yaml")]
-BEHIND_GATEWAY = [block for block in YAML_BLOCKS if "mode: gateway" in block]
-MANIFESTS = [block for block in YAML_BLOCKS if block not in VALUES + BEHIND_GATEWAY]
+BLOCKS = [
+    (page.stem, block) for page in PAGES for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+]
+VALUES = [(page, block) for page, block in BLOCKS if block.startswith("# values.yaml")]
+SERVICES = [(page, block) for page, block in BLOCKS if "kind: InferenceService" in block]
+PARTS = [(page, block) for page, block in BLOCKS if re.search(r"^spec:", block, re.MULTILINE) and "kind:" not in block]
+OTHERS = [yaml.safe_load(block) for page, block in BLOCKS if "kind:" in block and (page, block) not in SERVICES]
+PROFILES = {name for _, block in VALUES for name in yaml.safe_load(block).get("profiles", {})}
 
 
 def test_every_reason_is_explained_and_no_other() -> None:
@@ -34,41 +40,51 @@ def test_every_condition_is_explained() -> None:
     assert re.findall(r"^\| `(\w+)` \|", TROUBLESHOOTING, re.MULTILINE) == [each.value for each in ConditionType]
 
 
-@pytest.mark.parametrize("block", VALUES)
-def test_the_chart_takes_the_values_of_the_page(block: str) -> None:
+@pytest.mark.parametrize(("page", "block"), VALUES)
+def test_the_chart_takes_the_values_of_a_page(page: str, block: str) -> None:
     values: dict[str, Any] = yaml.safe_load(block)
     jsonschema.validate(values, SCHEMA)
     assert values["images"]["registry"], "values that name no registry are refused"
 
 
-def test_the_service_of_the_page_holds_and_asks_for_what_the_page_has_made(tmp_path: Path) -> None:
-    (tmp_path / "page.yaml").write_text("---\n".join(MANIFESTS))
-    documents = list(yaml.safe_load_all((tmp_path / "page.yaml").read_text()))
-    (tmp_path / "service.yaml").write_text(yaml.safe_dump(documents[0]))
-    [service] = load_services(tmp_path / "service.yaml")
-    [secret] = [document for document in documents if document["kind"] == "Secret"]
+def loaded(text: str, folder: Path) -> InferenceService:
+    (folder / "service.yaml").write_text(text)
+    [service] = load_services(folder / "service.yaml")
+    return service
+
+
+@pytest.mark.parametrize(("page", "block"), SERVICES)
+def test_a_service_of_a_page_holds_and_asks_for_what_the_pages_make(page: str, block: str, tmp_path: Path) -> None:
+    service = loaded(block, tmp_path)
+    blocking = [feature for feature in unsupported_features(service, (1, 30)) if feature.is_blocking]
+    assert service.is_behind_gateway or blocking == []
+    if service.spec.resources is not None and service.spec.resources.profile is not None:
+        assert service.spec.resources.profile in PROFILES
+    made = {(made["metadata"]["name"], made["metadata"]["namespace"]) for made in OTHERS if made["kind"] == "Secret"}
     keys = service.spec.router.api_keys_secret_ref
-    assert keys is not None
-    assert (keys.name, service.namespace) == (secret["metadata"]["name"], secret["metadata"]["namespace"])
-    profiles = {name for block in VALUES for name in yaml.safe_load(block).get("profiles", {})}
-    assert service.spec.resources is not None
-    assert service.spec.resources.profile in profiles
+    assert keys is None or (keys.name, service.namespace) in made
+    secret = service.spec.model.secret_ref
+    text = (DOCS / f"{page}.md").read_text() if secret is not None else ""
+    assert secret is None or f"create secret generic {secret.name} --from-literal=HF_TOKEN=" in text
 
 
-def test_the_service_behind_the_gateway_holds_and_the_gateway_is_one_of_the_page(tmp_path: Path) -> None:
-    [block] = BEHIND_GATEWAY
-    (tmp_path / "service.yaml").write_text(block)
-    [service] = load_services(tmp_path / "service.yaml")
-    [gateway] = [values["gateway"] for values in map(yaml.safe_load, VALUES) if "gateway" in values]
-    assert service.is_behind_gateway
+@pytest.mark.parametrize(("page", "block"), PARTS)
+def test_a_part_of_a_service_holds(page: str, block: str, tmp_path: Path) -> None:
+    spec = {"model": {"source": "pvc://models/llama"}} | yaml.safe_load(block)["spec"]
+    whole = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": {"name": "part"}, "spec": spec}
+    loaded(yaml.safe_dump(whole), tmp_path)
+
+
+def test_the_gateway_of_the_pages_gets_its_keys() -> None:
+    [gateway] = [values["gateway"] for _, block in VALUES if "gateway" in (values := yaml.safe_load(block))]
     assert gateway["enabled"]
-    assert f"create secret generic {gateway['apiKeysSecret']} " in INSTALL
+    assert f"create secret generic {gateway['apiKeysSecret']} " in (DOCS / "gateway.md").read_text()
 
 
 def health_check() -> tuple[str, str]:
     """Of Argo CD: its key in the ConfigMap, and its Lua."""
-    [block] = [block for block in MANIFESTS if "resource.customizations.health" in block]
-    [(key, lua)] = yaml.safe_load(block)["data"].items()
+    [config] = [made for made in OTHERS if made["kind"] == "ConfigMap"]
+    [(key, lua)] = config["data"].items()
     return key, lua
 
 
@@ -114,16 +130,20 @@ def test_argo_cd_judges_a_service_by_its_conditions(
     assert (answer["status"], answer["message"]) == health
 
 
-def test_requests_have_a_key_of_the_page() -> None:
-    [secret] = [document for block in MANIFESTS if (document := yaml.safe_load(block))["kind"] == "Secret"]
-    keys = [key for value in secret["stringData"].values() for key in value.split()]
-    used = re.findall(r"Authorization: Bearer (\S+)'", INSTALL)
+def test_requests_have_a_key_of_the_pages() -> None:
+    [secret] = [made for made in OTHERS if made["kind"] == "Secret"]
+    keys = {key for value in secret["stringData"].values() for key in value.split()}
+    used = {key for page in PAGES for key in re.findall(r"Authorization: Bearer (\S+)'", page.read_text())}
     assert used
-    assert set(used) <= set(keys)
+    assert used <= keys
 
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-TOP = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+FOLDERS = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+TOP = "|".join(path.name for path in FOLDERS)
+WRITTEN = [
+    *ROOT.glob("*.md"),
+    *(page for folder in FOLDERS for page in folder.rglob("*.md") if "node_modules" not in page.parts),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -132,26 +152,21 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_links_between_files_lead_somewhere() -> None:
+    """As a git host follows them, of every page in the tree. Anchors are checked with the site (test_site.py)."""
+    texts = {page: re.sub(r"`[^`\n]*`", "", page.read_text()) for page in WRITTEN}
+    links = [
+        (page, link) for page, text in texts.items() for link in re.findall(r"\]\(([^)\s:#]+)(?:#[^)\s]*)?\)", text)
+    ]
+    assert len(links) > 100
+    assert [(str(page), link) for page, link in links if not (page.parent / link).exists()] == []
+
+
 def test_the_reading_order_names_every_room_of_the_operator_and_files_that_are_there() -> None:
-    path = (
-        (ROOT / "README.md")
-        .read_text()
-        .partition("**A manifest becomes pods.**")[2]
-        .partition("`kvasir-operator local`")[0]
-    )
-    package = ROOT / "operator" / "kvasir_operator"
-    rooms = {room.name for room in package.iterdir() if (room / "__init__.py").exists()} - {"local"}
-    assert [room for room in sorted(rooms) if f"{room}/" not in path] == []
-    named = re.findall(r"`(?:operator/kvasir_operator/)?([a-z_]+/[a-z_]+\.py)`", path)
-    assert named
-    assert [name for name in named if not (package / name).exists()] == []
-
-
-def test_the_service_from_a_hub_holds_and_has_the_secret_of_the_page(tmp_path: Path) -> None:
-    [block] = [block for block in MANIFESTS if "source: hf://" in block]
-    (tmp_path / "service.yaml").write_text(block)
-    [service] = load_services(tmp_path / "service.yaml")
-    secret = service.spec.model.secret_ref
-    assert secret is not None
-    assert f"create secret generic {secret.name} --from-literal=HF_TOKEN=" in INSTALL
-    assert unsupported_features(service, (1, 30)) == []
+    packages = [ROOT / program / f"kvasir_{program}" for program in ("operator", "router", "runtime")]
+    text = (DOCS / "architecture.md").read_text()
+    rooms = {room.name for room in packages[0].iterdir() if (room / "__init__.py").exists()}
+    assert [room for room in sorted(rooms) if f"`{room}/" not in text] == []
+    named = re.findall(r"`([a-z_/]+\.py)`", text)
+    assert len(named) > 30
+    assert [name for name in named if not any((package / name).exists() for package in packages)] == []

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from examples.quickstart import stream_answer
+from tests.docs.commands import Command, documented
 from tests.local import chats
 from tests.local.chats import CHATS
 from tests.local.conftest import LocalService
@@ -19,6 +22,22 @@ ask, stream = partial(chats.ask, "quickstart"), partial(chats.stream, "quickstar
 
 def test_the_model_is_listed(quickstart):
     assert [model.id for model in quickstart.client().models.list()] == ["quickstart"]
+
+
+@pytest.mark.parametrize("command", documented("curl http://127.0.0.1:8080"), ids=str)
+def test_a_curl_of_the_documentation_is_answered(quickstart: LocalService, command: Command) -> None:
+    text = command.text.replace("curl http://127.0.0.1:8080", f"curl --silent --show-error --fail {quickstart.url}")
+    text = text.replace('"llama-3.1-8b"', '"quickstart"')
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer.get("data") or answer["choices"][0]["message"]["content"]
+
+
+def test_make_run_streams_its_answer(quickstart: LocalService, capsys: pytest.CaptureFixture[str]) -> None:
+    """What examples/quickstart.py does once its service is ready."""
+    stream_answer(quickstart.client())
+    assert "def factorial(n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("chat", CHATS)

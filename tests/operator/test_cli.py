@@ -119,9 +119,14 @@ def test_unknown_flags_and_values_end_with_status_2(
     assert message in capsys.readouterr().err
 
 
-def test_a_setting_out_of_bounds_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["render", "--workers", "0", str(QUICKSTART)]) == 2
-    assert "--workers is 0: expected a number above 0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"), [("--workers", "0", "a number above 0"), ("--lease-seconds", "2", "3 or more")]
+)
+def test_a_setting_out_of_bounds_ends_with_status_2(
+    flag: str, value: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", flag, value, str(QUICKSTART)]) == 2
+    assert f"{flag} is {value}: expected {expected}" in capsys.readouterr().err
 
 
 def test_a_password_in_prometheus_address_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-import pytest
-
-from kvasir_operator import parts as parts_module
 from kvasir_operator.errors import KvasirOperatorError, LeadershipLostError
 from kvasir_operator.parts import Parts
 
@@ -79,11 +76,9 @@ def test_what_drains_may_end_before_the_rest_is_stopped() -> None:
     assert not asyncio.run(body())
 
 
-def test_a_pass_that_does_not_end_holds_up_the_stop_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "STOP_GRACE_SECONDS", 0.01)
-
+def test_a_pass_that_does_not_end_holds_up_the_stop_for_a_bounded_time() -> None:
     async def body() -> bool:
-        parts = Parts(lambda error: None)
+        parts = Parts(lambda error: None, stop_grace_seconds=0.01)
 
         async def hangs() -> None:
             await asyncio.Event().wait()

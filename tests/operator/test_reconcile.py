@@ -25,6 +25,7 @@ from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.download_progress import ReadDownloads, read_downloads
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.model_loader import DownloadProgress
+from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.queue.worker import work
 from kvasir_operator.reconcile import LEFT_RETRY_SECONDS, Outcome, Reconciler
@@ -262,7 +263,7 @@ def test_what_was_left_is_done_once_a_burst_of_changes_is_over(monkeypatch: pyte
     old, new = SPEC, SPEC | {"engine": {"device": "cpu", "maxNumSeqs": 8}}
 
     async def body() -> None:
-        queue = WorkQueue(lambda: 0.0, spacing_seconds=0.0)
+        queue = WorkQueue(lambda: 0.0, KeySchedule(spacing_seconds=0.0))
         reconciler = Reconciler(
             kube,
             OperatorSettings(),

@@ -6,15 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.operator.autoscaling.fake_prometheus import FakePrometheus, vector
 from tests.operator.memory_kube import MemoryKube
 
-from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess
 from kvasir_operator.errors import KvasirOperatorError
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.leadership import Leadership
 from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming
-from kvasir_operator.run import Operator, run_operator
+from kvasir_operator.parts import Parts
+from kvasir_operator.queue.work_queue import WorkQueue
+from kvasir_operator.run import Operator, drain, run_operator
 from kvasir_operator.settings import OperatorSettings
 
 KUBECONFIG = """
@@ -53,56 +52,11 @@ def test_who_drains_makes_no_lease_anew() -> None:
     async def body() -> None:
         kube, timing = MemoryKube(), LeaseTiming(gone_seconds=0.0)
         elector = LeaderElector(kube, LeaseName("system", "kvasir-operator"), "me", lambda: 0.0, timing)
-        operator = Operator(OperatorSettings())
-        operator._leadership = Leadership([elector], timing.retry_seconds)
-        assert await elector.take()
-        await operator._stop_parts()
+        leadership = Leadership([elector], timing.retry_seconds)
+        await leadership.acquire()
         kube.objects.clear()
+        await drain(leadership, WorkQueue(lambda: 0.0), Parts(lambda error: None), ())
         assert not await elector.take()
         assert kube.objects == {}
-
-    asyncio.run(body())
-
-
-class Standing(Operator):
-    """Whose parts ask Prometheus once, when they are started."""
-
-    def __init__(self, kube: MemoryKube, leadership: Leadership, prometheus: Prometheus) -> None:
-        super().__init__(OperatorSettings(prometheus_url="http://prometheus"))
-        self._client, self._leadership, self._prometheus = kube, leadership, prometheus  # type: ignore[assignment]
-        self.asking: asyncio.Task[object] | None = None
-
-    def _start_parts(self, features: ClusterFeatures) -> None:
-        assert self._prometheus is not None
-        self.asking = asyncio.create_task(self._prometheus.query("up"))
-
-
-class CountedElector(LeaderElector):
-    num_tries = 0
-
-    async def take(self) -> bool:
-        self.num_tries += 1
-        return await super().take()
-
-
-def test_who_stands_by_asks_prometheus_nothing_until_it_leads() -> None:
-    async def body() -> None:
-        kube, name, timing = MemoryKube(), LeaseName("system", "kvasir-operator"), LeaseTiming(retry_seconds=0.001)
-        leader = LeaderElector(kube, name, "leader", lambda: 0.0, timing)
-        mine = CountedElector(kube, name, "standby", lambda: 0.0, timing)
-        assert await leader.take()
-        async with FakePrometheus(lambda _: (vector(), 200)) as server:
-            prometheus = Prometheus(PrometheusAccess(server.url))
-            standby = Standing(kube, Leadership([mine], timing.retry_seconds), prometheus)
-            starting = asyncio.create_task(standby._start())
-            while mine.num_tries < 5:  # noqa: ASYNC110, an elector tells nobody of its tries
-                await asyncio.sleep(0.001)
-            assert (server.asked, standby.asking) == ([], None)
-            await leader.release()
-            await asyncio.wait_for(starting, timeout=30.0)
-            assert standby.asking is not None
-            await standby.asking
-            assert server.asked == ["up"]
-            await prometheus.close()
 
     asyncio.run(body())

@@ -5,23 +5,25 @@ The engine answers with numbered tokens, can be slow, die, hang, refuse or be un
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.loopback import own_host
+from tests.router.parts import client_times
 from tests.router.prefix_index.publisher import Publisher, publishing
 
 from kvasir_router.config import RouterConfig
 from kvasir_router.discovery import Kubernetes
 from kvasir_router.endpoints.kubernetes import ServiceReference
 from kvasir_router.endpoints.reflector import ObjectApi
-from kvasir_router.relay import drain
 from kvasir_router.relay.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_router.server import RunningRouter, running
 from kvasir_router.service.registry import EndpointState
+from kvasir_router.tuning import Tuning
 
 MODEL = "tiny"
 MOVE = b'[0,[],null,0,{"do_remote_prefill":true}]\n'
@@ -101,6 +103,14 @@ class FakeEngine:
             await self._runner.cleanup()
             self._runner = None
 
+    @property
+    def is_running(self) -> bool:
+        return self._runner is not None
+
+    def let_go(self) -> None:
+        """Of a stream that hangs, as when it drains."""
+        self._lets_go_now.set()
+
     async def wait_for_requests(self, count: int) -> None:
         async with self.started:
             await self.started.wait_for(lambda: len(self.requests) >= count)
@@ -128,7 +138,7 @@ class FakeEngine:
         self.asked_to_hand_over.append((await request.json())["request_id"])
         if not self.lets_go:
             return web.Response(status=409)
-        self._lets_go_now.set()
+        self.let_go()
         return web.Response(status=202)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -147,12 +157,12 @@ class FakeEngine:
             self.headers.append({name.lower(): value for name, value in request.headers.items()})
             self.started.notify_all()
         try:
-            return await self._speak(request, asked)
+            return await self.speak(request, asked)
         except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
             self.aborted.set()
             raise
 
-    async def _speak(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+    async def speak(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         if self.die_before_headers:
             _abort(request)
         if self.redirect_to is not None:
@@ -247,12 +257,6 @@ def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
     return _until
 
 
-@pytest.fixture(autouse=True)
-def _quick_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of routers end here, with clients that ask no more. Those that are processes wait as ever."""
-    monkeypatch.setattr(drain, "_NEXT_REQUEST_SECONDS", 0.01)
-
-
 @pytest.fixture
 async def exit_stack() -> AsyncIterator[AsyncExitStack]:
     async with AsyncExitStack() as stack:
@@ -277,7 +281,7 @@ def engine(engines: list[FakeEngine]) -> FakeEngine:
 @pytest.fixture
 async def engines_apart(engines: list[FakeEngine]) -> list[FakeEngine]:
     """On hosts of their own, as pods are, so that both can publish on the same ports."""
-    for engine, host in zip(engines, ("127.0.0.1", "127.0.0.2"), strict=True):
+    for engine, host in zip(engines, (own_host(1), own_host(2)), strict=True):
         await engine.stop()
         engine.host, engine.port = host, 0
         await engine.start()
@@ -287,7 +291,10 @@ async def engines_apart(engines: list[FakeEngine]) -> list[FakeEngine]:
 @pytest.fixture
 def publishers() -> Iterator[list[Publisher]]:
     """Of `engines_apart`."""
-    with publishing() as one, publishing(one.event_port, one.replay_port, host="127.0.0.2") as two:
+    with (
+        publishing(host=own_host(1)) as one,
+        publishing(one.event_port, one.replay_port, host=own_host(2)) as two,
+    ):
         yield [one, two]
 
 
@@ -311,13 +318,16 @@ StartRouter = Callable[..., Awaitable[RunningRouter]]
 
 @pytest.fixture
 async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
-    """start_router(*engines, **config): a router with short intervals that has found its ready engines."""
+    """start_router(*engines, **config): a router with short intervals that has found its ready engines. `tuned` are
+    fields of its Tuning.
+    """
 
     async def start(
         *engines: FakeEngine,
         slice_api: ObjectApi | None = None,
         kubernetes: Kubernetes | None = None,
         router_secret: str | None = None,
+        tuned: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> RunningRouter:
         values: dict[str, Any] = {
@@ -331,11 +341,12 @@ async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
         config = RouterConfig(**values | options)
         if slice_api is not None:
             kubernetes = OneService(slice_api)
-        router = await exit_stack.enter_async_context(running(config, kubernetes, router_secret))
+        tuning = Tuning(**{"clients": client_times(), **(tuned or {})})
+        router = await exit_stack.enter_async_context(running(config, kubernetes, router_secret, tuning))
         await _until(lambda: router.is_ready)
         if kubernetes is not None:
             return router
-        num_ready = sum(engine.is_ready and engine._runner is not None for engine in engines)
+        num_ready = sum(engine.is_ready and engine.is_running for engine in engines)
         await _until(lambda: router.services.num_in_state(EndpointState.READY) == num_ready)
         if num_ready:
             await _until(lambda: router.services.of(None).registry.can_place(None))

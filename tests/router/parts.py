@@ -1,16 +1,57 @@
 """Requests and endpoints as the router's parts see them, for tests of those parts."""
 
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kvasir_router.dialects.completions import Completions
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.prefix_index.index import PrefixKey
+from kvasir_router.relay.client_times import ClientTimes
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.load import EndpointLoad, InFlight
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import Endpoint
+
+
+def client_times(**seconds: float) -> ClientTimes:
+    """Of a router that ends soon: its clients ask no more."""
+    return ClientTimes(**{"next_request": 0.01} | seconds)
+
+
+def num_calls(work: Callable[[], object]) -> int:
+    """Python functions that are called."""
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return events.count("call")
+
+
+def num_bytes_kept(work: Callable[[], object]) -> int:
+    """Of memory that is still held after it."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+class Clock:
+    """A router's that the test sets ahead."""
+
+    def __init__(self) -> None:
+        self.seconds_ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() + self.seconds_ahead
 
 
 @dataclass(frozen=True)

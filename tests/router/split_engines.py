@@ -34,11 +34,11 @@ class PrefillEngine(FakeEngine):
         self.blocks: dict[str, Any] | None = None
         self._channel = channel
 
-    async def _speak(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+    async def speak(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         transfer_id = asked["kv_transfer_params"].get("transfer_id", "")
         is_there = False
         try:
-            response = await super()._speak(request, asked)
+            response = await super().speak(request, asked)
             is_there = response.status == 200
         finally:
             self._channel.tell(transfer_id, is_there=is_there)
@@ -58,9 +58,9 @@ class DecodeEngine(FakeEngine):
         self.received: list[bool | None] = []
         self._channel = channel
 
-    async def _speak(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+    async def speak(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         self.received.append(await self._receive(asked.get("kv_transfer_params")))
-        return await super()._speak(request, asked)
+        return await super().speak(request, asked)
 
     async def _receive(self, params: dict[str, Any] | None) -> bool | None:
         if params is None:

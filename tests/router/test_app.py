@@ -7,14 +7,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.router.parts import Clock
 from yarl import URL
 
-from kvasir_router import server
 from kvasir_router.routes import DIALECTS
-from kvasir_router.service import load, prefill_rate
+from kvasir_router.service.health import ProbeTimes
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
+QUICK = {"refresh_seconds": 0.01, "housekeeping_seconds": 0.01}
 
 
 def chat(text: str = "hi", *, stream: bool = False, **fields: Any) -> dict[str, Any]:
@@ -242,12 +243,11 @@ async def test_where_one_engine_redirects_another_answers(engines: Any, start_ro
 
 
 async def test_a_revoked_key_is_refused_once_the_keys_were_read_again(
-    engine: Any, start_router: Any, client: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, start_router: Any, client: Any, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(server, "_HOUSEKEEPING_SECONDS", 0.01)
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps({"sk-1": "blue"}))
-    router = await start_router(engine, api_keys_file=keys)
+    router = await start_router(engine, api_keys_file=keys, tuned=QUICK)
     keys.write_text(json.dumps({"sk-2": "blue"}))
     async with asyncio.timeout(5):
         while await models_status(client, router, "sk-2") == 401:
@@ -285,39 +285,26 @@ async def test_an_error_teaches_nothing(engine: Any, start_router: Any, client: 
     assert described["num_prefill_observations"] == 0
 
 
-async def test_what_an_engine_said_of_its_load_is_forgotten_while_the_router_runs(
-    engine: Any, start_router: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_too_old_is_forgotten_while_the_router_runs(
+    engine: Any, start_router: Any, client: Any, until: Any
 ) -> None:
-    """The service is idle, so that nobody scrapes it again."""
-    monkeypatch.setattr(server, "_REFRESH_SECONDS", 0.01)
+    """What the engine said of its load, as its service is idle and nobody scrapes it again, how fast it is, and what it
+    has cached.
+    """
     engine.metrics = "kvasir_kv_cache_usage_ratio 0.5"
-    router = await start_router(engine)
-    await until(lambda: router.services.describe()[0]["kv_usage"] == 0.5)
-    monkeypatch.setattr(load, "SCRAPE_LIFETIME_SECONDS", 0.0)
-    await until(lambda: router.services.describe()[0]["kv_usage"] is None)
-
-
-async def test_rates_return_to_what_is_known_of_all_while_the_router_runs(
-    engine: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_HOUSEKEEPING_SECONDS", 0.01)
-    monkeypatch.setattr(prefill_rate, "_HALF_LIFE_SECONDS", 0.01)
-    router = await start_router(engine)
+    clock = Clock()
+    router = await start_router(engine, tuned=QUICK | {"clock": clock, "probes": ProbeTimes(idle_after=0.0)})
     (endpoint,) = router.services.of(None).registry
-    async with client.post(router.url + CHAT, json=chat("x" * 400_000)) as response:
-        await response.read()
-    assert endpoint.load.prefill.num_observations == 1
-    await until(lambda: not endpoint.load.prefill.has_evidence)
-
-
-async def test_prompts_are_forgotten_while_the_router_runs(
-    engine: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_HOUSEKEEPING_SECONDS", 0.01)
-    router = await start_router(engine, prefix_ttl=0.2)
     async with client.post(router.url + CHAT, json=chat("x" * 4000)) as response:
         await response.read()
-    await until(lambda: router.services.describe()[0]["prefix_blocks"] == 0)
+
+    def described() -> tuple[float | None, bool, bool]:
+        (one,) = router.services.describe()
+        return one["kv_usage"], endpoint.load.prefill.has_evidence, bool(one["prefix_blocks"])
+
+    await until(lambda: described() == (0.5, True, True))
+    clock.seconds_ahead = 1e6
+    await until(lambda: described() == (None, False, False))
 
 
 async def test_named_models_are_listed_without_any_endpoint(engine: Any, start_router: Any, client: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from kvasir_router.errors import BodyBudgetExceededError, BodyTooLargeError, RequestError
 from kvasir_router.relay.body import Body, BodyBudget
+from kvasir_router.relay.journal import JournalBounds
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -115,15 +116,14 @@ async def test_a_body_is_dropped_once_its_answer_has_begun_and_cannot_be_continu
 
 
 async def test_a_body_is_held_as_long_as_its_stream_may_have_to_go_on_elsewhere(
-    engine: Any, start_router: Any, client: aiohttp.ClientSession, until: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, start_router: Any, client: aiohttp.ClientSession, until: Any
 ) -> None:
     engine.keeps_journal, engine.num_tokens = True, 10**9
     engine.later_gate.clear()
-    router = await start_router(engine, **LIMITS)
+    router = await start_router(engine, tuned={"journal": JournalBounds(max_bytes=10)}, **LIMITS)
     async with client.post(router.url + CHAT, data=chat(10_000, stream=True)) as response:
         await response.content.readany()
         assert held(router) == 10_000 + len(b"[0]\n")
-        monkeypatch.setattr("kvasir_router.relay.journal.MAX_JOURNAL_BYTES", 10)
         engine.later_gate.set()
         await until(lambda: held(router) == 0)
 

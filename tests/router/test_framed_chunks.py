@@ -1,8 +1,9 @@
 """Chunks that an engine has framed go to the client as they are; whatever else a read is goes through the parser."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, cast
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,17 +22,25 @@ from kvasir_router.relay.upstream_connection import UpstreamConnection
 pytestmark = pytest.mark.anyio
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
+SOCKET = socket.socket()  # whose options are set
 FORMS = ("%x", "%X", "%04x", "%x;a=b")
 
 
-class Wire:
-    """A transport's writing side."""
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    SOCKET.close()
+
+
+class Wire(asyncio.Transport):
+    """Its writing side."""
 
     def __init__(self) -> None:
+        super().__init__({"socket": SOCKET})
         self.written: list[bytes] = []
         self.is_aborted = False
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         self.written.append(data)
 
     def is_closing(self) -> bool:
@@ -53,12 +62,14 @@ class Wire:
 class Relayed:
     """One answer that is relayed while it comes. Chunks are passed on as they are where `takes_chunks`."""
 
-    def __init__(self, *, takes_chunks: bool = True) -> None:
-        self.pieces: list[bytes] = []
-        self.chunks: list[bytes] = []
+    def __init__(
+        self, *, takes_chunks: bool = True, pieces: list[bytes] | None = None, chunks: list[bytes] | None = None
+    ) -> None:
+        self.pieces = [] if pieces is None else pieces
+        self.chunks = [] if chunks is None else chunks
         self.is_kept = False
         self.connection = UpstreamConnection("http://e", self._keep, lambda _: None)
-        self.connection._transport = cast(asyncio.Transport, Wire())
+        self.connection.connection_made(Wire())
         loop = asyncio.get_running_loop()
         self.answer = UpstreamAnswer("http://e", self.connection, IdleTimeouts(60.0, loop), loop)
         self.connection.send([b""], 0, self.answer)
@@ -71,7 +82,7 @@ class Relayed:
         """The answer's first read, and what relays the others."""
         self.connection.data_received(read)
         write_chunk = self.chunks.append if self._takes_chunks else None
-        relaying = asyncio.create_task(self.answer.relay(self._write, write_chunk=write_chunk))
+        relaying = asyncio.create_task(self.answer.relay(self.pieces.append, write_chunk=write_chunk))
         await asyncio.sleep(0)
         return relaying
 
@@ -81,9 +92,6 @@ class Relayed:
         for read in reads[1:]:
             self.connection.data_received(read)
         await relaying
-
-    def _write(self, piece: bytes) -> None:
-        self.pieces.append(piece)
 
 
 async def test_whole_chunks_are_passed_on_as_they_came() -> None:
@@ -214,10 +222,8 @@ def test_however_it_is_cut_the_client_reads_the_same(bodies: list[bytes], forms:
 
 
 async def _relays(reads: list[bytes], body: bytes) -> None:
-    relayed = Relayed()
     written: list[bytes] = []
-    relayed._write = written.append  # type: ignore[method-assign]
-    relayed.chunks = _Unframed(written)
+    relayed = Relayed(pieces=written, chunks=_Unframed(written))
     await relayed.read([HEAD, *reads])
     assert b"".join(written) == body
     assert relayed.is_kept
@@ -236,7 +242,7 @@ class _Unframed(list[bytes]):
 
 
 def writer(wire: Wire, *, takes_chunks: bool = True) -> ResponseWriter:
-    return ResponseWriter(cast(Any, wire), Drain(), lambda: None, takes_chunks=takes_chunks, keeps_alive=True)
+    return ResponseWriter(wire, Drain(), lambda: None, takes_chunks=takes_chunks, keeps_alive=True)
 
 
 def test_a_framed_chunk_is_written_as_it_is() -> None:

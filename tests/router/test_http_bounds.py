@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.router.parts import client_times
 
-from kvasir_router.relay import body, http_protocol, http_server
 from kvasir_router.relay.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 
 pytestmark = pytest.mark.anyio
@@ -146,11 +146,9 @@ async def test_others_are_served_while_a_head_without_end_is_sent(start_router: 
     ("sent", "is_answered"), [(b"", False), (b"\r\n", False), (b"GET / HT", True), (b"GET / HTTP/1.1\r\nX: ", True)]
 )
 async def test_a_head_that_does_not_come_ends_the_connection(
-    sent: bytes, is_answered: bool, is_first: bool, start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+    sent: bytes, is_answered: bool, is_first: bool, start_router: Any, engine: Any
 ) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.4)
-    monkeypatch.setattr(http_server, "_CLIENT_KEEPALIVE_SECONDS", 0.8)
-    router = await start_router(engine)
+    router = await start_router(engine, tuned={"clients": client_times(head=0.1, keepalive=0.8)})
     async with connected(router) as connection:
         if not is_first:
             await connection.send(request())
@@ -160,22 +158,16 @@ async def test_a_head_that_does_not_come_ends_the_connection(
     assert (status_and_code(received) if received else None) == ((408, "head_timeout") if is_answered else None)
 
 
-async def test_a_head_that_comes_in_time_may_be_followed_by_a_long_answer(
-    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
-    router = await start_router(engine)
+async def test_a_head_that_comes_in_time_may_be_followed_by_a_long_answer(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine, tuned={"clients": client_times(head=0.1)})
     engine.token_seconds = 0.1
     async with connected(router) as connection:
         await connection.send(request())
         assert (await connection.answer())[0] == 200
 
 
-async def test_a_request_begun_during_an_answer_gets_its_time_after_it(
-    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
-    router = await start_router(engine)
+async def test_a_request_begun_during_an_answer_gets_its_time_after_it(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine, tuned={"clients": client_times(head=0.1)})
     engine.token_seconds = 0.1
     async with connected(router) as connection:
         await connection.send(request() + b"GET / HT")
@@ -183,12 +175,9 @@ async def test_a_request_begun_during_an_answer_gets_its_time_after_it(
         assert status_and_code(await connection.until_closed()) == (408, "head_timeout")
 
 
-async def test_a_connection_is_kept_between_requests(
-    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_is_kept_between_requests(start_router: Any, engine: Any) -> None:
     """A pool's idle time is longer than the time for a head."""
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
-    router = await start_router(engine)
+    router = await start_router(engine, tuned={"clients": client_times(head=0.05)})
     async with connected(router) as connection:
         for _ in range(2):
             await connection.send(request())
@@ -196,21 +185,17 @@ async def test_a_connection_is_kept_between_requests(
             await asyncio.sleep(0.2)
 
 
-async def test_a_stalled_body_is_refused(start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "BODY_SECONDS", 0.1)
-    router = await start_router(engine)
+async def test_a_stalled_body_is_refused(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine, tuned={"clients": client_times(body=0.1)})
     async with connected(router) as connection:
         await connection.send(request()[:-1])
         status, answer = await connection.answer()
     assert (status, answer["error"]["code"]) == (408, "body_timeout")
 
 
-async def test_a_slow_body_gets_more_time_with_every_byte(
-    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
-    monkeypatch.setattr(body, "BODY_BYTES_PER_SECOND", len(BODY))
-    router = await start_router(engine)
+async def test_a_slow_body_gets_more_time_with_every_byte(start_router: Any, engine: Any) -> None:
+    times = client_times(body=0.2, body_bytes_per_second=len(BODY))
+    router = await start_router(engine, tuned={"clients": times})
     async with connected(router) as connection:
         for byte in request():
             await connection.send(bytes([byte]))
@@ -218,11 +203,8 @@ async def test_a_slow_body_gets_more_time_with_every_byte(
         assert (await connection.answer())[0] == 200
 
 
-async def test_a_body_that_goes_on_after_its_answer_ends_the_connection(
-    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
-    router = await start_router(engine, max_body_size=10)
+async def test_a_body_that_goes_on_after_its_answer_ends_the_connection(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine, max_body_size=10, tuned={"clients": client_times(head=0.1)})
     async with connected(router) as connection:
         await connection.send(b"POST " + CHAT + b" HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
         assert (await connection.answer())[0] == 413
@@ -372,11 +354,8 @@ async def test_where_all_connections_are_busy_a_newcomer_is_refused(
         assert (await first.answer())[0] == 200
 
 
-async def test_half_sent_bodies_do_not_keep_their_places(
-    start_router: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(body, "BODY_SECONDS", 0.1)
-    router = await start_router(engine, max_connections=1)
+async def test_half_sent_bodies_do_not_keep_their_places(start_router: Any, engine: Any) -> None:
+    router = await start_router(engine, max_connections=1, tuned={"clients": client_times(body=0.1)})
     async with connected(router) as slow:
         await slow.send(request()[:-1])
         assert (await slow.answer())[0] == 408

@@ -77,7 +77,7 @@ class RawEngine:
         self.answer = answer
         self.heads: list[bytes] = []
         self.is_ready = True
-        self._runner = object()  # it runs, for `start_router`
+        self.is_running = True
         self.url = ""
 
     async def start(self, stack: AsyncExitStack) -> "RawEngine":

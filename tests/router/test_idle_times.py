@@ -48,7 +48,9 @@ class Transport(asyncio.Transport):
         return self.is_closed
 
 
-def connected(loop: VirtualTimeLoop, answer_seconds: float = 0.0) -> tuple[BoundedHttpProtocol, Transport]:
+def connected(
+    loop: VirtualTimeLoop, answer_seconds: float = 0.0, drain: Drain | None = None
+) -> tuple[BoundedHttpProtocol, Transport]:
     async def answer(exchange: Exchange) -> None:
         await exchange.receive()
         await asyncio.sleep(answer_seconds)
@@ -57,7 +59,7 @@ def connected(loop: VirtualTimeLoop, answer_seconds: float = 0.0) -> tuple[Bound
 
     protocol = BoundedHttpProtocol(
         counted_in=Connections(ConnectionLimits(9, 9)),
-        drain=Drain(),
+        drain=drain or Drain(),
         forwarding=Forwarding({"/chat": Chat()}, answer, BodyBudget(100), 100),
         config=uvicorn.Config(nothing, lifespan="off", log_config=None, timeout_keep_alive=KEEPALIVE_SECONDS),
         server_state=ServerState(),
@@ -72,12 +74,13 @@ def connected(loop: VirtualTimeLoop, answer_seconds: float = 0.0) -> tuple[Bound
 @pytest.mark.parametrize("method", [b"POST", b"GET"])
 @pytest.mark.parametrize("before", [b"", REQUEST])
 def test_a_drain_does_not_wait_for_a_head_that_was_refused(before: bytes, method: bytes, loop: VirtualTimeLoop) -> None:
-    protocol, transport = connected(loop)
+    drain = Drain()
+    protocol, transport = connected(loop, drain=drain)
     protocol.data_received(before + method + b" http://a:999999/chat HTTP/1.1\r\n\r\n")
     loop.run_until_complete(asyncio.sleep(1))
     assert (transport.num_answers, transport.is_closed) == (bool(before), True)
     protocol.connection_lost(None)
-    loop.run_until_complete(protocol._drain.finish(limit_seconds=100))
+    loop.run_until_complete(drain.finish(limit_seconds=100))
     assert loop.time() < 100
 
 

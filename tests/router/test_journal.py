@@ -6,9 +6,8 @@ from itertools import pairwise
 import pytest
 
 from kvasir_router.errors import BodyBudgetExceededError
-from kvasir_router.relay import journal as journal_module
 from kvasir_router.relay.body import BodyBudget
-from kvasir_router.relay.journal import Journal
+from kvasir_router.relay.journal import Journal, JournalBounds
 
 STREAM = (
     b': kvasir {"id":1}\n\n'
@@ -21,8 +20,8 @@ EVENTS = b'data: {"text":"a"}\n\ndata: {"text":": kvasir "}\n\ndata: [DONE]\n\n'
 LINES = b'{"id":1}\n[0]\n[1]\n[2]\n'
 
 
-def a_journal(max_bytes: int = 2**30) -> Journal:
-    return Journal(BodyBudget(max_bytes))
+def a_journal(max_bytes: int = 2**30, **bounds: int) -> Journal:
+    return Journal(BodyBudget(max_bytes), JournalBounds(**bounds))
 
 
 def fed(journal: Journal, *chunks: bytes) -> bytes:
@@ -87,9 +86,8 @@ def test_a_large_event_in_many_pieces_is_read_once() -> None:
     assert (journal.lines, time.process_time() - start < 2) == (b"[0]\n", True)
 
 
-def test_a_journal_beyond_its_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "MAX_JOURNAL_BYTES", 10)
-    journal = a_journal()
+def test_a_journal_beyond_its_bound_is_given_up() -> None:
+    journal = Journal(BodyBudget(2**30), JournalBounds(max_bytes=10))
     journal.keep(b"[0]\n[1]\n")
     journal.keep(b"3\n")
     assert (journal.is_given_up, journal.num_bytes) == (False, 10)
@@ -99,10 +97,9 @@ def test_a_journal_beyond_its_bound_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_a_block_is_held_up_to_its_bound_and_beyond_is_passed_on(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
+def test_a_block_is_held_up_to_its_bound_and_beyond_is_passed_on(size: int) -> None:
     comment, event = b": kvasir [1]\n", b"data: " + b"x" * 21
-    journal = a_journal()
+    journal = a_journal(max_block_bytes=40)
     assert fed(journal, b": kvasir [0]\ndata: a\n\n" + comment, event) == b"data: a\n\n"
     assert (journal.is_given_up, journal.lines) == (False, b"[0]\n")
     assert fed(journal, b"y") == event + b"y"
@@ -115,21 +112,19 @@ def test_a_block_is_held_up_to_its_bound_and_beyond_is_passed_on(size: int, monk
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
 @pytest.mark.parametrize("size", [40 - len(b": kvasir "), 100])
-def test_of_a_comment_beyond_the_bound_nothing_is_passed_on(
-    end: bytes, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
-    journal = a_journal()
+def test_of_a_comment_beyond_the_bound_nothing_is_passed_on(end: bytes, size: int) -> None:
+    budget = BodyBudget(2**30)
+    journal = Journal(budget, JournalBounds(max_block_bytes=40))
     assert fed(journal, b": kvasir ", *[b"x"] * size, end or b"x") == b""
-    assert (journal.is_given_up, len(journal._beginning_of_block) <= 40) == (True, True)
+    assert (journal.is_given_up, budget.num_bytes <= 40) == (True, True)
     assert fed(journal, b"" if end else b"\n", b"data: a\n\n", b"data: b\n\n") == b"data: a\n\ndata: b\n\n"
 
 
-def test_a_block_that_never_ends_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 40)
-    journal = a_journal()
+def test_a_block_that_never_ends_is_not_held() -> None:
+    budget = BodyBudget(2**30)
+    journal = Journal(budget, JournalBounds(max_block_bytes=40))
     assert fed(journal, b"data: ", *[b"x\n"] * 1000) == b"data: " + b"x\n" * 1000
-    assert not journal._beginning_of_block
+    assert budget.num_bytes == 0
 
 
 def test_what_is_kept_counts_in_the_budget_until_it_is_dropped() -> None:
@@ -179,9 +174,8 @@ def test_no_more_is_reserved_than_the_budget_has(num_bytes: int, is_reserved: bo
     assert (journal.is_given_up, budget.num_bytes) == (False, 50 if is_reserved else 5)
 
 
-def test_no_more_is_reserved_than_a_journal_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "MAX_JOURNAL_BYTES", 10)
-    journal = Journal(BodyBudget(1000))
+def test_no_more_is_reserved_than_a_journal_may_have() -> None:
+    journal = Journal(BodyBudget(1000), JournalBounds(max_bytes=10))
     journal.keep(b"12345")
     assert (journal.reserve(5), journal.reserve(6)) == (True, False)
 

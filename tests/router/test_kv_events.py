@@ -5,15 +5,18 @@ from typing import Any
 
 import pytest
 from msgspec.structs import asdict
+from tests.loopback import own_host
 from tests.router.prefix_index.publisher import Publisher, publishing
 from tests.router.prefix_index.test_tokens import card, chat, ids
 
 from kvasir_router.config import KvEventPorts
+from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "def hello(name): return name " * 40}]
+TEXT = Prompt(b"def", is_token_ids=False, seed=b"", is_text=True)
 SIZE = 16
 
 
@@ -33,7 +36,7 @@ async def router(pair: list[Any], publishers: list[Publisher], start_router: Any
     (service,) = started.services
     await until_page(started, lambda page: all(each["kv_events"]["is_complete"] for each in page))
     async with asyncio.timeout(5):
-        while service.index._tokenizer is None:  # noqa: ASYNC110
+        while (await service.index.key(TEXT)).chains is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return started
 
@@ -114,7 +117,7 @@ async def test_a_restarted_engine_is_learned_anew(publishers: list[Publisher], r
     publishers[0].publish(stored(prompt_tokens()))
     await until_page(router, lambda page: page[0]["prefix_blocks"] > 0)
     publishers[0].close()
-    with publishing(publishers[0].event_port, publishers[0].replay_port, process=2.0) as second:
+    with publishing(publishers[0].event_port, publishers[0].replay_port, process=2.0, host=own_host(1)) as second:
         await until_page(router, lambda page: page[0]["prefix_blocks"] == 0 and page[0]["kv_events"]["is_complete"])
         second.publish(stored(prompt_tokens()[:32]))
         await until_page(router, lambda page: page[0]["prefix_blocks"] == 2)

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 
-from kvasir_router import large_bodies, request
 from kvasir_router.large_bodies import LOOP_BYTES, LargeBodies
 
 pytestmark = pytest.mark.anyio
@@ -58,21 +59,23 @@ async def test_who_is_cancelled_lets_the_next_read_only_when_the_thread_has_ende
     assert (begun, first.cancelled()) == ([1, 2], True)
 
 
+@pytest.fixture
+async def gate() -> AsyncIterator[threading.Event]:
+    """Closed: the only thread of the event loop is busy."""
+    gate = threading.Event()
+    executor = ThreadPoolExecutor(max_workers=1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    executor.submit(gate.wait, 10)
+    yield gate
+    gate.set()
+
+
 async def test_the_body_of_a_client_that_left_counts_as_long_as_it_is_read(
-    engine: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, start_router: Any, client: Any, until: Any, gate: threading.Event
 ) -> None:
-    monkeypatch.setattr(large_bodies, "LOOP_BYTES", 1000)
-    begun, gate = threading.Event(), threading.Event()
-
-    def slowly(dialect: Any, body: bytes) -> Any:
-        begun.set()
-        gate.wait(10)
-        raise ValueError("nobody sees it")
-
-    monkeypatch.setattr(request, "read_fields", slowly)
-    router = await start_router(engine, model="tiny")
+    router = await start_router(engine, model="tiny", tuned={"loop_bytes": 1000})
     asked = asyncio.create_task(client.post(router.url + CHAT, json=chat("x" * 2000)))
-    await until(begun.is_set)
+    await until(lambda: figure(router, "held_body_bytes") > 2000)
     asked.cancel()
     await until(lambda: figure(router, "connections") == 0)
     assert figure(router, "held_body_bytes") > 2000
@@ -86,19 +89,9 @@ def figure(router: Any, name: str) -> float:
 
 
 async def test_others_are_served_while_a_large_body_is_read(
-    engine: Any, start_router: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, start_router: Any, client: Any, until: Any, gate: threading.Event
 ) -> None:
-    monkeypatch.setattr(large_bodies, "LOOP_BYTES", 1000)
-    begun, gate, read_fields = threading.Event(), threading.Event(), request.read_fields
-
-    def slowly(dialect: Any, body: bytes) -> Any:
-        if len(body) > 1000:
-            begun.set()
-            gate.wait(10)
-        return read_fields(dialect, body)
-
-    monkeypatch.setattr(request, "read_fields", slowly)
-    router = await start_router(engine, model="tiny", model_alias=("alias",))
+    router = await start_router(engine, model="tiny", model_alias=("alias",), tuned={"loop_bytes": 1000})
 
     async def ask(text: str, model: str) -> int:
         async with client.post(router.url + CHAT, json=chat(text) | {"model": model}) as response:
@@ -106,9 +99,8 @@ async def test_others_are_served_while_a_large_body_is_read(
             return int(response.status)
 
     large = asyncio.create_task(ask("x" * 2000, "alias"))
-    await until(begun.is_set)
+    await until(lambda: figure(router, "held_body_bytes") > 2000)
     assert await ask("x", "tiny") == 200
-    assert not gate.is_set()
     gate.set()
     assert await large == 200
     assert [(one["model"], len(one["messages"][0]["content"])) for one in engine.requests] == [
@@ -117,10 +109,7 @@ async def test_others_are_served_while_a_large_body_is_read(
     ]
 
 
-async def test_a_large_body_that_is_no_json_is_refused(
-    engine: Any, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(large_bodies, "LOOP_BYTES", 1000)
-    router = await start_router(engine)
+async def test_a_large_body_that_is_no_json_is_refused(engine: Any, start_router: Any, client: Any) -> None:
+    router = await start_router(engine, tuned={"loop_bytes": 1000})
     async with client.post(router.url + CHAT, data=b"{" * 2000) as response:
         assert response.status == 400

@@ -5,27 +5,34 @@ from socket import create_server
 from typing import Any
 
 import pytest
+from tests.loopback import own_host
 
 from kvasir_router.config import HostPort
-from kvasir_router.service import peer_feed
+from kvasir_router.service.peer_settings import PeerSettings
 
 pytestmark = pytest.mark.anyio
-HOSTS = ("127.0.0.1", "127.0.0.2")
+HOSTS = (own_host(1), own_host(2))
 PROMPT = {"model": "tiny", "prompt": "once upon a time " * 40, "stream": True}
 
 
 @pytest.fixture
-async def routers(engine: Any, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def hosts() -> set[str]:
+    """That the name of all routers stands for."""
+    return set(HOSTS)
+
+
+@pytest.fixture
+async def routers(engine: Any, start_router: Any, client: Any, hosts: set[str]) -> list[Any]:
     """On hosts of their own, as pods are, so that they can publish on the same port. They hear each other."""
     with create_server((HOSTS[0], 0)) as free:
         peers = HostPort("routers", free.getsockname()[1])
 
-    async def addresses_of(where: HostPort) -> set[str]:
-        return {f"tcp://{host}:{where.port}" for host in HOSTS}
+    async def resolve(where: HostPort) -> set[str]:
+        return {f"tcp://{host}:{where.port}" for host in hosts}
 
-    monkeypatch.setattr(peer_feed, "addresses_of", addresses_of)
-    monkeypatch.setattr(peer_feed, "_HEARTBEAT_SECONDS", 0.05)
-    started = [await start_router(engine, host=host, peers=peers, router_secret="secret") for host in HOSTS]
+    settings = PeerSettings(heartbeat_seconds=0.05, lifetime_seconds=0.5, resolve_seconds=0.01, resolve=resolve)
+    options = {"peers": peers, "router_secret": "secret", "tuned": {"peers": settings}}
+    started = [await start_router(engine, host=host, **options) for host in HOSTS]
     async with asyncio.timeout(10):
         for router in started:
             while "kvasir_router_peers 1.0" not in await metrics_of(router, client):  # noqa: ASYNC110
@@ -65,15 +72,14 @@ async def test_each_counts_what_the_other_has_sent_until_its_end(
 
 
 async def test_what_a_lost_router_has_told_is_forgotten(
-    routers: list[Any], engine: Any, client: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    routers: list[Any], engine: Any, client: Any, until: Any, hosts: set[str]
 ) -> None:
-    """It says nothing more, though its stream goes on."""
+    """It is not heard any more, though its stream goes on."""
     engine.gate.clear()
     heard = load_at(routers[1], engine)
     asking = asyncio.create_task(ask(routers[0], client))
     await until(lambda: heard.prefill_tokens > 0)
-    monkeypatch.setattr(peer_feed, "LIFETIME_SECONDS", 0.5)
-    monkeypatch.setattr(peer_feed.Seal, "write", lambda self, sender, number, services: [b"nonsense", b"", b""])
+    hosts.remove(HOSTS[0])
     await until(lambda: heard.prefill_tokens == 0)
     engine.gate.set()
     await asking

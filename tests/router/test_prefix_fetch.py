@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.loopback import own_host
 from tests.router.prefix_index.publisher import Publisher
 
 from kvasir_router.config import KvEventPorts
@@ -74,7 +75,7 @@ async def test_the_engine_that_lacks_the_prefix_is_told_of_the_peer_that_has_it(
     for _ in engines_apart:
         assert await ask(client, router) == 200
     assert holder.requests == [BODY]
-    told = {"do_remote_prefill": True, "do_remote_decode": False, "remote_host": "127.0.0.1", "remote_port": 5600}
+    told = {"do_remote_prefill": True, "do_remote_decode": False, "remote_host": own_host(1), "remote_port": 5600}
     assert other.requests == [BODY | {"kv_transfer_params": told}]
     assert await count(client, router, "kvasir_router_prefix_fetches_total") == 1
     assert await count(client, router, "kvasir_router_prefix_fetch_tokens_total") == NUM_CACHED
@@ -85,7 +86,7 @@ async def test_a_prefill_engine_that_lacks_it_is_told_as_well(
 ) -> None:
     holder, other = engines_apart
     decode = type(holder)("decode")
-    decode.host = "127.0.0.3"
+    decode.host = own_host(3)
     await decode.start()
     exit_stack.push_async_callback(decode.stop)
     prefills = tuple(engine.url for engine in engines_apart)
@@ -102,9 +103,9 @@ async def test_a_prefill_engine_that_lacks_it_is_told_as_well(
         assert await asked == 200
     [alone], [told] = ([request["kv_transfer_params"] for request in engine.requests] for engine in engines_apart)
     assert alone == {"do_remote_prefill": False, "do_remote_decode": True, "transfer_id": alone["transfer_id"]}
-    place = {"remote_host": "127.0.0.1", "remote_port": 5600}
+    place = {"remote_host": own_host(1), "remote_port": 5600}
     assert told == alone | {"do_remote_prefill": True, "transfer_id": told["transfer_id"]} | place
-    assert [request["kv_transfer_params"]["remote_host"] for request in decode.requests] == ["127.0.0.1", "127.0.0.2"]
+    assert [request["kv_transfer_params"]["remote_host"] for request in decode.requests] == [own_host(1), own_host(2)]
     assert await count(client, router, "kvasir_router_prefix_fetches_total") == 1
     assert transfers.estimate_seconds(holder.url, other.url, NUM_CACHED) != before
 

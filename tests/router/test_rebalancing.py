@@ -2,15 +2,16 @@
 gets every byte once, also where no failure may be repeated."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvasir_router.config import KvEventPorts
-from kvasir_router.placement import rebalancing
-from kvasir_router.service import rebalancing as service_rebalancing
+from kvasir_router.placement.rebalancing import MoveCriteria
 from kvasir_router.service.load_report import LoadReport
+from kvasir_router.service.rebalancing import RebalancingSettings
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -23,6 +24,7 @@ class Pair:
 
     def __init__(self, engines: list[Any], router: Any, client: Any) -> None:
         self.full, self.idle = engines
+        self._num_received = 0
         self.router = router
         self.service = router.services.of(None)
         self._client = client
@@ -30,7 +32,10 @@ class Pair:
     async def stream(self) -> bytes:
         async with self._client.post(self.router.url + CHAT, json=BODY) as response:
             assert response.status == 200
-            content: bytes = await response.read()
+            content = b""
+            async for chunk in response.content.iter_any():
+                content += chunk
+                self._num_received = len(content)
             return content
 
     async def begin(self) -> "asyncio.Task[bytes]":
@@ -39,7 +44,7 @@ class Pair:
         self.tell(self.idle, num_waiting=0, kv_used_tokens=0)
         task = asyncio.create_task(self.stream())
         async with asyncio.timeout(5):
-            while not any(each.num_drawn_tokens == 70 for each in self.service.rebalancing._streams):  # noqa: ASYNC110
+            while self._num_received < len(self.full.stream_bytes(70)):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         self.tell(self.full, num_waiting=1, kv_used_tokens=1000)
         return task
@@ -47,7 +52,7 @@ class Pair:
     def tell(self, engine: Any, *, num_waiting: int, kv_used_tokens: int) -> None:
         """Its steps are so slow that a stream which stands is not taken for preempted."""
         report = LoadReport(1, num_waiting, 0, 0, kv_used_tokens, 1000, 0.1, None, (), "i", kv_transfer_port=5600)
-        self.service.registry.get(engine.url).load.report(report, self.service._clock())
+        self.service.registry.get(engine.url).load.report(report, time.perf_counter())
 
     async def metrics(self) -> str:
         async with self._client.get(self.router.admin_url + "/metrics") as response:
@@ -64,15 +69,21 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(engines: Any, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    monkeypatch.setattr(rebalancing, "SATURATED_SECONDS", 0.0)
-    monkeypatch.setattr("kvasir_router.server.STEP_SECONDS", 0.01)
+def move_seconds() -> float:
+    return 10.0
+
+
+@pytest.fixture
+async def pair(engines: Any, start_router: Any, client: Any, move_seconds: float) -> Pair:
+    settings = RebalancingSettings(
+        step_seconds=0.01, move_seconds=move_seconds, criteria=MoveCriteria(saturated_seconds=0.0)
+    )
     engines = sorted(engines, key=lambda engine: engine.url)  # the order in which equals are picked
     for engine in engines:
         engine.keeps_journal, engine.num_tokens = True, NUM_TOKENS
     engines[0].hang_after_tokens = 70
     options = {"kv_events": KvEventPorts(1, 2), "rebalancing": "on", "retries": 0}
-    return Pair(engines, await start_router(*engines, **options), client)
+    return Pair(engines, await start_router(*engines, tuned={"rebalancing": settings}, **options), client)
 
 
 async def test_a_stream_goes_on_at_the_idle_engine_and_nobody_has_failed(pair: Pair) -> None:
@@ -162,21 +173,19 @@ async def test_an_engine_that_does_not_hand_over_keeps_its_stream(pair: Pair, un
     pair.full.lets_go = False
     stream = await pair.begin()
     await until(lambda: pair.outcomes == {"stayed": 1})
-    pair.full._lets_go_now.set()  # as when it drains
+    pair.full.let_go()
     assert await stream == pair.whole
 
 
-async def test_a_client_may_leave_while_its_stream_moves(
-    pair: Pair, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service_rebalancing, "_MOVE_SECONDS", 0.1)
+@pytest.mark.parametrize("move_seconds", [0.1])
+async def test_a_client_may_leave_while_its_stream_moves(pair: Pair, until: Any, move_seconds: float) -> None:
     pair.idle.gate.clear()
     stream = await pair.begin()
     await pair.idle.wait_for_requests(1)
     stream.cancel()
     await until(lambda: all(one["num_in_flight"] == 0 for one in pair.service.describe()))
     await until(lambda: pair.outcomes == {"elsewhere": 1})
-    assert not pair.service.rebalancing._streams
+    assert pair.service.rebalancing.num_streams == 0
 
 
 async def test_a_stream_may_be_handed_over_again_and_again(engines: Any, start_router: Any, client: Any) -> None:

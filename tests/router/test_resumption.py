@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvasir_router.relay import journal as journal_module
-from kvasir_router.service import health
+from kvasir_router.relay.journal import JournalBounds
+from kvasir_router.service.health import ProbeTimes
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -72,10 +72,10 @@ async def test_who_goes_on_with_a_stream_teaches_how_fast_it_prefills(
 
 @pytest.mark.parametrize("num_tokens", [3, 4])
 async def test_a_stream_goes_on_with_exactly_as_long_a_journal_as_is_kept(
-    num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+    num_tokens: int, engines: Any, whole: bytes, start_router: Any, client: Any
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_JOURNAL_BYTES", len(b"[0]\n[1]\n[2]\n"))
-    router = await start_router(*engines)
+    bounds = JournalBounds(max_bytes=len(b"[0]\n[1]\n[2]\n"))
+    router = await start_router(*engines, tuned={"journal": bounds})
     engines[0].die_after_tokens = num_tokens
     body = await stream(client, router)
     assert (body == whole, b"stream_interrupted" in body) == ((True, False) if num_tokens == 3 else (False, True))
@@ -113,10 +113,9 @@ async def test_a_journal_counts_as_held_until_its_stream_ends(
 
 @pytest.mark.parametrize(("num_held", "goes_on"), [(30, True), (31, False)])
 async def test_a_stream_goes_on_if_no_more_of_a_block_has_come_than_is_held(
-    num_held: int, goes_on: bool, engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: Any
+    num_held: int, goes_on: bool, engines: Any, whole: bytes, start_router: Any, client: Any
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_BLOCK_BYTES", 30)
-    router = await start_router(*engines)
+    router = await start_router(*engines, tuned={"journal": JournalBounds(max_block_bytes=30)})
     engines[0].die_after_bytes = len(b": kvasir [0]\n" + engines[0].stream_bytes(1)) + num_held
     body = await stream(client, router)
     assert (body == whole, b"stream_interrupted" in body) == (goes_on, not goes_on)
@@ -313,10 +312,9 @@ async def test_a_moved_stream_is_counted_where_it_is(
 
 
 async def test_streams_of_a_silent_engine_go_elsewhere(
-    engines: Any, whole: bytes, start_router: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+    engines: Any, whole: bytes, start_router: Any, client: Any
 ) -> None:
-    monkeypatch.setattr(health, "_PROBE_TIMEOUT", aiohttp.ClientTimeout(total=0.1))
-    router = await start_router(*engines)
+    router = await start_router(*engines, tuned={"probes": ProbeTimes(timeout=0.1)})
     engines[0].hang_after_tokens = 4
     answer = asyncio.create_task(stream(client, router))
     await engines[0].wait_for_requests(1)

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
+from tests.router.parts import client_times
 from tests.router.test_http_semantics import RawEngine
 from uvicorn.server import ServerState
 
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.errors import RequestError
-from kvasir_router.relay import http_protocol
 from kvasir_router.relay.body import Body, BodyBudget
 from kvasir_router.relay.connections import ConnectionLimits, Connections
 from kvasir_router.relay.drain import Drain
@@ -29,9 +29,7 @@ STREAMED = b'{"model":"tiny","stream":true,"messages":[]}'
 WHOLE = b'{"model":"tiny","messages":[]}'
 
 
-@pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "READER_SECONDS", 0.3)
+IMPATIENT = {"clients": client_times(reader=0.3)}
 
 
 @asynccontextmanager
@@ -58,7 +56,7 @@ NOTHING_HELD = {"kvasir_router_in_flight": 0.0, "kvasir_router_connections": 0.0
 
 
 async def test_a_stream_that_is_not_read_is_aborted_at_the_engine(engine: Any, start_router: Any, until: Any) -> None:
-    router = await start_router(engine)
+    router = await start_router(engine, tuned=IMPATIENT)
     engine.num_tokens = 10**9
     async with asked_by_a_stalled_reader(router, STREAMED):
         await asyncio.wait_for(engine.aborted.wait(), 10)
@@ -67,7 +65,7 @@ async def test_a_stream_that_is_not_read_is_aborted_at_the_engine(engine: Any, s
 
 
 async def test_an_answer_that_is_not_read_to_its_end_frees_its_slot(engine: Any, start_router: Any, until: Any) -> None:
-    router = await start_router(engine)
+    router = await start_router(engine, tuned=IMPATIENT)
     engine.num_tokens = 10**6
     async with asked_by_a_stalled_reader(router, WHOLE):
         await engine.wait_for_requests(1)
@@ -97,9 +95,8 @@ class LargeAnswer(RawEngine):
 
 
 async def test_an_engine_waits_for_a_reader_that_stands_still_and_goes_on_with_it(
-    start_router: Any, exit_stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+    start_router: Any, exit_stack: AsyncExitStack
 ) -> None:
-    monkeypatch.setattr(http_protocol, "READER_SECONDS", 60.0)
     engine = await LargeAnswer().start(exit_stack)
     router = await start_router(engine)
     loop = asyncio.get_running_loop()
@@ -158,7 +155,8 @@ async def nothing(scope: Any, receive: Any, send: Any) -> None:
 class Server:
     """One connection to an application, on which either side buffers a few kB."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader_seconds: float = 0.3) -> None:
+        self.times = client_times(reader=reader_seconds)
         self.connections = Connections(ConnectionLimits(9, 9))
         self.drain = Drain()
 
@@ -179,6 +177,7 @@ class Server:
                     counted_in=self.connections,
                     drain=self.drain,
                     forwarding=forwarding,
+                    times=self.times,
                     config=config,
                     server_state=ServerState(),
                     app_state={},
@@ -190,9 +189,8 @@ class Server:
             yield theirs
 
 
-async def test_a_reader_that_is_only_slow_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_is_only_slow_gets_everything() -> None:
     """Each time that it has made room its time begins anew."""
-    monkeypatch.setattr(http_protocol, "READER_SECONDS", 1.0)
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"300000")]})
@@ -200,7 +198,7 @@ async def test_a_reader_that_is_only_slow_gets_everything(monkeypatch: pytest.Mo
             await send({"type": "http.response.body", "body": b"x" * 10_000, "more_body": number < 29})
 
     received = b""
-    async with Server().asked(answer) as client:
+    async with Server(reader_seconds=1.0).asked(answer) as client:
         while not received.endswith(b"x") or len(received.partition(b"\r\n\r\n")[2]) < 300_000:
             chunk = await asyncio.get_running_loop().sock_recv(client, 20_000)
             assert chunk, "the router has closed"

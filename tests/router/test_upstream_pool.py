@@ -20,10 +20,9 @@ from kvasir_router.errors import (
     UpstreamLostError,
     UpstreamMalformedError,
 )
-from kvasir_router.relay import upstream_pool
 from kvasir_router.relay.upstream_answer import MAX_HELD_BYTES, UpstreamAnswer
-from kvasir_router.relay.upstream_connection import MAX_HEAD_BYTES, MAX_HEADERS
-from kvasir_router.relay.upstream_pool import UpstreamPool
+from kvasir_router.relay.upstream_connection import MAX_HEAD_BYTES, MAX_HEADERS, UpstreamConnection
+from kvasir_router.relay.upstream_pool import UpstreamPool, UpstreamTimes
 
 pytestmark = pytest.mark.anyio
 TARGET = b"/v1/completions"
@@ -282,25 +281,27 @@ async def test_an_engine_that_answers_before_it_has_read_gets_no_other_request_t
         assert (answer.status, await body_of(answer), engine.num_connections) == (200, b"hello", number)
 
 
-async def test_an_idle_connection_is_closed_before_the_engine_does(
-    engine: ScriptedEngine, pool: UpstreamPool, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upstream_pool, "KEEPALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(upstream_pool, "_SWEEP_SECONDS", 0.05)
-    engine.script = [[[HELLO]], [[HELLO]]]
-    for number in (1, 2):
-        assert await ask(pool, engine.url) == (200, b"hello")
-        await until(lambda number=number: engine.num_lost == number)
+def pool_of(**times: float) -> UpstreamPool:
+    return UpstreamPool(connect_timeout_seconds=2.0, idle_seconds=5.0, times=UpstreamTimes(**times))
 
 
-async def test_a_connection_idle_for_too_long_is_not_used_although_it_is_there(
-    engine: ScriptedEngine, pool: UpstreamPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_connection_is_closed_before_the_engine_does(engine: ScriptedEngine, until: Any) -> None:
     engine.script = [[[HELLO]], [[HELLO]]]
-    await ask(pool, engine.url)
-    monkeypatch.setattr(upstream_pool, "KEEPALIVE_SECONDS", 0.0)
-    await ask(pool, engine.url)
-    assert engine.num_connections == 2
+    async with pool_of(keepalive=0.05, sweep=0.05) as pool:
+        for number in (1, 2):
+            assert await ask(pool, engine.url) == (200, b"hello")
+            await until(lambda number=number: engine.num_lost == number)
+
+
+async def test_a_connection_idle_for_too_long_is_not_used_although_it_is_there(engine: ScriptedEngine) -> None:
+    engine.script = [[[HELLO]] * 1000] * 1000
+    async with pool_of(keepalive=0.05, sweep=60.0) as pool, asyncio.timeout(10):
+        while not len(pool):
+            await ask(pool, engine.url)
+            await asyncio.sleep(0.03)
+            await ask(pool, engine.url)  # so that the sweep finds the connection too young, and comes no more
+            await asyncio.sleep(0.06)
+        assert pool.send(engine.url, TARGET, b"", [b"{}"]).connection is None
 
 
 async def test_a_connection_that_the_engine_has_closed_is_not_used(
@@ -308,7 +309,7 @@ async def test_a_connection_that_the_engine_has_closed_is_not_used(
 ) -> None:
     engine.script = [[[HELLO, CLOSE]], [[HELLO]]]
     await ask(pool, engine.url)
-    await until(lambda: not pool._open)
+    await until(lambda: not len(pool))
     assert await ask(pool, engine.url) == (200, b"hello")
     assert len(engine.requests) == 2
 
@@ -335,16 +336,14 @@ async def test_it_is_not_where_something_of_an_answer_came_or_the_connection_is_
     assert engine.num_connections == 1
 
 
-async def test_nor_where_the_engine_has_had_time_to_work_on_it(
-    engine: ScriptedEngine, pool: UpstreamPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upstream_pool, "CLOSE_RACE_SECONDS", 0.05)
+async def test_nor_where_the_engine_has_had_time_to_work_on_it(engine: ScriptedEngine) -> None:
     pause = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.2, pause.set)
+    asyncio.get_running_loop().call_later(0.02, pause.set)
     engine.script = [[[HELLO], [pause, CLOSE]], []]
-    await ask(pool, engine.url)
-    with pytest.raises(UpstreamLostError):
+    async with pool_of(close_race=0.001) as pool:
         await ask(pool, engine.url)
+        with pytest.raises(UpstreamLostError):
+            await ask(pool, engine.url)
     assert engine.num_connections == 1
 
 
@@ -459,7 +458,7 @@ async def test_who_gives_up_ends_the_connection(
     asking = asyncio.create_task(ask(pool, engine.url))
     await until(lambda: engine.num_bytes_sent == len(beginning) and bool(engine.requests))
     asking.cancel()
-    await until(lambda: not pool._open)
+    await until(lambda: not len(pool))
 
 
 async def test_an_answer_that_is_not_taken_to_its_end_is_aborted_at_the_engine(
@@ -478,7 +477,7 @@ async def test_an_engine_that_says_nothing_for_too_long_is_not_waited_for(
     async with UpstreamPool(2.0, idle_seconds=0.1) as pool:
         with pytest.raises(RequestTimeoutError, match=r"has sent nothing for 0.1 s"):
             await ask(pool, engine.url)
-        await until(lambda: not pool._open)
+        await until(lambda: not len(pool))
 
 
 async def test_a_stream_may_be_as_long_as_it_likes(engine: ScriptedEngine) -> None:
@@ -510,12 +509,11 @@ async def test_a_reader_that_has_enough_holds_the_engine_back(
     def write(piece: bytes) -> None:
         nonlocal num_bytes
         num_bytes += len(piece)
-        if num_bytes < 2**20 <= num_bytes + len(piece):
+        if num_bytes - len(piece) < 2**20 <= num_bytes:
             answer.pause()
 
     relay = asyncio.create_task(answer.relay(write))
-    await until(lambda: answer._is_paused or num_bytes > 2**20)
-    answer.pause()
+    await until(lambda: num_bytes >= 2**20)
     seen = num_bytes
     await asyncio.sleep(0.2)
     assert (num_bytes, engine.num_bytes_sent < len(body)) == (seen, True)
@@ -524,22 +522,27 @@ async def test_a_reader_that_has_enough_holds_the_engine_back(
     assert num_bytes == len(body)
 
 
-async def test_of_a_body_that_nobody_takes_little_is_held(engine: ScriptedEngine, pool: UpstreamPool) -> None:
+async def test_of_a_body_that_nobody_takes_little_is_held(
+    engine: ScriptedEngine, pool: UpstreamPool, until: Any
+) -> None:
     body = b"x" * 50_000_000
     engine.script = [[[OK + b"content-length: %d\r\n\r\n" % len(body), body]]]
-    answer = await asked(pool, engine.url)
+    answer, pieces = await asked(pool, engine.url), list[bytes]()
     await asyncio.sleep(0.2)
-    assert answer._num_held_bytes < MAX_HELD_BYTES + 2**19  # a read more
-    assert await body_of(answer) == body
+    relaying = asyncio.create_task(answer.relay(pieces.append))
+    await until(lambda: pieces)
+    assert len(pieces[0]) < MAX_HELD_BYTES + 2**19  # a read more
+    await relaying
+    assert b"".join(pieces) == body
 
 
-async def test_a_vanished_node_is_found_by_probes_of_the_kernel(engine: ScriptedEngine, pool: UpstreamPool) -> None:
-    engine.script = [[[HELLO]]]
-    await ask(pool, engine.url)
-    connection = next(iter(pool._open))._transport.get_extra_info("socket")
-    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+def test_a_vanished_node_is_found_by_probes_of_the_kernel() -> None:
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-    assert [connection.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 3, 25_000]
+    with socket.socket() as probed:
+        connection = UpstreamConnection("http://engine", lambda _: None, lambda _: None)
+        connection.connection_made(asyncio.Transport({"socket": probed}))
+        assert probed.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert [probed.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 3, 25_000]
 
 
 async def test_at_the_pools_end_no_connection_is_left(engine: ScriptedEngine, until: Any) -> None:
@@ -548,7 +551,7 @@ async def test_at_the_pools_end_no_connection_is_left(engine: ScriptedEngine, un
         busy, idle = await asked(pool, engine.url), await asked(pool, engine.url)
         await body_of(idle)
         relay = asyncio.create_task(busy.relay(lambda _: None))
-    assert not pool._open
+    assert not len(pool)
     relay.cancel()
     busy.close()
 

@@ -49,7 +49,6 @@ from kvasir_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_SECONDS = 15.0
 ASLEEP_INTERVAL_SECONDS = 1.0
 _ROLLOUTS = (Reason.ROLLOUT_IN_PROGRESS, Reason.ROLLOUT_PAUSED, Reason.ROLLOUT_HALTED)
 _MOST_AT_ONCE = 8
@@ -108,11 +107,13 @@ class Autoscaler:
         self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
         self._asleep_at_once = asyncio.Semaphore(_MOST_AT_ONCE)
 
-    async def run(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
+    async def run(self, interval_seconds: float, asleep_interval_seconds: float = ASLEEP_INTERVAL_SECONDS) -> None:
         """Runs until cancelled."""
         while True:
             # Beside each other: a Prometheus that hangs must not keep a request from waking its service.
-            await asyncio.gather(self._turn_or_warn(interval_seconds), self._watch_asleep(interval_seconds))
+            await asyncio.gather(
+                self._turn_or_warn(interval_seconds), self._watch_asleep(interval_seconds, asleep_interval_seconds)
+            )
 
     async def _turn_or_warn(self, interval_seconds: float) -> None:
         try:
@@ -120,12 +121,12 @@ class Autoscaler:
         except KubeApiError as error:
             logger.warning("autoscaling: %s; again in %g s", error, interval_seconds)
 
-    async def _watch_asleep(self, seconds: float) -> None:
+    async def _watch_asleep(self, seconds: float, interval_seconds: float) -> None:
         """Returns after `seconds`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0:
-            await asyncio.sleep(min(left, ASLEEP_INTERVAL_SECONDS))
+            await asyncio.sleep(min(left, interval_seconds))
             await self.turn_asleep()
 
     async def turn_asleep(self) -> None:

@@ -2,8 +2,8 @@
 
 Lists and watches go through its dynamic client. What is of one object goes past it, through kube/session.py.
 
-Objects go in and come out as plain dicts; library and transport errors leave as this package's own. Every write
-passes through `KubeClient._write`, where a test may break it, and every request through `_about`, where it is counted.
+Objects go in and come out as plain dicts; library and transport errors leave as this package's own. Every request
+passes through `KubeClient._about`, where `ClientHooks.on_request` is told of it.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -58,7 +58,10 @@ class ClientHooks:
 class KubeClient:
     """Reads and writes objects."""
 
-    def __init__(self, configuration: aio_client.Configuration, hooks: ClientHooks | None = None) -> None:
+    def __init__(
+        self, configuration: aio_client.Configuration, hooks: ClientHooks | None = None, page_size: int = PAGE_SIZE
+    ) -> None:
+        self._page_size = page_size
         self._hooks = hooks or ClientHooks()
         self._api = aio_client.ApiClient(configuration)
         self._session = Session(self._api, self._hooks.before_write)
@@ -98,7 +101,7 @@ class KubeClient:
                 namespace=namespace,
                 label_selector=None if labels is None else selector_text(labels),
                 field_selector=fields,
-                limit=PAGE_SIZE,
+                limit=self._page_size,
                 _continue=token,
             )
             for item in page.get("items") or []:

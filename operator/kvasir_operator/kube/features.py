@@ -16,8 +16,7 @@ from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS, OPTIONAL_KINDS, Kind
 
 logger = logging.getLogger(__name__)
 
-_SOON_SECONDS = 1.0
-"""Between two looks at least: many passes may miss the same kind at once."""
+SOON_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,18 @@ def _number(text: str) -> int:
 class Discovery:
     """Keeps `features` up to date. `on_change` is called after they have changed."""
 
-    def __init__(self, client: KubeClient, features: ClusterFeatures, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        features: ClusterFeatures,
+        on_change: Callable[[], None],
+        soon_seconds: float = SOON_SECONDS,
+    ) -> None:
+        """`soon_seconds`: between two looks at least, since many passes may miss the same kind at once."""
         self.features = features
         self._client = client
         self._on_change = on_change
+        self._soon_seconds = soon_seconds
         self._doubted = asyncio.Event()
 
     def doubt(self) -> None:
@@ -82,7 +89,7 @@ class Discovery:
             self._take(found)
 
     async def _wait(self, interval_seconds: float) -> None:
-        await asyncio.sleep(min(_SOON_SECONDS, interval_seconds))
+        await asyncio.sleep(min(self._soon_seconds, interval_seconds))
         try:
             async with asyncio.timeout(interval_seconds):
                 await self._doubted.wait()

@@ -49,6 +49,17 @@ class LeaseTiming:
     retry_seconds: float = 2.0
     gone_seconds: float = 4.0
 
+    @classmethod
+    def of(cls, duration_seconds: int) -> "LeaseTiming":
+        """The defaults in proportion to a duration, which a Lease holds in whole seconds."""
+        times = duration_seconds / cls.duration_seconds
+        return cls(
+            duration_seconds,
+            cls.renew_deadline_seconds * times,
+            retry_seconds=cls.retry_seconds * times,
+            gone_seconds=cls.gone_seconds * times,
+        )
+
 
 @dataclass(frozen=True)
 class SeenLease:

@@ -16,7 +16,7 @@ _NUM_NETWORKS = 256
 _FIRST_TWO_OCTETS = "127.77"
 # Where the socket sits that holds a network: the address that no pod gets.
 _LOCK_HOST, _LOCK_PORT = 254, 7700
-_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT, _HIGHEST_PORT = 10_000, 65_535
 
 
@@ -77,13 +77,13 @@ def usable_port(address: str, preferred: int) -> int:
     return preferred
 
 
-def free_port(address: str) -> int:
+def free_port(address: str, kernels_ports: Path = KERNELS_PORTS) -> int:
     """A port on which nobody listens, and which the kernel gives to nobody who asks for any.
 
     One from the kernel's own range may be given to another program, an engine's transfers say, before ours listens.
     Only where that range leaves none is it one of those.
     """
-    first, last = map(int, _KERNELS_PORTS.read_text().split())
+    first, last = map(int, kernels_ports.read_text().split())
     others = [*range(_LOWEST_PORT, first), *range(max(last + 1, _LOWEST_PORT), _HIGHEST_PORT + 1)]
     random.shuffle(others)
     for port in (*others, 0):

@@ -20,17 +20,19 @@ logger = logging.getLogger(__name__)
 
 ReadDownloads = Callable[[Iterable[KubeObject]], Awaitable[Mapping[str, DownloadProgress]]]
 """Of these pods, by pod name."""
-_TIMEOUT_SECONDS: Final = 0.5
+TIMEOUT_SECONDS: Final = 0.5
 _MAX_PODS_ASKED: Final = 8
 """Of a role: its pods are alike."""
 
 
-async def read_downloads(pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT) -> dict[str, DownloadProgress]:
+async def read_downloads(
+    pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT, timeout_seconds: float = TIMEOUT_SECONDS
+) -> dict[str, DownloadProgress]:
     """Of those whose loader is running, by pod name."""
     addresses = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in _to_ask(pods)}
     if not addresses:
         return {}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_seconds)) as session:
         urls = [pod_url(address, port, "/progress") for address in addresses.values()]
         answers = await asyncio.gather(*(_ask(session, url) for url in urls))
     return {name: answer for name, answer in zip(addresses, answers, strict=True) if answer is not None}

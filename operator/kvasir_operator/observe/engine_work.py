@@ -18,10 +18,12 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 2.0
 
 
-async def read_work(pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT) -> dict[str, int]:
+async def read_work(
+    pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT, timeout_seconds: float = TIMEOUT_SECONDS
+) -> dict[str, int]:
     """Requests that each pod is answering, by pod name."""
     addresses = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod["status"].get("podIP")}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_seconds)) as session:
         answers = await asyncio.gather(*(_load(session, pod_url(host, port, "/load")) for host in addresses.values()))
     return {name: load for name, load in zip(addresses, answers, strict=True) if load is not None}
 

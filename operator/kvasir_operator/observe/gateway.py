@@ -18,7 +18,7 @@ from kvasir_operator.observe.model_names import ModelNames, claimed_names
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 5.0
+LOOK_SECONDS = 5.0
 
 
 class GatewayObserver:
@@ -65,17 +65,17 @@ class GatewayObserver:
         """The service is gone."""
         self._wake_all(self._names.remove(key))
 
-    async def run(self) -> None:
+    async def run(self, look_seconds: float = LOOK_SECONDS) -> None:
         """Looks at the gateway until cancelled; ends where there is none."""
         while self._gateway is not None:
-            await asyncio.sleep(_LOOK_SECONDS)
-            await self._look_again(self._gateway)
+            await asyncio.sleep(look_seconds)
+            await self._look_again(self._gateway, look_seconds)
 
-    async def _look_again(self, gateway: GatewayDefaults) -> None:
+    async def _look_again(self, gateway: GatewayDefaults, look_seconds: float) -> None:
         try:
             is_ready = await self._look(gateway)
         except KubeApiError as error:
-            logger.warning("the gateway's Deployment cannot be read, again in %g s: %s", _LOOK_SECONDS, error)
+            logger.warning("the gateway's Deployment cannot be read, again in %g s: %s", look_seconds, error)
             return
         if is_ready != self._is_ready:
             logger.info("the gateway is %s", "ready" if is_ready else "not ready")

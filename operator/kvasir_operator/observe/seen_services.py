@@ -32,6 +32,10 @@ class SeenServices:
         self._clock = clock
         self._seen: dict[ServiceKey, _Seen] = {}
 
+    def __len__(self) -> int:
+        """How many are remembered."""
+        return len(self._seen)
+
     def of(self, key: ServiceKey) -> KubeObject | None:
         """None where it must be asked for."""
         found = self._known(key)

@@ -24,8 +24,9 @@ class _Settling:
 class KeySchedule:
     """When each key is due. All times are seconds of one monotonic clock, passed in by the caller."""
 
-    def __init__(self, back_off: BackOff, spacing_seconds: float) -> None:
-        self._back_off = back_off
+    def __init__(self, back_off: BackOff | None = None, spacing_seconds: float = 0.5) -> None:
+        """`spacing_seconds`: from the end of a pass to the next one of its key."""
+        self._back_off = back_off or BackOff()
         self._spacing_seconds = spacing_seconds
         self._due: dict[ServiceKey, float] = {}
         self._urgent: set[ServiceKey] = set()

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 
 from kvasir_operator.kube.kinds import ServiceKey
-from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.queue.schedule import KeySchedule
 
 _LONGEST_SETTLING = 3
@@ -19,11 +18,10 @@ _LONGEST_SETTLING = 3
 class WorkQueue:
     """Hands due keys to workers. Made for one event loop; `close` lets the workers end after their current pass."""
 
-    def __init__(
-        self, clock: Callable[[], float], back_off: BackOff | None = None, spacing_seconds: float = 0.5
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], schedule: KeySchedule | None = None) -> None:
+        """`clock` gives monotonic seconds."""
         self._clock = clock
-        self._schedule = KeySchedule(back_off or BackOff(), spacing_seconds)
+        self._schedule = schedule or KeySchedule()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._is_waking = False
         self._timer: asyncio.TimerHandle | None = None

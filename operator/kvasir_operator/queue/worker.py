@@ -20,21 +20,26 @@ _SPREAD = 0.1
 """Share of the interval over which a resync's passes are spread by chance."""
 
 
-async def work(queue: WorkQueue, reconciler: Reconciler, metrics: OperatorMetrics) -> None:
+async def work(
+    queue: WorkQueue,
+    reconciler: Reconciler,
+    metrics: OperatorMetrics,
+    pass_timeout_seconds: float = PASS_TIMEOUT_SECONDS,
+) -> None:
     """Runs passes until the queue is closed. A failed pass is logged here, once, and tried again after its back-off."""
     while (key := await queue.get()) is not None:
         started = time.monotonic()
         failure: Exception | None = None
         try:
-            await _pass(queue, reconciler, key)
+            await _pass(queue, reconciler, key, pass_timeout_seconds)
         except Exception as error:
             failure = error
             _log_failure(key, error, queue.failed(key))
         metrics.count_pass(time.monotonic() - started, failure)
 
 
-async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey) -> None:
-    async with asyncio.timeout(PASS_TIMEOUT_SECONDS):
+async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey, timeout_seconds: float) -> None:
+    async with asyncio.timeout(timeout_seconds):
         outcome = await reconciler.reconcile(key)
     if outcome.is_gone:
         queue.forget(key)

@@ -16,7 +16,7 @@ MAX_ELEMENTS = 2**18
 """Values in one piece of JSON, of however many bytes: as many token ids, or the JSON of a million tokens of text."""
 _STARTS_OF_ELEMENTS = b",[{"
 _ESCAPED = rb"\u00"  # a character that may be one of those in the JSON that a string holds: a tool call's arguments
-_SLICE_BYTES = 2**20
+SLICE_BYTES = 2**20
 _FEWEST_BYTES = 2  # of an element
 
 
@@ -31,7 +31,7 @@ def _num_elements(piece: bytes) -> int:
     """At most: strings are not told apart, so a comma in one counts too. Slice by slice, so that others run meanwhile
     where this is done in a thread.
     """
-    return 1 + sum(_num_starts(piece, at, at + _SLICE_BYTES) for at in range(0, len(piece), _SLICE_BYTES))
+    return 1 + sum(_num_starts(piece, at, at + SLICE_BYTES) for at in range(0, len(piece), SLICE_BYTES))
 
 
 def _num_starts(piece: bytes, start: int, end: int) -> int:

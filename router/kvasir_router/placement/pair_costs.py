@@ -16,17 +16,27 @@ from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 from kvasir_router.service.transfer_times import TransferTimes
 
-# What a request adds where it decodes; all other terms are about where it is prefilled. KV is needed on both sides.
-_DECODE_TERMS = {name: TERMS[name] for name in ("decode_load", "kv_barrier")}
-_REMOTE_TERMS = {name: term for name, term in TERMS.items() if name != "decode_load"}
-_LOCAL_TERMS: dict[str, Term] = {
-    **{name: term for name, term in TERMS.items() if name not in _DECODE_TERMS},
-    "decode_stall": decode_stall.seconds,
-}
-
 # For each decode engine so many prefill engines of its revision are compared: the others would be behind anyway, unless
 # transfers from all of these were slow.
 _MAX_PARTNERS = 4
+
+
+class Sides(NamedTuple):
+    """Which terms count where. Most are about the engine that prefills; KV is needed on both sides."""
+
+    decode: Mapping[str, Term]  # what a request adds where it decodes
+    remote: Mapping[str, Term]
+    local: Mapping[str, Term]
+
+    @classmethod
+    def of(cls, terms: Mapping[str, Term]) -> "Sides":
+        decode = {name: terms[name] for name in ("decode_load", "kv_barrier")}
+        remote = {name: term for name, term in terms.items() if name != "decode_load"}
+        local = {name: term for name, term in terms.items() if name not in decode}
+        return cls(decode, remote, {**local, "decode_stall": decode_stall.seconds})
+
+
+SIDES = Sides.of(TERMS)
 
 
 class Pair(NamedTuple):
@@ -47,13 +57,14 @@ class PairCosts:
         now: float,
         transfers: TransferTimes,
         fetches: Mapping[str, Fetch],
+        sides: Sides = SIDES,
     ) -> None:
         """`fetches`: what engines would fetch from one another, by url."""
         self._transfers = transfers
-        self._decode = _Column(_DECODE_TERMS, {}, request, decodes, cached, now)
+        self._decode = _Column(sides.decode, {}, request, decodes, cached, now)
         fetch_term: dict[str, Term] = {"prefix_fetch": PrefixFetch(fetches)} if fetches else {}
-        self._local = _Column(_LOCAL_TERMS | fetch_term, DERIVED_TERMS, request, decodes, cached, now)
-        self._remote = _Column(_REMOTE_TERMS | fetch_term, DERIVED_TERMS, request, prefills, cached, now)
+        self._local = _Column({**sides.local, **fetch_term}, DERIVED_TERMS, request, decodes, cached, now)
+        self._remote = _Column({**sides.remote, **fetch_term}, DERIVED_TERMS, request, prefills, cached, now)
         self._queue_seconds = {decode.url: decode.load.queue_seconds(now) for decode in decodes}
         self._lacking = {decode.url: decode_leg_on(decode, request, cached).received_tokens for decode in decodes}
         self.partners = self._shortlists(prefills)

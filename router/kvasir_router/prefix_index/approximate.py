@@ -25,7 +25,7 @@ from kvasir_router.prefix_index.index import Held, PrefixKey
 MAX_BLOCKS_PER_PROMPT = 16384
 _BYTES_PER_TOKEN_ID = 4
 # A thread that hashes takes the interpreter from the event loop for up to 5 ms at a time: it is for what takes longer.
-_THREAD_BYTES = 2 * 2**20
+THREAD_BYTES = 2 * 2**20
 _BITS = bytes.maketrans(b"01", b"\0\1")
 # What one block held by one endpoint takes: entries of two dictionaries, a hash, its place in a dispatch. Measured.
 BYTES_PER_BLOCK = 200
@@ -108,7 +108,7 @@ class ApproximatePrefixIndex:
     async def key(self, prompt: Prompt) -> BlockHashes:
         bytes_per_token = _BYTES_PER_TOKEN_ID if prompt.is_token_ids else self._bytes_per_token
         block_bytes = int(self._block_tokens * bytes_per_token)
-        if len(prompt.content) > _THREAD_BYTES:
+        if len(prompt.content) > THREAD_BYTES:
             hashes = await asyncio.to_thread(hash_blocks, prompt.content, block_bytes, prompt.seed)
         else:
             hashes = hash_blocks(prompt.content, block_bytes, prompt.seed)

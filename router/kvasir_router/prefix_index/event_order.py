@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
-_MAX_RECENT = 1024  # messages whose contents are remembered
-_MAX_PENDING = 4096  # live messages kept while a replay runs; beyond, the oldest are lost
-
 
 @dataclass(frozen=True, slots=True)
 class Apply:
@@ -51,9 +48,15 @@ class _RunningReplay:
 
 
 class EventOrder:
-    """Begins with `resync`. Live messages wait while a replay runs: from its Replay to its end or failure."""
+    """Begins with `resync`. Live messages wait while a replay runs: from its Replay to its end or failure.
 
-    def __init__(self) -> None:
+    The contents of `max_recent` messages are remembered. Of live ones that wait, `max_pending` are kept; beyond, the
+    oldest are lost.
+    """
+
+    def __init__(self, max_recent: int = 1024, max_pending: int = 4096) -> None:
+        self._max_recent = max_recent
+        self._max_pending = max_pending
         self._next: int | None = None  # None: nothing is known yet
         self._recent: OrderedDict[int, int] = OrderedDict()  # number -> its content's hash
         self._replay: _RunningReplay | None = None
@@ -165,14 +168,14 @@ class EventOrder:
 
     def _apply(self, number: int, payload: bytes) -> Apply:
         self._recent[number] = xxh3_64_intdigest(payload)
-        if len(self._recent) > _MAX_RECENT:
+        if len(self._recent) > self._max_recent:
             self._recent.popitem(last=False)
         self._next = number + 1
         return Apply(payload)
 
     def _wait(self, number: int, payload: bytes) -> None:
         self._pending.append((number, payload))
-        if len(self._pending) > _MAX_PENDING:
+        if len(self._pending) > self._max_pending:
             del self._pending[0]
 
     def _skip_gap(self) -> list[Action]:

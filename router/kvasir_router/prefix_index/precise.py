@@ -89,6 +89,11 @@ class PreciseIndex:
         self.num_orphans = 0  # stored after a block that is not known: they match nothing
         self.num_refused = 0  # beyond the budget
 
+    @property
+    def num_bits(self) -> int:
+        """Of a number in the map: as many caches as there ever were at once, those not freed yet included."""
+        return self._num_bits
+
     def block_sizes(self) -> frozenset[int]:
         """In which prompts are to be cut."""
         return frozenset(self._live)

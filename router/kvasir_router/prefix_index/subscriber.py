@@ -106,6 +106,11 @@ class Subscriber:
         self._statistics.num_replays = self._order.num_replays
         return self._statistics
 
+    @property
+    def is_replaying(self) -> bool:
+        """What has come live waits meanwhile."""
+        return self._replay is not None
+
     def start(self) -> None:
         socket = self._socket(zmq.SUB)
         socket.subscribe(b"")

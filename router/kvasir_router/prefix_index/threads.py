@@ -11,15 +11,14 @@ Result = TypeVar("Result")
 INLINE_BYTES = 1024
 """Of a prompt: a smaller one is done on the event loop, in less than a millisecond."""
 _NUM_THREADS = 2
-_MAX_LONG_PROMPTS = 32
 
 
 class Threads:
-    """Close it when nobody waits any more."""
+    """Close it when nobody waits any more. At most `max_long_prompts` are being done or wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_long_prompts: int = 32) -> None:
         self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
-        self._places = threading.Semaphore(_MAX_LONG_PROMPTS)
+        self._places = threading.Semaphore(max_long_prompts)
         self.num_refused = 0
 
     async def run(self, num_bytes: int, work: Callable[[], Result]) -> Result | None:

@@ -9,10 +9,8 @@ engine that goes on with its stream. Whoever handles the request drops it at the
 import asyncio
 
 from kvasir_router.errors import BodyBudgetExceededError, BodyTimeoutError, BodyTooLargeError, RequestError
+from kvasir_router.relay.client_times import CLIENT_TIMES, ClientTimes
 
-BODY_SECONDS = 30.0
-"""For a request's body, and one more for every BODY_BYTES_PER_SECOND that have come."""
-BODY_BYTES_PER_SECOND = 64 * 1024
 # Bodies come and go with the requests that they are of.
 _RETRY_SECONDS = 1
 
@@ -60,11 +58,14 @@ class Body:
     what the client has sent. After a refusal, and once dropped, what still comes is not held.
     """
 
-    def __init__(self, budget: BodyBudget, max_bytes: int, announced_bytes: int = 0) -> None:
+    def __init__(
+        self, budget: BodyBudget, max_bytes: int, announced_bytes: int = 0, times: ClientTimes = CLIENT_TIMES
+    ) -> None:
         self.content = b""
         self.is_over = False  # whole, or refused
         self.budget = budget
         self._max_bytes = max_bytes
+        self._times = times
         self._chunks: list[bytes] = []
         self._num_bytes = 0
         self._refusal: RequestError | None = None
@@ -119,20 +120,20 @@ class Body:
     async def _until_over(self) -> None:
         """A chunk does not wake the reader: when the time is over, what has come by then may have earned more."""
         loop = asyncio.get_running_loop()
-        begin = loop.time()
+        begin, times = loop.time(), self._times
         self._waiter = loop.create_future()
         timer: asyncio.TimerHandle
 
         def look() -> None:
             nonlocal timer
-            seconds_left = begin + BODY_SECONDS + self._num_bytes / BODY_BYTES_PER_SECOND - loop.time()
+            seconds_left = begin + times.body + self._num_bytes / times.body_bytes_per_second - loop.time()
             if seconds_left > 0:
                 timer = loop.call_later(seconds_left, look)
             else:
                 message = f"the request body stalled after {self._num_bytes} bytes; send it faster"
                 self._refuse(BodyTimeoutError(message))
 
-        timer = loop.call_later(BODY_SECONDS, look)
+        timer = loop.call_later(times.body, look)
         try:
             await self._waiter
         finally:

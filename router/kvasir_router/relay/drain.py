@@ -8,15 +8,15 @@ serving the connections it has for a while, and every answer that now begins say
 import asyncio
 import contextlib
 
-# From the end of an answer to the client's next request, if it has one.
-_NEXT_REQUEST_SECONDS = 0.5
+from kvasir_router.relay.client_times import CLIENT_TIMES
 
 
 class Drain:
     """Of one server, which tells it of every request."""
 
-    def __init__(self) -> None:
+    def __init__(self, next_request_seconds: float = CLIENT_TIMES.next_request) -> None:
         self.is_draining = False
+        self._next_request_seconds = next_request_seconds
         self._num_begun = 0
         self._num_running = 0
         self._is_idle = asyncio.Event()
@@ -44,5 +44,5 @@ class Drain:
     async def _is_quiet(self) -> bool:
         await self._is_idle.wait()
         num_begun = self._num_begun
-        await asyncio.sleep(_NEXT_REQUEST_SECONDS)
+        await asyncio.sleep(self._next_request_seconds)
         return self._is_idle.is_set() and self._num_begun == num_begun

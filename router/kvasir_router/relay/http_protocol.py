@@ -31,6 +31,7 @@ from kvasir_router.errors import (
     TooManyConnectionsError,
 )
 from kvasir_router.relay.body import Body, BodyBudget
+from kvasir_router.relay.client_times import CLIENT_TIMES, ClientTimes
 from kvasir_router.relay.connections import Connections, peer_of
 from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
@@ -43,10 +44,6 @@ MAX_HEAD_BYTES = 64 * 1024
 parser takes in without a word."""
 MAX_HEADERS = 128
 """Trailers included."""
-HEAD_SECONDS = 30.0
-"""To the end of a request's head: from the connection, or from the first byte after the last request."""
-READER_SECONDS = 60.0
-"""For a full write buffer to drain to a quarter, and for all of it once the connection is to close."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +60,10 @@ class Forwarding:
 class _Transport:
     """The connection's transport, that once closed does not wait for its client to read for ever."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, reader_seconds: float) -> None:
         self._transport = transport
         self._loop = loop
+        self._reader_seconds = reader_seconds
         self._abort_timer: asyncio.TimerHandle | None = None
         self.write = transport.write  # as quick as without this class between
         self.is_closing = transport.is_closing
@@ -73,7 +71,7 @@ class _Transport:
     def close(self) -> None:
         self._transport.close()
         if self._abort_timer is None:
-            self._abort_timer = self._loop.call_later(READER_SECONDS, self._transport.abort)
+            self._abort_timer = self._loop.call_later(self._reader_seconds, self._transport.abort)
 
     def closed(self) -> None:
         if self._abort_timer is not None:
@@ -87,13 +85,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. `forwarding` None: a server that forwards nothing."""
 
     def __init__(
-        self, *, counted_in: Connections, drain: Drain, forwarding: Forwarding | None = None, **uvicorns: Any
+        self,
+        *,
+        counted_in: Connections,
+        drain: Drain,
+        forwarding: Forwarding | None = None,
+        times: ClientTimes = CLIENT_TIMES,
+        **uvicorns: Any,
     ) -> None:
         super().__init__(**uvicorns)
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self._counted_in = counted_in
         self._drain = drain
         self._forwarding = forwarding
+        self._times = times
         self.peer = ""
         self._unanswered: deque[Exchange | RequestResponseCycle] = deque()
         self._has_begun = False  # the first of them is being handled
@@ -115,7 +120,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As uvicorn's, but for what only the application would be told."""
-        self._closing_transport = _Transport(transport, self.loop)
+        self._closing_transport = _Transport(transport, self.loop, self._times.reader)
         self.transport = cast(asyncio.Transport, self._closing_transport)
         self.connections.add(self)
         self.flow = FlowControl(transport)
@@ -276,7 +281,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             f"{path}?{query}" if query else path,
             self.headers,
             dialect,
-            Body(forwarding.bodies, forwarding.max_body_bytes, announced_bytes),
+            Body(forwarding.bodies, forwarding.max_body_bytes, announced_bytes, self._times),
             writer,
             forwarding.cors_origins,
         )
@@ -290,7 +295,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_took_too_long)
+            self._head_timer = self.loop.call_later(self._times.head, self._head_took_too_long)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -299,7 +304,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _head_took_too_long(self) -> None:
         if self._is_in_head:
-            self._refuse(HeadTimeoutError(f"the request's head has not come within {HEAD_SECONDS:g} s"))
+            self._refuse(HeadTimeoutError(f"the request's head has not come within {self._times.head:g} s"))
         else:
             self.close()  # nothing was asked: nothing is answered
 
@@ -365,7 +370,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reader_timer = self.loop.call_later(READER_SECONDS, self.transport.abort)
+        self._reader_timer = self.loop.call_later(self._times.reader, self.transport.abort)
         if (exchange := self._answering()) is not None:
             exchange.hold_back()
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvasir_router.relay.client_times import CLIENT_TIMES, ClientTimes
 from kvasir_router.relay.connections import Connections
 from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.http_protocol import BoundedHttpProtocol, Forwarding
 
-_CLIENT_KEEPALIVE_SECONDS = 75
 _LOOK_SECONDS = 0.01
 # For answers that are under way when clients have used up the time.
 _LEAST_END_SECONDS = 1.0
@@ -72,10 +72,11 @@ async def http_server(
     forwarding: Forwarding | None = None,
     *,
     shutdown_timeout_seconds: float,
+    times: ClientTimes = CLIENT_TIMES,
 ) -> AsyncIterator[None]:
     """Serves while the block runs: what `forwarding` names as bytes, everything else by `app`. Drains at its end."""
-    drain = Drain()
-    protocol = partial(BoundedHttpProtocol, counted_in=connections, drain=drain, forwarding=forwarding)
+    drain = Drain(times.next_request)
+    protocol = partial(BoundedHttpProtocol, counted_in=connections, drain=drain, forwarding=forwarding, times=times)
     config = uvicorn.Config(
         app,
         loop="none",
@@ -87,7 +88,7 @@ async def http_server(
         proxy_headers=False,
         server_header=False,
         date_header=False,  # an engine's own headers pass through unchanged
-        timeout_keep_alive=_CLIENT_KEEPALIVE_SECONDS,
+        timeout_keep_alive=cast(Any, times.keepalive),  # an int for uvicorn's own clock, which is not used
     )
     server = _Server(config, drain, shutdown_timeout_seconds)
     async with asyncio.TaskGroup() as group:

@@ -6,28 +6,38 @@ block is passed on whole or not at all, so what the journal accounts for is exac
 counts in the budget of held bodies; where that has no room, the journal is given up, and the stream goes on without.
 """
 
+from dataclasses import dataclass
+
 from kvasir_router.relay.body import BodyBudget
 
 RESUMABLE_HEADER = "x-kvasir-resumable"
 """In a request: keep a journal. In an answer: here it is."""
 JOURNAL_HEADER = "x-kvasir-journal-at"
 """How many bytes of the body are the client's; the journal follows them."""
-MAX_JOURNAL_BYTES = 4 * 2**20
-"""Of one stream: at some 20 bytes a token 200,000 tokens. A longer one cannot be continued."""
-MAX_BLOCK_BYTES = 16 * 2**20
-"""Held of a block that has not ended: the log probabilities of a long prompt are one event. A stream with a longer one
-cannot be continued; that block is passed on as it comes."""
 
 _COMMENT = b": kvasir "
 _END_OF_BLOCK = b"\n\n"
 _END_OF_MOVE = b"}]\n"
 
 
+@dataclass(frozen=True)
+class JournalBounds:
+    max_bytes: int = 4 * 2**20
+    """Of one stream: at some 20 bytes a token 200,000 tokens. A longer one cannot be continued."""
+    max_block_bytes: int = 16 * 2**20
+    """Held of a block that has not ended: the log probabilities of a long prompt are one event. A stream with a longer
+    one cannot be continued; that block is passed on as it comes."""
+
+
+JOURNAL_BOUNDS = JournalBounds()
+
+
 class Journal:
     """Whoever handles the request drops it at the latest."""
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, bounds: JournalBounds = JOURNAL_BOUNDS) -> None:
         self._budget = budget
+        self._bounds = bounds
         self._num_counted_bytes = 0
         self._num_reserved_bytes = 0  # of what is counted, for what is still to be kept
         self._lines = bytearray()
@@ -78,12 +88,12 @@ class Journal:
         if not self.is_given_up:
             self._lines += lines
             self.num_events += lines.count(b"\n")
-        if not self._is_within_budget() or len(self._lines) > MAX_JOURNAL_BYTES:
+        if not self._is_within_budget() or len(self._lines) > self._bounds.max_bytes:
             self._give_up()
 
     def reserve(self, num_bytes: int) -> bool:
         """Whether so much more can be kept in any case, until `release`."""
-        if self.is_given_up or len(self._lines) + num_bytes > MAX_JOURNAL_BYTES:
+        if self.is_given_up or len(self._lines) + num_bytes > self._bounds.max_bytes:
             return False
         self._num_reserved_bytes = num_bytes + self._num_held_bytes
         is_reserved = self._is_within_budget()
@@ -123,7 +133,7 @@ class Journal:
         self._beginning_of_block += piece
         num_bytes, is_within_budget = len(self._beginning_of_block), self._is_within_budget()
         may_be_comment = num_bytes < len(_COMMENT)
-        if num_bytes <= MAX_BLOCK_BYTES and (is_within_budget or may_be_comment):
+        if num_bytes <= self._bounds.max_block_bytes and (is_within_budget or may_be_comment):
             return b""
         self._give_up()
         event = bytes(self._beginning_of_block)

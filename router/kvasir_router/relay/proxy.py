@@ -17,7 +17,7 @@ from kvasir_router.errors import (
 )
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import RawHeaders, end_to_end, lines, value_of
-from kvasir_router.relay.journal import JOURNAL_HEADER, RESUMABLE_HEADER, Journal
+from kvasir_router.relay.journal import JOURNAL_BOUNDS, JOURNAL_HEADER, RESUMABLE_HEADER, Journal, JournalBounds
 from kvasir_router.relay.kv_transfer import decode_body
 from kvasir_router.relay.upstream_answer import UpstreamAnswer, ignore
 from kvasir_router.relay.upstream_pool import Sending, UpstreamPool
@@ -55,8 +55,9 @@ def forwarded_headers(
 
 
 class Proxy:
-    def __init__(self, pool: UpstreamPool) -> None:
+    def __init__(self, pool: UpstreamPool, journal_bounds: JournalBounds = JOURNAL_BOUNDS) -> None:
         self._pool = pool
+        self._journal_bounds = journal_bounds
 
     def send(
         self,
@@ -97,7 +98,7 @@ class Proxy:
                 exchange.body.drop()
                 await exchange.relay(answer, on_first_byte=on_first_byte)
             else:
-                exchange.journal = Journal(exchange.body.budget)
+                exchange.journal = Journal(exchange.body.budget, self._journal_bounds)
                 await _relay_events(answer, exchange, exchange.journal, on_first_byte)
             return answer.status
         finally:

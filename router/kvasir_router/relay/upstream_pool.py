@@ -19,11 +19,20 @@ from kvasir_router.relay.origin import Origin
 from kvasir_router.relay.upstream_answer import UpstreamAnswer
 from kvasir_router.relay.upstream_connection import UpstreamConnection
 
-KEEPALIVE_SECONDS = 4.0
-"""Just under the 5 s after which uvicorn, which serves the engines, closes an idle connection."""
-CLOSE_RACE_SECONDS = 1.0
-"""A reused connection that is lost within this time was closed as idle; later, it is the request that was lost."""
-_SWEEP_SECONDS = 1.0
+
+@dataclass(frozen=True)
+class UpstreamTimes:
+    """Seconds."""
+
+    keepalive: float = 4.0
+    """Just under the 5 s after which uvicorn, which serves the engines, closes an idle connection."""
+    close_race: float = 1.0
+    """A reused connection that is lost within this time was closed as idle; later, it is the request that was lost."""
+    sweep: float = 1.0
+    """Between two looks for connections that have been idle for too long."""
+
+
+UPSTREAM_TIMES = UpstreamTimes()
 
 
 @dataclass(slots=True)
@@ -41,8 +50,11 @@ class Sending:
 class UpstreamPool:
     """To be used as a context: at its end no connection is left. It belongs to one event loop."""
 
-    def __init__(self, connect_timeout_seconds: float, idle_seconds: float) -> None:
+    def __init__(
+        self, connect_timeout_seconds: float, idle_seconds: float, times: UpstreamTimes = UPSTREAM_TIMES
+    ) -> None:
         """`idle_seconds` is the longest time that an answer may bring nothing of its body."""
+        self._times = times
         self._connect_timeout_seconds = connect_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._idle_timeouts = IdleTimeouts(idle_seconds, self._loop)
@@ -52,6 +64,10 @@ class UpstreamPool:
         self._tls: ssl.SSLContext | None = None
         self._all_lost = asyncio.Event()
         self._is_closed = False
+
+    def __len__(self) -> int:
+        """Connections that are open, idle ones included."""
+        return len(self._open)
 
     async def __aenter__(self) -> "UpstreamPool":
         return self
@@ -96,7 +112,7 @@ class UpstreamPool:
             try:
                 return await self._begun(sending)
             except UpstreamLostError:
-                is_late = self._loop.time() - sending.written_at > CLOSE_RACE_SECONDS
+                is_late = self._loop.time() - sending.written_at > self._times.close_race
                 if not sending.connection.is_silent or is_late:
                     raise
         self._write(sending, await self._connect(sending.origin))
@@ -148,7 +164,7 @@ class UpstreamPool:
         idle = self._idle.get(url)
         while idle:
             connection = idle.pop()
-            if not connection.is_closing and self._loop.time() - connection.idle_since < KEEPALIVE_SECONDS:
+            if not connection.is_closing and self._loop.time() - connection.idle_since < self._times.keepalive:
                 return connection
             connection.close()
         return None
@@ -157,7 +173,7 @@ class UpstreamPool:
         connection.idle_since = self._loop.time()
         self._idle.setdefault(connection.url, deque()).append(connection)
         if self._sweeper is None:
-            self._sweeper = self._loop.call_later(KEEPALIVE_SECONDS, self._sweep)
+            self._sweeper = self._loop.call_later(self._times.keepalive, self._sweep)
 
     def _forget(self, connection: UpstreamConnection) -> None:
         self._open.discard(connection)
@@ -171,11 +187,11 @@ class UpstreamPool:
         """One timer for all, not one a connection."""
         now = self._loop.time()
         for url, idle in list(self._idle.items()):
-            while idle and now - idle[0].idle_since >= KEEPALIVE_SECONDS:
+            while idle and now - idle[0].idle_since >= self._times.keepalive:
                 idle.popleft().close()
             if not idle:
                 del self._idle[url]
-        self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep) if self._idle else None
+        self._sweeper = self._loop.call_later(self._times.sweep, self._sweep) if self._idle else None
 
 
 def _head(origin: Origin, target: bytes, headers: bytes, num_body_bytes: int) -> bytes:

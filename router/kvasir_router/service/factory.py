@@ -1,6 +1,7 @@
 """Builds a service's parts: what is its own from its settings, what all share from the router's configuration."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Registry
 from kvasir_router.service.service import Fleet, Service
 from kvasir_router.service.transfer_times import TransferTimes
+from kvasir_router.tuning import TUNING, Tuning
 
 if TYPE_CHECKING:
     from kvasir_router.service.following import FollowingFactory
@@ -80,18 +82,21 @@ class ServiceFactory:
         tenant_limits: TenantLimits,
         decisions: DecisionLog,
         peer_feed: "PeerFeed | None",
+        tuning: Tuning = TUNING,
+        prefix_memory: PrefixMemory | None = None,
     ) -> None:
+        self._tuning = tuning
         self._config = config
         self._session = session
         self._probe_pace = ProbePace()
         self._tenant_limits = tenant_limits
         self._decisions = decisions
         self._peer_feed = peer_feed
-        self._prefix_memory = PrefixMemory()
-        self._followings = _followings(config, session)
+        self._prefix_memory = prefix_memory or PrefixMemory()
+        self._followings = _followings(config, session, tuning.clock)
 
     def create(self, settings: ServiceSettings) -> Service:
-        config = self._config
+        config, clock = self._config, self._tuning.clock
         prefill = FleetPrefill()
 
         def changed() -> None:
@@ -104,10 +109,10 @@ class ServiceFactory:
             own_models=_own_models(settings),
         )
         pairing = Pairing(settings.remote_prefill_min_tokens) if config.kv_transfer_port else None
-        peers = Peers(registry, time.perf_counter, lambda: admission.next_waiting(), lambda: admission.wake())
-        binding = LateBinding(registry, config.max_prefill_queue, time.perf_counter, pairing, peers.num_before)
+        peers = Peers(registry, clock, lambda: admission.next_waiting(), lambda: admission.wake())
+        binding = LateBinding(registry, config.max_prefill_queue, clock, pairing, peers.num_before)
         admission = Admission(binding.seconds_to_room, _queue_limits(settings), self._tenant_limits)
-        limits = InFlightLimits(registry, config.max_in_flight, time.perf_counter, admission.wake)
+        limits = InFlightLimits(registry, config.max_in_flight, clock, admission.wake)
         ledger = Ledger(admission.wake, None if self._peer_feed is None else peers)
         if self._peer_feed is not None:
             self._peer_feed.attach(settings.name, peers)
@@ -125,7 +130,7 @@ class ServiceFactory:
         fetching = PrefixFetching() if config.kv_transfer_port and following is not None else None
         migration = Migration(registry, ledger, self._session, settings.router_secret)
         transfers = TransferTimes() if fetching is None else fetching.transfers
-        rebalancing = Rebalancing(registry, migration, transfers, self._has_turn, time.perf_counter)
+        rebalancing = Rebalancing(registry, migration, transfers, self._has_turn, clock, self._tuning.rebalancing)
         prober = Prober(
             registry,
             ledger,
@@ -134,6 +139,7 @@ class ServiceFactory:
             config.probe_interval,
             self._probe_pace,
             migration if config.kv_transfer_port else None,
+            self._tuning.probes,
         )
         return Service(
             settings.name,
@@ -147,7 +153,7 @@ class ServiceFactory:
             fetching=fetching,
             rebalancing=rebalancing,
             router_secret=settings.router_secret,
-            clock=time.perf_counter,
+            clock=clock,
         )
 
     def configure(self, service: Service, settings: ServiceSettings) -> None:
@@ -172,13 +178,15 @@ class ServiceFactory:
         return Picker(_POLICIES[settings.policy](), partial(self._decisions.add, settings.name), pairing, fetching)
 
 
-def _followings(config: RouterConfig, session: aiohttp.ClientSession) -> "FollowingFactory | None":
+def _followings(
+    config: RouterConfig, session: aiohttp.ClientSession, clock: Callable[[], float]
+) -> "FollowingFactory | None":
     if config.kv_events is None:
         return None
     from kvasir_router.service.following import FollowingFactory  # 160 ms and 9 MB, see there
 
     idle_seconds = _TOKENIZER_IDLE_SECONDS if config.gateway else None
-    return FollowingFactory(config.kv_events, config.kv_index_size, session, time.perf_counter, idle_seconds)
+    return FollowingFactory(config.kv_events, config.kv_index_size, session, clock, idle_seconds)
 
 
 def _queue_limits(settings: ServiceSettings) -> QueueLimits:

@@ -56,17 +56,19 @@ class FollowingFactory:
         session: aiohttp.ClientSession,
         clock: Callable[[], float],
         tokenizer_idle_seconds: float | None,
+        tokenizers: Tokenizers | None = None,
+        context: Context | None = None,
     ) -> None:
         """`session` asks engines for their tokenizer; its owner closes it. `tokenizer_idle_seconds`: see
-        TokenizerSource.
+        TokenizerSource. `context`, if given, is this factory's to close.
         """
         self._ports = ports
         self._blocks = BlockBudget(max_blocks)
-        self._tokenizers = Tokenizers()
+        self._tokenizers = Tokenizers() if tokenizers is None else tokenizers
         self._tokenizer_idle_seconds = tokenizer_idle_seconds
         self._session = session
         self._clock = clock
-        self._context: Context = zmq.Context()
+        self._context: Context = context or zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # four a rank; 1023 are the default
         self._threads = Threads()
 

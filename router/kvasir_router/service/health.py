@@ -31,16 +31,8 @@ from kvasir_router.service.registry import EndpointState, Registry
 logger = logging.getLogger(__name__)
 
 _RECOVERY_INTERVAL_SECONDS = 0.2
-# Behind a gateway most services may be asked nothing for hours. So long after its last request a service is idle: its
-# engines are probed so many times more seldom, and not scraped, until the next request comes. By chance between two
-# bounds, so that the probes of a thousand engines do not come all at once.
-IDLE_AFTER_SECONDS = 5.0
-_IDLE_INTERVALS = (5.0, 15.0)
 # Adapters come and go seldom; so many probes later their list is read again.
 _PROBES_PER_LISTING = 5
-_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-# An engine that came back gets no requests until it has said which process it is, or has not in this time.
-_INSTANCE_TIMEOUT = aiohttp.ClientTimeout(total=0.5)
 # A busy engine may miss a probe; a refused connection or an answer counts at once. With the default interval a stopped
 # engine is found within 7.4 s: 1 s until the next probe, three of 2 s, and 0.2 s between them.
 _SILENT_PROBES_TO_EJECT = 3
@@ -48,6 +40,26 @@ _NO_ANSWER = (aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeError)
 # An engine of another make has no /ready, or keeps it to itself.
 _NO_WORD = frozenset({401, 403, 404, 405})
 _NOBODY_THERE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
+
+
+@dataclass(frozen=True)
+class ProbeTimes:
+    """Seconds, where nothing else is said.
+
+    Behind a gateway most services may be asked nothing for hours. `idle_after` its last request a service is idle: its
+    engines are probed so many times more seldom, and not scraped, until the next request comes. By chance between two
+    bounds, so that the probes of a thousand engines do not come all at once.
+    """
+
+    timeout: float = 2.0
+    instance_timeout: float = 0.5
+    """An engine that came back gets no requests until it has said which process it is, or has not in this time."""
+    idle_after: float = 5.0
+    idle_intervals: tuple[float, float] = (5.0, 15.0)
+    """In intervals of a service that is not idle."""
+
+
+PROBE_TIMES = ProbeTimes()
 
 
 class _Finding(Enum):
@@ -104,6 +116,7 @@ class Prober:
         interval_seconds: float,
         pace: ProbePace,
         migration: Migration | None = None,
+        times: ProbeTimes = PROBE_TIMES,
     ) -> None:
         self._registry = registry
         self._ledger = ledger
@@ -112,6 +125,8 @@ class Prober:
         self._interval_seconds = interval_seconds
         self._pace = pace
         self._migration = migration
+        self._times = times
+        self._timeout = aiohttp.ClientTimeout(total=times.timeout)
         self._watches: dict[Address, _Watch] = {}
         self._last_request = -math.inf  # of the event loop's clock
 
@@ -140,9 +155,9 @@ class Prober:
                 watch.wake.set()
 
     @property
-    def is_done(self) -> bool:
-        """No endpoint is left to be watched."""
-        return not self._watches
+    def num_watched(self) -> int:
+        """Endpoints, with those that are gone and whose requests are not over."""
+        return len(self._watches)
 
     async def close(self) -> None:
         tasks = [watch.task for watch in self._watches.values() if watch.task is not None]
@@ -170,7 +185,7 @@ class Prober:
     def _seconds_to_next(self, watch: _Watch) -> float:
         if (watch.is_gone or self._is_ready(watch)) and not watch.num_silent:
             can_wait = self._is_idle and watch.has_listed and not watch.is_gone
-            return self._interval_seconds * (random.uniform(*_IDLE_INTERVALS) if can_wait else 1)
+            return self._interval_seconds * (random.uniform(*self._times.idle_intervals) if can_wait else 1)
         if self._is_idle:
             return self._interval_seconds
         return min(self._interval_seconds, _RECOVERY_INTERVAL_SECONDS)
@@ -223,7 +238,7 @@ class Prober:
 
     @property
     def _is_idle(self) -> bool:
-        return asyncio.get_running_loop().time() - self._last_request > IDLE_AFTER_SECONDS
+        return asyncio.get_running_loop().time() - self._last_request > self._times.idle_after
 
     def _is_ready(self, watch: _Watch) -> bool:
         return self._registry.state_of(watch.url) is EndpointState.READY
@@ -251,7 +266,8 @@ class Prober:
         before, was_ready = watch.instance, watch.has_been_ready
         watch.instance, watch.has_been_ready = None, True
         with contextlib.suppress(*_NO_ANSWER):
-            load = msgspec.json.decode(await self._get(f"{watch.url}/load", _INSTANCE_TIMEOUT), type=_Load)
+            limit = aiohttp.ClientTimeout(total=self._times.instance_timeout)
+            load = msgspec.json.decode(await self._get(f"{watch.url}/load", limit), type=_Load)
             watch.instance = load.instance
         state = self._registry.state_of(watch.url)
         is_told = before is not None and watch.instance is not None
@@ -281,10 +297,10 @@ class Prober:
             self._index.withdraw(url)
 
     async def _status(self, url: str) -> int:
-        async with self._session.get(url, timeout=_PROBE_TIMEOUT) as response:
+        async with self._session.get(url, timeout=self._timeout) as response:
             return response.status
 
-    async def _get(self, url: str, limit: aiohttp.ClientTimeout = _PROBE_TIMEOUT) -> bytes:
+    async def _get(self, url: str, limit: aiohttp.ClientTimeout | None = None) -> bytes:
         """Raises aiohttp.ClientResponseError where the engine has no such page."""
-        async with self._session.get(url, timeout=limit, raise_for_status=True) as response:
+        async with self._session.get(url, timeout=limit or self._timeout, raise_for_status=True) as response:
             return await response.read()

@@ -10,7 +10,6 @@ Imports ZMQ, 90 ms and 3 MB: only a router that was told --peers does.
 import asyncio
 import logging
 import secrets
-import socket
 from collections.abc import Set
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -21,21 +20,17 @@ from kvasir_router.config import HostPort
 from kvasir_router.errors import StartupError
 from kvasir_router.prefix_index.socket_reader import SocketReader
 from kvasir_router.service.peer_news import NAME_BYTES, MalformedNewsError, News, Seal
+from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings, zmq_address
 from kvasir_router.service.peers import GATHER_SECONDS, Peers
 from kvasir_router.service.turns import has_turn
 
 logger = logging.getLogger(__name__)
 
-LIFETIME_SECONDS = 3.0
-"""Of what a peer has told, since its last message."""
-_HEARTBEAT_SECONDS = 1.0
-_RESOLVE_SECONDS = 5.0
 _MAX_QUEUED_MESSAGES = 10_000  # beyond, ZMQ drops, which the numbers show
 _MAX_SUBSCRIPTION_BYTES = 1024  # whoever reaches the port may send these, without the secret
 _MAX_MESSAGE_BYTES = 2**20
-_MAX_EVENTS = 500  # of a message: below 1 kB each
-_DEAD_PEER_MILLISECONDS, _PING_MILLISECONDS = 15_000, 5000  # a vanished node closes no connection
-_MAX_WARNINGS = 100  # who is not heard chooses its name
+MAX_EVENTS = 500
+"""Of a message: below 1 kB each."""
 
 
 @dataclass(slots=True)
@@ -50,7 +45,8 @@ class PeerFeed:
     Raises StartupError where the port is taken.
     """
 
-    def __init__(self, host: str, peers: HostPort, secret: str | None) -> None:
+    def __init__(self, host: str, peers: HostPort, secret: str | None, settings: PeerSettings = PEER_SETTINGS) -> None:
+        self._settings = settings
         self._name = secrets.token_bytes(NAME_BYTES)  # of this process: another starts anew
         self._where = peers
         self._seal = Seal(secret)
@@ -67,7 +63,7 @@ class PeerFeed:
         self.num_lost = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._out = self._socket(zmq.PUB, _MAX_SUBSCRIPTION_BYTES)
-        address = _address("*" if host == "::" else host, peers.port)  # where there is no IPv6, ZMQ takes IPv4 for *
+        address = zmq_address("*" if host == "::" else host, peers.port)  # where there is no IPv6, ZMQ takes IPv4 for *
         try:
             self._out.bind(address)
         except zmq.ZMQError as error:
@@ -118,32 +114,32 @@ class PeerFeed:
         was_found = True
         while True:
             try:
-                self.follow(await addresses_of(self._where))
+                self.follow(await self._settings.resolve(self._where))
                 was_found = True
             except (OSError, zmq.ZMQError) as error:
                 if was_found:
                     logger.warning("peers at %s are not found: %s", self._where.host, error)
                 was_found = False
-            await asyncio.sleep(_RESOLVE_SECONDS)
+            await asyncio.sleep(self._settings.resolve_seconds)
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            await asyncio.sleep(self._settings.heartbeat_seconds)
             self._changed.update(self._services)
             self._send()
             self.expire()
 
     def expire(self) -> None:
         """Forgets who is silent."""
-        now = self._loop.time()
-        for name in [name for name, peer in self._peers.items() if now - peer.heard_at > LIFETIME_SECONDS]:
+        oldest = self._loop.time() - self._settings.lifetime_seconds
+        for name in [name for name, peer in self._peers.items() if peer.heard_at < oldest]:
             del self._peers[name]
             self._forget(name)
 
     def _soon(self, service: str) -> None:
         self._changed.add(service)
         self._num_events += 1
-        if self._num_events == _MAX_EVENTS:
+        if self._num_events == MAX_EVENTS:
             self._send()
         elif self._gathering is None:
             self._gathering = self._loop.call_later(GATHER_SECONDS, self._send)
@@ -172,7 +168,7 @@ class PeerFeed:
 
     def _warn(self, name: bytes, error: MalformedNewsError) -> None:
         """Once of each."""
-        if name not in self._unheard and len(self._unheard) < _MAX_WARNINGS:
+        if name not in self._unheard and len(self._unheard) < self._settings.max_warnings:
             self._unheard.add(name)
             logger.warning("a peer (--peers) is not heard: %s", error)
 
@@ -200,22 +196,12 @@ class PeerFeed:
             (zmq.SNDHWM, _MAX_QUEUED_MESSAGES),
             (zmq.RCVHWM, _MAX_QUEUED_MESSAGES),
             (zmq.MAXMSGSIZE, max_received_bytes),
-            (zmq.HEARTBEAT_IVL, _PING_MILLISECONDS),
-            (zmq.HEARTBEAT_TIMEOUT, _DEAD_PEER_MILLISECONDS),
+            (zmq.HEARTBEAT_IVL, round(1000 * self._settings.ping_seconds)),
+            (zmq.HEARTBEAT_TIMEOUT, round(1000 * self._settings.dead_seconds)),
         ):
             made.setsockopt(option, value)
         return made
 
 
-async def addresses_of(where: HostPort) -> set[str]:
-    """By the name's A and AAAA records. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
-    return {_address(str(info[4][0]), where.port) for info in found}
-
-
 def _nobody_hears() -> None:
     """The feed is closed."""
-
-
-def _address(host: str, port: int) -> str:
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

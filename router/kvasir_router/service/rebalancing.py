@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvasir_router.placement import rebalancing
-from kvasir_router.placement.rebalancing import EngineView, Move, StreamView
+from kvasir_router.placement.rebalancing import MOVE_CRITERIA, EngineView, Move, MoveCriteria, StreamView
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.ledger import MAX_NAMED_LENGTH, Ticket
@@ -19,13 +19,22 @@ from kvasir_router.service.migration import Migration
 from kvasir_router.service.registry import Endpoint, Registry
 from kvasir_router.service.transfer_times import TransferTimes
 
-STEP_SECONDS = 0.25
-_MOVE_SECONDS = 10.0
-"""After so long a move is not waited for any more; wherever its stream goes on is as good."""
-_SETTLE_SECONDS = 0.5
-"""Until both engines have told of a move."""
 _ROOM_TO_MOVE_BYTES = 2**16
 """Of the journal, for what an engine still writes before it lets go."""
+
+
+@dataclass(frozen=True)
+class RebalancingSettings:
+    step_seconds: float = 0.25
+    """Between two steps."""
+    move_seconds: float = 10.0
+    """After so long a move is not waited for any more; wherever its stream goes on is as good."""
+    settle_seconds: float = 0.5
+    """Until both engines have told of a move."""
+    criteria: MoveCriteria = MOVE_CRITERIA
+
+
+REBALANCING_SETTINGS = RebalancingSettings()
 
 
 class Outcome(StrEnum):
@@ -58,7 +67,7 @@ class RunningStream:
         return 0 if journal is None else journal.num_events
 
     def look(self, now: float) -> None:
-        """To be called every STEP_SECONDS."""
+        """To be called with every step."""
         if self.num_drawn_tokens != self.num_seen_tokens:
             self.num_seen_tokens, self.drawn_at = self.num_drawn_tokens, now
 
@@ -81,7 +90,9 @@ class Rebalancing:
         transfers: TransferTimes,
         has_turn: Callable[[], bool],
         clock: Callable[[], float],
+        settings: RebalancingSettings = REBALANCING_SETTINGS,
     ) -> None:
+        self._settings = settings
         self._registry = registry
         self._migration = migration
         self._transfers = transfers
@@ -92,6 +103,11 @@ class Rebalancing:
         self._under_way: _UnderWay | None = None
         self._rests_until = -math.inf
         self.num_by_outcome = dict.fromkeys(Outcome, 0)
+
+    @property
+    def num_streams(self) -> int:
+        """That an engine could hand over."""
+        return len(self._streams)
 
     def begin(self, stream: RunningStream, ticket: Ticket) -> None:
         """It is dispatched. One whose id another has there, too, stays."""
@@ -124,7 +140,7 @@ class Rebalancing:
         self._settle(under_way, Outcome.MOVED if is_there else Outcome.ELSEWHERE)
 
     async def step(self) -> None:
-        """To be called every STEP_SECONDS; waits for the engine's answer at most."""
+        """To be called every `step_seconds`; waits for the engine's answer at most."""
         now = self._clock()
         self._look_at_engines(now)
         for stream in self._streams:
@@ -150,7 +166,7 @@ class Rebalancing:
 
     def _give_up_when_late(self, under_way: _UnderWay, now: float) -> None:
         has_ended = under_way.stream not in self._streams and not under_way.is_handed_over
-        if has_ended or now - under_way.asked_at > _MOVE_SECONDS:
+        if has_ended or now - under_way.asked_at > self._settings.move_seconds:
             self._settle(under_way, Outcome.ELSEWHERE if under_way.is_handed_over else Outcome.STAYED)
 
     def _choose(self, now: float) -> tuple[Move, RunningStream] | None:
@@ -160,7 +176,7 @@ class Rebalancing:
         for model in dict.fromkeys(stream.request.model for stream in streams.values()):
             engines = [view for each in self._registry.serving(model) if (view := self._view(each, now)) is not None]
             views = [_view_of(number, each, now) for number, each in streams.items() if each.request.model == model]
-            move = rebalancing.choose(engines, views, self._transfers.estimate_seconds)
+            move = rebalancing.choose(engines, views, self._transfers.estimate_seconds, self._settings.criteria)
             if move is not None:
                 return move, streams[move.number]
         return None
@@ -200,7 +216,7 @@ class Rebalancing:
 
     def _settle(self, under_way: _UnderWay, outcome: Outcome) -> None:
         self._under_way = None
-        self._rests_until = self._clock() + _SETTLE_SECONDS
+        self._rests_until = self._clock() + self._settings.settle_seconds
         self.num_by_outcome[outcome] += 1
         under_way.stream.receiver = None
         if (journal := under_way.stream.exchange.journal) is not None:

@@ -37,10 +37,12 @@ class TokenizerSource:
         tokenizers: Tokenizers,
         on_tokenizer: Callable[[PromptTokenizer | None], None],
         idle_seconds: float | None,
+        retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         """`router_secret` is what engines know the router by. `idle_seconds`: a tokenizer that nobody has wanted for so
         long is dropped; None: it is wanted from the start, for good.
         """
+        self._retry_seconds = retry_seconds
         self._session = session
         self._tokenizers = tokenizers
         self._idle_seconds = idle_seconds
@@ -107,7 +109,7 @@ class TokenizerSource:
                     await self._ask(address)
             if not self._to_ask():
                 return
-            await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(self._retry_seconds)
 
     def _to_ask(self) -> list[Address]:
         if not self._is_wanted:

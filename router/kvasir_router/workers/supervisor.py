@@ -12,6 +12,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import uvloop
@@ -27,13 +28,20 @@ from kvasir_router.workers.worker import config_of_worker
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-m", "kvasir_router.workers.worker")
-# A start is imports for the most part: seconds, on a crowded machine too. What hangs is killed and tried again.
-_START_SECONDS = 60.0
-_RESTART_SECONDS = 1.0
 # Beyond the time that a worker takes to drain.
 _STOP_SECONDS = 10.0
 _ADMIN_CONNECTIONS = ConnectionLimits(total=256, per_peer=64)
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    command: tuple[str, ...] = (sys.executable, "-m", "kvasir_router.workers.worker")
+    max_seconds: float = 60.0
+    """It is imports for the most part: seconds, on a crowded machine too. What hangs is killed and tried again."""
+    again_after_seconds: float = 1.0
+
+
+WORKER_START = WorkerStart()
 
 
 def run(config: RouterConfig) -> None:
@@ -76,10 +84,10 @@ async def _first_of(*awaited: Coroutine[Any, Any, Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def supervised(config: RouterConfig, port: int) -> AsyncIterator["Supervisor"]:
+async def supervised(config: RouterConfig, port: int, start: WorkerStart = WORKER_START) -> AsyncIterator["Supervisor"]:
     """Workers that are kept running while the block is; none is left at its end."""
     async with WorkerAdmins() as admins:
-        supervisor = Supervisor(config, port, admins)
+        supervisor = Supervisor(config, port, admins, start)
         tasks = [asyncio.create_task(supervisor.keep(number)) for number in range(config.workers)]
         try:
             yield supervisor
@@ -90,8 +98,9 @@ async def supervised(config: RouterConfig, port: int) -> AsyncIterator["Supervis
 
 
 class Supervisor:
-    def __init__(self, config: RouterConfig, port: int, admins: WorkerAdmins) -> None:
+    def __init__(self, config: RouterConfig, port: int, admins: WorkerAdmins, start: WorkerStart) -> None:
         self.admins = admins
+        self._worker_start = start
         self.is_stopping = False
         self._num_workers = config.workers
         self._stop_seconds = config.shutdown_timeout + _STOP_SECONDS
@@ -120,7 +129,7 @@ class Supervisor:
                 self._all_serve.set_exception(StartupError(f"worker {number} {end} before it served; its log says why"))
                 break
             logger.error("worker %d %s; another takes its place", number, end)
-            await asyncio.sleep(_RESTART_SECONDS)
+            await asyncio.sleep(self._worker_start.again_after_seconds)
 
     async def stop(self) -> None:
         """All drain, each as long as it may."""
@@ -134,7 +143,7 @@ class Supervisor:
     async def _run_worker(self, number: int) -> str:
         """Returns how it has ended; where it takes too long to serve, or this is cancelled, it is killed."""
         try:
-            process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE)
+            process = await asyncio.create_subprocess_exec(*self._worker_start.command, stdin=PIPE, stdout=PIPE)
         except OSError as error:  # the machine may have room for it later
             self._failed_to_start.add(number)
             return f"could not be started ({error})"
@@ -143,7 +152,7 @@ class Supervisor:
             await self._start(number, process)
             return f"ended with status {await process.wait()}"
         except TimeoutError:
-            return f"hung for {_START_SECONDS:g} s"
+            return f"hung for {self._worker_start.max_seconds:g} s"
         finally:
             self.admins.ended(number)
             del self._processes[number]
@@ -158,7 +167,7 @@ class Supervisor:
         if not process.stdin.is_closing():  # it may have ended already
             process.stdin.write(self._config)
         try:
-            async with asyncio.timeout(_START_SECONDS):
+            async with asyncio.timeout(self._worker_start.max_seconds):
                 admin_url = (await process.stdout.readline()).decode().strip()
         except TimeoutError:
             self._failed_to_start.add(number)

@@ -1,6 +1,6 @@
 """The attention backend of GPUs: our Triton kernels. Under TRITON_INTERPRET=1 they also run, slowly, on CPU tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -8,15 +8,22 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import HeadNorms, LayerCache, StepInputs
 from kvasir_runtime.attention.step_lengths import DecodeBounds
-from kvasir_runtime.kernels.attention_tiles import HeadShape, prefill_tiles, splits_for, workspace_floats
+from kvasir_runtime.kernels.attention_tiles import (
+    SPLIT_UNIT_KEYS,
+    HeadShape,
+    prefill_tiles,
+    splits_for,
+    workspace_floats,
+)
 from kvasir_runtime.kernels.paged_attention_triton import (
+    Attend,
     DecodeShape,
     LayerScaling,
     PagedInputs,
     SplitWorkspace,
+    prepare_decode,
+    prepare_prefill,
     queries_per_tile,
-    triton_decode_attention,
-    triton_prefill_attention,
 )
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
 
@@ -26,10 +33,19 @@ class TritonAttention:
 
     name = "triton"
 
-    def __init__(self, device: torch.device, bounds: DecodeBounds) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        bounds: DecodeBounds,
+        *,
+        num_sms: int | None = None,
+        split_unit_keys: int = SPLIT_UNIT_KEYS,
+    ) -> None:
+        """`num_sms`: multiprocessors to fill, by default the device's."""
         self._device = device
         self._bounds = bounds
-        self._num_sms = _num_sms(device)
+        self._num_sms = num_sms or _num_sms(device)
+        self._split_unit_keys = split_unit_keys
         self._workspaces: dict[HeadShape, SplitWorkspace] = {}
 
     def prepare(self, inputs: StepInputs) -> "TritonAttentionStep":
@@ -41,7 +57,9 @@ class TritonAttention:
                 f"{lengths.num_decodes} decodes of up to {query_len} tokens: the attention workspace holds "
                 f"{bounds.max_num_decodes} of {bounds.max_query_len}"
             )
-        return TritonAttentionStep(inputs, query_len, bounds.max_query_len, self._num_sms, self.workspace)
+        return TritonAttentionStep(
+            inputs, query_len, bounds.max_query_len, self._num_sms, self._split_unit_keys, self.workspace
+        )
 
     def workspace(self, heads: HeadShape) -> SplitWorkspace:
         """Taken whole at the first decode, which the memory profile makes: CUDA graphs hold its address."""
@@ -61,9 +79,13 @@ class TritonAttentionStep:
     max_query_len: int
     """Of any step's."""
     num_sms: int
+    split_unit_keys: int
     workspace: Callable[[HeadShape], SplitWorkspace]
     _tiles: dict[int, Tensor] = field(default_factory=dict)
     """Query tokens of a tile -> the prefill tiles, for all layers of the same heads."""
+    _prepared: dict[tuple[object, ...], list[Attend]] = field(default_factory=dict)
+    """By what layers may differ in: launches that lack a layer's tensors alone. Making them takes Python longer than
+    launching them, and an eager step waits for Python."""
 
     def rotate_and_write(
         self,
@@ -90,19 +112,27 @@ class TritonAttentionStep:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
+        kind = (
+            *(query.shape, query.stride(), cache.key.shape, cache.key.stride(), cache.key.dtype, cache.group),
+            *(scale, window, softcap),
+        )
+        launches = self._prepared.get(kind)
+        if launches is None:
+            launches = self._prepared[kind] = list(self._prepare(query, cache, LayerScaling(scale, window, softcap)))
+        out = query.new_empty(query.shape)
+        for attend in launches:
+            attend(out, query, cache.key, cache.value)
+        return out
+
+    def _prepare(self, query: Tensor, cache: LayerCache, scaling: LayerScaling) -> Iterator[Attend]:
         inputs, lengths = self.inputs, self.inputs.lengths
-        table = inputs.groups[cache.group].block_table
-        paged = PagedInputs(inputs.query_starts, inputs.seq_lens, inputs.rows, table)
-        scaling = LayerScaling(scale, window, softcap)
+        paged = PagedInputs(inputs.query_starts, inputs.seq_lens, inputs.rows, inputs.groups[cache.group].block_table)
         heads = HeadShape(query.shape[1], cache.key.shape[2], query.shape[2])
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if lengths.num_decodes:
-            shape, workspace = self._decode_shape(heads), self.workspace(heads)
-            triton_decode_attention(query, cache.key, cache.value, paged, scaling, shape, workspace, out)
+            yield prepare_decode(query, cache.key, paged, scaling, self._decode_shape(heads), self.workspace(heads))
         if lengths.num_decodes < len(lengths.query_lens):
             tiles = self._prefill_tiles(queries_per_tile(heads, cache.key.element_size()))
-            triton_prefill_attention(query, cache.key, cache.value, paged, scaling, tiles, out)
-        return out
+            yield prepare_prefill(query, cache.key, paged, scaling, tiles)
 
     def _decode_shape(self, heads: HeadShape) -> DecodeShape:
         lengths = self.inputs.lengths
@@ -112,7 +142,7 @@ class TritonAttentionStep:
             max_query_len=self.max_query_len,
             max_seq_len=lengths.max_seq_len,
             num_sms=self.num_sms,
-            splits=splits_for(heads.num_kv_heads, self.num_sms),
+            splits=splits_for(heads.num_kv_heads, self.num_sms, self.split_unit_keys),
         )
 
     def _prefill_tiles(self, num_queries: int) -> Tensor:

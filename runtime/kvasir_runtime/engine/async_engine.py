@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -77,10 +77,17 @@ class AsyncEngine:
     """One per API process, on its event loop. `run` must be running for anything to arrive."""
 
     def __init__(
-        self, channels: Sequence[EngineChannel], tokenizer: Tokenizer, metrics: RequestMetrics, *, api_index: int
+        self,
+        channels: Sequence[EngineChannel],
+        tokenizer: Tokenizer,
+        metrics: RequestMetrics,
+        *,
+        api_index: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`channels`: one to each core."""
-        self._cores = [CoreClient(channel) for channel in channels]
+        self._cores = [CoreClient(channel, last_progress=clock()) for channel in channels]
+        self._clock = clock
         self._dispatcher = Dispatcher(self._cores)
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -134,7 +141,7 @@ class AsyncEngine:
 
     def is_stalled(self, stall_seconds: float) -> bool:
         """Work of this process is pending on a core that for so long has finished no step."""
-        now = time.monotonic()
+        now = self._clock()
         return any(core.has_work and now - core.last_progress > stall_seconds for core in self._cores)
 
     def generate(
@@ -153,7 +160,7 @@ class AsyncEngine:
             raise self._dead
         if self.ready is None:
             raise ServerUnavailableError("the model is still loading; wait until /ready answers 200")
-        arrival = time.monotonic()
+        arrival = self._clock()
         added = [self._added(request, first, so_far) for request, first in _numbered(requests)]
         indices = [sequence.delta_index for _, sequences in added for sequence in sequences.values()]
         generation = Generation(
@@ -253,7 +260,7 @@ class AsyncEngine:
 
     def _abort(self, request_ids: Sequence[str], *, is_kept: bool = False) -> None:
         """Have the cores drop what is left of these requests."""
-        now = time.monotonic()
+        now = self._clock()
         for core in self._cores:
             left = {request_id: request for request_id in request_ids if (request := core.remove(request_id))}
             for request in left.values():
@@ -278,7 +285,7 @@ class AsyncEngine:
         return f" of data-parallel rank {self._cores.index(core)}" if len(self._cores) > 1 else ""
 
     def _distribute(self, core: CoreClient, step: StepOutputs) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if step.outputs or step.plain or core.stats is None or step.stats.num_steps > core.stats.num_steps:
             core.last_progress = now
         core.stats = step.stats

@@ -43,6 +43,16 @@ class Channel(Protocol):
     def broadcast(self, message: FromCore) -> None: ...
 
 
+class Clock(Protocol):
+    """Seconds, as the standard library's module `time` tells them."""
+
+    def time(self) -> float: ...
+
+    def monotonic(self) -> float: ...
+
+    def thread_time(self) -> float: ...
+
+
 class StepExecutor(Protocol):
     """Whatever executes steps, in the order of the calls: a thread of this process, or ranks of their own."""
 
@@ -97,6 +107,7 @@ class EngineCore:
         step_costs: StepCosts | None = None,
         router_feed: RouterFeed | None = None,
         transfers: KvTransfers | None = None,
+        clock: Clock = time,
     ) -> None:
         self._executor = executor
         self._channel = channel
@@ -105,12 +116,13 @@ class EngineCore:
         self._step_costs = step_costs
         self._router_feed = router_feed
         self._transfers = transfers
+        self._clock = clock
         self._is_blocked = False  # nothing can be planned before other engines are done with some pages
         self._rates = StepRates()
         self._running_steps: deque[RunningStep] = deque()
         self._num_steps = 0
         self._num_failed_in_a_row = 0
-        self._last_step_time = time.time()
+        self._last_step_time = clock.time()
         self._last_end = self._now()
         self._last_stats: SchedulerStats | None = None
         self._last_stats_time = 0.0
@@ -192,7 +204,7 @@ class EngineCore:
             self._observe(step.plan, result)
             self._scheduler.update(step.plan, result, outcome)
         self._num_steps += 1
-        self._last_step_time = time.time()
+        self._last_step_time = self._clock.time()
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
         """A step's time is all that passes from one result to the next, or on a CPU what the threads work in between:
@@ -220,9 +232,8 @@ class EngineCore:
         if self._step_costs is not None:
             self._step_costs.observe_step(step)
 
-    @staticmethod
-    def _now() -> Moment:
-        return Moment(time.monotonic(), time.thread_time())
+    def _now(self) -> Moment:
+        return Moment(self._clock.monotonic(), self._clock.thread_time())
 
     def _fail(self, step: RunningStep, error: Exception, outcome: Outcome) -> None:
         """A step that raised ends its own requests only; the device is given up when it goes on like this."""

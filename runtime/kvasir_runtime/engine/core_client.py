@@ -3,7 +3,6 @@
 With data parallelism there are several, each with a copy of the weights and a KV cache of its own.
 """
 
-import time
 from dataclasses import dataclass, field
 
 from kvasir_runtime.engine.active_request import ActiveRequest
@@ -15,13 +14,14 @@ from kvasir_runtime.requests.stats import SchedulerStats
 @dataclass(slots=True)
 class CoreClient:
     channel: EngineChannel
+    last_progress: float
+    """When it finished a step, or was given work after it had none: seconds of the engine's clock."""
     ready: EngineReady | None = None
     stats: SchedulerStats | None = None
     requests: dict[str, ActiveRequest] = field(default_factory=dict)
     """Of this process, that have not ended."""
     prefill_tokens: int = 0
     """Of those of which no token has come: prompt tokens that are not expected to be cached."""
-    last_progress: float = field(default_factory=time.monotonic)
 
     @property
     def has_work(self) -> bool:

@@ -150,8 +150,11 @@ def engine_core(
     channel: CoreChannel,
     feed: RouterFeed | None,
     agent: TransferAgent | None = None,
+    depth: DepthPolicy | FixedDepth | None = None,
 ) -> EngineCore:
-    depth = draft_depth(config.execution.speculative_config, config.scheduler.max_num_seqs)
+    """`depth`: who decides on the number of drafts; None: whom the configuration asks for."""
+    if depth is None:
+        depth = draft_depth(config.execution.speculative_config, config.scheduler.max_num_seqs)
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=rank.max_num_batched_tokens,

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -36,6 +36,12 @@ class CoreProcessArguments:
     data_rank: int
 
 
+def _spawned_core(arguments: CoreProcessArguments) -> BaseProcess:
+    return multiprocessing.get_context("spawn").Process(
+        target=_run_engine_core, args=(arguments,), name=f"kvasir-engine-core-{arguments.data_rank}"
+    )
+
+
 @contextmanager
 def running_engine_cores(config: RuntimeConfig, ipc_dir: Path) -> Iterator[list[BaseProcess]]:
     """One for each data-parallel rank, as `running_engine_core`."""
@@ -47,15 +53,17 @@ def running_engine_cores(config: RuntimeConfig, ipc_dir: Path) -> Iterator[list[
 
 
 @contextmanager
-def running_engine_core(config: RuntimeConfig, ipc_dir: Path, data_rank: int = 0) -> Iterator[BaseProcess]:
+def running_engine_core(
+    config: RuntimeConfig,
+    ipc_dir: Path,
+    data_rank: int = 0,
+    make_process: Callable[[CoreProcessArguments], BaseProcess] = _spawned_core,
+) -> Iterator[BaseProcess]:
     """The engine core lives while the block runs. API processes are told of one that ends before, in whatever way.
 
     Behind the block nothing of it is left: neither the process nor anything that touches `ipc_dir`.
     """
-    arguments = CoreProcessArguments(config, ipc_dir, os.getpid(), data_rank)
-    process = multiprocessing.get_context("spawn").Process(
-        target=_run_engine_core, args=(arguments,), name=f"kvasir-engine-core-{data_rank}"
-    )
+    process = make_process(CoreProcessArguments(config, ipc_dir, os.getpid(), data_rank))
     process.start()
     has_to_end = threading.Event()
 

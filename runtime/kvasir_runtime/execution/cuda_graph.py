@@ -6,6 +6,7 @@ from torch import Tensor
 from kvasir_runtime.execution.captured_graph import CapturedGraph
 from kvasir_runtime.execution.graphs import CapturedStep, CaptureError, GraphShape
 from kvasir_runtime.execution.static_inputs import StaticInputs
+from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
 from kvasir_runtime.models.decoder import ComputeStep
 from kvasir_runtime.parallel.counts import CollectiveCounts
 
@@ -15,13 +16,19 @@ class CudaGraphCapture:
     them leaves is read while graphs of another `compute` run, which have a pool of their own."""
 
     def __init__(
-        self, compute: ComputeStep, block_tables: Tensor, max_seq_len: int, counts: CollectiveCounts | None = None
+        self,
+        compute: ComputeStep,
+        block_tables: Tensor,
+        max_seq_len: int,
+        counts: CollectiveCounts | None = None,
+        load_inputs: LoadInputs = load_inputs_reference,
     ) -> None:
-        """`counts` are of the collectives in `compute`, if there are any."""
+        """`counts` are of the collectives in `compute`, if there are any; `load_inputs` comes before each replay."""
         self._compute = compute
         self._block_tables = block_tables
         self._max_seq_len = max_seq_len
         self._counts = CollectiveCounts() if counts is None else counts
+        self._load_inputs = load_inputs
         self._pool = torch.cuda.graph_pool_handle()
 
     @torch.inference_mode()
@@ -30,11 +37,18 @@ class CudaGraphCapture:
         torch.cuda.empty_cache()  # as capturing does: what it gives back would hide what the graph takes
         free_before = torch.cuda.mem_get_info()[0]
         static = StaticInputs(
-            shape.num_requests, shape.num_tokens, self._block_tables, self._max_seq_len, shape.max_query_len
+            shape.num_requests,
+            shape.num_tokens,
+            self._block_tables,
+            self._max_seq_len,
+            shape.max_query_len,
+            self._load_inputs,
         )
         graph = torch.cuda.CUDAGraph()
         try:
-            self._compute(static.inputs, None)  # compiles kernels and loads libraries, which a capture must not
+            # Compiles kernels and loads libraries, which a capture must not, nor the first replay.
+            static.load(static.inputs)
+            self._compute(static.inputs, None)
             before = self._counts.copy()
             # Other threads may use the device meanwhile: they copy results and serve transfers.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -94,17 +94,17 @@ class DecodeGraphs:
         *,
         is_exact: bool = False,
     ) -> None:
-        """Graphs for every size and number of tokens, the first of `query_lens` first and those between them last,
-        while memory lasts. `is_exact`: no step is padded, no shape is captured before it has come up, and any number of
-        tokens may be one."""
+        """Graphs for every size and number of tokens, the first of `query_lens` first and those between them last, the
+        smallest size first, while memory lasts: few streams wait most for launches. `is_exact`: no step is padded, no
+        shape is captured before it has come up, and any number of tokens may be one."""
         self._eager = eager
         self._capture = capture
         self._sizes = sorted(sizes)
         wanted = [*query_lens] if is_exact else _with_means(query_lens)
         self._query_lens = sorted(wanted)
         self._wanted: list[GraphShape] = []
-        if not is_exact:  # the largest first: later captures share its memory
-            self._wanted = [self._shape(size, query_len) for query_len in wanted for size in reversed(self._sizes)]
+        if not is_exact:
+            self._wanted = [self._shape(size, query_len) for query_len in wanted for size in self._sizes]
         self._memory = memory
         self._is_exact = is_exact
         self._steps_before = STEPS_BEFORE_RECORDING if is_exact else STEPS_BEFORE_CAPTURE

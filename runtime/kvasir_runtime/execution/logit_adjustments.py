@@ -11,11 +11,11 @@ _NEVER = float("-inf")
 
 
 def adjust_logits(
-    logits: Tensor, rows: Rows, positions: SampledPositions, drawn_at: Tensor, mask: Tensor | None
+    logits: Tensor, rows: Rows, positions: SampledPositions, after: Tensor, mask: Tensor | None
 ) -> Tensor:
     """Adjust float32 logits [num_positions, vocab_size], in place.
 
-    `drawn_at` int64 [num_positions] are the positions of the tokens about to be drawn, `mask` bool as the logits says
+    `after` int64 [num_positions] are the positions before the tokens about to be drawn, `mask` bool as the logits says
     which are allowed. NaN is never drawn, and infinity is the largest number. Beams' logits become log-probabilities
     before anything else, so what the others change is summed up as Hugging Face sums it.
     """
@@ -29,7 +29,7 @@ def adjust_logits(
     if positions.biased is not None:
         _add_bias(logits, rows, positions.biased)
     if positions.min_tokens is not None:
-        _forbid_stop_tokens(logits, rows, positions.min_tokens, drawn_at)
+        _forbid_stop_tokens(logits, rows, positions.min_tokens, after)
     return logits
 
 
@@ -62,9 +62,9 @@ def _add_bias(logits: Tensor, rows: Rows, biased: Subset) -> None:
     logits[place] = logits[place] + rows.sampling.bias_values[biased.rows]
 
 
-def _forbid_stop_tokens(logits: Tensor, rows: Rows, limited: Subset, drawn_at: Tensor) -> None:
+def _forbid_stop_tokens(logits: Tensor, rows: Rows, limited: Subset, after: Tensor) -> None:
     own = limited.rows
-    num_output = limited.of(drawn_at) - rows.num_prompt_tokens[own]
+    num_output = limited.of(after) + 1 - rows.num_prompt_tokens[own]
     is_early = (num_output < rows.sampling.min_tokens[own]).unsqueeze(1)
     place = (limited.index.unsqueeze(1), rows.sampling.stop_token_ids[own])
     logits[place] = torch.where(is_early, _NEVER, logits[place])

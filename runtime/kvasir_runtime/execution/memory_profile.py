@@ -11,6 +11,8 @@ from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
 from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, prefill_step, run
 from kvasir_runtime.scheduling.step import StepPlan
 
+LEAST_GRAPH_BYTES = 512 * 1024 * 1024
+"""For CUDA graphs, beyond what a decode step of few sequences takes: the first of them brings cuBLAS's workspace."""
 RECORDING_BYTES = 64 * 1024 * 1024
 """Of temporaries of decode steps on a CPU: those of 64 requests to a model of 0.6B, of 15 to one of 8B."""
 
@@ -30,7 +32,8 @@ def measure_memory(
     free, total = torch.cuda.mem_get_info(device)
     step_bytes, decode_bytes = _step_bytes(make_runner, limits, max_drafts)
     # CUDA graphs keep a decode step's temporaries for themselves.
-    return DeviceMemory("cuda", total, total - free + step_bytes + decode_bytes, graph_bytes=decode_bytes)
+    graph_bytes = max(decode_bytes, LEAST_GRAPH_BYTES)
+    return DeviceMemory("cuda", total, total - free + step_bytes + graph_bytes, graph_bytes)
 
 
 def _step_bytes(make_runner: Callable[[int], StepRunner], limits: SequenceLimits, max_drafts: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from kvasir_runtime.execution.stage_buffer import StageBuffer
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.kernels.verify_drafts import DrawnTokens, KnownTokens, VerifiedTokens
+from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 from kvasir_runtime.scheduling.step import StepPlan
@@ -198,27 +198,30 @@ class ModelRunner:
         logits = self._to_logits(step.sampled_hidden)
         after = step.inputs.positions
         after = after if positions.num_positions == len(after) else after[positions.tokens]
-        drawn_at = after + 1
         asked = positions.logprobs
         # The reported log-probabilities are those of the raw logits, which drawing may overwrite.
         raw = None if asked is None else logits.clone() if asked.is_all else asked.of(logits)
         allowed = None if mask is None else self._transfers.upload(mask)[0]
-        adjusted = adjusted_logits(logits, rows, positions, drawn_at, allowed)
+        adjusted = adjusted_logits(logits, rows, positions, after, allowed)
         candidates = None if positions.beams is None else _candidates(adjusted, rows, positions)
-        token_ids = draw(adjusted, rows, positions, drawn_at, self._ops)
+        verified = self._draw_and_verify(adjusted, positions, after)
+        if positions.counted is not None:
+            self._count_tokens(positions.counted, verified)
         logprobs = None
         if asked is not None and raw is not None:
             most = int(rows.sampling.num_logprobs[positions.host_rows].max())
+            token_ids = verified.token_ids.flatten()[positions.places].long()
             logprobs = token_logprobs(raw, asked.of(token_ids), most)
-        return StepTensors(self._verify(positions, token_ids, after), logprobs, candidates)
+        return StepTensors(verified, logprobs, candidates)
 
-    def _verify(self, positions: SampledPositions, token_ids: Tensor, after: Tensor) -> VerifiedTokens:
+    def _draw_and_verify(self, adjusted: Tensor, positions: SampledPositions, after: Tensor) -> VerifiedTokens:
         """Which drafts hold; the rows know the tokens that do from now on."""
-        drawn = DrawnTokens(token_ids, after, positions.starts, positions.rows, positions.draws, positions.width)
-        verified = self._ops.verify_drafts(drawn, self._known)
-        if positions.counted is not None:
-            self._count_tokens(positions.counted, verified)
-        return verified
+        ops = self._ops
+        drawn = DrawnPositions(after, positions.starts, positions.rows, positions.draws, positions.width)
+        if positions.random is None:
+            return ops.verify_most_likely(adjusted, drawn, self._known)
+        token_ids = draw(adjusted, self._rows, positions, after, ops)
+        return ops.verify_drafts(token_ids, drawn, self._known)
 
     def _count_tokens(self, counted: Subset, verified: VerifiedTokens) -> None:
         """Tokens that hold count for the penalties of what follows."""
@@ -281,5 +284,4 @@ def _candidates(adjusted: Tensor, rows: Rows, positions: SampledPositions) -> tu
 
 
 def _nothing_verified(device: torch.device) -> VerifiedTokens:
-    none = torch.zeros(0, dtype=torch.int32, device=device)
-    return VerifiedTokens(none.view(0, 1), none, none)
+    return VerifiedTokens.empty(0, 1, device)

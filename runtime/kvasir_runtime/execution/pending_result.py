@@ -5,6 +5,7 @@ from enum import Enum, auto
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -48,10 +49,7 @@ class StepTensors:
 
     def parts(self) -> dict[PartKey, tuple[Tensor, ...]]:
         """What the host gets to see."""
-        verified = self.verified
-        parts: dict[PartKey, tuple[Tensor, ...]] = {
-            Part.VERIFIED: (verified.token_ids, verified.num_accepted, verified.num_drafts)
-        }
+        parts: dict[PartKey, tuple[Tensor, ...]] = {Part.VERIFIED: (self.verified.packed,)}
         if self.logprobs is not None:
             parts[Part.LOGPROBS] = self.logprobs.tensors()
         if self.candidates is not None:
@@ -77,7 +75,8 @@ class PendingResult:
 
     def result(self) -> StepResult:
         parts = self._parts()
-        token_ids, num_accepted, num_drafts = parts[Part.VERIFIED]
+        verified = VerifiedTokens(torch.from_numpy(parts[Part.VERIFIED][0]), self._step.verified.width)
+        num_accepted = verified.num_accepted.numpy()
         logprobs: dict[int, list[TokenLogprobs]] = {}
         if Part.LOGPROBS in parts:
             logprobs = self._logprobs(parts[Part.LOGPROBS], num_accepted)
@@ -85,9 +84,9 @@ class PendingResult:
         if Part.CANDIDATES in parts:
             candidates = self._candidates(*parts[Part.CANDIDATES])
         return StepResult(
-            token_ids=token_ids,
+            token_ids=verified.token_ids.numpy(),
             num_accepted=num_accepted,
-            num_drafts=num_drafts,
+            num_drafts=verified.num_drafts.numpy(),
             logprobs=logprobs,
             prompt_logprobs={
                 row: _prompt_logprobs(parts[row], number) for row, number in self._num_prompt_logprobs.items()

@@ -8,25 +8,17 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.agreed_capture import AgreedCapture
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
 from kvasir_runtime.execution.executor import StepRunner
-from kvasir_runtime.execution.graphs import (
-    MOST_RECORDED_REQUESTS,
-    Capture,
-    GraphMemory,
-    RunnerGraphs,
-    graph_sizes,
-)
+from kvasir_runtime.execution.graphs import RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
 from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
-from kvasir_runtime.execution.recording_capture import RecordingCapture
+from kvasir_runtime.execution.platform import GraphSetup, Platform
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.stage_buffer import LineFormat, StageBuffer
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
@@ -65,6 +57,7 @@ class RunnerAssembly:
     decoder: Decoder
     proposer: Proposer | None
     placement: Placement
+    platform: Platform
     backend: AttentionBackend
     step_ops: StepOps
     kv_specs: list[KvSpec]
@@ -103,7 +96,7 @@ class RunnerAssembly:
         )
 
     def _memory(self, num_blocks: int) -> RunnerMemory:
-        layout, transfers = self.layout, Transfers(self.placement.device)
+        layout, transfers = self.layout, self.platform.transfers()
         buffer = allocate_kv_buffer(layout, num_blocks, self.placement.device)
         draws = self.decoder.head is not None
         rows = Rows(
@@ -132,7 +125,7 @@ class RunnerAssembly:
                 caches=memory.caches[num_layers:],
                 max_num_seqs=self.limits.max_num_seqs,
                 max_drafts=self.max_drafts,
-                never_waits=self.placement.device.type == "cuda",
+                never_waits=self.platform.never_waits,
                 on_graphs=graphs.of,
                 agree=partial(self.placement.tensor.broadcast, source=0),
             )
@@ -185,24 +178,18 @@ class RunnerAssembly:
         return ByCaptures(compute, graphs.of(partial(eager, captures=False), self._query_lens))
 
     def _graphs(self, rows: Rows, graph_bytes: int) -> RunnerGraphs:
-        tensor, memory, most = self.placement.tensor, GraphMemory(graph_bytes), self.limits.max_num_seqs
-        on_cuda = self.placement.device.type == "cuda"
-        # A recorder does not see the kernels of Triton's interpreter.
-        library = load_library() if self.backend.name == self.placement.ops.name == "cpu" else None
-
-        def capture_of(compute: ComputeStep) -> Capture:
-            what = (compute, rows.block_tables, self.limits.max_model_len, tensor.counts)
-            if on_cuda:
-                capture: Capture = CudaGraphCapture(*what)
-            else:
-                assert library is not None, "there is memory for recordings only where there are kernels to record"
-                capture = RecordingCapture(library, *what)
-            return capture if tensor.size == 1 else AgreedCapture(capture, self.least)
-
-        if on_cuda:
-            return RunnerGraphs(capture_of, graph_sizes(most), memory)
-        sizes = range(1, min(most, MOST_RECORDED_REQUESTS) + 1)
-        return RunnerGraphs(capture_of, sizes, GraphMemory(0) if library is None else memory, is_exact=True)
+        tensor = self.placement.tensor
+        return self.platform.graphs(
+            GraphSetup(
+                block_tables=rows.block_tables,
+                max_seq_len=self.limits.max_model_len,
+                max_num_seqs=self.limits.max_num_seqs,
+                num_bytes=graph_bytes,
+                counts=tensor.counts,
+                agreed=lambda capture: capture if tensor.size == 1 else AgreedCapture(capture, self.least),
+                kernels=frozenset({self.backend.name, self.placement.ops.name}),
+            )
+        )
 
     def _failures(self, pipeline: Pipeline) -> StageFailures:
         return StageFailures(1 + pipeline.stage.index, is_alone=self.placement.tensor.size == 1)

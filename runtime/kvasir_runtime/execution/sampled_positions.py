@@ -44,6 +44,7 @@ class SampledPositions:
     tokens: Tensor  # int64 [num_positions], the step's token that is drawn after
     rows_of: Tensor  # int64 [num_positions]
     num_earlier: Tensor  # int64 [num_positions], drafts of the sequence before the position's token is drawn
+    places: Tensor  # int64 [num_positions], in [num_sampled, width] end to end
     width: int
     """Most positions of a sequence."""
     traits: int
@@ -102,7 +103,9 @@ class SampledPositionsBuilder:
         rows = plan.rows[requests]
         rows_of = rows[sequence].astype(np.int64)
         is_beam = self._rows.num_candidates[rows] > 0
-        uploaded = self._transfers.upload(requests, rows, starts, ~is_beam, tokens, rows_of, num_earlier)
+        width = int(counts.max(initial=1))
+        places = sequence * width + num_earlier
+        uploaded = self._transfers.upload(requests, rows, starts, ~is_beam, tokens, rows_of, num_earlier, places)
         traits = self._rows.sampling.traits_of(rows)
         random = self._having(Trait.RANDOM, traits, rows_of)
         random_rows = rows_of[:0] if random is None else rows_of[random.host_index]
@@ -118,7 +121,8 @@ class SampledPositionsBuilder:
             tokens=uploaded[4],
             rows_of=uploaded[5],
             num_earlier=uploaded[6],
-            width=int(counts.max(initial=1)),
+            places=uploaded[7],
+            width=width,
             traits=traits,
             beams=self._subset(np.flatnonzero(is_beam[sequence]), rows_of) if is_beam.any() else None,
             drawing=self._subset(np.flatnonzero(~is_beam), rows.astype(np.int64)) if is_beam.any() else None,

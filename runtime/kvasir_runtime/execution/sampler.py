@@ -19,17 +19,17 @@ _CHUNK = 128
 
 
 def adjusted_logits(
-    logits: Tensor, rows: Rows, positions: SampledPositions, drawn_at: Tensor, mask: Tensor | None
+    logits: Tensor, rows: Rows, positions: SampledPositions, after: Tensor, mask: Tensor | None
 ) -> Tensor:
     """The logits that tokens are drawn from; the same ones where nothing changes which is the most likely."""
     needs_none = not positions.traits & (Trait.RANDOM | Trait.ADJUSTMENTS)
     if needs_none and mask is None and positions.beams is None:
         return logits
-    return adjust_logits(logits.float(), rows, positions, drawn_at, mask)
+    return adjust_logits(logits.float(), rows, positions, after, mask)
 
 
-def draw(logits: Tensor, rows: Rows, positions: SampledPositions, drawn_at: Tensor, ops: StepOps) -> Tensor:
-    """Token ids int64 [num_positions] from adjusted logits, which may be overwritten.
+def draw(logits: Tensor, rows: Rows, positions: SampledPositions, after: Tensor, ops: StepOps) -> Tensor:
+    """Token ids int64 [num_positions] from adjusted logits, which may be overwritten, after the positions `after`.
 
     Where no token is possible (all logits are NaN or forbidden), token 0 is drawn.
     """
@@ -37,14 +37,14 @@ def draw(logits: Tensor, rows: Rows, positions: SampledPositions, drawn_at: Tens
     if random is None:
         return ops.argmax(logits)
     if random.is_all:
-        return _draw_random(logits, rows, positions, random, drawn_at, ops)
+        return _draw_random(logits, rows, positions, random, after, ops)
     token_ids = ops.argmax(logits)
-    token_ids[random.index] = _draw_random(random.of(logits), rows, positions, random, random.of(drawn_at), ops)
+    token_ids[random.index] = _draw_random(random.of(logits), rows, positions, random, random.of(after), ops)
     return token_ids
 
 
 def _draw_random(
-    logits: Tensor, rows: Rows, positions: SampledPositions, random: Subset, drawn_at: Tensor, ops: StepOps
+    logits: Tensor, rows: Rows, positions: SampledPositions, random: Subset, after: Tensor, ops: StepOps
 ) -> Tensor:
     """One token id for each of the random positions from their logits, which are overwritten."""
     sampling = rows.sampling
@@ -54,12 +54,16 @@ def _draw_random(
         some = positions.min_p.of(logits)
         cut = sampling.min_p[positions.min_p.rows].log().unsqueeze(1)
         logits[positions.min_p.index] = some.masked_fill(some < cut, float("-inf"))
+    weights = logits.exp_()
     if positions.truncated is not None:
         own = positions.truncated
-        some = own.of(logits)
-        cut = ops.least_likely_kept(some, sampling.top_k[own.rows], sampling.top_p[own.rows])
-        logits[own.index] = some.masked_fill(some < cut, float("-inf"))
-    return _look_up(logits.exp_(), ops.uniform(sampling.seeds[random.rows], drawn_at))
+        some = own.of(weights)
+        top_k = sampling.top_k[own.rows] if positions.traits & Trait.TOP_K else None
+        top_p = sampling.top_p[own.rows] if positions.traits & Trait.TOP_P else None
+        some = some.masked_fill_(some < ops.least_likely_kept(some, top_k, top_p), 0.0)
+        if not own.is_all:
+            weights[own.index] = some
+    return _look_up(weights, ops.uniform(sampling.seeds[random.rows], after + 1))
 
 
 def _look_up(weights: Tensor, draws: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Sampling parameters of the sequences in flight: tensors on the device, one entry a row, written when a row is taken.
 
-The host keeps one byte a row, its traits: what a step needs is known without asking the device, and a step whose rows
+The host keeps a row's traits in one number: what a step needs is known without asking the device, and a step whose rows
 have no trait is one argmax.
 """
 
@@ -24,8 +24,8 @@ class Trait:
     """Bits; plain numbers, since an enum's cost numpy ten times as long."""
 
     RANDOM = 1
-    TRUNCATED = 2
-    """By top_k or top_p."""
+    TOP_K = 2
+    TOP_P = 256
     MIN_P = 4
     PENALTIES = 8
     LOGIT_BIAS = 16
@@ -33,6 +33,7 @@ class Trait:
     LOGPROBS = 64
     PROMPT_LOGPROBS = 128
 
+    TRUNCATED = TOP_K | TOP_P
     ADJUSTMENTS = PENALTIES | LOGIT_BIAS | MIN_TOKENS
 
 
@@ -56,7 +57,7 @@ class SamplingRows:
         self.bias_token_ids = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
         self.bias_values = torch.zeros((num_rows, 0), device=device)
         self._num_biases = np.zeros(num_rows, dtype=np.int64)
-        self.traits = np.zeros(num_rows, dtype=np.uint8)
+        self.traits = np.zeros(num_rows, dtype=np.uint16)
         self.num_logprobs = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt_logprobs = np.zeros(num_rows, dtype=np.int64)
 
@@ -133,7 +134,8 @@ def _traits(sampling: SamplingParams, vocab_size: int) -> int:
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty - 1.0)
     needed = {
         Trait.RANDOM: is_random,
-        Trait.TRUNCATED: is_random and (has_top_k or sampling.top_p < 1.0),
+        Trait.TOP_K: is_random and has_top_k,
+        Trait.TOP_P: is_random and sampling.top_p < 1.0,
         Trait.MIN_P: is_random and sampling.min_p > 0,
         Trait.PENALTIES: any(penalties),
         Trait.LOGIT_BIAS: any(0 <= token < vocab_size for token in sampling.logit_bias),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import GroupInputs, StepInputs
 from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.load_inputs import DecodeTensors, LoadInputs, load_inputs_reference
 
 
 class StaticInputs:
@@ -21,6 +22,7 @@ class StaticInputs:
         block_tables: Tensor,
         max_seq_len: int,
         max_query_len: int | None = None,
+        load_inputs: LoadInputs = load_inputs_reference,
     ) -> None:
         """For decodes over block_tables int32 [num_groups, max_num_seqs, max_blocks], all padding to begin with.
 
@@ -28,7 +30,6 @@ class StaticInputs:
         """
         device = block_tables.device
         longest = num_tokens // num_requests if max_query_len is None else max_query_len
-        self._slots = torch.full((len(block_tables), num_tokens), -1, dtype=torch.int64, device=device)
         # As unequal as they may be, since launches are sized by the longest.
         ends = np.minimum(np.arange(num_requests + 1, dtype=np.int32) * longest, num_tokens)
         starts = torch.arange(num_requests + 1, dtype=torch.int32, device=device) * longest
@@ -38,27 +39,20 @@ class StaticInputs:
             query_starts=starts.clamp_(max=num_tokens),
             seq_lens=torch.zeros(num_requests, dtype=torch.int32, device=device),
             rows=torch.zeros(num_requests, dtype=torch.int32, device=device),
-            groups=tuple(GroupInputs(table, slots) for table, slots in zip(block_tables, self._slots, strict=True)),
+            groups=tuple(
+                GroupInputs(table, torch.full((num_tokens,), -1, dtype=torch.int64, device=device))
+                for table in block_tables
+            ),
             lengths=StepLengths(np.diff(ends), num_requests, max_seq_len),
         )
-        self._has_drafts = num_tokens > num_requests
-        self._num_requests = self._num_tokens = 0
-        """Of the step that is there."""
+        self._load = load_inputs
+        self._tensors = _tensors(self.inputs)
 
     def load(self, step: StepInputs) -> None:
         """Copy a step of no more requests and tokens. What is left of a larger one becomes padding."""
-        own, num_requests, num_tokens = self.inputs, len(step.lengths.query_lens), step.lengths.num_tokens
-        own.token_ids[:num_tokens].copy_(step.token_ids)
-        own.positions[:num_tokens].copy_(step.positions)
-        own.seq_lens[:num_requests].copy_(step.seq_lens)
-        own.rows[:num_requests].copy_(step.rows)
-        for slots, group in zip(self._slots, step.groups, strict=True):
-            slots[:num_tokens].copy_(group.slots)
-        if self._has_drafts:
-            own.query_starts[: num_requests + 1].copy_(step.query_starts)
-            own.query_starts[num_requests + 1 :].fill_(num_tokens)
-        if num_requests < self._num_requests:
-            own.seq_lens[num_requests:].zero_()
-        if num_tokens < self._num_tokens:
-            self._slots[:, num_tokens:].fill_(-1)
-        self._num_requests, self._num_tokens = num_requests, num_tokens
+        self._load(_tensors(step), self._tensors)
+
+
+def _tensors(inputs: StepInputs) -> DecodeTensors:
+    slots = tuple(group.slots for group in inputs.groups)
+    return DecodeTensors(inputs.token_ids, inputs.positions, slots, inputs.query_starts, inputs.seq_lens, inputs.rows)

@@ -3,6 +3,8 @@
 They use the first rows and whatever pages their block tables name; sequences that come later overwrite both.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvasir_runtime.execution.executor import StepRunner
@@ -29,15 +31,16 @@ ADJUSTED = SamplingParams(max_tokens=1, seed=0, temperature=0.0, presence_penalt
 
 def prefill_step(lengths: list[int], sampling: SamplingParams, num_proposals: int) -> StepPlan:
     """Prompts of these lengths, computed whole; one token is drawn after each."""
-    return _plan(lengths, [0] * len(lengths), lengths, 0, sampling, num_proposals)
+    return _plan(lengths, [0] * len(lengths), lengths, 0, (sampling,), num_proposals)
 
 
-def decode_step(num_sequences: int, num_drafts: int, seq_len: int, sampling: SamplingParams) -> StepPlan:
-    """One token and drafts of so many sequences, said to be `seq_len` tokens long, while their rows hold one."""
+def decode_step(num_sequences: int, num_drafts: int, seq_len: int, *samplings: SamplingParams) -> StepPlan:
+    """One token and drafts of so many sequences, said to be `seq_len` tokens long, while their rows hold one. They take
+    turns with the parameters."""
     computed = max(0, seq_len - 1 - num_drafts)
     known = [1] * num_sequences
     return _plan(
-        known, [computed] * num_sequences, [1 + num_drafts] * num_sequences, num_sequences, sampling, num_drafts
+        known, [computed] * num_sequences, [1 + num_drafts] * num_sequences, num_sequences, samplings, num_drafts
     )
 
 
@@ -48,11 +51,17 @@ def run(runner: StepRunner, plan: StepPlan) -> None:
 
 
 def _plan(
-    known: list[int], starts: list[int], lengths: list[int], num_decodes: int, sampling: SamplingParams, proposals: int
+    known: list[int],
+    starts: list[int],
+    lengths: list[int],
+    num_decodes: int,
+    samplings: Sequence[SamplingParams],
+    proposals: int,
 ) -> StepPlan:
     rows = range(len(known))
     added = tuple(
-        NewSequence(row, [0] * known[row], known[row], num_computed_tokens=0, sampling=sampling) for row in rows
+        NewSequence(row, [0] * known[row], known[row], num_computed_tokens=0, sampling=samplings[row % len(samplings)])
+        for row in rows
     )
     return StepPlan(
         number=0,

@@ -52,7 +52,7 @@ class Transfers:
         self._results.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._results):
             copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits sleeps
             done.record()
         for tensor in tensors:
             tensor.record_stream(self._results)

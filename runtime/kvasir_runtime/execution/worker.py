@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend
-from kvasir_runtime.attention.select import select_backend
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
 from kvasir_runtime.execution.description import RankDescription
@@ -19,8 +18,8 @@ from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
 from kvasir_runtime.execution.limits import resolve_max_model_len, resolve_max_num_batched_tokens
 from kvasir_runtime.execution.loading_progress import LoadingProgress
-from kvasir_runtime.execution.memory_profile import measure_memory
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
+from kvasir_runtime.execution.platform import Platform, platform_of
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
 from kvasir_runtime.execution.startup_timer import StartupTimer
 from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, decode_step, prefill_step, run
@@ -28,8 +27,6 @@ from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import make_weight
 from kvasir_runtime.kernels.linear_weight import LinearWeight
-from kvasir_runtime.kernels.ops import Ops, cpu_ops
-from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.decoder import Decoder
@@ -65,18 +62,20 @@ def load_worker(
     scheduler: SchedulerConfig,
     make_proposer: ProposerFactory | None = None,
     groups: RankGroups | None = None,
+    platform: Platform | None = None,
 ) -> Worker:
     """Load this rank's part of the model and take the memory for its KV cache. Raises ConfigurationError,
     ModelLoadError.
 
-    `groups` are the rank's, None where it is alone. All ranks load at the same time: they agree on the number of
-    blocks, and their first steps need each other.
+    `groups` are the rank's, None where it is alone; `platform` is the device's own where it is None. All ranks load at
+    the same time: they agree on the number of blocks, and their first steps need each other.
     """
     timer = StartupTimer()
     groups = alone() if groups is None else groups
     place, num_sharers = groups.place, groups.place.topology.local_world_size
     stage = Stage(place.pipeline_rank, place.pipeline_size, place.topology.layer_partition)
     device = select_device(model.device, place)
+    platform = platform or platform_of(device)
     num_threads = execution.num_threads or max(1, usable_cores() // num_sharers)
     torch.set_num_threads(num_threads)
     config = read_config(Path(model.model))
@@ -89,14 +88,14 @@ def load_worker(
     placement = Placement(
         device=device,
         dtype=select_dtype(model.dtype, config.dtype),
-        ops=_ops_of(device),
+        ops=platform.ops(),
         make_weight=partial(_measured_weight, timer, execution.linear_path),
         make_grouped_weight=partial(make_grouped_weight, path=execution.linear_path),
         tensor=groups.tensor,
         expert_parallel=place.topology.expert_parallel,
     )
-    backend = select_backend(
-        execution.attention_backend, device, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts), cache.kv_cache_dtype
+    backend = platform.attention_backend(
+        execution.attention_backend, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts), cache.kv_cache_dtype
     )
     with timer.measure("load_weights"):
         with Checkpoint(Path(model.model)) as checkpoint:
@@ -121,8 +120,9 @@ def load_worker(
             decoder=decoder,
             proposer=proposer,
             placement=placement,
+            platform=platform,
             backend=backend,
-            step_ops=_step_ops_of(device),
+            step_ops=platform.step_ops(),
             kv_specs=kv_specs,
             block_size=cache.block_size,
             limits=SequenceLimits(scheduler.max_num_seqs, max_model_len, budget),
@@ -130,7 +130,7 @@ def load_worker(
             least=groups.least_of_stage,
             pipeline=_pipeline(stage, groups, kv_specs, proposer),
         )
-        memory = measure_memory(device, assembly.runner, assembly.limits, max_drafts, num_sharers)
+        memory = platform.memory(assembly.runner, assembly.limits, max_drafts, num_sharers)
         num_blocks = groups.least(num_kv_blocks(cache, assembly.layout, memory, assembly.limits))
         # Ranks that capture together must run out of memory for it together.
         runner = assembly.runner(num_blocks, groups.least_of_stage(memory.graph_bytes))
@@ -173,22 +173,6 @@ def _pipeline(stage: Stage, groups: RankGroups, specs: list[KvSpec], proposer: P
     return join_pipeline(stage, groups.link, specs, () if proposer is None else proposer.captured_layers)
 
 
-def _ops_of(device: torch.device) -> Ops:
-    if device.type == "cpu":
-        return cpu_ops()
-    from kvasir_runtime.kernels.ops_triton import triton_ops  # takes a second to import, for nothing on CPUs
-
-    return triton_ops()
-
-
-def _step_ops_of(device: torch.device) -> StepOps:
-    if device.type == "cpu":
-        return cpu_step_ops()
-    from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
-
-    return triton_step_ops()
-
-
 def _measured_weight(timer: StartupTimer, path: str, weight: Tensor, bias: Tensor | None) -> LinearWeight:
     """Most of the time goes into measuring compute paths."""
     with timer.measure("measure_linear"):
@@ -196,13 +180,15 @@ def _measured_weight(timer: StartupTimer, path: str, weight: Tensor, bias: Tenso
 
 
 def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> None:
-    """Run every kernel that serving runs: a prefill, decodes with and without all that sampling can do, and decodes of
-    keys enough to be split, with drafts and without."""
+    """Run every kernel that serving runs: a prefill, decodes with and without all that sampling can do, both in one
+    step, and decodes of keys enough to be split, with drafts and without."""
     length = min(2, limits.max_model_len)
     num_drafts = min(max_drafts, limits.max_model_len - 1, limits.max_num_batched_tokens - 1)
     for sampling in (GREEDY, DEMANDING):
         run(runner, prefill_step([length], sampling, max_drafts))
         run(runner, decode_step(1, num_drafts, length, sampling))
+    if limits.max_num_seqs > 1:
+        run(runner, decode_step(2, 0, length, GREEDY, DEMANDING))
     long = min(2 * SPLIT_UNIT_KEYS, limits.max_model_len)
     for drafts in (0, min(num_drafts, long - 1)):
         run(runner, decode_step(1, drafts, long, ADJUSTED))

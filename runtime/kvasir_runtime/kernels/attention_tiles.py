@@ -4,15 +4,17 @@ How a request is cut depends on the request and the device alone, never on its n
 Plain numbers and numpy: nothing is launched here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 MIN_DOT = 16
 """Least edge of a Triton matrix product."""
-SPLIT_UNIT_KEYS = 256
-"""Fewer keys than this are not worth a split of their own."""
+SPLIT_UNIT_KEYS = 128
+"""Fewer keys than this are not worth a split of their own. Up to a head_dim of 128, loads of this many are all under
+way at once; each split leaves a row of float32 a query head, in groups of 8 already 6 % of the bytes that it
+reads."""
 _LEAST_SPLITS, _MOST_SPLITS = 4, 64
 _PROGRAMS_PER_SM = 32
 """Most decode programs launched a multiprocessor: an idle one costs about a nanosecond of the launch."""
@@ -42,24 +44,40 @@ class HeadShape:
         return self.num_heads // self.num_kv_heads
 
 
-_PREFILL = {64: TileShape(128, 64, 4, 3), 128: TileShape(128, 64, 8, 3), 256: TileShape(64, 32, 4, 2)}
-_DECODE = {64: TileShape(MIN_DOT, 128, 4, 4), 128: TileShape(MIN_DOT, 64, 4, 4), 256: TileShape(MIN_DOT, 32, 4, 3)}
-"""By head_dim, rounded up, for elements of 2 bytes. Of the `num_stages` some go to reading the block table, so fewer
-tiles of keys and values are under way: compiled for Hopper, prefills take 40 to 97 KB of shared memory and decodes 38
-to 50, of the 227 that a program may use (tests/runtime/kernels/compile_kernels.py --all)."""
+_PREFILL = {64: TileShape(128, 64, 4, 5), 128: TileShape(128, 64, 8, 5), 256: TileShape(64, 32, 4, 2)}
+_DECODE = {64: TileShape(MIN_DOT, 128, 4, 5), 128: TileShape(MIN_DOT, 64, 4, 5), 256: TileShape(MIN_DOT, 32, 4, 5)}
+"""By head_dim, rounded up, for elements of 2 bytes.
+
+Triton spaces the block table's entry, the keys and values at it, and their products evenly over the stages. From 2 to 4
+the next tile's loads are issued only after this tile's have arrived: decodes, which keep one tile then, overlap
+nothing. At 5 a tile more is kept and loads stay under way while a tile is multiplied; 7 would keep another, and a
+multiprocessor of a Hopper would hold two decode programs instead of three. Prefills of a head_dim of 256 stay at two
+tiles, since a third would leave room for one program instead of two (tests/runtime/kernels/ahead.csv has the figures).
+"""
+_MOST_DECODE_ROWS = {64: 128, 128: 128, 256: 64}
+"""Of one program, for elements of 2 bytes: of more, the sums do not fit into registers, even of twice the warps."""
 
 
 def prefill_tile(heads: HeadShape, itemsize: int) -> TileShape:
     """As many rows as the table says, or one token's where a group is larger."""
     shape = _of_size(_PREFILL, heads.head_dim, itemsize)
-    return TileShape(max(shape.num_rows, _power_of_2(heads.group)), shape.num_keys, shape.num_warps, shape.num_stages)
+    return replace(shape, num_rows=max(shape.num_rows, _power_of_2(heads.group)))
 
 
 def decode_tile(heads: HeadShape, itemsize: int, max_decode_len: int) -> TileShape:
-    """One tile holds all rows of a request of up to `max_decode_len` tokens, however many it has this time."""
+    """Rows for a request of up to `max_decode_len` tokens, however many it has this time; the most that a program can
+    hold take twice the warps."""
     shape = _of_size(_DECODE, heads.head_dim, itemsize)
+    most_rows = _MOST_DECODE_ROWS[_size(heads.head_dim)] * 2 // max(2, itemsize)
     num_rows = max(shape.num_rows, _power_of_2(max_decode_len * heads.group))
-    return TileShape(num_rows, shape.num_keys, shape.num_warps, shape.num_stages)
+    if num_rows < most_rows:
+        return replace(shape, num_rows=num_rows)
+    return replace(shape, num_rows=most_rows, num_warps=2 * shape.num_warps)
+
+
+def num_row_tiles(heads: HeadShape, tile: TileShape, max_decode_len: int) -> int:
+    """Programs that share the rows of one (request, KV head)."""
+    return -(-max_decode_len * heads.group // tile.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +93,16 @@ class Splits:
         return max(1, -(-num_keys // split_keys))
 
 
-def splits_for(num_kv_heads: int, num_sms: int) -> Splits:
+def splits_for(num_kv_heads: int, num_sms: int, unit_keys: int = SPLIT_UNIT_KEYS) -> Splits:
     """Splits that let a single long decode fill the device twice over."""
     wanted = _power_of_2(2 * num_sms // num_kv_heads + 1) // 2
-    return Splits(max(_LEAST_SPLITS, min(_MOST_SPLITS, wanted)))
+    return Splits(max(_LEAST_SPLITS, min(_MOST_SPLITS, wanted)), unit_keys)
 
 
-def num_split_programs(splits: Splits, heads: HeadShape, num_decodes: int, max_seq_len: int, num_sms: int) -> int:
-    """Programs that share the splits of one (request, KV head), each taking every n-th: how many changes no result."""
-    enough = -(-_PROGRAMS_PER_SM * num_sms // (num_decodes * heads.num_kv_heads))
+def num_split_programs(splits: Splits, num_sharing: int, max_seq_len: int, num_sms: int) -> int:
+    """Programs that take every n-th split each, where `num_sharing` (request, KV head, tile of rows) share the device:
+    how many changes no result."""
+    enough = -(-_PROGRAMS_PER_SM * num_sms // num_sharing)
     return max(1, min(enough, splits.count(max_seq_len)))
 
 
@@ -103,14 +122,19 @@ def prefill_tiles(query_lens: NDArray[np.int32], num_decodes: int, queries_per_t
 
 
 def _of_size(table: dict[int, TileShape], head_dim: int, itemsize: int) -> TileShape:
-    """The table's line; elements of 4 bytes get half of everything. Raises ValueError beyond the table."""
-    size = next((size for size in table if head_dim <= size), None)
-    if size is None:
-        raise ValueError(f"head_dim {head_dim}: the Triton attention kernels go up to {max(table)}; use reference")
-    shape = table[size]
+    """The table's line; elements of 4 bytes get half of everything."""
+    shape = table[_size(head_dim)]
     if itemsize <= 2:
         return shape
     return TileShape(max(MIN_DOT, shape.num_rows // 2), shape.num_keys // 2, shape.num_warps, 2)
+
+
+def _size(head_dim: int) -> int:
+    """Raises ValueError beyond the tables."""
+    size = next((size for size in _PREFILL if head_dim <= size), None)
+    if size is None:
+        raise ValueError(f"head_dim {head_dim}: the Triton attention kernels go up to {max(_PREFILL)}; use reference")
+    return size
 
 
 def _power_of_2(number: int) -> int:

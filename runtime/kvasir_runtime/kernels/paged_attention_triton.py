@@ -7,7 +7,10 @@ many splits is known only on the device, from each sequence's length: nothing is
 a CUDA graph of the launches stays right. The torch twin is `paged_attention_reference`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,6 +22,7 @@ from kvasir_runtime.kernels.attention_tiles import (
     Splits,
     TileShape,
     decode_tile,
+    num_row_tiles,
     num_split_programs,
     prefill_tile,
 )
@@ -63,51 +67,64 @@ class DecodeShape:
     splits: Splits
 
 
-def triton_decode_attention(
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""Launches one layer's attention: out, query, key cache and value cache, shaped as those that it was prepared for."""
+
+
+def prepare_decode(
     query: Tensor,  # [num_tokens, num_heads, head_dim]
     key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strides as the value cache's
-    value_cache: Tensor,
     inputs: PagedInputs,
     scaling: LayerScaling,
     shape: DecodeShape,
     workspace: SplitWorkspace,
-    out: Tensor,
-) -> None:
-    """Fill out [num_tokens, num_heads, head_dim] for the first `num_decodes` requests."""
+) -> Attend:
+    """Fills out [num_tokens, num_heads, head_dim], contiguous, for the first `num_decodes` requests."""
     heads = _head_shape(query, key_cache)
     tile = decode_tile(heads, key_cache.element_size(), shape.max_query_len)
-    splits = shape.splits
-    programs = num_split_programs(splits, heads, shape.num_decodes, shape.max_seq_len, shape.num_sms)
-    _decode_kernel[(shape.num_decodes, heads.num_kv_heads, programs)](
-        *_tensors(query, key_cache, value_cache, inputs, out), workspace.values, workspace.statistics,
-        *_numbers(scaling), **_constants(query, key_cache, heads, scaling, tile),
-        SPLIT_UNIT=splits.unit_keys, MAX_SPLITS=splits.max_splits,
+    row_tiles = num_row_tiles(heads, tile, shape.max_query_len)
+    num_sharing = shape.num_decodes * heads.num_kv_heads * row_tiles
+    programs = num_split_programs(shape.splits, num_sharing, shape.max_seq_len, shape.num_sms)
+    cut = {
+        "query_starts": inputs.query_starts,
+        "seq_lens": inputs.seq_lens,
+        "split_values": workspace.values,
+        "split_statistics": workspace.statistics,
+        "window": scaling.window or 0,
+        "HAS_WINDOW": scaling.window is not None,
+        "SPLIT_UNIT": shape.splits.unit_keys,
+        "MAX_SPLITS": shape.splits.max_splits,
+    }
+    decode = partial(
+        _decode_kernel[(shape.num_decodes, heads.num_kv_heads * row_tiles, programs)],
+        **(_arguments(query, key_cache, inputs, scaling, tile) | cut), ROW_TILES=row_tiles,
     )  # fmt: skip
-    if splits.count(shape.max_seq_len) > 1:
-        _join_splits_kernel[(shape.num_decodes, heads.num_heads, shape.query_len)](
-            out, out.stride(0), out.stride(1), inputs.query_starts, inputs.seq_lens,
-            workspace.values, workspace.statistics, scaling.window or 0,
-            HEAD_DIM=heads.head_dim, PADDED_DIM=triton.next_power_of_2(heads.head_dim),
-            HAS_WINDOW=scaling.window is not None, SPLIT_UNIT=splits.unit_keys, MAX_SPLITS=splits.max_splits,
-        )  # fmt: skip
+    if shape.splits.count(shape.max_seq_len) == 1:
+        return decode
+    join = partial(
+        _join_splits_kernel[(shape.num_decodes, heads.num_heads, shape.query_len)],
+        **cut, HEAD_DIM=heads.head_dim, PADDED_DIM=triton.next_power_of_2(heads.head_dim),
+    )  # fmt: skip
+
+    def decode_and_join(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+        decode(out, query, key_cache, value_cache)
+        join(out)
+
+    return decode_and_join
 
 
-def triton_prefill_attention(
+def prepare_prefill(
     query: Tensor,  # [num_tokens, num_heads, head_dim]
     key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strides as the value cache's
-    value_cache: Tensor,
     inputs: PagedInputs,
     scaling: LayerScaling,
     tiles: Tensor,  # int32 [num_tiles, 2], request and first query token; see `prefill_tiles`
-    out: Tensor,
-) -> None:
-    """Fill out [num_tokens, num_heads, head_dim] for the requests of the tiles."""
+) -> Attend:
+    """Fills out [num_tokens, num_heads, head_dim], contiguous, for the requests of the tiles."""
     heads = _head_shape(query, key_cache)
     tile = prefill_tile(heads, key_cache.element_size())
-    _prefill_kernel[(heads.num_kv_heads, tiles.shape[0])](
-        *_tensors(query, key_cache, value_cache, inputs, out), tiles,
-        *_numbers(scaling), **_constants(query, key_cache, heads, scaling, tile),
-    )  # fmt: skip
+    arguments = _arguments(query, key_cache, inputs, scaling, tile)
+    return partial(_prefill_kernel[(heads.num_kv_heads, tiles.shape[0])], **arguments, tiles=tiles)
 
 
 def queries_per_tile(heads: HeadShape, itemsize: int) -> int:
@@ -119,25 +136,25 @@ def _head_shape(query: Tensor, key_cache: Tensor) -> HeadShape:
     return HeadShape(query.shape[1], key_cache.shape[2], query.shape[2])
 
 
-def _tensors(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, inputs: PagedInputs, out: Tensor
-) -> tuple[Tensor | int, ...]:
-    table = inputs.block_table
-    return (
-        out, out.stride(0), out.stride(1), query, query.stride(0), query.stride(1),
-        key_cache, value_cache, key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
-        inputs.query_starts, inputs.seq_lens, inputs.rows, table, table.stride(0),
-    )  # fmt: skip
-
-
-def _numbers(scaling: LayerScaling) -> tuple[float, int, float]:
-    return scaling.scale, scaling.window or 0, scaling.softcap or 0.0
-
-
-def _constants(
-    query: Tensor, key_cache: Tensor, heads: HeadShape, scaling: LayerScaling, tile: TileShape
-) -> dict[str, int | bool]:
+def _arguments(
+    query: Tensor, key_cache: Tensor, inputs: PagedInputs, scaling: LayerScaling, tile: TileShape
+) -> dict[str, Any]:
+    """Of decode and prefill, but a layer's own tensors."""
+    heads = _head_shape(query, key_cache)
     return {
+        "query_token_stride": query.stride(0),
+        "query_head_stride": query.stride(1),
+        "page_stride": key_cache.stride(0),
+        "slot_stride": key_cache.stride(1),
+        "kv_head_stride": key_cache.stride(2),
+        "query_starts": inputs.query_starts,
+        "seq_lens": inputs.seq_lens,
+        "table_rows": inputs.rows,
+        "block_table": inputs.block_table,
+        "table_stride": inputs.block_table.stride(0),
+        "scale": scaling.scale,
+        "window": scaling.window or 0,
+        "softcap": scaling.softcap or 0.0,
         "HEAD_DIM": heads.head_dim,
         "PADDED_DIM": max(MIN_DOT, triton.next_power_of_2(heads.head_dim)),
         "GROUP": heads.group,
@@ -154,23 +171,23 @@ def _constants(
 
 @triton.jit
 def _decode_kernel(
-    out, out_token_stride, out_head_stride, query, query_token_stride, query_head_stride,
-    key_cache, value_cache, page_stride, slot_stride, kv_head_stride,
-    query_starts, seq_lens, table_rows, block_table, table_stride, split_values, split_statistics,
-    scale, window, softcap,
+    out, query, key_cache, value_cache, query_token_stride, query_head_stride,
+    page_stride, slot_stride, kv_head_stride, query_starts, seq_lens, table_rows, block_table, table_stride,
+    split_values, split_statistics, scale, window, softcap,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, GROUP: tl.constexpr, TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr, PAGE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    WIDENS: tl.constexpr, SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    WIDENS: tl.constexpr, ROW_TILES: tl.constexpr, SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (request, KV head, every n-th split)."""
-    request, kv_head = tl.program_id(0), tl.program_id(1)
+    """Program (request, KV head and tile of its rows, every n-th split)."""
+    request, kv_head = tl.program_id(0), tl.program_id(1) // ROW_TILES
+    num_heads = tl.num_programs(1) // ROW_TILES * GROUP
     first_token = tl.load(query_starts + request)
     query_len = tl.load(query_starts + request + 1) - first_token
     seq_len = tl.load(seq_lens + request)
     lowest_key, split_keys, num_splits = _cut_keys(seq_len, query_len, window, HAS_WINDOW, SPLIT_UNIT, MAX_SPLITS)
     table = block_table + tl.load(table_rows + request).to(tl.int64) * table_stride
 
-    rows, dims = tl.arange(0, TILE_ROWS), tl.arange(0, PADDED_DIM)
+    rows, dims = tl.program_id(1) % ROW_TILES * TILE_ROWS + tl.arange(0, TILE_ROWS), tl.arange(0, PADDED_DIM)
     token = (first_token + rows // GROUP).to(tl.int64)
     head = kv_head * GROUP + rows % GROUP
     position = seq_len - query_len + rows // GROUP
@@ -187,10 +204,10 @@ def _decode_kernel(
             HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS,
         )  # fmt: skip
         if num_splits == 1:
-            target = token[:, None] * out_token_stride + head[:, None] * out_head_stride + dims[None, :]
+            target = (token * num_heads + head)[:, None] * HEAD_DIM + dims[None, :]
             tl.store(out + target, _normalise(values, row_sum).to(out.dtype.element_ty), mask=in_head)
         else:
-            entry = (token * tl.num_programs(1) * GROUP + head) * MAX_SPLITS + split
+            entry = (token * num_heads + head) * MAX_SPLITS + split
             tl.store(split_values + entry[:, None] * HEAD_DIM + dims[None, :], values, mask=in_head)
             tl.store(split_statistics + entry * 2, row_max, mask=is_row)
             tl.store(split_statistics + entry * 2 + 1, row_sum, mask=is_row)
@@ -198,7 +215,7 @@ def _decode_kernel(
 
 @triton.jit
 def _join_splits_kernel(
-    out, out_token_stride, out_head_stride, query_starts, seq_lens, split_values, split_statistics, window,
+    out, query_starts, seq_lens, split_values, split_statistics, window,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HAS_WINDOW: tl.constexpr,
     SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -221,15 +238,15 @@ def _join_splits_kernel(
     )
     weights = tl.exp2(row_max - tl.max(row_max, 0))
     result = tl.sum(values * weights[:, None], 0) / tl.sum(row_sum * weights, 0)
-    place = token * out_token_stride + head * out_head_stride + dims
+    place = (token * tl.num_programs(1) + head) * HEAD_DIM + dims
     tl.store(out + place, result.to(out.dtype.element_ty), mask=is_dim)
 
 
 @triton.jit(do_not_specialize_on_alignment=["query_starts", "seq_lens", "table_rows"])  # of a part of a step
 def _prefill_kernel(
-    out, out_token_stride, out_head_stride, query, query_token_stride, query_head_stride,
-    key_cache, value_cache, page_stride, slot_stride, kv_head_stride,
-    query_starts, seq_lens, table_rows, block_table, table_stride, tiles, scale, window, softcap,
+    out, query, key_cache, value_cache, query_token_stride, query_head_stride,
+    page_stride, slot_stride, kv_head_stride, query_starts, seq_lens, table_rows, block_table, table_stride,
+    tiles, scale, window, softcap,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, GROUP: tl.constexpr, TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr, PAGE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     WIDENS: tl.constexpr,
@@ -262,7 +279,7 @@ def _prefill_kernel(
         scale, window, softcap,
         HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS,
     )  # fmt: skip
-    place = token[:, None] * out_token_stride + head[:, None] * out_head_stride + dims[None, :]
+    place = (token * tl.num_programs(0) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out + place, _normalise(values, row_sum).to(out.dtype.element_ty), mask=in_head)
 
 

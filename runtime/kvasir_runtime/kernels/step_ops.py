@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
+from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Argmax
 from kvasir_runtime.kernels.philox import Uniform, cpu_uniform, uniform_reference
@@ -13,7 +14,13 @@ from kvasir_runtime.kernels.top_k_top_p import (
     least_likely_kept_of_candidates,
     least_likely_kept_reference,
 )
-from kvasir_runtime.kernels.verify_drafts import VerifyDrafts, cpu_verify_drafts, verify_drafts_reference
+from kvasir_runtime.kernels.verify_drafts import (
+    VerifyDrafts,
+    VerifyMostLikely,
+    cpu_verify_drafts,
+    verify_drafts_reference,
+    verify_most_likely,
+)
 
 
 @dataclass(frozen=True)
@@ -21,20 +28,24 @@ class StepOps:
     """Each reference function's docstring gives shapes and effects."""
 
     prepare_inputs: PrepareInputs
+    load_inputs: LoadInputs
     argmax: Argmax
     uniform: Uniform
     least_likely_kept: LeastLikelyKept
     verify_drafts: VerifyDrafts
+    verify_most_likely: VerifyMostLikely
 
 
 def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
     """Plain torch, any device, no synchronisation but of `prepare_inputs`."""
     return StepOps(
         prepare_inputs=partial(prepare_inputs_reference, drops_missing_drafts=drops_missing_drafts),
+        load_inputs=load_inputs_reference,
         argmax=argmax_reference,
         uniform=uniform_reference,
         least_likely_kept=least_likely_kept_reference,
         verify_drafts=verify_drafts_reference,
+        verify_most_likely=verify_most_likely(argmax_reference, verify_drafts_reference),
     )
 
 
@@ -43,10 +54,13 @@ def cpu_step_ops() -> StepOps:
     library = load_library()
     if library is None:
         return reference_step_ops(drops_missing_drafts=True)
+    argmax, verify_drafts = cpu_argmax(library), cpu_verify_drafts(library)
     return StepOps(
         prepare_inputs=cpu_prepare_inputs(library),
-        argmax=cpu_argmax(library),
+        load_inputs=load_inputs_reference,
+        argmax=argmax,
         uniform=cpu_uniform(library),
         least_likely_kept=least_likely_kept_of_candidates,
-        verify_drafts=cpu_verify_drafts(library),
+        verify_drafts=verify_drafts,
+        verify_most_likely=verify_most_likely(argmax, verify_drafts),
     )

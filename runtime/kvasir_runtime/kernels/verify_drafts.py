@@ -13,10 +13,9 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnTokens:
-    """Tokens drawn after a step's wanted positions, sequence after sequence, and where they belong."""
+class DrawnPositions:
+    """The positions of a step that tokens are drawn after, sequence after sequence, and where the tokens belong."""
 
-    token_ids: Tensor  # int64 [num_positions]
     positions: Tensor  # int64 [num_positions], those drawn after
     starts: Tensor  # int32 [num_sampled + 1], first position of each sequence, then their number
     rows: Tensor  # int32 [num_sampled]
@@ -27,9 +26,33 @@ class DrawnTokens:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTokens:
-    token_ids: Tensor  # int32 [num_sampled, width], as drawn; only the first `num_accepted` hold
-    num_accepted: Tensor  # int32 [num_sampled], the drafts that hold and one more; 0 of a beam
-    num_drafts: Tensor  # int32 [num_sampled], drafts that were there to verify
+    """Parts of one tensor, so that one copy brings them to the host."""
+
+    packed: Tensor  # int32 [num_sampled * (width + 2)]: the three below, one behind the other
+    width: int
+
+    @classmethod
+    def empty(cls, num_sampled: int, width: int, device: torch.device) -> "VerifiedTokens":
+        return cls(torch.empty(num_sampled * (width + 2), dtype=torch.int32, device=device), width)
+
+    @property
+    def token_ids(self) -> Tensor:
+        """Int32 [num_sampled, width], as drawn; only the first `num_accepted` hold."""
+        return self.packed[: self._num_sampled * self.width].view(-1, self.width)
+
+    @property
+    def num_accepted(self) -> Tensor:
+        """Int32 [num_sampled], the drafts that hold and one more; 0 of a beam."""
+        return self.packed[self._num_sampled * self.width :][: self._num_sampled]
+
+    @property
+    def num_drafts(self) -> Tensor:
+        """Int32 [num_sampled], drafts that were there to verify."""
+        return self.packed[self._num_sampled * (self.width + 1) :]
+
+    @property
+    def _num_sampled(self) -> int:
+        return self.packed.shape[0] // (self.width + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +65,47 @@ class KnownTokens:
     drafts: Tensor  # int32 [num_rows, max_drafts]
 
 
-VerifyDrafts = Callable[[DrawnTokens, KnownTokens], VerifiedTokens]
+VerifyDrafts = Callable[[Tensor, DrawnPositions, KnownTokens], VerifiedTokens]
+VerifyMostLikely = Callable[[Tensor, DrawnPositions, KnownTokens], VerifiedTokens]
 
 
-def verify_drafts_reference(drawn: DrawnTokens, known: KnownTokens) -> VerifiedTokens:
+def verify_drafts_reference(token_ids: Tensor, drawn: DrawnPositions, known: KnownTokens) -> VerifiedTokens:
     """Accept the longest run of drafts that hold and the token drawn after it; the rows know them from now on.
 
-    A beam knows no more than before, but its last known token is computed. Tokens that do not hold are stored behind
-    those that are known, where nobody reads them.
+    `token_ids` int64 [num_positions] were drawn. A beam knows no more than before, but its last known token is
+    computed. Tokens that do not hold are stored behind those that are known, where nobody reads them.
     """
     rows = drawn.rows.long()
     first, counts = drawn.starts[:-1].long(), drawn.starts.diff()
     column = torch.arange(drawn.width, device=rows.device)
     index = first.unsqueeze(1) + torch.minimum(column, counts.unsqueeze(1) - 1)
-    token_ids = drawn.token_ids[index].int()
+    own = token_ids[index].int()
     drafts = known.drafts[rows, : drawn.width - 1]
     is_there = (column[1:] < counts.unsqueeze(1)) & (drafts >= 0)
     is_there = is_there.cumprod(dim=1).bool()
-    holds = is_there & (drafts == token_ids[:, :-1])
+    holds = is_there & (drafts == own[:, :-1])
     num_accepted = torch.where(drawn.draws, 1 + holds.cumprod(dim=1).sum(dim=1), 0).int()
     base = drawn.positions[first].int()
-    known.token_ids[rows.unsqueeze(1), drawn.positions[index] + 1] = token_ids
+    known.token_ids[rows.unsqueeze(1), drawn.positions[index] + 1] = own
     known.num_known[rows] = base + num_accepted + 1
     known.num_computed[rows] = base + num_accepted.clamp(min=1)
-    return VerifiedTokens(token_ids, num_accepted, is_there.sum(dim=1).int())
+    return VerifiedTokens(torch.cat((own.flatten(), num_accepted, is_there.sum(dim=1).int())), drawn.width)
+
+
+def verify_most_likely(argmax: Callable[[Tensor], Tensor], verify_drafts: VerifyDrafts) -> VerifyMostLikely:
+    """One after the other: draw the most likely tokens of logits [num_positions, vocab_size], and verify the drafts."""
+    return lambda logits, drawn, known: verify_drafts(argmax(logits), drawn, known)
 
 
 def cpu_verify_drafts(library: CDLL) -> VerifyDrafts:
     """The compiled form."""
     native = library.kvasir_verify_drafts
 
-    def verify_drafts(drawn: DrawnTokens, known: KnownTokens) -> VerifiedTokens:
+    def verify_drafts(token_ids: Tensor, drawn: DrawnPositions, known: KnownTokens) -> VerifiedTokens:
         num_sampled = drawn.rows.shape[0]
-        token_ids = torch.empty((num_sampled, drawn.width), dtype=torch.int32)
-        num_accepted = torch.empty(num_sampled, dtype=torch.int32)
-        num_drafts = torch.empty(num_sampled, dtype=torch.int32)
+        verified = VerifiedTokens.empty(num_sampled, drawn.width, drawn.rows.device)
         native(
-            drawn.token_ids.data_ptr(),
+            token_ids.data_ptr(),
             drawn.positions.data_ptr(),
             drawn.starts.data_ptr(),
             drawn.rows.data_ptr(),
@@ -91,10 +118,10 @@ def cpu_verify_drafts(library: CDLL) -> VerifyDrafts:
             known.num_computed.data_ptr(),
             known.drafts.data_ptr(),
             known.drafts.shape[1],
-            token_ids.data_ptr(),
-            num_accepted.data_ptr(),
-            num_drafts.data_ptr(),
+            verified.token_ids.data_ptr(),
+            verified.num_accepted.data_ptr(),
+            verified.num_drafts.data_ptr(),
         )
-        return VerifiedTokens(token_ids, num_accepted, num_drafts)
+        return verified
 
     return verify_drafts

@@ -162,6 +162,11 @@ class Scheduler:
         return self._requests.is_known(request_id)
 
     @property
+    def num_free_rows(self) -> int:
+        """Sequences that could run besides those that do; beams that are yet to come have theirs already."""
+        return self._rows.num_free
+
+    @property
     def block_size(self) -> int:
         return self._kv.block_size
 

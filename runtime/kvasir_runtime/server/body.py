@@ -6,17 +6,14 @@ from starlette.requests import Request
 
 from kvasir_runtime.server.errors import BodyTimeoutError, BodyTooLargeError
 
-BODY_SECONDS = 60.0
-"""For all of it: 8 MiB at 1.1 Mbit/s."""
 
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int, max_seconds: float) -> bytes:
     """Raises BodyTooLargeError, BodyTimeoutError, and ClientDisconnect when the client leaves before its end."""
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(max_seconds):
             return await _read(request, max_bytes)
     except TimeoutError:
-        raise BodyTimeoutError(f"the body has not come within {BODY_SECONDS:g} seconds; send it faster") from None
+        raise BodyTimeoutError(f"the body has not come within {max_seconds:g} seconds; send it faster") from None
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

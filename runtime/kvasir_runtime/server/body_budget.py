@@ -8,9 +8,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir_runtime.errors import ServerUnavailableError
 
-MAX_HELD_BYTES = 1024 * 1024 * 1024
-"""256 KiB, which are the tokens of a long conversation, for each connection that a process takes."""
-
 
 class BodyBudget:
     """Of one API process."""

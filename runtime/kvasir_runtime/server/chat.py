@@ -41,7 +41,7 @@ def chat_routes(serving: Serving) -> APIRouter:
     @router.post("/v1/chat/completions", openapi_extra={"requestBody": _request_schema()})
     async def create_chat_completion(request: Request) -> Response:
         max_bytes = body_limit(serving.max_body_bytes, request.headers)
-        body, journal = split_body(await read_body(request, max_bytes), request.headers)
+        body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
         chat = parse(ChatCompletionRequest, body)
         model = serving.check_model(chat.model)
         resolved = await _resolve(serving, chat, request)

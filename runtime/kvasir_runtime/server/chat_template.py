@@ -36,7 +36,10 @@ RESERVED_VARIABLES = frozenset(
 class ChatTemplate:
     """A compiled template and the special tokens (`bos_token`, ...) that it may print."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], *,
+        max_chars: int = MAX_RENDERED_CHARS, max_seconds: float = MAX_RENDER_SECONDS,
+    ) -> None:  # fmt: skip
         """Raises ConfigurationError when the source is not a Jinja template."""
         self.source = source
         try:
@@ -44,6 +47,8 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ConfigurationError(f"the chat template is no valid Jinja, line {error.lineno}: {error}") from error
         self._special_tokens = special_tokens
+        self._max_chars = max_chars
+        self._max_seconds = max_seconds
 
     def render(
         self,
@@ -85,12 +90,12 @@ class ChatTemplate:
             **variables,
         }
         parts: list[str] = []
-        num_chars, end = 0, time.thread_time() + MAX_RENDER_SECONDS
+        num_chars, end = 0, time.thread_time() + self._max_seconds
         try:
             for part in self._template.generate(context):
                 parts.append(part)
                 num_chars += len(part)
-                if num_chars > MAX_RENDERED_CHARS or time.thread_time() > end:
+                if num_chars > self._max_chars or time.thread_time() > end:
                     break
             else:
                 return "".join(parts)
@@ -99,7 +104,7 @@ class ChatTemplate:
             raise InvalidRequestError(message, "messages") from error
         raise InvalidRequestError(
             f"the model's chat template made {num_chars} characters of these messages and was not at their end, but at "
-            f"most {MAX_RENDERED_CHARS} in {MAX_RENDER_SECONDS:g} seconds are made of a request; send fewer messages, "
+            f"most {self._max_chars} in {self._max_seconds:g} seconds are made of a request; send fewer messages, "
             "or less in chat_template_kwargs and tool_calls",
             "messages",
         )

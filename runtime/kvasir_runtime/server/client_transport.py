@@ -7,18 +7,14 @@ reach the client before the answer does.
 
 import asyncio
 
-READER_SECONDS = 60.0
-"""For a full write buffer to drain, and for whatever is left of it once the connection is to close."""
-READER_BYTES = 1024 * 1024
-"""Of a longer buffer, as a large answer leaves it, so much is to be taken each time: 0.14 Mbit/s."""
-LINGER_SECONDS = 5.0
-LINGER_BYTES = 16 * 1024 * 1024
+from kvasir_runtime.server.client_limits import ClientLimits
 
 
 class ClientTransport:
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, limits: ClientLimits) -> None:
         self._transport = transport
         self._loop = loop
+        self._limits = limits
         self.write = transport.write  # as quick as without this class between
         self.abort = transport.abort
         self.pause_reading = transport.pause_reading
@@ -55,14 +51,14 @@ class ClientTransport:
     def discard(self, num_bytes: int) -> None:
         """Of what comes while it lingers."""
         self._num_discarded_bytes += num_bytes
-        if self._num_discarded_bytes > LINGER_BYTES:
+        if self._num_discarded_bytes > self._limits.linger_bytes:
             self._transport.close()
 
     def watch_reader(self) -> None:
         """From when the write buffer is full until `unwatch_reader`, or until all is taken of what is to close."""
         if self._reader_timer is None:
             self._num_untaken_bytes = self._transport.get_write_buffer_size()
-            self._reader_timer = self._loop.call_later(READER_SECONDS, self._look_at_reader)
+            self._reader_timer = self._loop.call_later(self._limits.reader_seconds, self._look_at_reader)
 
     def unwatch_reader(self) -> None:
         if self._reader_timer is not None and not self._is_closing:
@@ -72,7 +68,7 @@ class ClientTransport:
     def _look_at_reader(self) -> None:
         self._reader_timer = None
         num_taken_bytes = self._num_untaken_bytes - self._transport.get_write_buffer_size()
-        if num_taken_bytes < READER_BYTES:
+        if num_taken_bytes < self._limits.reader_bytes:
             self.abort()
         else:
             self.watch_reader()
@@ -80,4 +76,4 @@ class ClientTransport:
     def _linger(self) -> None:
         self._transport.write_eof()
         self._transport.resume_reading()
-        self._linger_timer = self._loop.call_later(LINGER_SECONDS, self._transport.close)
+        self._linger_timer = self._loop.call_later(self._limits.linger_seconds, self._transport.close)

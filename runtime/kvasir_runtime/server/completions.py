@@ -48,7 +48,7 @@ def completion_routes(serving: Serving) -> APIRouter:
     @router.post("/v1/completions", openapi_extra={"requestBody": _request_schema()})
     async def create_completion(request: Request) -> Response:
         max_bytes = body_limit(serving.max_body_bytes, request.headers)
-        body, journal = split_body(await read_body(request, max_bytes), request.headers)
+        body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
         wishes = parse(CompletionRequest, body)
         model = serving.check_model(wishes.model)
         limits = serving.limits()

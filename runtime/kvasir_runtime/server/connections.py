@@ -6,11 +6,14 @@ as it has requests here.
 """
 
 import ipaddress
+import resource
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+SPARE_DESCRIPTORS = 128
+"""Of a process, for what is no client's connection."""
 _IPV6_HOST_PREFIX = 64
 """A host has a whole network of this size, and may take any address in it."""
 
@@ -28,6 +31,14 @@ class Connection(Protocol):
 class ConnectionLimits:
     total: int
     per_peer: int
+
+    def within(self, descriptors: int) -> "ConnectionLimits":
+        """No more than a process may have descriptors. Where that is less than is wanted, one peer may still have no
+        more than half."""
+        total = descriptors - SPARE_DESCRIPTORS
+        if descriptors == resource.RLIM_INFINITY or total >= self.total:
+            return self
+        return ConnectionLimits(max(1, total), max(1, min(self.per_peer, total // 2)))
 
 
 class Connections:

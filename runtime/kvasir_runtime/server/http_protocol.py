@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from kvasir_runtime.server.client_limits import ClientLimits
 from kvasir_runtime.server.client_transport import ClientTransport
 from kvasir_runtime.server.connections import Connections, peer_of
 from kvasir_runtime.server.errors import RETRY_AFTER_SECONDS
@@ -26,8 +27,6 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of the request line and all headers; also of trailers, of what is sent ahead of its turn, and of whatever else is
 neither head nor body."""
 MAX_HEADERS = 128
-HEAD_SECONDS = 30.0
-"""From a head's first byte, and from the connection, to the head's end."""
 SLICE_BYTES = 4096
 """Parsed before anybody asks whose turn it is: of such a slice come 227 requests at most, each 2 kB of objects."""
 
@@ -39,11 +38,12 @@ class HeadTooLargeError(Exception):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *, connections: Connections, **uvicorns: Any) -> None:
+    def __init__(self, *, connections: Connections, limits: ClientLimits, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self.peer = ""
         self._connections_of_server = connections
+        self._limits = limits
         self._unanswered: deque[RequestResponseCycle] = deque()
         """The first has begun."""
         self._receiving: RequestResponseCycle | None = None
@@ -62,7 +62,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._client_transport = ClientTransport(transport, self.loop)
+        self._client_transport = ClientTransport(transport, self.loop, self._limits)
         self.transport = cast(asyncio.Transport, self._client_transport)
         self.peer = "" if self.client is None else peer_of(self.client[0])
         self._start_head_timer()
@@ -252,7 +252,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._time_out)
+            self._head_timer = self.loop.call_later(self._limits.head_seconds, self._time_out)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -263,7 +263,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self._is_in_head:
             self._client_transport.close()  # after an answer: nothing else was asked
             return
-        message = f"the request's head has not come within {HEAD_SECONDS:g} seconds"
+        message = f"the request's head has not come within {self._limits.head_seconds:g} seconds"
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, "head_timeout", message)
 
 

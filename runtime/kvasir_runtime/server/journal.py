@@ -218,18 +218,23 @@ class JournalWriter(EventWriter):
 
     is_resumable = True
 
-    def __init__(self, requests: Sequence[GenerateRequest], created: int, model: str, num_bytes: int = 0) -> None:
+    def __init__(
+        self, requests: Sequence[GenerateRequest], created: int, model: str, num_bytes: int = 0, *,
+        max_bytes: int = MAX_JOURNAL_BYTES, room_to_move_bytes: int = ROOM_TO_MOVE_BYTES,
+    ) -> None:  # fmt: skip
         seeds = [request.sampling.seed for request in requests]
         self._beginning = Beginning(requests[0].request_id, created, seeds, model)
         self._num_bytes = num_bytes
+        self._max_bytes = max_bytes
+        self._room_to_move_bytes = room_to_move_bytes
 
     @property
     def can_continue(self) -> bool:
-        return self._num_bytes <= MAX_JOURNAL_BYTES
+        return self._num_bytes <= self._max_bytes
 
     @property
     def can_keep(self) -> bool:
-        return self._num_bytes + ROOM_TO_MOVE_BYTES <= MAX_JOURNAL_BYTES
+        return self._num_bytes + self._room_to_move_bytes <= self._max_bytes
 
     def begin(self, event: bytes = b"") -> bytes:
         return self._block(self._beginning, event)

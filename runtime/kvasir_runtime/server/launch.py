@@ -32,8 +32,9 @@ from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics,
 from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
-from kvasir_runtime.server.body_budget import MAX_HELD_BYTES, BodyBudget
+from kvasir_runtime.server.body_budget import BodyBudget
 from kvasir_runtime.server.chat_template import load_chat_template
+from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
 from kvasir_runtime.server.connections import ConnectionLimits, Connections
 from kvasir_runtime.server.http_protocol import BoundedHttpProtocol
 from kvasir_runtime.server.model_digest import model_digest
@@ -52,8 +53,6 @@ ANY_ADDRESS, ANY_IPV4_ADDRESS = "::", "0.0.0.0"
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of usual clients and proxies keep a connection, so that they close it and never we."""
-SPARE_DESCRIPTORS = 128
-"""Of a process, for what is no client's connection."""
 MOST_KEPT_SECONDS = 10.0
 """How long blocks are kept for other engines after the last answer: a pod's grace ends some time after its drain."""
 LAST_ANSWERS_SECONDS = 2.0
@@ -116,7 +115,14 @@ def run_api_server(config: RuntimeConfig, api_index: int, sockets: list[socket.s
 class ApiServer:
     """To be made and run on one event loop."""
 
-    def __init__(self, config: RuntimeConfig, api_index: int, sockets: list[socket.socket], ipc_dir: Path) -> None:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        api_index: int,
+        sockets: list[socket.socket],
+        ipc_dir: Path,
+        limits: ClientLimits = CLIENT_LIMITS,
+    ) -> None:
         """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
         self._sockets = sockets
         self._shutdown_timeout = config.server.shutdown_timeout
@@ -133,7 +139,7 @@ class ApiServer:
         self._channels = [EngineChannel(ipc_dir, api_index, data_rank) for data_rank in range(num_cores)]
         self.engine = AsyncEngine(self._channels, tokenizer, RequestMetrics(rows.row(api_index)), api_index=api_index)
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
-        serving = _serving(config, self.engine, self.admission, tokenizer)
+        serving = _serving(config, self.engine, self.admission, tokenizer, limits.body_seconds)
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         probes = Probes(
             self.engine,
@@ -142,6 +148,7 @@ class ApiServer:
             self._heartbeats,
             config.server.stall_seconds,
             can_migrate=config.cache.kv_transfer_config is not None,
+            max_body_seconds=limits.body_seconds,
         )
         api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
         router_secret = service_secret(os.environ)
@@ -149,15 +156,14 @@ class ApiServer:
             serving,
             probes,
             self.admission,
-            BodyBudget(max(MAX_HELD_BYTES, 2 * config.server.max_body_bytes)),
+            BodyBudget(max(limits.held_bytes, 2 * config.server.max_body_bytes)),
             api_key=api_key,
             router_secret=router_secret,
             kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,
         )
-        connections = Connections(
-            _connection_limits(config.server.max_connections, config.server.max_connections_per_peer)
-        )
-        self._server = _HttpServer(_uvicorn_config(app, connections), self._heartbeats)
+        wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
+        connections = Connections(wanted.within(_most_descriptors()))
+        self._server = _HttpServer(_uvicorn_config(app, connections, limits), self._heartbeats)
 
     def stop(self) -> None:
         """First drain; called again, end at once."""
@@ -231,21 +237,18 @@ class _HttpServer(uvicorn.Server):
         self._has_to_stop.set()
 
 
-def _connection_limits(wanted: int, per_peer: int) -> ConnectionLimits:
-    """No more than the process may have descriptors; as many as the system allows it are taken. Where that is less than
-    is wanted, one peer may still have no more than half.
-    """
+def _most_descriptors() -> int:
+    """That the system lets the process have, and that it takes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    total = max(1, min(wanted, hard - SPARE_DESCRIPTORS)) if hard != resource.RLIM_INFINITY else wanted
-    return ConnectionLimits(total, per_peer if total == wanted else min(per_peer, max(1, total // 2)))
+    return hard
 
 
-def _uvicorn_config(app: Any, connections: Connections) -> uvicorn.Config:
+def _uvicorn_config(app: Any, connections: Connections, limits: ClientLimits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=cast(Any, partial(BoundedHttpProtocol, connections=connections)),
+        http=cast(Any, partial(BoundedHttpProtocol, connections=connections, limits=limits)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -259,7 +262,9 @@ def _uvicorn_config(app: Any, connections: Connections) -> uvicorn.Config:
     )
 
 
-def _serving(config: RuntimeConfig, engine: AsyncEngine, admission: Admission, tokenizer: Tokenizer) -> Serving:
+def _serving(
+    config: RuntimeConfig, engine: AsyncEngine, admission: Admission, tokenizer: Tokenizer, max_body_seconds: float
+) -> Serving:
     folder = Path(config.model.model)
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
@@ -279,6 +284,7 @@ def _serving(config: RuntimeConfig, engine: AsyncEngine, admission: Admission, t
         max_sequences=config.server.max_request_sequences,
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
+        max_body_seconds=max_body_seconds,
         kv_transfer=config.cache.kv_transfer_config,
     )
 

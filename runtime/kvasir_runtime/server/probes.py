@@ -45,6 +45,7 @@ class Probes:
     stall_seconds: float
     can_migrate: bool
     """Whether other engines can have the KV of requests that leave this one."""
+    max_body_seconds: float
 
     def check_health(self) -> None:
         """Raises EngineDeadError. A model that is still loading is healthy."""
@@ -95,7 +96,8 @@ def probe_routes(probes: Probes) -> APIRouter:
     @router.post(MIGRATE_REQUEST_PATH)
     async def migrate_request(request: Request) -> Response:
         try:
-            named = msgspec.json.decode(await read_body(request, _MAX_NAMED_BYTES), type=_NamedRequest)
+            body = await read_body(request, _MAX_NAMED_BYTES, probes.max_body_seconds)
+            named = msgspec.json.decode(body, type=_NamedRequest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f'the body must be {{"request_id": "..."}}: {error}') from error
         return _moved(probes, named.request_id)

@@ -26,6 +26,12 @@ def run_api_processes(config: RuntimeConfig, listener: socket.socket, ipc_dir: P
         )
         for index in range(config.server.api_server_count)
     ]
+    return supervise(processes)
+
+
+def supervise(processes: Sequence[BaseProcess]) -> int:
+    """Start them and pass SIGTERM on to them, until all have ended; when one fails the others are terminated. Returns
+    the exit status."""
     started = _start(processes)
     running: dict[object, BaseProcess] = {process.sentinel: process for process in started}
     while running:

@@ -43,6 +43,8 @@ class Serving:
     max_sequences: int
     max_logprobs: int
     max_body_bytes: int
+    max_body_seconds: float
+    """In which all of it is to come."""
     kv_transfer: KvTransferConfig | None = None
     """None: no KV is exchanged with other engines."""
     shapers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, NUM_SHAPERS, "shape"))

@@ -24,7 +24,7 @@ def tokenize_routes(serving: Serving) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = await read_body(request, serving.max_body_bytes)
+        body = await read_body(request, serving.max_body_bytes, serving.max_body_seconds)
         limits = serving.limits()
         kind: type[TokenizeChatRequest | TokenizeTextRequest]
         kind = TokenizeChatRequest if _has_messages(body) else TokenizeTextRequest
@@ -44,7 +44,7 @@ def tokenize_routes(serving: Serving) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        wishes = parse(DetokenizeRequest, await read_body(request, serving.max_body_bytes))
+        wishes = parse(DetokenizeRequest, await read_body(request, serving.max_body_bytes, serving.max_body_seconds))
         limits = serving.limits()
         serving.check_model(wishes.model)
         _check_number(wishes.tokens, limits.max_model_len, "tokens")

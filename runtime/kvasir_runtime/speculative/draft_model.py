@@ -138,7 +138,9 @@ class DraftModelProposer:
     ) -> Tensor:
         """Compute known tokens from `first` on; the most likely token after the last of each sequence."""
         inputs = sequences.window(step.next_tokens, first, query_lens)
-        rows = torch.repeat_interleave(step.rows, torch.from_numpy(query_lens).to(step.rows.device))
+        rows = torch.repeat_interleave(
+            step.rows, inputs.query_starts.diff().long(), output_size=inputs.positions.shape[0]
+        )
         inputs = replace(inputs, token_ids=step.token_ids[rows, inputs.positions].long())
         return self._most_likely(inputs, kept_tokens=inputs.query_starts[1:].long() - 1)
 

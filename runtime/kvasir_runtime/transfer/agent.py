@@ -121,7 +121,7 @@ class TransferAgent:
     def stats(self, num_leased_blocks: int) -> TransferStats:
         return self._counts.stats(num_leased_blocks)
 
-    def close(self) -> None:
+    def close(self, wait_seconds: float = CLOSE_SECONDS) -> None:
         """End the thread, if that is not done; the side channel is closed by who opened it.
 
         A thread that hangs is left behind with the connector, which it may still write by: both end with the process.
@@ -130,9 +130,9 @@ class TransferAgent:
             return
         self._has_to_stop = True
         self._channel.wake()
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(wait_seconds)
         if self._thread.is_alive():
-            logger.error("the KV transfer thread has not ended in %g s: a read hangs; it is left behind", CLOSE_SECONDS)
+            logger.error("the KV transfer thread has not ended in %g s: a read hangs; it is left behind", wait_seconds)
         else:
             self._connector.close()
 

@@ -31,9 +31,6 @@ from kvasir_runtime.transfer.rank_messages import (
     from_connector_decoder,
 )
 
-ANSWER_SECONDS = 30.0
-"""A rank's transfer thread waits for no step, and a rank that dies ends the engine: this is long."""
-
 Kind = TypeVar("Kind", bound=Answer)
 
 
@@ -49,6 +46,8 @@ class RankConnectors:
 
     def __init__(self, sockets: Sequence[Socket]) -> None:
         """One to each rank; they are closed by who opened them. Waits for the ranks. Raises KvTransferError."""
+        self.answer_seconds = 30.0
+        """A rank's transfer thread waits for no step, and a rank that dies ends the engine: this is long."""
         self._sockets = sockets
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = from_connector_decoder()
@@ -125,14 +124,14 @@ class RankConnectors:
 
     def _wait_for(self, words: Mapping[int, object]) -> None:
         """Until there is one of each rank."""
-        poller, deadline = zmq.Poller(), time.monotonic() + ANSWER_SECONDS
+        poller, deadline = zmq.Poller(), time.monotonic() + self.answer_seconds
         for socket in self._sockets:
             poller.register(socket, zmq.POLLIN)
         while len(words) < len(self._sockets):
             if time.monotonic() > deadline:
                 silent = [rank for rank in range(len(self._sockets)) if rank not in words]
                 raise KvTransferError(
-                    f"the transfer threads of ranks {silent} have not answered in {ANSWER_SECONDS:g} s"
+                    f"the transfer threads of ranks {silent} have not answered in {self.answer_seconds:g} s"
                 )
             poller.poll(1000)
             self._receive()

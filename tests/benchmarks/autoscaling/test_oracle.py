@@ -1,9 +1,13 @@
 """The oracle of the autoscaling benchmark: it knows what comes, and pays for no more than that."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from benchmarks.autoscaling.oracle import BIN_SECONDS, Planned, oracle, plan
 from benchmarks.autoscaling.simulation import Setting, simulate
 from benchmarks.autoscaling.traffic import shaped
+from benchmarks.autoscaling.view import FleetView
 from benchmarks.routing.engine import EngineModel
 
 SETTING = Setting(EngineModel(2500.0, 32768.0, 60_000, 128, 0.025, 2e-7), 3.0, 0.1, startup_seconds=60.0)
@@ -41,4 +45,5 @@ def test_a_pause_shorter_than_a_start_lets_no_replica_go() -> None:
 
 @pytest.mark.parametrize(("now", "expected"), [(30.0, 1), (60.0, 3), (120.0, 3), (150.0, 2), (600.0, 2)])
 def test_replicas_are_asked_for_as_long_before_as_they_take_to_start(now: float, expected: int) -> None:
-    assert Planned((1, 1, 1, 1, 3, 2), startup_seconds=60.0)._wanted(now) == expected
+    view = cast(FleetView, SimpleNamespace(now=now))
+    assert Planned((1, 1, 1, 1, 3, 2), startup_seconds=60.0).wanted({"role": view}) == {"role": expected}

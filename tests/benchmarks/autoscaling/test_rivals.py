@@ -93,7 +93,9 @@ def test_aibrix_grows_to_twice_at_most_and_panics_from_twice_the_ready_on() -> N
 def test_aibrix_does_not_panic_below_twice() -> None:
     rule = aibrix.AibrixKpa(0.5, MOST)
     assert rule.wanted(view(*[replica(0.75)] * 4, now=0.0)) == 6  # 1.5 times
-    assert rule._panic_until == 0.0
+    idle = view(*[replica(0.0)] * 4, now=61.0)
+    assert rule.wanted(idle) == 4  # for 300 s no fewer, whatever it wants
+    assert rule.wanted(replace(idle, now=300.0)) == 3  # that it has wanted since; in panic it would have been 6
 
 
 @pytest.mark.parametrize(

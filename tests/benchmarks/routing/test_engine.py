@@ -13,8 +13,8 @@ MODEL = EngineModel(
 )  # fmt: skip
 
 
-def an_engine(model: EngineModel = MODEL) -> Engine:
-    return Engine(0, model, BLOCK, [])
+def an_engine(model: EngineModel = MODEL, updates: list[CacheUpdate] | None = None) -> Engine:
+    return Engine(0, model, BLOCK, [] if updates is None else updates)
 
 
 def job(number: int, blocks: range, num_output_tokens: int = 1) -> Job:
@@ -87,11 +87,12 @@ def test_a_request_waits_while_kv_is_full() -> None:
 
 
 def test_the_least_recently_used_are_evicted_first_and_ends_before_beginnings() -> None:
-    engine = an_engine()
+    updates: list[CacheUpdate] = []
+    engine = an_engine(updates=updates)
     for number, blocks in enumerate((range(30), range(100, 130), range(200, 210))):
         engine.submit(job(number, blocks), float(number))
         run(engine)
-    assert engine._updates[-2] == CacheUpdate(2.0, 0, (), tuple(range(29, 22, -1)))
+    assert updates[-2] == CacheUpdate(2.0, 0, (), tuple(range(29, 22, -1)))
     assert engine.cached_tokens(job(9, range(30))) == 23 * BLOCK
 
 

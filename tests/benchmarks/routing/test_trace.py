@@ -1,5 +1,6 @@
 import json
 import random
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,14 @@ def test_a_prompt_that_is_repeated_whole_is_a_hit_up_to_its_length() -> None:
     assert Trace("twice", 512, (request, request)).hit_ceiling() == 0.5
 
 
+@cache
+def first_of(name: str) -> Trace:
+    return SYNTHETIC[name](1)
+
+
 @pytest.mark.parametrize("name", sorted(SYNTHETIC))
 def test_synthetic_traces_ascend_are_seeded_and_have_a_block_for_each_64_tokens(name: str) -> None:
-    trace = SYNTHETIC[name](1)
+    trace = first_of(name)
     arrivals = [request.arrived for request in trace.requests]
     assert arrivals == sorted(arrivals)
     assert all(len(request.blocks) == -(-request.num_input_tokens // 64) for request in trace.requests)
@@ -44,7 +50,7 @@ def test_synthetic_traces_ascend_are_seeded_and_have_a_block_for_each_64_tokens(
 
 
 def test_what_synthetic_traces_share() -> None:
-    ceilings = {name: make(1).hit_ceiling() for name, make in SYNTHETIC.items()}
+    ceilings = {name: first_of(name).hit_ceiling() for name in SYNTHETIC}
     assert ceilings["documents"] == 0.0
     assert ceilings["agents"] > ceilings["chats"] > 0.5
 

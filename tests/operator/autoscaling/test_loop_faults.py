@@ -4,14 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.api.defaults import GatewayDefaults, InstallationDefaults
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.autoscaling import loop
 from kvasir_operator.autoscaling.held import Held
 from kvasir_operator.autoscaling.hold import STALE_SECONDS
 from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling
@@ -68,6 +67,16 @@ class FaultyKube(MemoryKube):
         if self.faulty is not None and (labels or {}).get(SERVICE_LABEL) == self.faulty:
             raise KeyError("nobody thought of this")
         return await super().list(kind, namespace, labels, fields)
+
+
+class UnforeseenSpec(dict[str, Any]):
+    """A spec that no code was written for."""
+
+    def items(self) -> NoReturn:
+        raise KeyError("nobody thought of this")
+
+    def __iter__(self) -> NoReturn:
+        raise KeyError("nobody thought of this")
 
 
 class Scaling:
@@ -156,14 +165,13 @@ async def test_what_failed_is_decided_again_at_the_next_turn() -> None:
         assert given.woken == [KEY, KEY]
 
 
-async def test_a_fault_before_a_services_roles_are_known_holds_what_was_decided(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_fault_before_a_services_roles_are_known_holds_what_was_decided() -> None:
     kube = FaultyKube()
     put_service(kube, KEY.name, 1)
     async with scaling(kube, of_fleet({"engine-0": FULL}, held=0, at=NOW)) as given:
         await given.scaler.turn()
-        monkeypatch.delattr(loop, "engine_roles")
+        stored = kube.objects[(INFERENCE_SERVICE.kind, *KEY)]
+        stored["spec"] = UnforeseenSpec(stored["spec"])
         await given.scaler.turn()
         verdict = given.ledger.scaling_of(KEY).verdicts["serve"]
         assert (verdict.replicas, verdict.held) == (2, HoldReason.DECISION_FAILED)
@@ -214,13 +222,12 @@ async def test_a_pass_is_called_for_when_the_reason_of_trouble_changes_and_not_i
         ]
 
 
-async def test_a_request_wakes_its_service_while_prometheus_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "ASLEEP_INTERVAL_SECONDS", 0.001)
+async def test_a_request_wakes_its_service_while_prometheus_hangs() -> None:
     kube = kube_with(0)
     put_service(kube, "busy", 1)
     async with scaling(kube, held=Held(0, 0)) as given:
         given.prometheus.hangs = True
-        running = asyncio.create_task(given.scaler.run(interval_seconds=3600.0))
+        running = asyncio.create_task(given.scaler.run(interval_seconds=3600.0, asleep_interval_seconds=0.001))
         try:
             await soon(given.prometheus.is_asked.wait())
             await soon(given.are_routers_asked.wait())

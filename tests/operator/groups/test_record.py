@@ -12,7 +12,21 @@ def test_it_is_read_as_it_was_written() -> None:
     assert RestartRecord.of(stateful_set()) == RestartRecord()
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "[]", "{}", '{"restarts": 1}', '{"restarts": "x", "last": null}'])
+RECORD = RestartRecord(1, NOW, "it failed", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        '{"restarts": 1}',
+        RECORD.text().replace(NOW, "soon"),
+        RECORD.text().replace('"restarts": 1', '"restarts": "x"'),
+    ],
+)
 def test_what_somebody_has_edited_is_none(text: str) -> None:
     assert RestartRecord.of(stateful_set(**{RESTARTS: text})) == RestartRecord()
 

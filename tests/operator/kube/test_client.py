@@ -1,66 +1,68 @@
 """What the client's owner hears of its requests; the rest is tested against a real API server."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 import pytest
-from kubernetes.aio.client import Configuration
+from aiohttp import web
 
-from kvasir_operator.errors import KindNotServedError, KubeApiError, LeadershipLostError, ObjectRefusedError
+from kvasir_operator.errors import LeadershipLostError, ObjectNotFoundError, ObjectRefusedError
 from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.kinds import POD_MONITOR, SERVICE, Kind
 
-
-class OpenedKube(KubeClient):
-    """With its two ways of sending in sight."""
-
-    async def write(self, kind: Kind, call: Callable[[], Any]) -> None:
-        await self._write("apply", kind, "models", "llama", call)
+from .http_api import Answer, answering, http_api, refusal
 
 
-def sent(kind: Kind, hooks: ClientHooks, error: KubeApiError | None = None) -> list[str]:
-    """What reached the API server of one write."""
-    requests: list[str] = []
+def sent(kind: Kind, hooks: ClientHooks, answer: Answer) -> list[tuple[str, str]]:
+    """What reached the API server of one write, whatever came of it but a lost lead."""
 
-    async def call() -> dict[str, Any]:
-        requests.append(kind.kind)
-        if error is not None:
-            raise error
-        return {}
+    async def body() -> list[tuple[str, str]]:
+        async with http_api(answer) as api:
+            kube = KubeClient(api.configuration, hooks)
+            metadata = {"name": "llama", "namespace": "models"}
+            try:
+                with suppress(ObjectRefusedError, ObjectNotFoundError):
+                    await kube.apply({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata})
+                return api.asked
+            finally:
+                await kube.close()
 
-    async def body() -> None:
-        kube = OpenedKube(Configuration(), hooks)
-        try:
-            await kube.write(kind, call)
-        except KubeApiError:
-            assert error is not None
-        finally:
-            await kube.close()
+    return asyncio.run(body())
 
-    asyncio.run(body())
-    return requests
+
+async def refuse(request: web.Request) -> web.Response:
+    return refusal(422, "no")
+
+
+async def know_no_such_kind(request: web.Request) -> web.Response:
+    return web.Response(status=404, text="404 page not found")
 
 
 def test_a_write_that_its_hook_forbids_is_not_sent() -> None:
     def forbid() -> None:
         raise LeadershipLostError("another leads")
 
+    reached: list[int] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        reached.append(1)
+        return web.json_response({})
+
     with pytest.raises(LeadershipLostError):
-        assert sent(SERVICE, ClientHooks(before_write=forbid)) == []
+        sent(SERVICE, ClientHooks(before_write=forbid), answer)
+    assert reached == []
 
 
 def test_every_request_is_told_of_with_what_came_of_it() -> None:
-    told: list[tuple[str, str, Exception | None]] = []
-    hooks = ClientHooks(on_request=lambda verb, kind, error: told.append((verb, kind, error)))
-    refused = ObjectRefusedError("no")
-    sent(SERVICE, hooks, refused)
-    sent(SERVICE, hooks)
-    assert told == [("apply", "Service", refused), ("apply", "Service", None)]
+    told: list[tuple[str, str, type[Exception] | None]] = []
+    hooks = ClientHooks(on_request=lambda verb, kind, error: told.append((verb, kind, type(error) if error else None)))
+    assert sent(SERVICE, hooks, refuse) == [("PATCH", "llama")]
+    sent(SERVICE, hooks, answering({}))
+    assert told == [("apply", "Service", ObjectRefusedError), ("apply", "Service", None)]
 
 
 @pytest.mark.parametrize(("kind", "num_reports"), [(POD_MONITOR, 1), (SERVICE, 0)])
 def test_an_optional_kind_that_is_not_known_is_reported(kind: Kind, num_reports: int) -> None:
     reports: list[int] = []
-    sent(kind, ClientHooks(on_kind_not_served=lambda: reports.append(1)), KindNotServedError("no such kind", 404))
+    sent(kind, ClientHooks(on_kind_not_served=lambda: reports.append(1)), know_no_such_kind)
     assert len(reports) == num_reports

@@ -7,7 +7,6 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from kvasir_operator.errors import KindNotServedError, KubeApiError, KubeForbiddenError, KubeUnavailableError
-from kvasir_operator.kube import features as features_module
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures, Discovery, read_features
 from kvasir_operator.kube.kinds import HTTP_ROUTE, POD_DISRUPTION_BUDGET, POD_MONITOR, SECRET
@@ -56,23 +55,17 @@ def test_children_are_listed_of_every_kind_that_is_served_but_secrets() -> None:
     assert SECRET not in with_monitors.listed_child_kinds
 
 
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features_module, "_SOON_SECONDS", 0.0)
-
-
 async def changed_to(discovery: Discovery, before: ClusterFeatures) -> ClusterFeatures:
     while discovery.features == before:  # noqa: ASYNC110, discovery has no event for tests
         await asyncio.sleep(0.001)
     return discovery.features
 
 
-@pytest.mark.usefixtures("soon")
 def test_a_crd_that_is_installed_later_is_found_and_reported() -> None:
     async def body() -> tuple[ClusterFeatures, int]:
         kube, calls = ServingKube(), []
         before = await read_features(kube)
-        discovery = Discovery(kube, before, lambda: calls.append(1))
+        discovery = Discovery(kube, before, lambda: calls.append(1), soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(0.001))
         kube.served = {"/apis/monitoring.coreos.com/v1": "podmonitors"}
         after = await changed_to(discovery, before)
@@ -84,12 +77,11 @@ def test_a_crd_that_is_installed_later_is_found_and_reported() -> None:
     assert asyncio.run(asyncio.wait_for(body(), 10)) == (ClusterFeatures((1, 31), frozenset({POD_MONITOR})), 1)
 
 
-@pytest.mark.usefixtures("soon")
 def test_a_kind_that_is_no_longer_known_is_looked_for_before_the_interval_is_over() -> None:
     async def body() -> frozenset[Any]:
         kube = ServingKube()
         before = ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
-        discovery = Discovery(kube, before, lambda: None)
+        discovery = Discovery(kube, before, lambda: None, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(3600.0))
         discovery.doubt()
         after = await changed_to(discovery, before)
@@ -99,11 +91,10 @@ def test_a_kind_that_is_no_longer_known_is_looked_for_before_the_interval_is_ove
     assert asyncio.run(asyncio.wait_for(body(), 10)) == frozenset()
 
 
-@pytest.mark.usefixtures("soon")
 def test_what_was_known_holds_while_the_api_server_is_away() -> None:
     async def body() -> ClusterFeatures:
         kube = ServingKube(missing=KubeUnavailableError("down"))
-        discovery = Discovery(kube, ClusterFeatures((1, 31), frozenset({POD_MONITOR})), lambda: None)
+        discovery = Discovery(kube, ClusterFeatures((1, 31), frozenset({POD_MONITOR})), lambda: None, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(0.001))
         for _ in range(3):
             kube.asked.clear()

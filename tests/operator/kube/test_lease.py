@@ -13,6 +13,11 @@ TIMING = LeaseTiming(duration_seconds=15.0, renew_deadline_seconds=10.0, retry_s
 KEY = ("Lease", "system", "kvasir-operator")
 
 
+def test_a_leases_times_are_the_default_ones_in_proportion() -> None:
+    assert LeaseTiming.of(15) == LeaseTiming()
+    assert LeaseTiming.of(6) == LeaseTiming(6, 4.0, retry_seconds=pytest.approx(0.8), gone_seconds=pytest.approx(1.6))
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0

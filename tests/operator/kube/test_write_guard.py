@@ -1,18 +1,15 @@
 """A write is asked about a last time when there is a connection for it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
-from kubernetes.aio.client import Configuration
 
 from kvasir_operator.errors import LeadershipLostError
 from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.kinds import SERVICE
+
+from .http_api import answering, http_api
 
 SERVICE_OBJECT = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a", "namespace": "models"}}
 
@@ -30,28 +27,13 @@ class Lead:
             self.num_left -= 1
 
 
-@asynccontextmanager
-async def api_server() -> AsyncIterator[tuple[str, list[str]]]:
-    """Its address, and the methods that it was asked with."""
-    asked: list[str] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        asked.append(request.method)
-        return web.json_response(SERVICE_OBJECT)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    async with TestServer(app) as server:
-        yield str(server.make_url("")), asked
-
-
 def methods(lead: Lead, *, is_connected: bool = False) -> list[str]:
     """What reaches the API server of a get, where there is to be a connection already, and a write."""
     found: list[str] = []
 
     async def body() -> None:
-        async with api_server() as (url, asked):
-            kube = KubeClient(Configuration(host=url), ClientHooks(before_write=lead.check))
+        async with http_api(answering(SERVICE_OBJECT)) as api:
+            kube = KubeClient(api.configuration, ClientHooks(before_write=lead.check))
             try:
                 if is_connected:
                     await kube.get(SERVICE, "models", "a")
@@ -60,7 +42,7 @@ def methods(lead: Lead, *, is_connected: bool = False) -> list[str]:
                 found.append("refused")
             finally:
                 await kube.close()
-                found.extend(asked)
+                found.extend(method for method, _ in api.asked)
 
     asyncio.run(body())
     return found

@@ -26,7 +26,7 @@ def say(line: str) -> None:
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/crash":
-            os._exit(7)
+            os.kill(os.getpid(), signal.SIGUSR1)  # only the main thread can end the process
         if self.path == "/hang":
             HUNG.set()
         answers = {"/arguments": sys.argv[1:], "/environment": dict(os.environ), "/pid": os.getpid()}
@@ -53,6 +53,7 @@ def main() -> None:
     if sys.argv[1:2] == ["fetch"]:
         print(f"fake fetch of {sys.argv[2]} into {sys.argv[3]}", flush=True)
         sys.exit(int(os.environ.get("FAKE_FETCH_EXIT", "0")))
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
     print("fake program starts", flush=True)
     if "FAKE_EXIT" in os.environ:
         print("fake program refuses its flags", file=sys.stderr, flush=True)
@@ -62,7 +63,7 @@ def main() -> None:
         child = subprocess.Popen(["sleep", "600"])
         print(f"fake child {child.pid}", flush=True)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: (say("fake program ends"), os._exit(0)))
+        signal.signal(signal.SIGTERM, lambda *_: (say("fake program ends"), sys.exit(0)))
     host = flag("--host", "127.0.0.1")
     if "--admin-port" in sys.argv:
         admin = ThreadingHTTPServer((flag("--admin-host", host), int(flag("--admin-port", "0"))), Handler)

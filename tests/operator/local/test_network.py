@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kvasir_operator.errors import AddressInUseError
-from kvasir_operator.local import network as network_module
 from kvasir_operator.local.network import LoopbackNetwork, free_port, require_free, reserve_network, usable_port
 
 
@@ -49,23 +48,21 @@ def test_the_kernel_gives_a_free_port_to_nobody_else(network: LoopbackNetwork) -
     assert len(chosen) > 15
 
 
-def test_another_port_is_free_where_the_kernel_may_give_any(network, monkeypatch, tmp_path):
+def test_another_port_is_free_where_the_kernel_may_give_any(network, tmp_path):
     everything = tmp_path / "range"
     everything.write_text("1024\t65535\n")
-    monkeypatch.setattr(network_module, "_KERNELS_PORTS", everything)
     address = network.next_address()
-    socket.create_server((address, free_port(address))).close()
+    socket.create_server((address, free_port(address, everything))).close()
 
 
-def test_taken_ports_are_passed_over(network, monkeypatch, tmp_path):
+def test_taken_ports_are_passed_over(network, tmp_path):
     """The kernel gives all but two, of which one is taken."""
     address = network.next_address()
     two = tmp_path / "range"
     two.write_text("10002\t65535\n")
-    monkeypatch.setattr(network_module, "_KERNELS_PORTS", two)
     with socket.create_server((address, 10_000)):
-        assert {free_port(address) for _ in range(8)} == {10_001}
-    assert {free_port(address) for _ in range(40)} == {10_000, 10_001}
+        assert {free_port(address, two) for _ in range(8)} == {10_001}
+    assert {free_port(address, two) for _ in range(40)} == {10_000, 10_001}
 
 
 def test_a_pod_evades_a_program_that_listens_on_every_address(network: LoopbackNetwork) -> None:

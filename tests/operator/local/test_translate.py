@@ -1,8 +1,10 @@
 """Desired objects as local pods: programs, addresses, folders and environment of this machine."""
 
 import json
-from collections.abc import Callable
-from itertools import count, pairwise
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,16 @@ from kvasir_operator.settings import OperatorSettings
 
 LISTEN = Listener("127.0.0.1", 8080)
 Translate = Callable[..., LocalService]
+Occupy = Callable[[int, int], object]
+
+
+@pytest.fixture
+def occupy(network: LoopbackNetwork) -> Iterator[Occupy]:
+    """`occupy(number, port)`: another program listens there, at the address that the pod of this number will get."""
+    prefix, _, last = network.next_address().rpartition(".")
+    first = int(last) + 1
+    with ExitStack() as stack:
+        yield lambda number, port: stack.enter_context(socket.create_server((f"{prefix}.{first + number}", port)))
 
 
 @pytest.fixture
@@ -222,11 +234,8 @@ def test_routers_follow_the_kv_events_of_engines_that_publish_on_one_pair_of_por
     assert ("--kv-events", "5557:5657") in pairwise(router.command)
 
 
-def test_routers_follow_none_where_engines_had_to_take_different_ports(
-    translate: Translate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ports = count(20000)
-    monkeypatch.setattr("kvasir_operator.local.seats.usable_port", lambda address, preferred: next(ports))
+def test_routers_follow_none_where_engines_had_to_take_different_ports(translate: Translate, occupy: Occupy) -> None:
+    occupy(0, 5557)
     [router] = translate(replicas=2, engine={"kvTransfer": True}).routers
 
     assert "--kv-events" not in router.command
@@ -243,11 +252,9 @@ def test_data_parallel_ranks_publish_on_the_ports_behind_one_another(translate: 
 
 @pytest.mark.parametrize("taken", [5557, 5558, 5657, 5658])
 def test_data_parallel_ranks_that_get_no_ports_behind_one_another_publish_nothing(
-    translate: Translate, monkeypatch: pytest.MonkeyPatch, taken: int
+    translate: Translate, occupy: Occupy, taken: int
 ) -> None:
-    monkeypatch.setattr(
-        "kvasir_operator.local.seats.usable_port", lambda address, preferred: 40000 if preferred == taken else preferred
-    )
+    occupy(0, taken)
     service = translate(parallelism={"data": 2})
 
     assert "--kv-events-config" not in service.engines[0].command
@@ -317,10 +324,9 @@ def test_pods_that_exchange_cached_prefixes_do_so_on_their_own_addresses(transla
 
 
 def test_where_prefill_engines_had_to_take_different_ports_none_prefills_for_others(
-    translate: Translate, monkeypatch: pytest.MonkeyPatch
+    translate: Translate, occupy: Occupy
 ) -> None:
-    ports = count(20000)
-    monkeypatch.setattr("kvasir_operator.local.seats.usable_port", lambda address, preferred: next(ports))
+    occupy(0, 5600)
     [router] = translate(disaggregation={"prefill": {"replicas": 2}, "decode": {}}).routers
 
     assert ("--kv-transfer-port", "0") in pairwise(router.command)
@@ -328,11 +334,11 @@ def test_where_prefill_engines_had_to_take_different_ports_none_prefills_for_oth
 
 @pytest.mark.parametrize(("taken", "port"), [(None, 5600), (5600, 0), (5601, 0)])
 def test_data_parallel_ranks_exchange_kv_on_the_ports_behind_one_another(
-    translate: Translate, monkeypatch: pytest.MonkeyPatch, taken: int | None, port: int
+    translate: Translate, occupy: Occupy, taken: int | None, port: int
 ) -> None:
-    monkeypatch.setattr(
-        "kvasir_operator.local.seats.usable_port", lambda address, preferred: 40000 if preferred == taken else preferred
-    )
+    if taken is not None:
+        occupy(0, taken)
+        occupy(1, taken)
     split = {"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"data": 2}}}
     service = translate(disaggregation=split)
 
@@ -343,15 +349,9 @@ def test_data_parallel_ranks_exchange_kv_on_the_ports_behind_one_another(
     assert ("--kv-transfer-port", str(port)) in pairwise(service.routers[0].command)
 
 
-def test_a_router_that_pairs_none_has_no_streams_handed_over(
-    translate: Translate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_router_that_pairs_none_has_no_streams_handed_over(translate: Translate, occupy: Occupy) -> None:
     """It refuses to do one without the other."""
-    ports = count(20000)
-    monkeypatch.setattr(
-        "kvasir_operator.local.seats.usable_port",
-        lambda address, preferred: next(ports) if preferred == 5600 else preferred,
-    )
+    occupy(0, 5600)
     split = {"prefill": {"replicas": 2}, "decode": {}}
     [router] = translate(disaggregation=split, engine={"kvTransfer": True}).routers
 

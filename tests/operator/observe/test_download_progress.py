@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 
-import pytest
 from aiohttp import web
 from tests.operator.cluster_objects import pod
 from tests.operator.observe.test_model_loader import DOWNLOADING, RUNNING
 
 from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.observe import download_progress
 from kvasir_operator.observe.download_progress import read_downloads
 from kvasir_operator.observe.model_loader import DownloadProgress
 
@@ -28,7 +26,7 @@ def loading(name: str, address: str | None) -> KubeObject:
     return found
 
 
-def asked(pods: list[KubeObject]) -> tuple[dict[str, DownloadProgress], list[str]]:
+def asked(pods: list[KubeObject], **limits: float) -> tuple[dict[str, DownloadProgress], list[str]]:
     """What `read_downloads` finds, and which addresses it asked."""
     hosts: list[str] = []
 
@@ -45,7 +43,7 @@ def asked(pods: list[KubeObject]) -> tuple[dict[str, DownloadProgress], list[str
         await runner.setup()
         try:
             await web.TCPSite(runner, "0.0.0.0", 0).start()
-            return await read_downloads(pods, runner.addresses[0][1])
+            return await read_downloads(pods, runner.addresses[0][1], **limits)
         finally:
             await runner.cleanup()
 
@@ -57,9 +55,8 @@ def test_those_that_cannot_tell_are_left_out() -> None:
     assert found == {"e1": DOWNLOADING}
 
 
-def test_one_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download_progress, "_TIMEOUT_SECONDS", 0.1)
-    found, hosts = asked([loading("hung", "127.0.0.9")])
+def test_one_that_does_not_answer_is_not_waited_for() -> None:
+    found, hosts = asked([loading("hung", "127.0.0.9")], timeout_seconds=0.1)
     assert (found, hosts) == ({}, ["127.0.0.9"])
 
 

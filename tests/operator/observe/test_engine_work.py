@@ -2,12 +2,10 @@
 
 import asyncio
 
-import pytest
 from aiohttp import web
 from tests.operator.cluster_objects import pod
 
 from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.observe import engine_work
 from kvasir_operator.observe.engine_work import read_work
 
 ANSWERS = {
@@ -26,7 +24,7 @@ async def never(_: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-def asked(pods: list[KubeObject], handler: object = load) -> dict[str, int]:
+def asked(pods: list[KubeObject], handler: object = load, **limits: float) -> dict[str, int]:
     """What `read_work` finds where every loopback address answers `/load` by `handler`."""
 
     async def body() -> dict[str, int]:
@@ -36,7 +34,7 @@ def asked(pods: list[KubeObject], handler: object = load) -> dict[str, int]:
         await runner.setup()
         try:
             await web.TCPSite(runner, "0.0.0.0", 0).start()
-            return await read_work(pods, runner.addresses[0][1])
+            return await read_work(pods, runner.addresses[0][1], **limits)
         finally:
             await runner.cleanup()
 
@@ -48,9 +46,8 @@ def test_pods_that_cannot_tell_are_left_out() -> None:
     assert asked([*pods, pod("without an address yet")]) == {"e1": 7}
 
 
-def test_a_pod_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_work, "TIMEOUT_SECONDS", 0.1)
-    assert asked([pod("hung", podIP="127.0.0.1")], never) == {}
+def test_a_pod_that_does_not_answer_is_not_waited_for() -> None:
+    assert asked([pod("hung", podIP="127.0.0.1")], never, timeout_seconds=0.1) == {}
 
 
 def test_a_pod_that_is_not_there_is_left_out() -> None:

@@ -10,7 +10,6 @@ from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeUnavailableError
 from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, ServiceKey
-from kvasir_operator.observe import gateway
 from kvasir_operator.observe.gateway import GatewayObserver
 
 LLAMA, QWEN = ServiceKey("models", "llama"), ServiceKey("models", "qwen")
@@ -124,10 +123,7 @@ def test_who_waits_for_a_name_is_woken_when_its_owner_is_deleted() -> None:
     assert cluster.woken == [QWEN]
 
 
-def test_every_service_behind_the_gateway_is_woken_when_it_comes_and_goes_and_never_between(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gateway, "_LOOK_SECONDS", 0.001)
+def test_every_service_behind_the_gateway_is_woken_when_it_comes_and_goes_and_never_between() -> None:
     cluster = Cluster(service("llama", "a"), service("qwen", "b"), service("own", "c", "dedicated"))
 
     async def until_woken(number: int) -> set[ServiceKey]:
@@ -139,7 +135,7 @@ def test_every_service_behind_the_gateway_is_woken_when_it_comes_and_goes_and_ne
     async def body() -> None:
         await cluster.observer.state_of(service("llama", "a"))
         cluster.woken.clear()
-        running = asyncio.create_task(cluster.observer.run())
+        running = asyncio.create_task(cluster.observer.run(look_seconds=0.001))
         cluster.set_ready(0)
         assert await until_woken(2) == {LLAMA, QWEN}
         cluster.kube.failures = [KubeUnavailableError("down")] * 3

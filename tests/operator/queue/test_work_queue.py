@@ -6,6 +6,7 @@ from typing import Any
 
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.queue.back_off import BackOff
+from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
 
 A, B = ServiceKey("models", "a"), ServiceKey("models", "b")
@@ -23,6 +24,20 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class CountingSchedule(KeySchedule):
+    """Counts how often a worker looks for a key, and all keys are searched for the next one."""
+
+    num_looks = num_searches = 0
+
+    def take(self, now: float) -> ServiceKey | None:
+        self.num_looks += 1
+        return super().take(now)
+
+    def next_start(self) -> float | None:
+        self.num_searches += 1
+        return super().next_start()
 
 
 def test_a_worker_wakes_for_a_new_key() -> None:
@@ -50,17 +65,15 @@ def test_every_waiting_worker_gets_a_key_of_its_own() -> None:
 
 def test_no_key_is_searched_for_workers_that_have_their_passes() -> None:
     async def body() -> set[ServiceKey]:
-        searches: list[None] = []
-        queue = WorkQueue(Clock())
-        next_start = queue._schedule.next_start
-        queue._schedule.next_start = lambda: searches.append(None) or next_start()  # type: ignore[method-assign,func-returns-value]
+        schedule = CountingSchedule()
+        queue = WorkQueue(Clock(), schedule)
         for key in (A, B):
             queue.add(key)
         taken = set()
         while len(taken) < 2 and (key := await queue.get()) is not None:
             taken.add(key)
             queue.done(key)
-        assert not searches
+        assert schedule.num_searches == 0
         return taken
 
     assert within(5, body()) == {A, B}
@@ -68,24 +81,22 @@ def test_no_key_is_searched_for_workers_that_have_their_passes() -> None:
 
 def test_one_worker_is_woken_when_a_key_is_due_and_none_before() -> None:
     async def body() -> tuple[int, ServiceKey | None]:
-        looks: list[float] = []
-        queue = WorkQueue(Clock())
-        take = queue._schedule.take
-        queue._schedule.take = lambda at: looks.append(at) or take(at)  # type: ignore[method-assign,func-returns-value]
+        schedule = CountingSchedule()
+        queue = WorkQueue(Clock(), schedule)
         workers = [asyncio.create_task(queue.get()) for _ in range(8)]
         await asyncio.sleep(0)
-        looks.clear()
+        schedule.num_looks = 0
         for _ in range(5):
             queue.settle(A, 100.0)
             queue.add(B, 50.0)
             await asyncio.sleep(0)
-        assert looks == []
+        assert schedule.num_looks == 0
         queue.add(A)
         done, rest = await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
         queue.close()
         await asyncio.gather(*rest)
         [first] = done
-        return len(looks), first.result()
+        return schedule.num_looks, first.result()
 
     assert within(5, body()) == (1, A)
 
@@ -117,7 +128,7 @@ def test_a_worker_that_was_cancelled_while_it_waited_is_passed_over() -> None:
 
 def test_a_key_that_is_due_earlier_than_what_is_waited_for_is_handed_out_first() -> None:
     async def body() -> list[ServiceKey | None]:
-        queue = WorkQueue(asyncio.get_running_loop().time, spacing_seconds=0.0)
+        queue = WorkQueue(asyncio.get_running_loop().time, KeySchedule(spacing_seconds=0.0))
         waiting = [asyncio.create_task(queue.get()) for _ in range(2)]
         await asyncio.sleep(0)
         queue.add(A, 0.1)
@@ -131,7 +142,7 @@ def test_a_key_that_is_due_earlier_than_what_is_waited_for_is_handed_out_first()
 
 def test_a_failed_key_comes_back_by_itself() -> None:
     async def body() -> ServiceKey | None:
-        queue = WorkQueue(asyncio.get_running_loop().time, BackOff(0.01, 0.01), spacing_seconds=0.0)
+        queue = WorkQueue(asyncio.get_running_loop().time, KeySchedule(BackOff(0.01, 0.01), 0.0))
         queue.add(A)
         assert await queue.get() == A
         assert queue.failed(A) == 0.01
@@ -154,7 +165,7 @@ def test_closing_lets_waiting_workers_end_and_hands_out_nothing_more() -> None:
 
 def test_a_forgotten_key_is_handed_out_without_the_spacing_of_its_last_pass() -> None:
     async def body() -> ServiceKey | None:
-        queue = WorkQueue(Clock(), spacing_seconds=5.0)
+        queue = WorkQueue(Clock(), KeySchedule(spacing_seconds=5.0))
         queue.add(A)
         await queue.get()
         queue.forget(A)
@@ -166,7 +177,7 @@ def test_a_forgotten_key_is_handed_out_without_the_spacing_of_its_last_pass() ->
 
 def test_a_key_whose_service_is_gone_keeps_none_of_its_failures() -> None:
     async def body() -> float:
-        queue = WorkQueue(asyncio.get_running_loop().time, BackOff(0.01, 1.0), spacing_seconds=0.0)
+        queue = WorkQueue(asyncio.get_running_loop().time, KeySchedule(BackOff(0.01, 1.0), 0.0))
         queue.add(A)
         for _ in range(2):
             assert await queue.get() == A

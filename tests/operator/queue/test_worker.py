@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from collections.abc import AsyncIterator
 
 import pytest
 from kubernetes.aio.client import Configuration
@@ -10,13 +11,13 @@ from tests.operator.cluster_objects import service
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeApiError, KubeUnavailableError
-from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.client import KubeClient, LabelSelector
 from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, Kind, KubeObject, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.gateway import GatewayObserver
-from kvasir_operator.queue import worker
 from kvasir_operator.queue.back_off import BackOff
+from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.queue.worker import Resync, work
 from kvasir_operator.reconcile import Outcome, Reconciler
@@ -53,14 +54,17 @@ HANGS = None
 """A pass whose API server never answers."""
 
 
-def worked(*script: Outcome | Exception | None, spacing_seconds: float = 0.0) -> OperatorMetrics:
+def worked(
+    *script: Outcome | Exception | None, spacing_seconds: float = 0.0, pass_timeout_seconds: float = 10.0
+) -> OperatorMetrics:
     """Runs one worker until the script is used up: every entry but the first must have been queued by the worker."""
 
     async def body() -> OperatorMetrics:
         metrics = OperatorMetrics()
-        queue = WorkQueue(asyncio.get_running_loop().time, BackOff(0.001, 1.0), spacing_seconds)
+        queue = WorkQueue(asyncio.get_running_loop().time, KeySchedule(BackOff(0.001, 1.0), spacing_seconds))
         queue.add(KEY)
-        await asyncio.wait_for(work(queue, ScriptedReconciler(queue, list(script)), metrics), 10)
+        reconciler = ScriptedReconciler(queue, list(script))
+        await asyncio.wait_for(work(queue, reconciler, metrics, pass_timeout_seconds), 10)
         return metrics
 
     return asyncio.run(body())
@@ -94,9 +98,8 @@ def test_a_bug_is_logged_with_its_place_and_does_not_end_the_worker(caplog: pyte
     assert record.exc_info is not None
 
 
-def test_a_pass_that_hangs_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PASS_TIMEOUT_SECONDS", 0.01)
-    metrics = worked(HANGS, Outcome())
+def test_a_pass_that_hangs_is_given_up_and_tried_again() -> None:
+    metrics = worked(HANGS, Outcome(), pass_timeout_seconds=0.01)
     assert sample(metrics, "reconcile_errors_total", error="TimeoutError") == 1.0
     assert sample(metrics, "reconcile_total", result="success") == 1.0
 
@@ -117,30 +120,44 @@ def test_a_service_that_is_made_anew_does_not_wait_for_the_spacing_of_the_one_th
     assert sample(metrics, "reconcile_total", result="success") == 2.0
 
 
-@pytest.fixture
-def no_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_SPREAD", 0.0)
+class ListedKube(MemoryKube):
+    """Tells when services were listed; what was listed is queued when a test hears of it."""
 
+    def __init__(self, *failures: KubeApiError) -> None:
+        super().__init__()
+        self.objects[(INFERENCE_SERVICE.kind, "models", "llama")] = service()
+        self.failures = [*failures]
+        self.listed = asyncio.Event()
 
-async def next_of_resync(interval_seconds: float, *failures: KubeApiError, hasten: bool = False) -> ServiceKey | None:
-    """What a resync over one service queues first."""
-    kube = MemoryKube()
-    kube.objects[(INFERENCE_SERVICE.kind, "models", "llama")] = service()
-    kube.failures = [*failures]
-    queue = WorkQueue(asyncio.get_running_loop().time)
-    resync = Resync(kube, None, queue)
-    running = asyncio.create_task(resync.run(interval_seconds))
-    if hasten:
-        resync.hasten()
-    key = await asyncio.wait_for(queue.get(), 10)
-    running.cancel()
-    return key
+    def list_pages(
+        self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
+    ) -> AsyncIterator[KubeObject]:
+        self.listed.set()
+        return super().list_pages(kind, namespace, labels, fields)
 
 
 def test_the_resync_queues_every_service_again_even_after_an_outage() -> None:
-    assert asyncio.run(next_of_resync(0.01, KubeUnavailableError("down"))) == KEY
+    async def body() -> ServiceKey | None:
+        queue = WorkQueue(asyncio.get_running_loop().time)
+        running = asyncio.create_task(Resync(ListedKube(KubeUnavailableError("down")), None, queue).run(0.01))
+        key = await asyncio.wait_for(queue.get(), 10)
+        running.cancel()
+        return key
+
+    assert asyncio.run(body()) == KEY
 
 
-@pytest.mark.usefixtures("no_spread")
-def test_a_resync_can_be_hastened() -> None:
-    assert asyncio.run(next_of_resync(3600.0, hasten=True)) == KEY
+def test_a_resync_can_be_hastened_and_is_spread_over_a_tenth_of_its_interval() -> None:
+    async def body() -> ServiceKey | None:
+        now, kube = 0.0, ListedKube()
+        queue = WorkQueue(lambda: now, KeySchedule(spacing_seconds=0.0))
+        resync = Resync(kube, None, queue)
+        running = asyncio.create_task(resync.run(3600.0))
+        resync.hasten()
+        await asyncio.wait_for(kube.listed.wait(), 10)
+        now = 360.0
+        key = await asyncio.wait_for(queue.get(), 10)
+        running.cancel()
+        return key
+
+    assert asyncio.run(body()) == KEY

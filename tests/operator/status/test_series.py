@@ -17,11 +17,11 @@ class Watched:
     """The series after the events that were given."""
 
     def __init__(self) -> None:
-        self._services, self._registry = ServiceCollector(), CollectorRegistry()
-        self._registry.register(self._services)
+        self.collector, self._registry = ServiceCollector(), CollectorRegistry()
+        self._registry.register(self.collector)
 
     def see(self, event_type: str | None = "MODIFIED", **of: Any) -> "Watched":
-        self._services.watch(event_type, service(**of))
+        self.collector.watch(event_type, service(**of))
         return self
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -70,7 +70,7 @@ def test_replicas_of_each_role_are_shown_as_wanted_and_as_ready() -> None:
 
 def test_a_service_without_status_has_no_series() -> None:
     watched = Watched()
-    watched._services.watch("MODIFIED", {"metadata": {"namespace": "models", "name": "llama"}, "spec": {}})
+    watched.collector.watch("MODIFIED", {"metadata": {"namespace": "models", "name": "llama"}, "spec": {}})
     assert watched.num_series == 0
 
 

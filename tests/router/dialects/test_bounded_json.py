@@ -11,8 +11,7 @@ from tests.router.prefix_index.test_mixed import Parts
 from tests.router.prefix_index.test_tokens import card
 
 from kvasir_router import request
-from kvasir_router.dialects import bounded_json
-from kvasir_router.dialects.bounded_json import MAX_ELEMENTS, BoundedDecoder, is_too_much
+from kvasir_router.dialects.bounded_json import MAX_ELEMENTS, SLICE_BYTES, BoundedDecoder, is_too_much
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.completions import Completions
 from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields
@@ -162,6 +161,6 @@ async def test_a_body_of_many_values_is_relayed_as_it_is(
 
 
 @pytest.mark.parametrize("shift", range(-4, 2))
-def test_what_lies_across_two_slices_counts_once(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_json, "_SLICE_BYTES", 100)
-    assert bounded_json._num_elements(b"x" * (100 + shift) + rb"\u005b" + b"," * 200) == 202
+def test_what_lies_across_two_slices_counts_once(shift: int) -> None:
+    before = b"x" * (SLICE_BYTES + shift) + rb"\u005b"
+    assert [is_too_much(before + b"," * (MAX_ELEMENTS - more)) for more in (2, 1)] == [False, True]

@@ -93,6 +93,19 @@ async def test_watches_from_a_version(server: Any, api: KubernetesObjects) -> No
     assert (query["watch"], query["resourceVersion"]) == ("true", "7")
 
 
+async def test_a_watch_is_waited_for_longer_than_the_server_may_be_silent() -> None:
+    """The server ends a watch by itself; only one that does not, or whose node has vanished, is given up."""
+    asked: list[dict[str, Any]] = []
+
+    async def read(**options: Any) -> Any:
+        asked.append(options)
+        raise WatchFailedError("no server")
+
+    with pytest.raises(WatchFailedError):
+        await anext(KubernetesObjects(read, {}).watch("7"))
+    assert asked[0]["timeout_seconds"] < asked[0]["_request_timeout"] < asked[0]["timeout_seconds"] + 60
+
+
 async def test_an_expired_version_is_told_apart(server: Any, api: KubernetesObjects) -> None:
     server[0].events = [{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}]
     async with aclosing(api.watch("1")) as events:

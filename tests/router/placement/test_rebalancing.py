@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 
 from kvasir_router.placement.rebalancing import (
-    GAIN,
     HANDOVER_SECONDS,
     LEAST_REMAINING_TOKENS,
+    MOVE_CRITERIA,
     PREEMPTED_STEPS,
     RECEIVER_USAGE,
-    REST_SECONDS,
-    SATURATED_SECONDS,
     STILL_SATURATED_USAGE,
     EngineView,
     Move,
@@ -20,7 +18,7 @@ from kvasir_router.placement.rebalancing import (
     is_saturated,
 )
 
-FULL = EngineView("full", "1", 3, 950, 1000, 10.0, saturated_seconds=SATURATED_SECONDS)
+FULL = EngineView("full", "1", 3, 950, 1000, 10.0, saturated_seconds=MOVE_CRITERIA.saturated_seconds)
 IDLE = EngineView("idle", "1", 0, 0, 1000, 0.0)
 STREAM = StreamView(7, "full", num_prompt_tokens=50, num_drawn_tokens=100)
 MOVE = Move(7, "full", "idle")
@@ -60,7 +58,7 @@ def test_nothing_goes_anywhere_without_engines_or_streams() -> None:
 
 
 def test_an_engine_must_have_been_saturated_for_some_seconds() -> None:
-    assert chosen(full=replace(FULL, saturated_seconds=SATURATED_SECONDS - 0.01)) is None
+    assert chosen(full=replace(FULL, saturated_seconds=MOVE_CRITERIA.saturated_seconds - 0.01)) is None
 
 
 @pytest.mark.parametrize("change", [{"revision": "2"}, {"can_receive": False}, {"num_waiting": 1}], ids=str)
@@ -77,8 +75,8 @@ def test_the_receiver_stays_half_empty_to_the_streams_expected_end() -> None:
 def test_what_was_moved_does_not_move_back_at_once() -> None:
     """A receiver at its limit is far from being a source, and a stream rests."""
     assert RECEIVER_USAGE < STILL_SATURATED_USAGE
-    assert chosen(stream=replace(STREAM, rested_seconds=REST_SECONDS)) == MOVE
-    assert chosen(stream=replace(STREAM, rested_seconds=REST_SECONDS - 0.01)) is None
+    assert chosen(stream=replace(STREAM, rested_seconds=MOVE_CRITERIA.rest_seconds)) == MOVE
+    assert chosen(stream=replace(STREAM, rested_seconds=MOVE_CRITERIA.rest_seconds - 0.01)) is None
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_a_stream_that_gets_no_token_was_preempted_and_stays() -> None:
 
 
 def test_a_move_must_win_many_times_the_seconds_that_it_takes() -> None:
-    longest = STREAM.num_remaining_tokens / FULL.steps_per_second / GAIN - HANDOVER_SECONDS
+    longest = STREAM.num_remaining_tokens / FULL.steps_per_second / MOVE_CRITERIA.gain - HANDOVER_SECONDS
     assert chosen(transfer=longest - 0.001) == MOVE
     assert chosen(transfer=longest + 0.001) is None
 

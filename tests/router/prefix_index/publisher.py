@@ -28,7 +28,7 @@ class Publisher:
         self._pub = self._bound(zmq.PUB, event_port, host)
         self._router = self._bound(zmq.ROUTER, replay_port, host)
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
-        self._num_messages = 0
+        self.num_messages = 0
         self._num_reports = 0
         self.event_port, self.replay_port = (_port(socket) for socket in (self._pub, self._router))
         self._thread = threading.Thread(target=self._serve_replays, args=(has_replay,))
@@ -36,14 +36,14 @@ class Publisher:
 
     def publish(self, *events: Any, is_lost: bool = False, rank: int | None = None) -> None:
         payload = msgspec.msgpack.encode([self._process, list(events), rank])
-        number, self._num_messages = self._num_messages, self._num_messages + 1
+        number, self.num_messages = self.num_messages, self.num_messages + 1
         self._buffer.append((number, payload))
         if not is_lost:
             self.send(b"", number, payload)
 
     def begin_again(self, process: float) -> None:
         """As another process would, so quickly that no connection has broken."""
-        self._process, self._num_messages = process, 0
+        self._process, self.num_messages = process, 0
         self._buffer.clear()
 
     def publish_load(self, instance: str, num_running: int = 0) -> None:
@@ -52,6 +52,9 @@ class Publisher:
 
     def send(self, topic: bytes, number: int, payload: bytes) -> None:
         self._pub.send_multipart((topic, number.to_bytes(8, "big"), payload))
+
+    def send_frames(self, *frames: bytes) -> None:
+        self._pub.send_multipart(frames)
 
     def close(self) -> None:
         self._pub.close(linger=0)

@@ -1,14 +1,16 @@
+import asyncio
 import random
 import threading
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.router.parts import num_bytes_kept
 
 from kvasir_router.dialects.dialect import Prompt
-from kvasir_router.prefix_index import approximate
 from kvasir_router.prefix_index.approximate import (
     BYTES_PER_BLOCK,
     MAX_BLOCKS_PER_PROMPT,
+    THREAD_BYTES,
     ApproximatePrefixIndex,
     BlockHashes,
     PrefixMemory,
@@ -54,20 +56,19 @@ def test_prompts_of_another_seed_share_no_block() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("num_bytes_more", "is_in_loop"), [(0, True), (1, False)])
-async def test_what_takes_long_to_hash_is_hashed_in_a_thread(
-    num_bytes_more: int, is_in_loop: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[bool] = []
-
-    def hashed(*arguments: Any) -> tuple[int, ...]:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return hash_blocks(*arguments)
-
-    monkeypatch.setattr(approximate, "hash_blocks", hashed)
-    content = b"x" * (approximate._THREAD_BYTES + num_bytes_more)
+async def test_what_takes_long_to_hash_is_hashed_in_a_thread(num_bytes_more: int, is_in_loop: bool) -> None:
+    """While the only one is busy."""
+    gate = threading.Event()
+    executor = ThreadPoolExecutor(max_workers=1)
+    executor.submit(gate.wait)
+    asyncio.get_running_loop().set_default_executor(executor)
+    content = b"x" * (THREAD_BYTES + num_bytes_more)
     made = ApproximatePrefixIndex(100, 10.0, block_tokens=1024, bytes_per_token=4.0)
-    found = await made.key(Prompt(content, is_token_ids=False, seed=b"s"))
-    assert (threads, found.hashes) == ([is_in_loop], hash_blocks(content, 4096, b"s"))
+    hashing = asyncio.create_task(made.key(Prompt(content, is_token_ids=False, seed=b"s")))
+    await asyncio.sleep(0)
+    assert hashing.done() is is_in_loop
+    gate.set()
+    assert (await hashing).hashes == hash_blocks(content, 4096, b"s")
 
 
 @pytest.mark.anyio
@@ -240,9 +241,12 @@ def test_indexes_that_share_a_memory_have_equal_parts_of_it_and_give_theirs_back
 
 def test_many_dispatches_of_few_blocks_do_not_grow_it() -> None:
     one = index(10, ttl_seconds=1e9)
-    for now in range(1000):
-        insert(one, "a", LONG[:5], now=now)
-    assert len(one._holders["a"].dispatches) <= 9
+
+    def dispatch() -> None:
+        for now in range(1000):
+            insert(one, "a", LONG[:5], now=now)
+
+    assert num_bytes_kept(dispatch) < 10_000  # a dispatch takes more than 100
     assert depth(one, LONG, now=1000) == 5
 
 

@@ -47,7 +47,7 @@ class Following(RuleBasedStateMachine):
         self.sent: list[tuple[int, bytes]] = []  # by the process of now
         self.index = PreciseIndex(BlockBudget(1000))
         self.order = EventOrder()
-        self.asked: int | None = None
+        self.asked: Replay | None = None
         self.perform(self.order.resync())
 
     # The edge, as a subscriber has it.
@@ -62,7 +62,7 @@ class Following(RuleBasedStateMachine):
                 case Lost():
                     self.index.doubt(URL, self.now)
                 case Replay(start):
-                    self.asked = start
+                    self.asked = Replay(start)  # not the one before, though it may begin at the same message
 
     def publish(self, event: Event, *, is_lost: bool) -> None:
         number = self.engine.num_messages
@@ -75,10 +75,11 @@ class Following(RuleBasedStateMachine):
             self.perform(self.order.receive(number, payload))
 
     def answer(self) -> None:
-        start, process = self.asked, self.engine.process
-        for number in [number for number in self.engine.buffer if start is not None and number >= start]:
+        asked, process = self.asked, self.engine.process
+        assert asked is not None
+        for number in [number for number in self.engine.buffer if number >= asked.start]:
             self.perform(self.order.replayed(number, f"{process} {number}".encode()))
-            if self.asked != start:
+            if self.asked is not asked:
                 return  # that replay was given up
         self.asked = None
         self.perform(self.order.replay_ended())
@@ -182,6 +183,20 @@ class Following(RuleBasedStateMachine):
     def assert_nothing_is_believed_that_is_not_true(self) -> None:
         for prompt, believed in zip(PROMPTS, self.believed(), strict=True):
             assert believed <= self.engine.truth(prompt)
+
+
+def test_the_end_of_a_replay_that_was_given_up_does_not_end_the_next() -> None:
+    """A message of a process that is gone had waited, and the replay of the next process's contradicts it: another
+    replay is asked for, which begins at the same message.
+    """
+    world = Following()
+    world.clear(is_lost=False)
+    world.restart()
+    world.replay(is_answered=True)
+    world.store((0, 0, 0), is_lost=True)
+    world.once_the_router_has_looked_it_believes_what_is_true()
+    assert world.believed() == [world.engine.truth(prompt) for prompt in PROMPTS]
+    assert world.index.is_complete(URL)
 
 
 TestFollowing = Following.TestCase

@@ -1,8 +1,5 @@
 """Gaps, replays, duplicates and restarts, as decisions over numbered messages."""
 
-import pytest
-
-from kvasir_router.prefix_index import event_order
 from kvasir_router.prefix_index.event_order import Action, Apply, EventOrder, Lost, Replay, Reset
 
 
@@ -198,9 +195,8 @@ def test_a_restart_during_a_replay_is_found_after_it() -> None:
     assert applied(replay(order, range(2), "second")) == [message(0, "second"), message(1, "second")]
 
 
-def test_what_waits_is_bounded_and_what_is_dropped_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_order, "_MAX_PENDING", 2)
-    order = EventOrder()
+def test_what_waits_is_bounded_and_what_is_dropped_is_lost() -> None:
+    order = EventOrder(max_pending=2)
     order.resync()
     for number in range(4):
         order.receive(number, message(number))
@@ -209,9 +205,8 @@ def test_what_waits_is_bounded_and_what_is_dropped_is_lost(monkeypatch: pytest.M
     ]  # fmt: skip
 
 
-def test_a_long_replay_does_not_make_its_live_messages_look_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_order, "_MAX_RECENT", 2)
-    order = EventOrder()
+def test_a_long_replay_does_not_make_its_live_messages_look_old() -> None:
+    order = EventOrder(max_recent=2)
     order.resync()
     order.receive(0, message(0))
     assert applied(replay(order, range(5))) == [message(number) for number in range(5)]

@@ -10,13 +10,12 @@ import pytest
 from tests.router.prefix_index.test_tokens import card, ids
 
 from kvasir_router.dialects.dialect import Prompt
-from kvasir_router.prefix_index import threads as threads_module
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import BlockStored, extra_key
 from kvasir_router.prefix_index.mixed import MixedIndex
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
-from kvasir_router.prefix_index.threads import Threads
+from kvasir_router.prefix_index.threads import INLINE_BYTES, Threads
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 
 pytestmark = pytest.mark.anyio
@@ -152,20 +151,14 @@ async def test_blocks_are_counted_as_far_as_they_are_known(parts: Parts) -> None
 
 
 async def test_long_prompts_are_done_in_a_thread_and_short_ones_at_once() -> None:
-
     threads = Threads()
-    names = [await threads.run(num_bytes, threading.current_thread) for num_bytes in (threads_module.INLINE_BYTES,
-             threads_module.INLINE_BYTES + 1)]  # fmt: skip
+    names = [await threads.run(size, threading.current_thread) for size in (INLINE_BYTES, INLINE_BYTES + 1)]
     threads.close()
     assert [thread is threading.main_thread() for thread in names if thread] == [True, False]
 
 
-async def test_beyond_what_may_wait_a_prompt_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads_module, "_MAX_LONG_PROMPTS", 1)
-    threads = Threads()
-    big = threads_module.INLINE_BYTES + 1
-
-    gate = threading.Event()
+async def test_beyond_what_may_wait_a_prompt_is_not_done() -> None:
+    threads, big, gate = Threads(max_long_prompts=1), INLINE_BYTES + 1, threading.Event()
     first = asyncio.create_task(threads.run(big, gate.wait))
     await asyncio.sleep(0)
     assert await threads.run(big, lambda: "done") is None

@@ -1,16 +1,14 @@
 """Events to holders: what is matched after blocks were stored, removed, cleared, lost or guessed."""
 
 from array import array
-from collections import Counter
-from unittest.mock import Mock
 
 import pytest
+from tests.router.parts import num_bytes_kept, num_calls
 
-from kvasir_router.prefix_index import precise
 from kvasir_router.prefix_index.block_keys import prompt_keys
 from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Digest, extra_key
-from kvasir_router.prefix_index.precise import DOUBT_SECONDS, BlockBudget, Chains, PreciseIndex
+from kvasir_router.prefix_index.precise import DEFAULT_BLOCK_SIZE, DOUBT_SECONDS, BlockBudget, Chains, PreciseIndex
 
 SIZE = 4
 PROMPT = list(range(100, 132))  # eight blocks
@@ -234,11 +232,15 @@ def test_a_prompt_that_was_sent_twice_is_expected_until_both_have_failed() -> No
 
 
 def test_dispatches_are_remembered_no_longer_than_guesses() -> None:
-    index = index_of("a")
-    index.insert("a", chains_of(PROMPT, precise.DEFAULT_BLOCK_SIZE), 0)
+    """One that is would keep what the other leaves."""
+    index, chains = index_of("a"), chains_of(PROMPT, DEFAULT_BLOCK_SIZE)
+    index.insert("a", chains, 0)
     for now in (2, 4):
         index.expire(now)
-    assert index._guesses._old_dispatches == index._guesses._new_dispatches == []
+    index.insert("a", chains, 4)
+    assert index.match(chains, 4) == {"a": 32}
+    index.withdraw("a", chains)
+    assert index.match(chains, 4) == {}
 
 
 def test_guesses_for_an_endpoint_without_events_are_nobodys() -> None:
@@ -247,16 +249,13 @@ def test_guesses_for_an_endpoint_without_events_are_nobodys() -> None:
     assert index.match(chains_of(PROMPT, 16), 0) == {}
 
 
-def test_the_usual_block_size_is_found_once_whatever_the_number_of_new_engines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    index = index_of(*map(str, range(20)))
-    count = Mock(side_effect=Counter)
-    monkeypatch.setattr(precise, "Counter", count)
-    index.reset("new", 0, is_complete=True)
-    assert count.call_count == 1
-    index.insert("new", chains_of(PROMPT, precise.DEFAULT_BLOCK_SIZE), 0)
-    assert count.call_count == 1
+def test_the_usual_block_size_is_found_once_whatever_the_number_of_new_engines() -> None:
+    chains = chains_of(PROMPT, DEFAULT_BLOCK_SIZE)
+    few, many = (index_of(*map(str, range(num_engines))) for num_engines in (20, 40))
+    resets = [num_calls(lambda index=index: index.reset("new", 0, is_complete=True)) for index in (few, many)]
+    inserts = [num_calls(lambda index=index: index.insert("new", chains, 0)) for index in (few, many)]
+    assert resets[1] < 2.5 * resets[0]
+    assert inserts[1] == inserts[0]
 
 
 def test_a_new_engine_is_guessed_in_the_blocks_of_the_others() -> None:
@@ -279,13 +278,18 @@ def test_a_reset_endpoint_holds_nothing_and_nobody_inherits_its_blocks() -> None
 
 def test_a_forgotten_endpoints_blocks_are_freed_and_its_bit_is_used_again() -> None:
     index = index_of("a")
-    for now in range(0, 100, 10):
-        index.apply("a", stored(PROMPT), now)
-        index.insert("a", chains_of([5] * 8), now)
-        index.reset("a", now, is_complete=True)
-        index.expire(now)
-        assert index.match(chains_of([5] * 8), now) == index.match(chains_of(PROMPT), now) == {}
-    assert (index.num_held, index._holders, index._num_bits) == (0, {}, 2)
+
+    def hold_and_forget() -> None:
+        for now in range(0, 2000, 10):
+            tokens = [now, *PROMPT]
+            index.apply("a", stored(tokens), now)
+            index.insert("a", chains_of([5] * 8), now)
+            index.reset("a", now, is_complete=True)
+            index.expire(now)
+            assert index.match(chains_of([5] * 8), now) == index.match(chains_of(tokens), now) == {}
+
+    assert num_bytes_kept(hold_and_forget) < 10_000  # a block takes 200
+    assert (index.num_held, index.num_bits) == (0, 2)
 
 
 def test_a_bit_is_not_used_again_while_a_guess_may_have_it() -> None:
@@ -299,13 +303,12 @@ def test_a_bit_is_not_used_again_while_a_guess_may_have_it() -> None:
     assert index.match(chains_of(PROMPT), 1) == {}
 
 
-def test_events_free_what_is_void_little_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precise, "_NUM_FREED_AN_EVENT", 3)
+def test_events_free_what_is_void_little_by_little() -> None:
     index = index_of("a", "b")
-    index.apply("a", stored(PROMPT), 0)
+    index.apply("a", stored(list(range(SIZE * 80))), 0)
     index.forget("a")
-    assert index.num_held == 8
-    for num_left in (5, 2, 0):
+    assert index.num_held == 80
+    for num_left in (48, 16, 0):
         index.apply("b", BlockRemoved([]), 0)
         assert index.num_held == num_left
 
@@ -347,7 +350,7 @@ def test_a_doubted_block_that_is_named_again_while_the_others_are_freed_stays() 
     index = index_of("a")
     index.apply("a", stored(PROMPT), 0)
     index.doubt("a", 0)
-    index._end_doubt(index._endpoints["a"][0])
+    index.doubt("a", 0)  # which ends the first doubt
     index.apply("a", stored(PROMPT[:4]), 0)
     index.expire(1)
     assert (index.match(chains_of(PROMPT), 1), index.num_held) == ({"a": 4}, 1)

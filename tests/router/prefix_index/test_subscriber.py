@@ -88,7 +88,7 @@ async def live(publisher: Publisher, heard: Heard, until: Any) -> None:
 
 async def settled(subscriber: Subscriber, until: Any) -> None:
     """Until it has looked twice: at the start, and when its connection was there."""
-    await until(lambda: subscriber.statistics.num_replays == 2 and subscriber._replay is None)
+    await until(lambda: subscriber.statistics.num_replays == 2 and not subscriber.is_replaying)
 
 
 async def test_a_router_that_starts_late_learns_what_was_stored_before(
@@ -209,7 +209,7 @@ async def test_a_restart_that_was_seen_by_its_numbers_is_not_seen_again_by_its_l
     await settled(subscriber, until)
     publisher.begin_again(process=2.0)
     publisher.publish(stored("x"))
-    await until(lambda: heard.since_reset() == ["RESET, COMPLETE", "x"] and subscriber._replay is None)
+    await until(lambda: heard.since_reset() == ["RESET, COMPLETE", "x"] and not subscriber.is_replaying)
     num_words = len(heard.words)
     publisher.send(b"kvasir-load", 1, b"another")
     await until(lambda: heard.reports[-1:] == [b"another"])
@@ -233,10 +233,10 @@ async def test_nonsense_is_counted_and_the_rest_is_read(
     assert heard.words[-1:] == ["RESET, COMPLETE"]
     publisher.send(b"", 0, b"no batch")
     publisher.send(b"kvasir-load", 1, b"nonsense")
-    publisher._pub.send_multipart((b"", b"short", b""))
-    publisher._pub.send_multipart((b"two", b"frames"))
+    publisher.send_frames(b"", b"short", b"")
+    publisher.send_frames(b"two", b"frames")
     publisher.send(b"", 1, b"\x93\x01\x91\x92\xa5Moved\x90\xc0")  # [1, [["Moved", []]], None]
-    publisher._num_messages = 2
+    publisher.num_messages = 2
     publisher.publish(stored("a"))
     await until(lambda: heard.words[-1:] == ["a"])
     assert (subscriber.statistics.num_malformed, subscriber.statistics.num_skipped) == (4, 1)

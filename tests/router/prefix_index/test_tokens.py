@@ -63,9 +63,8 @@ def test_a_text_cut_at_its_special_tokens_gives_the_same_tokens(
     assert ids(own.encode(text, add_special_tokens=False)) == whole.encode(text, add_special_tokens=False).ids
 
 
-def test_the_example_models_texts_are_cut(own: PromptTokenizer) -> None:
-    assert own._separator is not None
-    assert own._separator.text in ("<|im_start|>", "<|im_end|>")
+def test_the_example_models_texts_are_cut(whole: tokenizers.Tokenizer) -> None:
+    assert separator_of(whole, TEMPLATE) in ("<|im_start|>", "<|im_end|>")
 
 
 def test_a_conversation_is_rendered_and_tokenised(own: PromptTokenizer, whole: tokenizers.Tokenizer) -> None:
@@ -73,22 +72,27 @@ def test_a_conversation_is_rendered_and_tokenised(own: PromptTokenizer, whole: t
     assert ids(own.tokens(chat([{"role": "user", "content": "hi"}]))) == whole.encode(text).ids
 
 
-def test_only_what_is_new_in_a_conversation_is_tokenised(own: PromptTokenizer, monkeypatch: Any) -> None:
+class Remembering(PieceCache):
+    """What has been tokenised, piece by piece."""
+
+    def __init__(self) -> None:
+        super().__init__(10**6)
+        self.texts: list[str] = []
+
+    def put(self, owner: object, text: str, tokens: bytes) -> None:
+        self.texts.append(text)
+        super().put(owner, text, tokens)
+
+
+def test_only_what_is_new_in_a_conversation_is_tokenised() -> None:
+    pieces = Remembering()
+    tokenizer = PromptTokenizer(card(), pieces)
     messages = [{"role": "user", "content": "first " * 50}, {"role": "assistant", "content": "second"}]
-    own.tokens(chat(messages))
-    seen: list[str] = []
-    encode = tokenizers.Tokenizer.encode
-
-    class Spy:
-        def encode(self, text: str, **options: Any) -> Any:
-            seen.append(text)
-            return encode(backend, text, **options)
-
-    backend = own._backend
-    monkeypatch.setattr(own, "_backend", Spy())
-    own.tokens(chat([*messages, {"role": "user", "content": "third"}]))
-    assert "first" not in "".join(seen)
-    assert "third" in "".join(seen)
+    tokenizer.tokens(chat(messages))
+    pieces.texts.clear()
+    tokenizer.tokens(chat([*messages, {"role": "user", "content": "third"}]))
+    assert "first" not in "".join(pieces.texts)
+    assert "third" in "".join(pieces.texts)
 
 
 def test_text_is_tokenised_as_completions_are(own: PromptTokenizer, whole: tokenizers.Tokenizer) -> None:
@@ -208,7 +212,7 @@ def test_a_text_is_not_cut_where_that_could_change_its_tokens(tokenizer: tokeniz
 def test_other_steps_see_each_piece_alone(steps: dict[str, Any], pieces: list[str]) -> None:
     tokenizer = with_tokens(words(**steps), special("<a>"))
     prompts = PromptTokenizer(card(tokenizer, "<a>"), PieceCache(10**6))
-    assert prompts._separator is not None
+    assert separator_of(tokenizer, "<a>") is not None
     text = "".join(pieces)
     assert ids(prompts.encode(text, add_special_tokens=False)) == tokenizer.encode(text, add_special_tokens=False).ids
 

@@ -16,8 +16,7 @@ from tests.router.parts import a_request
 from kvasir_router.endpoints.address import Address
 from kvasir_router.placement.placement import Placement, leg_on
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
-from kvasir_router.service import health
-from kvasir_router.service.health import Prober
+from kvasir_router.service.health import PROBE_TIMES, Prober, ProbeTimes
 from kvasir_router.service.ledger import Ledger
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
@@ -28,7 +27,7 @@ from kvasir_router.service.registry import EndpointState, Registry
 pytestmark = pytest.mark.anyio
 ENGINE = Address("http://engine")
 SILENT, READY, LOADING = None, 200, 503
-NEVER = (1e9, 1e9)
+SELDOM = ProbeTimes(idle_intervals=(1e9, 1e9))
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
@@ -36,7 +35,7 @@ class ScriptedEngine:
     """Stands for the HTTP session: each probe of /ready meets the next of `answers`, and then waits for ever."""
 
     def __init__(self, *answers: int | None) -> None:
-        self._answers = list(answers)
+        self.answers = list(answers)
         self.states: list[EndpointState | None] = []  # when each probe began: what the one before had led to
         self.num_scrapes = 0
         self.num_listings = 0
@@ -52,10 +51,10 @@ class ScriptedEngine:
         self.index.insert(ENGINE.url, BlockHashes(1, (7,)), 0.0, None)
 
     @contextlib.asynccontextmanager
-    async def probed(self, interval_seconds: float = 0.001) -> AsyncIterator[Prober]:
+    async def probed(self, interval_seconds: float = 0.001, times: ProbeTimes = PROBE_TIMES) -> AsyncIterator[Prober]:
         session = cast(aiohttp.ClientSession, self)
         pace = ProbePace(per_second=1e6)
-        prober = Prober(self.registry, self.ledger, self.index, session, interval_seconds, pace)
+        prober = Prober(self.registry, self.ledger, self.index, session, interval_seconds, pace, times=times)
         prober.follow({ENGINE})
         yield prober
         await prober.close()
@@ -73,9 +72,9 @@ class ScriptedEngine:
             yield SimpleNamespace(status=status, read=partial(self._read, url))
             return
         self.states.append(self.registry.state_of(ENGINE.url))
-        if not self._answers:
+        if not self.answers:
             await asyncio.Event().wait()
-        answer = self._answers.pop(0)
+        answer = self.answers.pop(0)
         if answer is SILENT:
             raise TimeoutError
         yield SimpleNamespace(status=answer)
@@ -110,7 +109,7 @@ async def test_the_cache_of_an_unreachable_engine_is_not_counted_on(
     until: Until, answer: int | None, num_blocks: int
 ) -> None:
     engine = ScriptedEngine(READY, answer, *[SILENT, SILENT] * (answer is SILENT))
-    num_answers = len(engine._answers)
+    num_answers = len(engine.answers)
     async with engine.probed():
         await until(lambda: len(engine.states) > num_answers)
     assert engine.index.num_blocks(ENGINE.url) == num_blocks
@@ -140,13 +139,10 @@ async def test_what_an_engine_had_cached_is_counted_on_in_the_same_process_only(
     assert (engine.states[-1], engine.index.num_blocks(ENGINE.url)) == (EndpointState.READY, num_blocks)
 
 
-async def test_an_engine_that_does_not_say_which_process_it_is_is_not_waited_for(
-    until: Until, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health, "_INSTANCE_TIMEOUT", aiohttp.ClientTimeout(total=0.01))
+async def test_an_engine_that_does_not_say_which_process_it_is_is_not_waited_for(until: Until) -> None:
     engine = ScriptedEngine(READY)
     engine.hangs_at = "/load"
-    async with engine.probed():
+    async with engine.probed(times=ProbeTimes(instance_timeout=0.01)):
         await until(lambda: engine.registry.state_of(ENGINE.url) is EndpointState.READY)
     assert engine.patience_seconds == 0.01
 
@@ -214,9 +210,10 @@ async def test_a_gone_engine_is_watched_until_its_requests_are_over_or_another_h
         prober.follow(frozenset())
         num_probes = len(engine.states)
         await until(lambda: len(engine.states) > num_probes + 2)
-        assert prober._watches.keys() == {ENGINE}
+        assert prober.num_watched == 1
         prober.follow({successor})
-        await until(lambda: prober._watches.keys() == {successor})
+        assert prober.num_watched == 2
+        await until(lambda: prober.num_watched == 1)
     assert engine.ledger.has_in_flight(ENGINE.url)
 
 
@@ -229,23 +226,21 @@ async def test_an_idle_services_engines_are_probed_seldom(until: Until) -> None:
 
 
 async def test_an_idle_services_engines_are_probed_at_once_and_often_when_a_request_comes(
-    until: Until, monkeypatch: pytest.MonkeyPatch
+    until: Until,
 ) -> None:
-    monkeypatch.setattr(health, "_IDLE_INTERVALS", NEVER)
     engine = ScriptedEngine(*[READY] * 100)
-    async with engine.probed() as prober:
+    async with engine.probed(times=SELDOM) as prober:
         await until(lambda: engine.num_listings == 1)
         prober.count_request()
         await until(lambda: len(engine.states) >= 6)
 
 
 async def test_an_engine_is_asked_for_its_models_soon_again_until_it_has_listed_them(
-    until: Until, monkeypatch: pytest.MonkeyPatch
+    until: Until,
 ) -> None:
-    monkeypatch.setattr(health, "_IDLE_INTERVALS", NEVER)
     engine = ScriptedEngine(*[READY] * 100)
     engine.models = b"no list of models"
-    async with engine.probed():
+    async with engine.probed(times=SELDOM):
         await until(lambda: len(engine.states) >= 4)
 
 
@@ -258,18 +253,20 @@ async def test_an_idle_services_engines_are_scraped_once(until: Until) -> None:
         await until(lambda: engine.num_scrapes >= 4)
 
 
-async def test_a_service_is_idle_some_time_after_its_last_request(
-    until: Until, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health, "IDLE_AFTER_SECONDS", 0.05)
-    engine = ScriptedEngine(*[READY] * 10_000)
-    async with engine.probed(interval_seconds=0.01) as prober:
+async def test_a_service_is_idle_some_time_after_its_last_request(until: Until) -> None:
+    engine, stood_at = ScriptedEngine(*[READY] * 10_000), (0, 0)
+
+    def has_been_probed_without_a_scrape() -> bool:
+        """Several times."""
+        nonlocal stood_at
+        if engine.num_scrapes != stood_at[0]:
+            stood_at = (engine.num_scrapes, len(engine.states))
+        return len(engine.states) >= stood_at[1] + 3
+
+    async with engine.probed(interval_seconds=0.01, times=ProbeTimes(idle_after=0.1)) as prober:
         prober.count_request()
         await until(lambda: engine.num_scrapes >= 3)
-        await until(lambda: prober._is_idle)
-        num_scrapes, num_probes = engine.num_scrapes, len(engine.states)
-        await until(lambda: len(engine.states) >= num_probes + 2)
-        assert engine.num_scrapes <= num_scrapes + 1
+        await until(has_been_probed_without_a_scrape)
 
 
 async def test_models_are_listed_more_seldom_than_an_engine_is_probed(until: Until) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.placement.pairing import Pairing
-from kvasir_router.service import late_binding
 from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.load import EndpointLoad, InFlight
 from kvasir_router.service.load_report import LoadReport
@@ -232,16 +231,27 @@ def test_a_fixed_time_before_each_first_token_is_no_queue() -> None:
             endpoint.load.end(request)
 
 
-def test_partners_are_asked_once_each_however_many_engines_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = FleetPrefill(prior_rate=1000.0)
-    registry = Registry(lambda: EndpointLoad(2, fleet.new_member()), lambda: None, {"m"})
+class AskedLoad(EndpointLoad):
+    """A second of prefill is ahead there, beyond the bound."""
+
+    num_asked = 0
+
+    def __init__(self) -> None:
+        super().__init__(2, FleetPrefill(prior_rate=1000.0).new_member())
+        self.prefill_done_at = 1.25
+
+    @property
+    def is_queue_known(self) -> bool:
+        AskedLoad.num_asked += 1
+        return True
+
+
+def test_partners_are_asked_once_each_however_many_engines_decode() -> None:
+    registry = Registry(AskedLoad, lambda: None, {"m"})
     decodes = {Address(f"d{number}", role=Role.DECODE) for number in range(10)}
     registry.set_addresses(decodes | {Address(f"p{n}", role=Role.PREFILL) for n in range(10)}, EndpointState.READY)
-    asked = []
-    seconds = late_binding._seconds_to_room
-    monkeypatch.setattr(late_binding, "_seconds_to_room", lambda *of: asked.append(of) or max(seconds(*of), 1.0))
     assert LateBinding(registry, 0.25, lambda: 0.0, Pairing(100)).seconds_to_room("m", float) == 1.0
-    assert len(asked) == 20
+    assert AskedLoad.num_asked == 20
 
 
 @pytest.mark.parametrize(

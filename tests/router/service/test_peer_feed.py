@@ -1,25 +1,29 @@
-"""Routers that hear one another over real sockets."""
+"""Routers that hear one another over real sockets, and strangers that speak and listen there."""
 
 import asyncio
 import logging
-import select
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
-from socket import create_server
+from socket import create_connection, create_server
 
 import pytest
 import zmq
+from tests.loopback import own_host
+from tests.router.prefix_index.zmq_sockets import Sockets, zmq_sockets
 from tests.router.service.test_peers import Router
 
 from kvasir_router.admission.queued_request import Waiting
 from kvasir_router.config import HostPort
 from kvasir_router.errors import StartupError
-from kvasir_router.service import peer_feed
 from kvasir_router.service.ledger import Ticket
-from kvasir_router.service.peer_feed import LIFETIME_SECONDS, PeerFeed
+from kvasir_router.service.peer_feed import MAX_EVENTS, PeerFeed
+from kvasir_router.service.peer_news import Dispatched, News, Seal
+from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings, addresses_of
 
 pytestmark = pytest.mark.anyio
-HOSTS = ("127.0.0.1", "127.0.0.2")
+HOSTS = (own_host(1), own_host(2))
+SPEAKERS_HOST = own_host(3)
+SPEAKER = b"a peer's name: s"
 
 
 def free_place() -> HostPort:
@@ -35,11 +39,11 @@ def where() -> HostPort:
 class Member:
     """A router with its feed."""
 
-    def __init__(self, host: str, where: HostPort, secret: str | None) -> None:
+    def __init__(self, host: str, where: HostPort, secret: str | None, settings: PeerSettings) -> None:
         self.router = Router()
-        self.feed = PeerFeed(host, where, secret)
+        self.feed = PeerFeed(host, where, secret, settings)
         self.feed.attach("s", self.router.peers)
-        self.feed.follow({f"tcp://{each}:{where.port}" for each in HOSTS})
+        self.feed.follow({f"tcp://{each}:{where.port}" for each in (*HOSTS, SPEAKERS_HOST)})
 
     @property
     def num_tokens(self) -> int:
@@ -50,9 +54,19 @@ class Member:
 async def join(where: HostPort) -> AsyncIterator[Callable[..., Member]]:
     async with AsyncExitStack() as stack:
 
-        def start(host: str, secret: str | None = "secret", at: HostPort = where) -> Member:
-            member = Member(host, at, secret)
+        def start(
+            host: str,
+            secret: str | None = "secret",
+            at: HostPort = where,
+            settings: PeerSettings = PEER_SETTINGS,
+            *,
+            runs: bool = False,
+        ) -> Member:
+            member = Member(host, at, secret, settings)
             stack.callback(member.feed.close)
+            if runs:
+                running = asyncio.create_task(member.feed.run())
+                stack.callback(running.cancel)
             return member
 
         yield start
@@ -78,11 +92,68 @@ async def heard(one: Member, other: Member) -> Ticket:
     return tickets[0]
 
 
+class Speaker:
+    """A peer that says what the test has it say."""
+
+    def __init__(self, sockets: Sockets, where: HostPort) -> None:
+        self.num_sent = 0
+        self._out = sockets.open(zmq.PUB)
+        self.disconnections = sockets.monitor(self._out)
+        self._out.bind(f"tcp://{SPEAKERS_HOST}:{where.port}")
+
+    def say(self, *frames: bytes) -> None:
+        self._out.send_multipart(frames)
+
+    def send(self, num_tokens: int, number: int | None = None) -> None:
+        """One more request, in the next frame or that of the number."""
+        self.num_sent += 1
+        event = Dispatched(self.num_sent, Router().endpoint().url, f"r{self.num_sent}", 0, num_tokens, 1, 0)
+        self.say(*Seal("secret").write(SPEAKER, number or self.num_sent, {"s": News([event])}))
+
+    async def heard_by(self, member: Member) -> None:
+        """Of 100 tokens, in frame 1."""
+
+        def again() -> None:
+            self.num_sent = 0
+            self.send(100)
+
+        await until(lambda: member.num_tokens == 100, again)
+
+
+@pytest.fixture
+def sockets() -> Iterator[Sockets]:
+    with zmq_sockets() as sockets:
+        yield sockets
+
+
+@pytest.fixture
+def speaker(sockets: Sockets, where: HostPort) -> Speaker:
+    return Speaker(sockets, where)
+
+
+class Listener:
+    """Whoever reaches a router's port: how many messages it hears there, and how many events they have."""
+
+    def __init__(self, sockets: Sockets, where: HostPort, topic: bytes = b"") -> None:
+        self._in = sockets.open(zmq.SUB)
+        self.disconnections = sockets.monitor(self._in)
+        self._in.subscribe(topic)
+        self._in.connect(f"tcp://{HOSTS[0]}:{where.port}")
+
+    def messages(self) -> list[int]:
+        """Events in each that has come since it was last asked."""
+        found = []
+        while self._in.poll(0):
+            _, services = Seal("secret").read(self._in.recv_multipart())
+            found.append(sum(len(news.events) for news in services.values()))
+        return found
+
+
 async def test_routers_that_hear_one_another_act_one_after_the_other(join: Callable[..., Member]) -> None:
     one, other = (join(host) for host in HOSTS)
     assert one.feed.has_turn(0.0), "it is alone yet"
     (await heard(one, other)).finish()
-    await until(lambda: (one.feed.num_peers, other.feed.num_peers) == (1, 1), other.feed._send)
+    (await heard(other, one)).finish()
     turns = [(one.feed.has_turn(seconds), other.feed.has_turn(seconds)) for seconds in (0.0, 2.0, 4.0, 6.0)]
     assert sorted(turns[:2]) == [(False, True), (True, False)]
     assert turns[2:] == turns[:2]
@@ -99,14 +170,25 @@ async def test_each_hears_the_others_and_not_itself(join: Callable[..., Member])
     assert (one.feed.num_peers, other.feed.num_peers) == (1, 1)
 
 
-async def test_what_happens_at_once_goes_in_one_message(join: Callable[..., Member]) -> None:
-    one, other = (join(host) for host in HOSTS)
-    await heard(one, other)
-    before = one.feed._num_frames
-    tickets = [one.router.dispatch(f"r{number}", num_tokens=10) for number in range(5)]
-    await until(lambda: other.num_tokens == 150)
-    assert one.feed._num_frames == before + 1
-    assert len(tickets) == 5
+@pytest.mark.parametrize(
+    ("num_requests", "messages"),
+    [(5, [5]), (MAX_EVENTS - 1, [MAX_EVENTS - 1]), (MAX_EVENTS, [MAX_EVENTS]), (MAX_EVENTS + 1, [MAX_EVENTS, 1])],
+)
+async def test_what_happens_at_once_goes_in_one_message_of_so_many_events_at_most(
+    num_requests: int,
+    messages: list[int],
+    join: Callable[..., Member],
+    sockets: Sockets,
+    where: HostPort,
+) -> None:
+    one, listener = join(HOSTS[0]), Listener(sockets, where)
+    await until(listener.messages, lambda: one.router.dispatch("x").finish())
+    await until(lambda: not listener.messages())
+    for number in range(num_requests):
+        one.router.dispatch(f"{number}", num_tokens=10)
+    found: list[int] = []
+    await until(lambda: found.extend(listener.messages()) or sum(found) == num_requests)
+    assert found == messages
 
 
 async def test_who_has_another_secret_is_not_heard(join: Callable[..., Member]) -> None:
@@ -116,27 +198,23 @@ async def test_who_has_another_secret_is_not_heard(join: Callable[..., Member]) 
 
 
 async def test_who_is_not_believed_is_warned_of_once(
-    join: Callable[..., Member], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    join: Callable[..., Member], speaker: Speaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    feed = join(HOSTS[0]).feed
-    monkeypatch.setattr(peer_feed, "_MAX_WARNINGS", 2)
+    """By the beginning of its name, and of so many at most."""
+    feed = join(HOSTS[0], settings=PeerSettings(max_warnings=3)).feed
     with caplog.at_level(logging.WARNING):
-        for name in (b"1" * 16, b"1" * 16, b"2" * 1000, b"3" * 16):
-            feed._on_message([name, b"", b""])
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert feed._unheard == {b"1" * 16, b"2" * 16}
-    assert feed.num_malformed == 4
-
-
-@pytest.mark.parametrize(("more", "num_messages"), [(-1, 1), (0, 1), (1, 2)])
-async def test_a_message_has_so_many_events_at_most(join: Callable[..., Member], more: int, num_messages: int) -> None:
-    one, other = (join(host) for host in HOSTS)
-    await heard(one, other)
-    before, num_requests = one.feed._num_frames, peer_feed._MAX_EVENTS + more
-    for number in range(num_requests):
-        one.router.dispatch(f"{number}", num_tokens=10)
-    await until(lambda: other.num_tokens == 100 + 10 * num_requests)
-    assert one.feed._num_frames == before + num_messages
+        await until(lambda: feed.num_malformed, lambda: speaker.say(b"1" * 16, b"", b""))
+        for name, num_warnings in (
+            (b"1" * 16, 1),
+            (b"2" * 1000, 2),
+            (b"2" * 16, 2),
+            (b"3" * 16, 3),
+            (b"4" * 16, 3),
+        ):
+            num_before = feed.num_malformed
+            speaker.say(name, b"", b"")
+            await until(lambda before=num_before: feed.num_malformed > before)  # type: ignore[misc]
+            assert len(caplog.records) == num_warnings
 
 
 async def test_the_largest_messages_are_read(join: Callable[..., Member]) -> None:
@@ -149,112 +227,113 @@ async def test_the_largest_messages_are_read(join: Callable[..., Member]) -> Non
     assert other.feed.num_lost == 0
 
 
-async def test_strangers_get_no_memory_and_the_dead_no_connection(join: Callable[..., Member]) -> None:
-    feed = join(HOSTS[0]).feed
-    for its, max_bytes in ((feed._out, 1024), (feed._in, 2**20)):
-        assert its.getsockopt(zmq.MAXMSGSIZE) == max_bytes
-        assert (its.getsockopt(zmq.HEARTBEAT_IVL), its.getsockopt(zmq.HEARTBEAT_TIMEOUT)) == (5000, 15_000)
-
-
-@pytest.mark.parametrize("is_gone", [False, True])
-async def test_what_has_come_before_addresses_change_is_heard(
-    join: Callable[..., Member], where: HostPort, *, is_gone: bool
+async def test_whoever_listens_subscribes_in_few_bytes(
+    join: Callable[..., Member], sockets: Sockets, where: HostPort
 ) -> None:
-    """ZMQ takes the descriptor's change as it connects or disconnects; its own commands bring another."""
-    routers = {f"tcp://{host}:{where.port}" for host in HOSTS}
-    one, other = (join(host) for host in HOSTS)
-    with create_server((HOSTS[0], 0)) as silent:
-        more = routers | {f"tcp://{HOSTS[0]}:{silent.getsockname()[1]}"}
-        if is_gone:
-            other.feed.follow(more)
-        ticket = await heard(one, other)
-        descriptor = int(other.feed._in.getsockopt(zmq.FD))
-        await until(lambda: not select.select([descriptor], [], [], 0.05)[0])
-        ticket.finish()
-        one.feed._send()
-        assert select.select([descriptor], [], [], 10)[0]
-        other.feed.follow(routers if is_gone else more)
-        await until(lambda: other.num_tokens == 0)
+    one = join(HOSTS[0])
+    short, long = (Listener(sockets, where, topic) for topic in (b"x" * 1000, b"x" * 1100))
+    await until(lambda: long.disconnections, lambda: one.router.dispatch("x").finish())
+    assert not short.disconnections
 
 
-async def test_what_came_before_a_lost_message_is_forgotten(join: Callable[..., Member]) -> None:
-    one, other = (join(host) for host in HOSTS)
-    await heard(one, other)
-    one.feed._num_frames += 2
-    one.router.dispatch("after", num_tokens=30)
+async def test_whoever_speaks_is_heard_up_to_a_bound(join: Callable[..., Member], speaker: Speaker) -> None:
+    feed = join(HOSTS[0]).feed
+    await until(lambda: feed.num_malformed, lambda: speaker.say(SPEAKER, b"", b""))
+    num_before = feed.num_malformed
+    speaker.say(SPEAKER, b"x" * 2**20, b"")
+    await until(lambda: feed.num_malformed > num_before)
+    assert not speaker.disconnections
+    speaker.say(SPEAKER, b"x" * (2**20 + 1), b"")
+    await until(lambda: speaker.disconnections)
+
+
+async def test_who_answers_no_ping_is_cut_off(join: Callable[..., Member], where: HostPort) -> None:
+    """A subscriber of ZMTP 3.0 that says nothing after its greeting, as a node that has vanished."""
+    join(HOSTS[0], settings=PeerSettings(ping_seconds=0.05, dead_seconds=0.1))
+    with create_connection((HOSTS[0], where.port)) as vanished:
+        vanished.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
+        vanished.sendall(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB")
+        vanished.setblocking(False)
+        loop, greeting = asyncio.get_running_loop(), b""
+        async with asyncio.timeout(5):
+            while received := await loop.sock_recv(vanished, 1000):
+                greeting += received
+    assert b"READY" in greeting
+    assert b"PING" in greeting
+
+
+async def test_what_came_before_a_lost_message_is_forgotten(join: Callable[..., Member], speaker: Speaker) -> None:
+    other = join(HOSTS[0])
+    await speaker.heard_by(other)
+    speaker.send(30, number=4)
     await until(lambda: other.num_tokens == 30)
     assert other.feed.num_lost == 2
 
 
-async def test_a_message_that_comes_twice_counts_once(join: Callable[..., Member]) -> None:
-    one, other = (join(host) for host in HOSTS)
-    await heard(one, other)
-    one.feed._num_frames -= 1
-    one.router.dispatch("again", num_tokens=30)
-    one.feed._send()
-    one.router.dispatch("next", num_tokens=7)
+async def test_a_message_that_comes_twice_counts_once(join: Callable[..., Member], speaker: Speaker) -> None:
+    other = join(HOSTS[0])
+    await speaker.heard_by(other)
+    speaker.send(30, number=1)
+    speaker.send(7, number=2)
     await until(lambda: other.num_tokens == 107)
 
 
-async def test_who_is_silent_is_forgotten(join: Callable[..., Member], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (join(host) for host in HOSTS)
-    await heard(one, other)
-    other.feed.expire()
-    assert (other.num_tokens, other.feed.num_peers) == (100, 1)
-    monkeypatch.setattr(peer_feed, "LIFETIME_SECONDS", -1.0)
-    other.feed.expire()
-    assert (other.num_tokens, other.feed.num_peers) == (0, 0)
-    assert LIFETIME_SECONDS > peer_feed._HEARTBEAT_SECONDS
+async def test_who_is_silent_is_forgotten(join: Callable[..., Member], speaker: Speaker) -> None:
+    settings = PeerSettings(lifetime_seconds=0.05)
+    patient, impatient = join(HOSTS[0]), join(HOSTS[1], settings=settings)
+    await until(lambda: patient.feed.num_peers and impatient.feed.num_peers, lambda: speaker.send(1))
+    await until(lambda: not impatient.feed.num_peers, impatient.feed.expire)
+    patient.feed.expire()
+    assert (impatient.num_tokens, patient.feed.num_peers) == (0, 1)
+    assert patient.num_tokens > 0
+    assert PEER_SETTINGS.lifetime_seconds > PEER_SETTINGS.heartbeat_seconds
 
 
-async def test_a_heartbeat_says_who_waits_without_any_event(
-    join: Callable[..., Member], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_feed, "_HEARTBEAT_SECONDS", 0.02)
-    one, other = (join(host) for host in HOSTS)
+async def test_a_heartbeat_says_who_waits_without_any_event(join: Callable[..., Member]) -> None:
+    one, other = join(HOSTS[0], settings=settings_of({HOSTS[0]}), runs=True), join(HOSTS[1])
     one.router.waiting = Waiting(3.0, 300.0)
-    beating = asyncio.create_task(one.feed._beat())
     await until(lambda: other.router.peers.num_before(float) == 1)
-    beating.cancel()
 
 
-async def test_one_that_is_gone_is_followed_no_more(join: Callable[..., Member], where: HostPort) -> None:
-    """What it says meanwhile is lost, as shows when it is there again."""
-    one, other = (join(host) for host in HOSTS)
-    await heard(one, other)
-    other.feed.follow({f"tcp://{HOSTS[1]}:{where.port}"})
-    one.router.dispatch("unheard")
-    one.feed._send()
-    other.feed.follow({f"tcp://{host}:{where.port}" for host in HOSTS})
-    await until(lambda: other.feed.num_lost, lambda: one.router.dispatch().finish())
+def settings_of(hosts: set[str]) -> PeerSettings:
+    """Quick ones, of routers whose name stands for these hosts."""
+
+    async def resolve(asked: HostPort) -> set[str]:
+        return {f"tcp://{host}:{asked.port}" for host in hosts}
+
+    return PeerSettings(heartbeat_seconds=0.02, resolve_seconds=0.01, resolve=resolve)
 
 
-async def test_names_are_resolved_again_and_again(
-    join: Callable[..., Member], where: HostPort, monkeypatch: pytest.MonkeyPatch
+async def test_one_that_is_gone_is_followed_no_more(
+    join: Callable[..., Member], where: HostPort, speaker: Speaker
 ) -> None:
-    answers = [OSError("no such host"), {f"tcp://{HOSTS[0]}:{where.port}"}]
-    followed: list[set[str]] = []
+    """What it says meanwhile is lost, as shows when it is there again."""
+    other = join(HOSTS[0])
+    await speaker.heard_by(other)
+    other.feed.follow({f"tcp://{HOSTS[1]}:{where.port}"})
+    speaker.send(30)
+    other.feed.follow({f"tcp://{SPEAKERS_HOST}:{where.port}"})
+    await until(lambda: other.feed.num_lost, lambda: speaker.send(1))
 
-    async def addresses_of(asked: HostPort) -> set[str]:
+
+async def test_names_are_resolved_again_and_again(join: Callable[..., Member], where: HostPort) -> None:
+    """Also where they were not found, or another way."""
+    answers: list[set[str]] = [set(), {HOSTS[0]}, {HOSTS[0], HOSTS[1]}]
+
+    async def resolve(asked: HostPort) -> set[str]:
         assert asked == where
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+        hosts = answers.pop(0) if len(answers) > 1 else answers[0]
+        if not hosts:
+            raise OSError("no such host")
+        return {f"tcp://{host}:{asked.port}" for host in hosts}
 
-    monkeypatch.setattr(peer_feed, "addresses_of", addresses_of)
-    monkeypatch.setattr(peer_feed, "_RESOLVE_SECONDS", 0.01)
-    one = join(HOSTS[0])
-    monkeypatch.setattr(one.feed, "follow", followed.append)
-    running = asyncio.create_task(one.feed.run())
-    await until(lambda: len(followed) > 1)
-    running.cancel()
-    assert followed[0] == answers[-1]
+    one = join(HOSTS[0], settings=PeerSettings(resolve_seconds=0.01, resolve=resolve), runs=True)
+    await heard(join(HOSTS[1]), one)
 
 
 async def test_a_name_stands_for_all_its_addresses() -> None:
-    assert await peer_feed.addresses_of(HostPort("127.0.0.1", 5559)) == {"tcp://127.0.0.1:5559"}
-    assert await peer_feed.addresses_of(HostPort("::1", 5559)) == {"tcp://[::1]:5559"}
+    assert await addresses_of(HostPort("127.0.0.1", 5559)) == {"tcp://127.0.0.1:5559"}
+    assert await addresses_of(HostPort("::1", 5559)) == {"tcp://[::1]:5559"}
 
 
 async def test_a_port_that_is_taken_is_named(join: Callable[..., Member]) -> None:

@@ -10,7 +10,7 @@ from tests.router.parts import a_request
 
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.placement.placement import decode_leg_on
-from kvasir_router.placement.rebalancing import REST_SECONDS, SATURATED_SECONDS
+from kvasir_router.placement.rebalancing import MOVE_CRITERIA
 from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.journal import Journal
 from kvasir_router.service.ledger import Ledger, Ticket
@@ -18,7 +18,7 @@ from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.migration import Migration
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.rebalancing import _MOVE_SECONDS, _SETTLE_SECONDS, Outcome, Rebalancing, RunningStream
+from kvasir_router.service.rebalancing import REBALANCING_SETTINGS, Outcome, Rebalancing, RunningStream
 from kvasir_router.service.registry import EndpointState, Registry
 from kvasir_router.service.transfer_times import TransferTimes
 from kvasir_router.service.turns import has_turn
@@ -26,6 +26,8 @@ from kvasir_router.service.turns import has_turn
 pytestmark = pytest.mark.anyio
 FULL, IDLE = "http://full", "http://idle"
 CAPACITY = 100_000
+SATURATED_SECONDS, REST_SECONDS = MOVE_CRITERIA.saturated_seconds, MOVE_CRITERIA.rest_seconds
+MOVE_SECONDS, SETTLE_SECONDS = REBALANCING_SETTINGS.move_seconds, REBALANCING_SETTINGS.settle_seconds
 
 
 class Router:
@@ -40,7 +42,7 @@ class Router:
         self.asked: list[tuple[str, str]] = []
         self.budget = BodyBudget(2**30)
         self.tickets: dict[RunningStream, Ticket] = {}
-        self._fleet = fleet
+        self.fleet = fleet
         self.rebalancing = Rebalancing(
             self.registry,
             cast(Migration, self),
@@ -70,7 +72,7 @@ class Router:
         placement = SimpleNamespace(legs=(decode_leg_on(endpoint, stream.request, {}),), prefill=None)
         if (former := self.tickets.get(stream)) is not None:
             former.finish()
-        (ticket,) = self.ledger.dispatch(stream.request, cast(Any, placement), self._fleet.now)
+        (ticket,) = self.ledger.dispatch(stream.request, cast(Any, placement), self.fleet.now)
         self.tickets[stream] = ticket
         return ticket
 
@@ -78,7 +80,7 @@ class Router:
         endpoint = self.registry.get(url)
         assert endpoint is not None
         load = LoadReport(9, num_waiting, 0, 0, kv_used_tokens, CAPACITY, 20.0, None, (), "i", kv_transfer_port=5600)
-        endpoint.load.report(load, self._fleet.now)
+        endpoint.load.report(load, self.fleet.now)
 
     def draw(self) -> None:
         """What runs gets a token."""
@@ -91,7 +93,7 @@ class Router:
         self.rebalancing.hand_over(stream)
         self.rebalancing.end(stream)
         self.rebalancing.begin(stream, self.ticket(stream, url))
-        self._fleet.now += 0.01
+        self.fleet.now += 0.01
         self.rebalancing.go_on(stream)
 
     @property
@@ -161,7 +163,7 @@ async def test_one_moves_at_a_time_and_the_next_when_both_engines_have_told(flee
     assert router.streams[0].receiver == IDLE
     await router.arrive(router.streams[0])
     assert router.streams[0].receiver is None
-    await fleet.run(_SETTLE_SECONDS)
+    await fleet.run(SETTLE_SECONDS)
     assert len(router.asked) == 1
     await fleet.run(0.25)
     assert router.asked == [(FULL, "a0"), (FULL, "a1")]
@@ -218,7 +220,7 @@ async def test_an_engine_that_does_not_let_go_keeps_its_stream(accepts: bool, fl
     router.accepts = accepts
     await fleet.run(SATURATED_SECONDS + 0.25)
     assert router.outcomes == ({} if accepts else {Outcome.STAYED: 1})
-    await fleet.run(_MOVE_SECONDS + 1)
+    await fleet.run(MOVE_SECONDS + 1)
     assert router.outcomes[Outcome.STAYED] >= 1
     assert router.streams[0].receiver is None
     assert router.asked[1] == (FULL, "a1")
@@ -244,7 +246,7 @@ async def test_a_client_that_leaves_meanwhile_does_not_stop_others_for_ever(flee
     await fleet.run(SATURATED_SECONDS + 0.25)
     router.rebalancing.hand_over(router.streams[0])
     router.rebalancing.end(router.streams[0])
-    await fleet.run(_MOVE_SECONDS + 0.5)
+    await fleet.run(MOVE_SECONDS + 0.5)
     assert router.outcomes == {Outcome.ELSEWHERE: 1}
 
 
@@ -284,7 +286,7 @@ def _has_given_up(router: Router) -> None:
 
 def _exchanges_nothing(router: Router) -> None:
     router.hear = lambda url, num_waiting, used: router.registry.get(url).load.report(  # type: ignore[method-assign, union-attr]
-        LoadReport(9, num_waiting, 0, 0, used, CAPACITY, 20.0, None, (), "i"), router._fleet.now
+        LoadReport(9, num_waiting, 0, 0, used, CAPACITY, 20.0, None, (), "i"), router.fleet.now
     )
 
 
@@ -327,8 +329,9 @@ async def test_what_no_engine_could_hand_over_stays(fields: dict[str, Any], flee
 async def test_one_of_two_streams_of_one_id_can_be_named(fleet: Fleet, router: Router) -> None:
     for stream in router.streams[1:]:
         router.rebalancing.end(stream)
-    twin = router.stream("a0", num_drawn=2000)
-    assert twin not in router.rebalancing._streams
+    twin = router.stream("a0", num_drawn=2000)  # which would be chosen first
+    await fleet.run(SATURATED_SECONDS + 0.25)
+    assert (router.streams[0].receiver, twin.receiver) == (IDLE, None)
 
 
 async def test_routers_that_see_the_same_do_not_act_at_once() -> None:

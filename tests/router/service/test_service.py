@@ -1,6 +1,7 @@
 """Placement, ledger and index together: what was sent where, and what that says of the next request."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from tests.router.parts import a_request
@@ -12,6 +13,7 @@ from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.dialects.tokenize import Tokenize
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.placement.placement import LocalPrefill, Placement, leg_on
+from kvasir_router.prefix_index.approximate import BYTES_PER_BLOCK, PrefixMemory
 from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
@@ -19,6 +21,7 @@ from kvasir_router.service.ledger import Ticket
 from kvasir_router.service.load import SCRAPE_LIFETIME_SECONDS
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.service.service import Service
+from kvasir_router.tuning import Tuning
 
 pytestmark = pytest.mark.anyio
 A, B = Address("http://a"), Address("http://b")
@@ -29,9 +32,24 @@ SETTINGS = ServiceSettings(
 CONFIG = RouterConfig(endpoint=(A.url,), prefix_block_size=10, bytes_per_token=1.0)
 
 
+class StandingClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def factory() -> ServiceFactory:
-    return ServiceFactory(CONFIG, None, TenantLimits(None, None, lambda: None), DecisionLog(), None)  # type: ignore[arg-type]
+def clock() -> StandingClock:
+    return StandingClock()
+
+
+@pytest.fixture
+def factory(clock: StandingClock) -> ServiceFactory:
+    """Its services may guess twenty blocks to be cached, all together."""
+    limits, memory = TenantLimits(None, None, lambda: None), PrefixMemory(20 * BYTES_PER_BLOCK)
+    return ServiceFactory(CONFIG, None, limits, DecisionLog(), None, Tuning(clock=clock), memory)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -44,9 +62,10 @@ def service(factory: ServiceFactory) -> Service:
 
 async def test_what_services_guess_to_be_cached_is_bounded_for_all_together(factory: ServiceFactory) -> None:
     one, other = [factory.create(replace(SETTINGS, name=name)) for name in ("llama", "qwen")]
-    one.index.insert(A.url, await key_of(one), 0.0, None)
-    other.index.insert(B.url, await key_of(other), 0.0, None)
-    assert factory._prefix_memory.num_endpoints == 2
+    long = bytes(range(200))
+    one.index.insert(A.url, await key_of(one, long), 0.0, None)
+    other.index.insert(B.url, await key_of(other, long), 0.0, None)
+    assert (one.index.num_blocks(A.url), other.index.num_blocks(B.url)) == (20, 10)
 
 
 async def key_of(service: Service, content: bytes = bytes(range(100))) -> PrefixKey:
@@ -66,7 +85,7 @@ def sent(service: Service, request: InferenceRequest, url: str = A.url) -> Ticke
 
 def cached(service: Service, request: InferenceRequest) -> dict[str, int]:
     assert request.prefix is not None
-    return dict(service.index.match(request.prefix, service._clock()))
+    return dict(service.index.match(request.prefix, 0.0))
 
 
 async def test_a_prompt_is_expected_to_be_cached_right_after_dispatch(service: Service) -> None:
@@ -129,22 +148,24 @@ async def test_a_request_on_a_gone_endpoint_still_ends(service: Service) -> None
     assert service.registry.urls() == {B.url}
 
 
-async def test_what_is_too_old_is_forgotten(service: Service) -> None:
+async def test_what_is_too_old_is_forgotten(service: Service, clock: StandingClock) -> None:
     request = await asked(service)
     sent(service, request)
-    service._clock = lambda: float("inf")
+    clock.now = inf
     service.expire()
     assert [one["prefix_blocks"] for one in service.describe()] == [0, 0]
 
 
-async def test_what_an_engine_said_of_its_load_too_long_ago_is_forgotten_at_the_next_refresh(service: Service) -> None:
+async def test_what_an_engine_said_of_its_load_too_long_ago_is_forgotten_at_the_next_refresh(
+    service: Service, clock: StandingClock
+) -> None:
     endpoint = service.registry.get(A.url)
     assert endpoint is not None
     endpoint.load.scraped(kv_usage=0.5, kv_capacity_tokens=100, num_waiting=None, now=100.0)
-    service._clock = lambda: 100.0 + SCRAPE_LIFETIME_SECONDS
+    clock.now = 100.0 + SCRAPE_LIFETIME_SECONDS
     service.refresh()
     assert endpoint.load.kv_usage == 0.5
-    service._clock = lambda: 100.1 + SCRAPE_LIFETIME_SECONDS
+    clock.now = 100.1 + SCRAPE_LIFETIME_SECONDS
     service.refresh()
     assert endpoint.load.kv_usage is None
 

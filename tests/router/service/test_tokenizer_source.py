@@ -11,7 +11,6 @@ from tests.router.prefix_index.test_tokens import card
 
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.tokens import PromptTokenizer, TokenizerCard
-from kvasir_router.service import tokenizer_source
 from kvasir_router.service.tokenizer_source import TokenizerSource
 from kvasir_router.service.tokenizers import Tokenizers
 
@@ -24,11 +23,8 @@ def told() -> list[PromptTokenizer | None]:
 
 
 @pytest.fixture
-async def source(
-    client: aiohttp.ClientSession, told: list[PromptTokenizer | None], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[TokenizerSource]:
-    monkeypatch.setattr(tokenizer_source, "_RETRY_SECONDS", 0.02)
-    made = TokenizerSource(client, "secret", Tokenizers(), told.append, None)
+async def source(client: aiohttp.ClientSession, told: list[PromptTokenizer | None]) -> AsyncIterator[TokenizerSource]:
+    made = TokenizerSource(client, "secret", Tokenizers(), told.append, None, retry_seconds=0.02)
     yield made
     await made.close()
 
@@ -62,7 +58,7 @@ async def test_another_revision_is_asked_and_the_same_tokenizer_is_not_told_agai
     source.follow(addresses(one, revision="old"))
     await until(lambda: told)
     source.follow(addresses(one, revision="old") | addresses(two, revision="new"))
-    await until(lambda: "new" in source._known_revisions)
+    await until(lambda: asked(two) == 1 and source.is_done)
     assert len(told) == 1
     one.tokenizer_card = asdict(replace(card(), digest="another"))
     source.follow(addresses(one, revision="newest"))

@@ -19,6 +19,7 @@ from kvasir_router.config import RouterConfig
 from kvasir_router.errors import StartupError
 from kvasir_router.workers import supervisor
 from kvasir_router.workers.admin import create_supervisor_app
+from kvasir_router.workers.supervisor import WorkerStart
 from kvasir_router.workers.worker import config_of_worker
 
 pytestmark = pytest.mark.anyio
@@ -158,39 +159,52 @@ async def test_a_worker_that_cannot_start_ends_the_router(tmp_path: Path) -> Non
     assert b"before it served; its log says why" in text
 
 
-async def test_a_worker_for_which_there_is_no_process_ends_the_router_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_COMMAND", ("/no/such/program",))
-    async with supervisor.supervised(RouterConfig(endpoint=("http://a",)), 0) as made:
-        with pytest.raises(StartupError, match="could not be started"):
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (WorkerStart(("/no/such/program",)), "could not be started"),
+        (WorkerStart(HANGS, max_seconds=0.2), r"worker 0 hung for 0\.2 s before it served"),
+    ],
+    ids=["no program", "hangs"],
+)
+async def test_a_worker_that_does_not_come_to_serving_ends_the_router_too(start: WorkerStart, end: str) -> None:
+    async with supervisor.supervised(RouterConfig(endpoint=("http://a",)), 0, start) as made:
+        with pytest.raises(StartupError, match=end):
             await asyncio.wait_for(made.all_serve(), 10)
 
 
-async def test_a_worker_that_hangs_before_it_serves_ends_the_router_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_COMMAND", HANGS)
-    monkeypatch.setattr(supervisor, "_START_SECONDS", 0.2)
-    async with supervisor.supervised(RouterConfig(endpoint=("http://a",)), 0) as made:
-        with pytest.raises(StartupError, match=r"worker 0 hung for 0\.2 s before it served"):
-            await asyncio.wait_for(made.all_serve(), 10)
+class Program:
+    """A worker's, that the test exchanges."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def becomes(self, command: str | None) -> None:
+        """None: there is none."""
+        self.path.unlink(missing_ok=True)
+        if command is not None:
+            made = self.path.with_suffix(".new")
+            made.write_text(f"#!/bin/sh\n{command}\n")
+            made.chmod(0o700)
+            made.rename(self.path)
 
 
-@pytest.mark.parametrize("broken", [HANGS, ("false",), ("/no/such/program",)], ids=["hangs", "ends", "no program"])
-async def test_health_fails_while_a_worker_does_not_come_back(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("broken", ["exec sleep 60", "exit 1", None], ids=["hangs", "ends", "no program"])
+async def test_health_fails_while_a_worker_does_not_come_back(engine: Any, tmp_path: Path, broken: str | None) -> None:
     os.mkfifo(tmp_path / "end")
-    serves = ("sh", "-c", f"echo {engine.url}; exec cat {tmp_path / 'end'}")  # the engine answers its probes
-    monkeypatch.setattr(supervisor, "_COMMAND", serves)
-    monkeypatch.setattr(supervisor, "_RESTART_SECONDS", 0.01)
-    async with supervisor.supervised(RouterConfig(endpoint=("http://a",)), 0) as made:
+    serves = f"echo {engine.url}; exec cat {tmp_path / 'end'}"  # the engine answers its probes
+    program = Program(tmp_path / "worker")
+    program.becomes(serves)
+    start = WorkerStart((str(program.path),), max_seconds=2.0, again_after_seconds=0.01)
+    async with supervisor.supervised(RouterConfig(endpoint=("http://a",)), 0, start) as made:
         app = create_supervisor_app(made.admins, lambda: True, lambda: made.all_start)
         await made.all_serve()
         assert await health(app) == 200
 
-        monkeypatch.setattr(supervisor, "_COMMAND", broken)
-        monkeypatch.setattr(supervisor, "_START_SECONDS", 1.0)  # for one that comes back too
+        program.becomes(broken)
         (tmp_path / "end").write_bytes(b"")  # the worker reads to its end, and is over
         await condition(lambda: is_health(app, 503))
-        monkeypatch.setattr(supervisor, "_COMMAND", serves)
+        program.becomes(serves)
         await condition(lambda: is_health(app, 200))
 
 

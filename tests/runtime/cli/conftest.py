@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from tests.plain_http import CLIENT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -77,7 +78,7 @@ class Server:
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
+                if CLIENT.get(f"{self.url}/ready", timeout=5).status_code == 200:
                     return self
             except httpx.TransportError:
                 pass

@@ -169,10 +169,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("kvasir_runtime.engine.core.time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -214,19 +212,19 @@ def new_scheduler(event_log: KvEventLog | None = None, depth: FixedDepth | None 
 
 
 @pytest.fixture
-def make_core(channel: MemoryChannel) -> Iterator[Callable[..., EngineCore]]:
+def make_core(channel: MemoryChannel, clock: Clock) -> Iterator[Callable[..., EngineCore]]:
     executors: list[Executor] = []
 
     def make(
         runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None,
-        agent: "MemoryAgent | None" = None, depth: FixedDepth | None = None,
+        agent: "MemoryAgent | None" = None, depth: FixedDepth | None = None, executor: type[Executor] = Executor,
     ) -> EngineCore:  # fmt: skip
-        executors.append(Executor(runner))
+        executors.append(executor(runner))
         scheduler = new_scheduler(None if feed is None else feed.event_log, depth)
         transfers = None if agent is None else KvTransfers(scheduler, agent, PLACE, page_bytes=1, fails_requests=False)
         return EngineCore(
             executors[-1], channel, scheduler, steps_ahead=ahead, step_costs=step_costs, router_feed=feed,
-            transfers=transfers,
+            transfers=transfers, clock=clock,
         )  # fmt: skip
 
     yield make
@@ -320,10 +318,14 @@ def test_an_abort_of_the_last_request_ends_it_without_a_word_and_everybody_hears
     assert (last.num_running, last.num_waiting, last.num_blocks_used) == (0, 0, 0)
 
 
-def test_the_device_is_offered_time_whenever_the_core_has_nothing_to_do(make_core, channel, monkeypatch):
-    core = make_core(CountingRunner(), ahead=1)
+def test_the_device_is_offered_time_whenever_the_core_has_nothing_to_do(make_core, channel):
     offers: list[int] = []
-    monkeypatch.setattr(core._executor, "use_idle_time", lambda: offers.append(len(channel.timeouts)))
+
+    class OfferedExecutor(Executor):
+        def use_idle_time(self) -> None:
+            offers.append(len(channel.timeouts))
+
+    core = make_core(CountingRunner(), ahead=1, executor=OfferedExecutor)
     core.step()
     channel.inbox.append(add("a", max_tokens=3))
     for _ in range(6):

@@ -17,7 +17,6 @@ from kvasir_runtime.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
-from kvasir_runtime.engine import core_main
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.core_main import draft_depth, engine_core
 from kvasir_runtime.engine.messages import StepOutputs
@@ -112,7 +111,7 @@ class Engine:
 
 def make_engine(
     device: str = "cpu", *, scheduler: SchedulerConfig | None = None, cache: CacheConfig | None = None,
-    speculative: SpeculativeConfig | None = None, num_stages: int = 1,
+    depth: "WatchedDepth | None" = None, speculative: SpeculativeConfig | None = None, num_stages: int = 1,
 ) -> Engine:  # fmt: skip
     config = RuntimeConfig(
         model=ModelConfig(model="m"),
@@ -126,7 +125,8 @@ def make_engine(
         max_num_batched_tokens=BUDGET, vocab_size=64, attention_backend="reference", device=device, startup_seconds={},
     )  # fmt: skip
     executor, channel = Device(), Channel()
-    return Engine(engine_core(config, rank, executor, channel, None), executor, channel)  # type: ignore[arg-type]
+    core = engine_core(config, rank, executor, channel, None, depth=depth)  # type: ignore[arg-type]
+    return Engine(core, executor, channel)
 
 
 @pytest.mark.parametrize(
@@ -200,16 +200,22 @@ class WatchedDepth:
         self.steps.append(step)
 
 
-def test_who_decides_on_depth_is_asked_by_the_scheduler_and_told_what_steps_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_decides_on_depth_is_asked_by_the_scheduler_and_told_what_steps_take() -> None:
     depth = WatchedDepth()
-    monkeypatch.setattr(core_main, "draft_depth", lambda config, max_num_seqs: depth)
-    engine = make_engine(speculative=SpeculativeConfig(method="ngram"))
+    engine = make_engine(depth=depth)
     engine.add("a")
     engine.run(2)
     assert engine.device.plans[0].num_proposals == 3
     assert [(step.num_prompt_tokens, step.num_proposals) for step in depth.steps][:1] == [(BUDGET, 3)]
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(3, 3), (None, 0)])
+def test_as_many_drafts_are_asked_for_as_the_configuration_says(num_tokens: int | None, expected: int) -> None:
+    fixed = num_tokens and SpeculativeConfig(method="ngram", num_speculative_tokens=num_tokens, adaptive=False)
+    engine = make_engine(speculative=fixed or None)
+    engine.add("a")
+    engine.run(1)
+    assert engine.device.plans[0].num_proposals == expected
 
 
 def test_depth_follows_what_pays_unless_it_is_fixed() -> None:

@@ -1,6 +1,7 @@
 """An API process over two engine cores, both played by the test."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,10 +20,11 @@ Cores = tuple[AsyncEngine, list[Core], list[CoreChannel]]
 
 
 @asynccontextmanager
-async def engine_and_cores(folder: Path) -> AsyncIterator[Cores]:
+async def engine_and_cores(folder: Path, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[Cores]:
     core_channels = [CoreChannel(folder, 1, index) for index in range(2)]
     channels = [EngineChannel(folder, 0, index) for index in range(2)]
-    engine = AsyncEngine(channels, TOKENIZER, RequestMetrics(request_rows(folder, 1).row(0)), api_index=0)
+    metrics = RequestMetrics(request_rows(folder, 1).row(0))
+    engine = AsyncEngine(channels, TOKENIZER, metrics, api_index=0, clock=clock)
     task = asyncio.create_task(engine.run())
     try:
         yield engine, [Core(channel) for channel in core_channels], core_channels
@@ -105,14 +107,19 @@ def test_the_death_of_one_core_is_the_end_of_all(tmp_path: Path) -> None:
 
 
 def test_a_core_that_hangs_is_seen_while_another_makes_steps(tmp_path: Path) -> None:
+    now = 1000.0
+
     async def play() -> None:
-        async with engine_and_cores(tmp_path) as (engine, cores, _):
+        nonlocal now
+        async with engine_and_cores(tmp_path, lambda: now) as (engine, cores, _):
             await all_ready(engine, cores)
             with engine.generate([request()]), engine.generate([request()]):
                 assert not engine.is_stalled(50.0)
-                engine._cores[0].last_progress -= 100.0
+                now += 100.0
                 cores[1].tell(stats(7))
                 await until(lambda: engine.stats is not None and engine.stats.num_steps == 7)
                 assert engine.is_stalled(50.0)
+                cores[0].tell(stats(7))
+                await until(lambda: not engine.is_stalled(50.0))
 
     asyncio.run(play())

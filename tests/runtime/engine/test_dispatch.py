@@ -30,7 +30,7 @@ class FakeRequest:
 
 
 def cores(number: int) -> list[CoreClient]:
-    return [CoreClient(cast(Any, None), stats=IDLE) for _ in range(number)]
+    return [CoreClient(cast(Any, None), 0.0, stats=IDLE) for _ in range(number)]
 
 
 def prompt(first: int, num_chunks: int = 1) -> list[int]:

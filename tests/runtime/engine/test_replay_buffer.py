@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from kvasir_runtime.engine import replay_buffer
-from kvasir_runtime.engine.replay_buffer import ReplayBuffer
+from kvasir_runtime.engine.replay_buffer import CONDENSED_BLOCKS, ReplayBuffer
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 
 
@@ -84,18 +83,15 @@ def test_extra_keys_stay_with_the_first_block():
     assert replayed(buffer)[0] == (1, [AllBlocksCleared(), stored("a", extra_keys=[("salt",)])])
 
 
-@pytest.mark.parametrize(("start", "sequences"), [(0, [2, 3, 4]), (2, [2, 3, 4]), (3, [3, 4]), (4, [4])])
-def test_many_blocks_are_spread_over_the_sequences_that_were_asked_for(
-    monkeypatch: pytest.MonkeyPatch, start: int, sequences: list[int]
-):
-    monkeypatch.setattr(replay_buffer, "CONDENSED_BLOCKS", 2)
-    names = "abcde"
-    buffer = buffer_of(1, *([stored(name)] for name in names), [])
+@pytest.mark.parametrize(("start", "sequences"), [(0, [3, 4, 5]), (3, [3, 4, 5]), (4, [4, 5]), (5, [5])])
+def test_many_blocks_are_spread_over_the_sequences_that_were_asked_for(start: int, sequences: list[int]):
+    names = [[chr(256 * number + index) for index in range(CONDENSED_BLOCKS // 2)] for number in range(6)]
+    buffer = buffer_of(1, *([stored(*each)] for each in names), [])
     *condensed, _ = replayed(buffer, start)
     assert [sequence for sequence, _ in condensed] == sequences
     first, *blocks = [event for _, events in condensed for event in events]
     assert first == AllBlocksCleared()
-    assert blocks == [stored(name) for name in names]
+    assert blocks == [stored(*each) for each in names]
 
 
 def test_condensed_batches_bear_their_rank():

@@ -1,7 +1,9 @@
 """Tiny random float32 models of every architecture, Hugging Face's outputs of them, and the real engine core."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,25 +19,28 @@ from kvasir_runtime.engine.core_main import draft_depth
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.messages import Abort, AbortRequests, FromCore, StepOutputs, ToCore
 from kvasir_runtime.execution.description import RankDescription
-from kvasir_runtime.execution.executor import Executor
+from kvasir_runtime.execution.executor import Executor, PendingResult
+from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.limits import SchedulerLimits
-from kvasir_runtime.scheduling.request import Status
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
+from kvasir_runtime.scheduling.step import StepPlan
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.speculative.select import proposer_of
 from kvasir_runtime.transfer.params import KvTransferParams
 
-NUM_NEW_TOKENS = 64
+NUM_NEW_TOKENS = 48
 BLOCK_SIZE = 8
-MAX_MODEL_LEN = 136
+MAX_MODEL_LEN = 112
 MAX_NUM_SEQS = 8
 MAX_NUM_BATCHED_TOKENS = 512
 WINDOW = 20
+NUM_CANDIDATES = 20
+"""Pairs of prompts of a length, of which a reference takes the first that leaves nothing to rounding."""
 SMALLEST_MARGIN = 5e-4
 """Between the two best logits of a reference, and between its last chosen expert and the next: less could be decided by
 how a processor rounds."""
@@ -97,12 +102,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Reference:
-    """What Hugging Face says: for each prompt 64 greedy tokens, and log-probabilities of every next token."""
+    """What Hugging Face says: for each prompt 48 greedy tokens, and log-probabilities of every next token."""
 
     folder: Path
     prompts: list[list[int]]
     outputs: list[list[int]]
-    logprobs: list[torch.Tensor]  # each [len(prompt) + 64, vocab_size], of the token after each position
+    logprobs: list[torch.Tensor]  # each [len(prompt) + 48, vocab_size], of the token after each position
 
 
 @dataclass(frozen=True)
@@ -177,17 +182,59 @@ class Generated:
         return [entry for output in self.outputs[request_id] for entry in output.logprobs or ()]
 
 
+class WatchedExecutor:
+    """Notes which sequences its executor is given, and how many steps are under way."""
+
+    def __init__(self, executor: StepExecutor) -> None:
+        self._executor = executor
+        self.num_under_way = 0
+        self.num_admitted: Counter[tuple[tuple[int, ...], int]] = Counter()
+        """By prompt and seed."""
+
+    def forward(self, plan: StepPlan) -> None:
+        self.num_admitted.update(
+            (tuple(new.token_ids[: new.num_prompt_tokens]), new.sampling.seed) for new in plan.added
+        )
+        self._executor.forward(plan)
+
+    def sample(self) -> Any:
+        self.num_under_way += 1
+        return WatchedStep(self._executor.sample(), self)
+
+    def recover(self) -> None:
+        self._executor.recover()
+
+    def use_idle_time(self) -> None:
+        self._executor.use_idle_time()
+
+
+@dataclass(frozen=True)
+class WatchedStep:
+    step: Future[PendingResult]
+    watched: WatchedExecutor
+
+    def result(self) -> PendingResult:
+        self.watched.num_under_way -= 1
+        return self.step.result()
+
+    def exception(self) -> BaseException | None:
+        self.watched.num_under_way -= 1
+        return self.step.exception()
+
+
 @dataclass
 class Engine:
     """The engine core with its executor, stepped by hand."""
 
     core: EngineCore
     channel: MemoryChannel
+    scheduler: Scheduler
+    executor: WatchedExecutor
     num_added: int = 0
     most_steps_ahead: int = 0
     """Steps that were under way at once, besides the one being planned."""
-    preempted: set[str] = field(default_factory=set)
-    """Requests of which a sequence, or the beam search, has had to give its blocks back."""
+    sequences: dict[str, list[tuple[tuple[int, ...], int]]] = field(default_factory=dict)
+    """Prompt and seed of each request's."""
 
     def add(
         self,
@@ -205,6 +252,7 @@ class Engine:
         """A sequence for each seed; `output`: what another engine has generated already, of all of them, or `outputs`,
         of each."""
         self.num_added += 1
+        self.sequences[request_id] = [(tuple(prompt), seed) for seed in seeds]
         self.channel.waiting.append(
             AddRequest(
                 request_id=request_id,
@@ -230,8 +278,7 @@ class Engine:
             if is_done():
                 return
             self.core.step()
-            self.most_steps_ahead = max(self.most_steps_ahead, len(self.core._running_steps))
-            self._note_preempted()
+            self.most_steps_ahead = max(self.most_steps_ahead, self.executor.num_under_way)
         raise AssertionError("the engine did not finish in 5,000 steps")
 
     def finish(self, *request_ids: str) -> Generated:
@@ -242,12 +289,15 @@ class Engine:
 
     @property
     def num_blocks_used(self) -> int:
-        return self.core._scheduler.stats(0, 0.0).num_blocks_used
+        return self.scheduler.stats(0, 0.0).num_blocks_used
 
-    def _note_preempted(self) -> None:
-        for request_id, request in self.core._scheduler._requests._by_id.items():
-            if any(of.was_admitted and of.status is Status.WAITING for of in request.sequences):
-                self.preempted.add(request_id)
+    @property
+    def is_idle(self) -> bool:
+        return not self.executor.num_under_way and not self.scheduler.has_work
+
+    def was_preempted(self, request_id: str) -> bool:
+        """Whether one of its sequences was admitted again; no other request may have both prompt and seed in common."""
+        return any(self.executor.num_admitted[sequence] > 1 for sequence in self.sequences[request_id])
 
     def _is_finished(self, request_id: str) -> bool:
         outputs = self.channel.outputs.get(request_id)
@@ -287,6 +337,7 @@ def start_engine() -> Iterator[EngineFactory]:
         depth: FixedDepth | None = None,
         make_transfers: TransfersFactory | None = None,
         kv_cache_dtype: Any = "auto",
+        platform: Platform | None = None,
         **execution: Any,
     ) -> Engine:
         worker = load_worker(
@@ -295,6 +346,7 @@ def start_engine() -> Iterator[EngineFactory]:
             ExecutionConfig(num_threads=1, **execution),
             SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
             proposer_of(ExecutionConfig(**execution)),
+            platform=platform,
         )
         executors.append(Executor(worker.runner))
         own_transfers = None if make_transfers is None else partial(make_transfers, worker)
@@ -334,13 +386,14 @@ def engine_over(
     steps_ahead = max(num_stages - 1, 3 if features.three_steps_ahead else int(features.one_step_ahead))
     transfers = None if make_transfers is None else make_transfers(scheduler, channel.wake)
     channel.may_sleep = transfers is not None
-    core = EngineCore(executor, channel, scheduler, steps_ahead=steps_ahead, step_costs=depth, transfers=transfers)
-    return Engine(core, channel)
+    watched = WatchedExecutor(executor)
+    core = EngineCore(watched, channel, scheduler, steps_ahead=steps_ahead, step_costs=depth, transfers=transfers)
+    return Engine(core, channel, scheduler, watched)
 
 
 def _few_blocks(rank: RankDescription) -> int:
     """Enough for one sequence of the whole context, and a little more where blocks are not freed behind a window."""
-    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (4 if group.window is None else 0) for group in rank.layout.groups)
+    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (3 if group.window is None else 0) for group in rank.layout.groups)
 
 
 def _make_reference(architecture: str, folder: Path) -> Reference:
@@ -366,33 +419,37 @@ def _run_reference(model: Any, folder: Path) -> Reference:
     generator = torch.Generator().manual_seed(3)
     reference = Reference(folder, [], [], [])
     for length, num_shared in ((3, 0), (33, 0), (57, 40)):
-        for _ in range(20):
-            prompts = torch.randint(320, (2, length), generator=generator)
-            prompts[1, :num_shared] = prompts[0, :num_shared]
-            outputs, logprobs, margin = _greedy(model, prompts)
-            if margin > SMALLEST_MARGIN and all(len(set(output)) > 16 for output in outputs):
-                break
-        else:
-            raise AssertionError(f"no prompts of {length} tokens give a clear reference, the last were {outputs}")
-        reference.prompts.extend(prompts.tolist())
-        reference.outputs.extend(outputs)
-        reference.logprobs.extend(logprobs)
+        prompts = torch.randint(320, (NUM_CANDIDATES, 2, length), generator=generator)
+        prompts[:, 1, :num_shared] = prompts[:, 0, :num_shared]
+        outputs, logprobs, is_clear = _greedy(model, prompts.flatten(0, 1))
+        clear = is_clear.view(-1, 2).all(1).nonzero().flatten().tolist()
+        assert clear, f"no two prompts of {length} tokens give a clear reference"
+        for row in (2 * clear[0], 2 * clear[0] + 1):
+            reference.prompts.append(prompts.flatten(0, 1)[row].tolist())
+            reference.outputs.append(outputs[row])
+            reference.logprobs.append(logprobs[row])
     return reference
 
 
 @torch.inference_mode()
-def _greedy(model: Any, prompts: torch.Tensor) -> tuple[list[list[int]], torch.Tensor, float]:
-    """Outputs, log-probabilities and the smallest margin of equally long prompts."""
+def _greedy(model: Any, prompts: torch.Tensor) -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
+    """Outputs and log-probabilities of equally long prompts, and which of them are varied and leave nothing to
+    rounding."""
     tokens = model.generate(
         prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=NUM_NEW_TOKENS, do_sample=False
     )
+    outputs = tokens[:, prompts.shape[1] :].tolist()
     top_k = getattr(model.config, "num_experts_per_tok", None)
     output = model(tokens) if top_k is None else model(tokens, output_router_logits=True)
     routers = () if top_k is None else output.router_logits
-    margins = [_margin(output.logits[:, prompts.shape[1] - 1 :], 1), *(_margin(router, top_k) for router in routers)]
-    return tokens[:, prompts.shape[1] :].tolist(), output.logits.log_softmax(-1), min(margins)
+    margins = _margins(output.logits[:, prompts.shape[1] - 1 :], 1)
+    for router in routers:
+        margins = margins.minimum(_margins(router.view(*tokens.shape, -1), top_k))
+    is_varied = torch.tensor([len(set(output)) > NUM_NEW_TOKENS // 4 for output in outputs])
+    return outputs, output.logits.log_softmax(-1), is_varied & (margins > SMALLEST_MARGIN)
 
 
-def _margin(logits: torch.Tensor, num_chosen: int) -> float:
+def _margins(logits: torch.Tensor, num_chosen: int) -> torch.Tensor:
+    """Of each text the smallest."""
     best = logits.topk(num_chosen + 1).values
-    return float((best[..., -2] - best[..., -1]).min())
+    return (best[..., -2] - best[..., -1]).amin(1)

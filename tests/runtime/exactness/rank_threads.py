@@ -1,6 +1,6 @@
 """Ranks as threads of the test's process, over real collectives; every step's results are compared between them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from tests.runtime.exactness.conftest import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_
 
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
 from kvasir_runtime.execution.executor import Executor, PendingResult
+from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.parallel.groups import RankGroups, meet, open_meeting
 from kvasir_runtime.parallel.meeting_point import LOOPBACK, MeetingPoint
@@ -81,15 +82,16 @@ def start_ranks(
     model: Path,
     folder: Path,
     size: int,
-    backend: Any = "gloo",
+    backend: Any = "shared_memory",
     num_stages: int = 1,
     *,
     expert_parallel: bool = False,
     layer_partition: tuple[int, ...] | None = None,
     kv_cache_dtype: Any = "auto",
+    platforms: Mapping[int, Platform] | None = None,
     **execution: Any,
 ) -> RankThreads:
-    """`size` ranks a stage."""
+    """`size` ranks a stage; `platforms` by rank, where they are not the device's own."""
     topology = Topology(
         tensor_size=size, pipeline_size=num_stages, layer_partition=layer_partition, expert_parallel=expert_parallel
     )
@@ -103,6 +105,7 @@ def start_ranks(
             SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
             proposer_of(ExecutionConfig(**execution)),
             own,
+            None if platforms is None else platforms.get(own.place.rank),
         )
 
     with ThreadPoolExecutor(len(groups)) as pool:

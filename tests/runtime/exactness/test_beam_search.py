@@ -1,22 +1,17 @@
 """Beam search finds the hypotheses that Hugging Face's finds, best first."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tests.runtime.crossed import crossed
 
 from kvasir_runtime.requests.sampling_params import BeamSearch
 
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "long": {"length_penalty": 2.0},
-    "short": {"length_penalty": -1.0},
-    "early": {"early_stopping": True},
-    "never": {"early_stopping": "never"},
-    "never_short": {"early_stopping": "never", "length_penalty": -1.0},
-}
+NUM_TOKENS = 24
 
 ADJUSTMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "repetition_penalty": ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
@@ -25,12 +20,16 @@ ADJUSTMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@functools.cache
+def model_of(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def hugging_face_beams(
     folder: Path, prompt: list[int], width: int, num_tokens: int, eos: int | None, **options: Any
 ) -> list[list[int]]:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        found = model.generate(
+        found = model_of(folder).generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), num_beams=width,
             num_return_sequences=width, max_new_tokens=num_tokens, do_sample=False, eos_token_id=eos, pad_token_id=0,
             **options,
@@ -49,24 +48,30 @@ def beams_of(engine: Any, name: str, width: int) -> list[list[int]]:
     return [generated.token_ids(name) for name in names]
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
-@pytest.mark.parametrize("name", CASES)
-def test_equal_to_hugging_face(name: str, width: int, reference: Any, start_engine: Any) -> None:
+@pytest.mark.parametrize(
+    ("width", "early_stopping", "length_penalty"), crossed([1, 2, 4], [False, True, "never"], [1.0, 2.0, -1.0])
+)
+def test_equal_to_hugging_face(
+    width: int, early_stopping: Any, length_penalty: float, reference: Any, start_engine: Any
+) -> None:
     expected = reference("LlamaForCausalLM")
     engine = start_engine(expected.folder)
+    options: dict[str, Any] = {"early_stopping": early_stopping, "length_penalty": length_penalty}
     prompts = expected.prompts[2:4]
-    ends = [hugging_face_beams(expected.folder, prompt, width, 24, None)[0][9] for prompt in prompts]
+    ends = [hugging_face_beams(expected.folder, prompt, width, NUM_TOKENS, None)[0][9] for prompt in prompts]
     for number, (prompt, eos) in enumerate(zip(prompts, ends, strict=True)):
         engine.add(
-            str(number), prompt, seeds=range(width), beam=BeamSearch(width=width, **CASES[name]), max_tokens=24,
+            str(number), prompt, seeds=range(width), beam=BeamSearch(width=width, **options), max_tokens=NUM_TOKENS,
             stop_token_ids=(eos,),
         )  # fmt: skip
     lengths = set()
     for number, (prompt, eos) in enumerate(zip(prompts, ends, strict=True)):
         found = beams_of(engine, str(number), width)
-        assert found == hugging_face_beams(expected.folder, prompt, width, 24, eos, **CASES[name])
+        assert found == hugging_face_beams(expected.folder, prompt, width, NUM_TOKENS, eos, **options)
         lengths |= {len(tokens) for tokens in found}
-    assert min(lengths) < 24 or name == "long", "some hypothesis ended at a stop token"
+    assert min(lengths) < NUM_TOKENS or early_stopping == "never" or length_penalty == 2.0, (
+        "some hypothesis ended at a stop token"
+    )
 
 
 @pytest.mark.parametrize("name", ADJUSTMENTS)

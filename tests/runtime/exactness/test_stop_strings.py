@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.exactness.conftest import NUM_NEW_TOKENS, SMALLEST_MARGIN, Engine, Features
+from tests.runtime.exactness.conftest import MAX_MODEL_LEN, NUM_NEW_TOKENS, SMALLEST_MARGIN, Engine, Features
 from tests.runtime.exactness.speculators import METHODS, NUM_DRAFTS
 from transformers import LlamaForCausalLM
 
@@ -40,7 +40,7 @@ CODE = """\
 """
 STOP_LENGTH, NUM_STOPS = 3, 7
 READY = EngineReady(
-    max_model_len=136,
+    max_model_len=MAX_MODEL_LEN,
     max_num_seqs=8,
     vocab_size=4096,
     num_blocks=1,
@@ -76,7 +76,7 @@ class SteppedCore:
     async def receive(self) -> list[FromCore]:
         while not self._news:
             await asyncio.sleep(0)
-            if self.engine.channel.waiting or not self.engine.core._is_idle:
+            if self.engine.channel.waiting or not self.engine.is_idle:
                 self.engine.core.step()
                 self._news, self.engine.channel.sent = [*self.engine.channel.sent], []
         news, self._news = self._news, []
@@ -148,7 +148,7 @@ async def texts_until(core: SteppedCore, written: Written, stops: list[str], fol
         async for arrived in generation:
             for delta in arrived:
                 deltas[delta.index].append(delta)
-    while core.engine.channel.waiting or not core.engine.core._is_idle:  # noqa: ASYNC110 - as above
+    while core.engine.channel.waiting or not core.engine.is_idle:  # noqa: ASYNC110 - as above
         await asyncio.sleep(0)
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)

@@ -16,6 +16,7 @@ from kvasir_runtime.parallel.counts import OPERATIONS
 
 ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Phi3", "Olmo2"]
 CROSSES = (Features(prefix_cache=True, few_blocks=True), Features(chunked=True, one_step_ahead=True))
+EVERYTHING = Features(prefix_cache=True, few_blocks=True, chunked=True, one_step_ahead=True)
 StartRanks = Callable[..., RankThreads]
 
 
@@ -23,7 +24,7 @@ StartRanks = Callable[..., RankThreads]
 def ranks_of(tmp_path: Path) -> Iterator[StartRanks]:
     started: list[RankThreads] = []
 
-    def start(model: Path, size: int = 2, backend: str = "gloo", **execution: Any) -> RankThreads:
+    def start(model: Path, size: int = 2, backend: str = "shared_memory", **execution: Any) -> RankThreads:
         folder = tmp_path / str(len(started))
         folder.mkdir()
         started.append(start_ranks(model, folder, size, backend, **execution))
@@ -64,13 +65,13 @@ def test_two_ranks_give_what_one_gives_with_every_feature(
     if method is not None:
         config = speculative_config(method, expected.folder, expected.folder, tmp_path / "heads")
     ranks = ranks_of(expected.folder, speculative_config=config, expert_parallel="Moe" in architecture)
-    for features in CROSSES:
+    for features in CROSSES if method is None else (EVERYTHING,):
         engine = engine_over(ranks, ranks.workers[0].description, features, draft_depth(config, MAX_NUM_SEQS))
         generated = run_all_kinds(engine, expected)
         check_all_kinds(generated, of_one_rank[architecture], expected)
         assert (generated.stats.num_preemptions > 0) == features.few_blocks
         if method == "draft_model":
-            assert generated.stats.num_accepted_tokens > 0.5 * generated.stats.num_draft_tokens
+            assert generated.stats.num_accepted_tokens > 0.4 * generated.stats.num_draft_tokens
 
 
 @pytest.mark.parametrize(

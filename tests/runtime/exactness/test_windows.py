@@ -23,7 +23,7 @@ def test_at_four_times_the_window_only_its_blocks_are_held(
         num_known = len(prompt) + sum(len(o.new_token_ids) for o in engine.channel.outputs.get("long", []))
     all_blocks = -(-num_known // BLOCK_SIZE)
     assert engine.channel.outputs["long"][-1].finish_reason is None
-    used = engine.core._scheduler.stats(0, 0.0).num_blocks_used
+    used = engine.num_blocks_used
     assert used <= full_groups * all_blocks + window_groups * WINDOW_BLOCKS
     assert used < (full_groups + window_groups) * all_blocks
     assert engine.finish("long").token_ids("long") == output

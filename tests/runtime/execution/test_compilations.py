@@ -12,16 +12,17 @@ from tests.runtime.compilations import Compilations
 from tests.runtime.exactness.conftest import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, PLAIN, engine_over
 from tests.runtime.exactness.speculators import NUM_DRAFTS, speculative_config
 from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
+from tests.runtime.watched_platform import WatchedPlatform
 from torch import Tensor
 
-from kvasir_runtime.attention import triton as triton_attention
+from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
-from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.executor import Executor
+from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.transfers import Transfers, pack, unpack
 from kvasir_runtime.execution.worker import Worker, load_worker
-from kvasir_runtime.kernels.attention_tiles import Splits
+from kvasir_runtime.kernels.attention_tiles import splits_for
 from kvasir_runtime.kernels.ops_triton import triton_ops
 from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
 from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
@@ -31,7 +32,7 @@ from kvasir_runtime.speculative.select import proposer_of
 GREEDY: dict[str, Any] = {}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01}
 PENALISED = {"presence_penalty": 0.5, "logprobs": 2}
-SHORT_SPLITS = Splits(max_splits=4, unit_keys=32)
+SHORT_SPLITS = splits_for(2, num_sms=1, unit_keys=32)
 pytestmark = GPU_MARKS
 ON_GPU = DEVICE.type == "cuda"
 
@@ -41,27 +42,26 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
     return Compilations(monkeypatch)
 
 
-@pytest.fixture
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one: its kernels, and its packed uploads."""
+def as_on_a_gpu() -> Platform:
+    """Without one: its kernels, and its packed uploads. Short sequences cross from one split of their keys to two."""
     if ON_GPU:
-        return
-    monkeypatch.setattr(worker_module, "_ops_of", lambda device: triton_ops())
-    monkeypatch.setattr(worker_module, "_step_ops_of", lambda device: triton_step_ops())
-    monkeypatch.setattr(
-        worker_module, "select_backend", lambda name, device, bounds, _: TritonAttention(device, bounds)
+        return WatchedPlatform(DEVICE, backend=short_splits)
+    return WatchedPlatform(
+        ops=triton_ops(),
+        step_ops=triton_step_ops(),
+        backend=short_splits,
+        transfers=PackedTransfers(DEVICE),
+        graph_bytes=0,
     )
-    monkeypatch.setattr(Transfers, "upload", packed_upload)
 
 
-def packed_upload(transfers: Transfers, *arrays: NDArray[np.generic]) -> tuple[Tensor, ...]:
-    return unpack(pack(arrays, pin_memory=False), arrays)
+def short_splits(name: str, bounds: DecodeBounds, kv_cache_dtype: str) -> TritonAttention:
+    return TritonAttention(DEVICE, bounds, num_sms=1, split_unit_keys=SHORT_SPLITS.unit_keys)
 
 
-@pytest.fixture
-def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short sequences cross from one split of a decode's keys to two."""
-    monkeypatch.setattr(triton_attention, "splits_for", lambda num_kv_heads, num_sms: SHORT_SPLITS)
+class PackedTransfers(Transfers):
+    def upload(self, *arrays: NDArray[np.generic]) -> tuple[Tensor, ...]:
+        return unpack(pack(arrays, pin_memory=False), arrays)
 
 
 @pytest.fixture
@@ -80,6 +80,7 @@ def load(folder: Path, speculative: SpeculativeConfig | None) -> Worker:
         execution,
         SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
         proposer_of(execution),
+        platform=as_on_a_gpu(),
     )
 
 
@@ -92,7 +93,6 @@ def test_an_argument_of_another_kind_counts_once(compilations: Compilations) -> 
     assert numbers == [1, 1, 2, 2, 2]
 
 
-@pytest.mark.usefixtures("_as_on_a_gpu", "_short_splits")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # warming up attends to what memory happens to hold
 @pytest.mark.parametrize("method", [None, "draft_model", "eagle"])
 def test_nothing_compiles_while_prompts_and_batches_of_many_sizes_are_served(
@@ -109,9 +109,9 @@ def test_nothing_compiles_while_prompts_and_batches_of_many_sizes_are_served(
     for number, (length, params) in enumerate(
         [(1, GREEDY), (17, SAMPLED), (2, PENALISED), (40, GREEDY), (16, SAMPLED), (33, GREEDY)]
     ):
-        engine.add(str(number), random.integers(0, 64, length).tolist(), max_tokens=3 + 2 * number, **params)
+        engine.add(str(number), random.integers(0, 64, length).tolist(), max_tokens=2 + number, **params)
         engine.core.step()  # each joins those before it
     outputs = engine.finish(*map(str, range(6))).outputs
     assert [outputs[str(number)][-1].finish_reason for number in range(6)] == ["length"] * 6
-    assert [SHORT_SPLITS.count(num_keys) for num_keys in (16, 33, 40 + 3 + 2 * 3)] == [1, 2, 2]
+    assert [SHORT_SPLITS.count(num_keys) for num_keys in (16, 33, 40 + 2 + 3)] == [1, 2, 2]
     assert compilations.kernels[-1] == "serving"

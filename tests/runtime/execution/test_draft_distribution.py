@@ -8,7 +8,7 @@ import torch
 from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import adjusted_logits, draw
 from kvasir_runtime.kernels.step_ops import cpu_step_ops
-from kvasir_runtime.kernels.verify_drafts import DrawnTokens, KnownTokens
+from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
 
 NUM_ROWS, NUM_ROUNDS, VOCAB_SIZE, NUM_DRAFTS = 1_000, 100, 20, 2
 ONE_IN_10_000 = 3.719
@@ -61,10 +61,10 @@ def test_tokens_after_any_draft_have_the_targets_distribution(
             rows.drafts[:, place] = drafted(place)
         positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
         after = torch.arange(1 + NUM_DRAFTS).repeat(NUM_ROWS)
-        logits = adjusted_logits(LOGITS.repeat(NUM_ROWS, 1), rows, positions, after + 1, None)
-        token_ids = draw(logits, rows, positions, after + 1, ops)
-        drawn = DrawnTokens(token_ids, after, positions.starts, positions.rows, positions.draws, positions.width)
-        verified = ops.verify_drafts(drawn, known)
+        logits = adjusted_logits(LOGITS.repeat(NUM_ROWS, 1), rows, positions, after, None)
+        token_ids = draw(logits, rows, positions, after, ops)
+        drawn = DrawnPositions(after, positions.starts, positions.rows, positions.draws, positions.width)
+        verified = ops.verify_drafts(token_ids, drawn, known)
         has_second = verified.num_accepted > 1
         assert torch.equal(has_second, verified.token_ids[:, 0] == drafted(0)), "where the first draft held, only there"
         for place in range(1 + NUM_DRAFTS):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runtime.kernels.triton_device import DEVICE
+from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from tests.runtime.padded_graphs import PaddedGraphs, PaddedStep
 from torch import Tensor
 
@@ -30,7 +30,8 @@ from kvasir_runtime.execution.graphs import (
 )
 from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.static_inputs import StaticInputs
-from kvasir_runtime.kernels.attention_tiles import Splits
+from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.models.decoder import DecoderOutput
 
@@ -136,17 +137,17 @@ def test_nothing_is_captured_before_there_is_time_or_demand() -> None:
     assert rig.steps[GraphShape(2, 1)].num_replays == 1
 
 
-def test_idle_time_captures_what_was_missed_most_then_the_largest() -> None:
+def test_idle_time_captures_what_was_missed_most_then_the_smallest() -> None:
     rig = Rig([1, 2, 4], [1, 3])
-    rig.run(1)
+    rig.run(4)
     assert rig.graphs.capture_next()
-    assert rig.graphs.captured == [GraphShape(1, 1)]
+    assert rig.graphs.captured == [GraphShape(4, 1)]
     assert rig.graphs.capture_next()
     assert rig.graphs.captured == [GraphShape(1, 1), GraphShape(4, 1)]
     rig.capture_all()
-    of_equal_requests = [GraphShape(size, query_len) for size in (4, 2, 1) for query_len in (1, 3)]
+    of_equal_requests = [GraphShape(size, query_len) for size in (1, 2, 4) for query_len in (1, 3)]
     assert sorted(list(rig.steps)[:6]) == sorted(of_equal_requests)
-    assert list(rig.steps)[6:] == [GraphShape(size, 2, max_query_len=3) for size in (4, 2, 1)]
+    assert list(rig.steps)[6:] == [GraphShape(size, 2, max_query_len=3) for size in (1, 2, 4)]
     assert not rig.graphs.capture_next()
 
 
@@ -198,8 +199,10 @@ def test_a_mean_that_comes_up_often_is_captured_and_until_then_a_larger_one_serv
 @pytest.mark.parametrize(("num_requests", "runs_on_graph"), [(1, False), (2, True), (3, True)])
 def test_a_larger_graph_serves_if_half_of_it_is_used(num_requests: int, runs_on_graph: bool) -> None:
     rig = Rig([1, 2, 3, 4], [1])
+    rig.run(4)
     assert rig.graphs.capture_next()
     assert rig.graphs.captured == [GraphShape(4, 1)]
+    rig.eager.num_calls = 0
     rig.run(num_requests)
     assert rig.eager.num_calls == (0 if runs_on_graph else 1)
 
@@ -308,18 +311,18 @@ def test_other_steps_run_kernel_by_kernel() -> None:
 def test_captures_end_when_their_memory_is_used_up() -> None:
     rig = Rig([1, 2, 4], [1], limit=150)
     rig.capture_all()
-    assert rig.graphs.captured == [GraphShape(2, 1), GraphShape(4, 1)]
+    assert rig.graphs.captured == [GraphShape(1, 1), GraphShape(2, 1)]
 
 
 def test_a_capture_that_fails_ends_them_and_steps_go_on(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig([1, 2, 4], [1], failing=2)
     with caplog.at_level(logging.WARNING):
         rig.capture_all()
-    assert rig.graphs.captured == [GraphShape(4, 1)]
+    assert rig.graphs.captured == [GraphShape(1, 1)]
     assert "num_requests=2" in caplog.text
     assert "out of memory" in caplog.text
     for _ in range(STEPS_BEFORE_CAPTURE + 1):
-        rig.run(1)
+        rig.run(4)
     assert rig.eager.num_calls == STEPS_BEFORE_CAPTURE + 1
 
 
@@ -329,8 +332,8 @@ def test_graphs_of_drafts_come_after_the_targets_and_share_their_memory() -> Non
     graphs.of(target, [1])
     on_graphs = graphs.of(drafts, [2, 1])
     graphs.capture_all()
-    assert [shape for shape, _ in graphs.steps] == [GraphShape(2, 1), GraphShape(1, 1), GraphShape(2, 2)]
-    on_graphs(step_of(drafts.tables, [9, 9], query_lens=2), None)
+    assert [shape for shape, _ in graphs.steps] == [GraphShape(1, 1), GraphShape(2, 1), GraphShape(1, 2)]
+    on_graphs(step_of(drafts.tables, [9], query_lens=2), None)
     assert [step.num_replays for _, step in graphs.steps] == [0, 0, 1]
     assert (target.num_calls, drafts.num_calls) == (0, 1)
 
@@ -349,16 +352,11 @@ def _nan_where_nothing_is_written() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture
-def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = Splits(max_splits=4, unit_keys=16)
-    monkeypatch.setattr("kvasir_runtime.attention.triton.splits_for", lambda num_kv_heads, num_sms: splits)
-
-
+@pytest.mark.parametrize("load_inputs", [load_inputs_reference, pytest.param(triton_load_inputs, marks=GPU_MARKS)])
 @pytest.mark.parametrize("query_len", [1, 2])
-def test_what_is_left_of_a_larger_step_reads_and_writes_nothing(query_len: int) -> None:
-    tables = Attending(ReferenceAttention(), "cpu").tables
-    static = StaticInputs(4, 4 * query_len, tables, MAX_SEQ_LEN)
+def test_what_is_left_of_a_larger_step_reads_and_writes_nothing(query_len: int, load_inputs: LoadInputs) -> None:
+    tables = Attending(ReferenceAttention(), DEVICE.type).tables
+    static = StaticInputs(4, 4 * query_len, tables, MAX_SEQ_LEN, load_inputs=load_inputs)
     for num_requests in (4, 2):
         static.load(step_of(tables, [9, 30, 5, 17][:num_requests], query_len))
     assert static.inputs.seq_lens.tolist() == [9, 30, 0, 0]
@@ -419,10 +417,11 @@ def test_replayed_steps_of_compiled_kernels_compute_and_write_what_eager_ones_do
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a CUDA graph does it there")
-@pytest.mark.usefixtures("_nan_where_nothing_is_written", "_short_splits")
+@pytest.mark.usefixtures("_nan_where_nothing_is_written")
 def test_padded_steps_of_triton_kernels_do_so_over_memory_of_nan() -> None:
     bounds = DecodeBounds(max_num_decodes=4, max_query_len=6)
-    assert_padding_changes_nothing(TritonAttention(DEVICE, bounds), DIFFERENT)
+    backend = TritonAttention(DEVICE, bounds, num_sms=1, split_unit_keys=16)
+    assert_padding_changes_nothing(backend, DIFFERENT)
 
 
 class FakeCuda:
@@ -458,7 +457,7 @@ def test_what_a_capture_frees_of_torchs_cache_hides_nothing_that_it_takes(monkey
 def test_a_cuda_graph_computes_and_writes_what_eager_steps_do() -> None:
     backend = TritonAttention(torch.device("cuda"), DecodeBounds(max_num_decodes=4, max_query_len=6))
     eager, captured = Attending(backend, "cuda"), Attending(backend, "cuda")
-    capture = CudaGraphCapture(captured, captured.tables, MAX_SEQ_LEN)
+    capture = CudaGraphCapture(captured, captured.tables, MAX_SEQ_LEN, load_inputs=triton_load_inputs)
     graphs = DecodeGraphs(eager, capture, [2, 4], [6, 1], GraphMemory(2**30))
     with torch.inference_mode():
         while graphs.capture_next():

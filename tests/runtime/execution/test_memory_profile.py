@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.execution.graphs import DecodeGraphs, GraphMemory, GraphShape, graph_sizes
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
-from kvasir_runtime.execution.memory_profile import RECORDING_BYTES, measure_memory
+from kvasir_runtime.execution.memory_profile import LEAST_GRAPH_BYTES, RECORDING_BYTES, measure_memory
 from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, prefill_step, run
 from kvasir_runtime.execution.worker import load_worker
+from kvasir_runtime.models.decoder import DecoderOutput
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from kvasir_runtime.scheduling.step import StepPlan
 
-TOTAL, FREE, ROWS_BYTES = 1_000_000, 700_000, 5_000
+MIB = 2**20
+TOTAL, FREE, ROWS_BYTES = 80_000 * MIB, 70_000 * MIB, 5_000
+LARGE = LEAST_GRAPH_BYTES + 7
 LIMITS = SequenceLimits(max_num_seqs=4, max_model_len=16, max_num_batched_tokens=40)
 
 
@@ -87,18 +93,48 @@ def profile(gpu: FakeGpu, runner: FakeRunner, max_drafts: int = 0, limits: Seque
     return measure_memory(torch.device("cuda"), make_runner, limits, max_drafts)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("prefill_bytes", "decode_bytes"), [(90_000, 30_000), (30_000, 90_000), (0, 0)])
+@pytest.mark.parametrize(("prefill_bytes", "decode_bytes"), [(2 * LARGE, LARGE), (0, LARGE), (90_000, 30_000), (0, 0)])
 def test_the_larger_step_the_rows_and_once_more_the_decode_for_graphs_count_as_used(
     gpu: FakeGpu, prefill_bytes: int, decode_bytes: int
 ) -> None:
     memory = profile(gpu, FakeRunner(gpu, prefill_bytes, decode_bytes))
-    used = TOTAL - FREE + ROWS_BYTES + max(prefill_bytes, decode_bytes) + decode_bytes
-    assert memory == DeviceMemory("cuda", TOTAL, used, graph_bytes=decode_bytes)
+    graph_bytes = max(decode_bytes, LEAST_GRAPH_BYTES)
+    used = TOTAL - FREE + ROWS_BYTES + max(prefill_bytes, decode_bytes) + graph_bytes
+    assert memory == DeviceMemory("cuda", TOTAL, used, graph_bytes)
 
 
 def test_what_a_step_leaves_in_the_rows_counts_whichever_step_is_larger(gpu: FakeGpu) -> None:
     plain = profile(gpu, FakeRunner(gpu, 30_000, 90_000))
     assert profile(gpu, FakeRunner(gpu, 30_000, 90_000, kept_bytes=7_000)).used_bytes == plain.used_bytes + 7_000
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 4, 8, 256])
+def test_the_graphs_of_every_batch_size_fit_into_their_memory(gpu: FakeGpu, max_num_seqs: int) -> None:
+    """Llama 8B: a decode takes 3.2 MiB a sequence, and the first capture a workspace of 32 MiB besides."""
+    runner = FakeRunner(gpu, 0, max_num_seqs * 3_200_000)
+    memory = profile(gpu, runner, limits=replace(LIMITS, max_num_seqs=max_num_seqs, max_num_batched_tokens=4096))
+    captured: list[int] = []
+
+    def capture(shape: GraphShape) -> Graph:
+        captured.append(shape.num_requests)
+        return Graph(34 * MIB if len(captured) == 1 else shape.num_requests * 100_000)
+
+    graphs = DecodeGraphs(never_run, capture, graph_sizes(max_num_seqs), [1], GraphMemory(memory.graph_bytes))
+    while graphs.capture_next():
+        pass
+    assert captured == graph_sizes(max_num_seqs)
+
+
+@dataclass(frozen=True)
+class Graph:
+    memory_bytes: int
+
+    def replay(self, inputs: StepInputs) -> DecoderOutput:
+        return never_run(inputs, None)
+
+
+def never_run(inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
+    raise AssertionError("graphs are captured, not run")
 
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
@@ -131,9 +167,9 @@ def test_no_step_of_decodes_has_more_tokens_than_a_step_may_have(
     gpu: FakeGpu, budget: int, max_drafts: int, decodes: list[list[int]]
 ) -> None:
     """All sequences with what drafts there is room for, and as many as there is room for with all of theirs."""
-    runner = FakeRunner(gpu, 1, 100, draft_bytes=10)
+    runner = FakeRunner(gpu, 1, LARGE, draft_bytes=10)
     memory = profile(gpu, runner, max_drafts, replace(LIMITS, max_num_batched_tokens=budget))
-    assert memory.graph_bytes == 100 + 10 * (decodes[-1][0] - 1), "what the larger of them takes"
+    assert memory.graph_bytes == LARGE + 10 * (decodes[-1][0] - 1), "what the larger of them takes"
     _, *steps = runner.plans
     assert [step.num_new_tokens.tolist() for step in steps] == decodes
     assert all(step.num_tokens <= budget for step in runner.plans)

@@ -11,13 +11,14 @@ import torch
 from tests.runtime.exactness.speculators import speculative_config
 from tests.runtime.speculative.conftest import make_llama
 from tests.runtime.speculative.host_reads import HostReads, unseen_by
+from tests.runtime.watched_platform import WatchedPlatform
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
-from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.model_runner import ModelRunner
+from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.synthetic_steps import GREEDY
@@ -71,7 +72,9 @@ class DeviceProposer(ScriptedProposer):
 @pytest.fixture
 def load(folder: Any) -> Callable[..., Worker]:
     def load_with(
-        proposer: ScriptedProposer | SpeculativeConfig | None = None, device: Literal["cpu", "cuda"] = "cpu"
+        proposer: ScriptedProposer | SpeculativeConfig | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
+        platform: Platform | None = None,
     ) -> Worker:
         speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
         if proposer is None or isinstance(proposer, SpeculativeConfig):
@@ -84,6 +87,7 @@ def load(folder: Any) -> Callable[..., Worker]:
             execution,
             SchedulerConfig(max_num_seqs=4),
             proposer_of(execution) if scripted is None else lambda *placed: scripted,
+            platform=platform,
         )
 
     return load_with
@@ -244,10 +248,9 @@ def test_states_for_the_proposer_are_kept_only_in_steps_that_want_drafts(
 ) -> None:
     proposer = ScriptedProposer([-1] * 40, wants_hidden=True)
     proposer.captured_layers = (0,)
-    runner = load(proposer).runner
-    seen = []
-    compute = runner._compute
-    runner._compute = lambda *args, **options: seen.append(compute(*args, **options)) or seen[-1]
+    platform = WatchedPlatform(graph_bytes=0)
+    runner, seen = load(proposer, platform=platform).runner, platform.target.outputs
+    seen.clear()  # of steps that warm up
     step(runner, make_plan(chunks=[(0, 0, 5, True)], added=[new_sequence(0, PROMPT)]))
     step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=1))
     assert [len(output.captured) for output in seen] == [0, 1]
@@ -518,9 +521,7 @@ def assert_steady_steps_wait_for_nothing(
     assert known == expected[: len(known)]
 
 
-def test_a_backend_prepares_once_a_step_for_all_layers(
-    tmp_path: Path, make_plan: Any, new_sequence: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_prepares_once_a_step_for_all_layers(tmp_path: Path, make_plan: Any, new_sequence: Any) -> None:
     prepared: list[StepInputs] = []
 
     class CountingAttention(ReferenceAttention):
@@ -528,13 +529,13 @@ def test_a_backend_prepares_once_a_step_for_all_layers(
             prepared.append(inputs)
             return super().prepare(inputs)
 
-    monkeypatch.setattr(worker_module, "select_backend", lambda *choice: CountingAttention())
     make_llama(tmp_path, seed=0, num_hidden_layers=3)
     worker = load_worker(
         ModelConfig(model=str(tmp_path), device="cpu"),
         CacheConfig(block_size=BLOCK_SIZE),
         ExecutionConfig(num_threads=1),
         SchedulerConfig(max_num_seqs=4),
+        platform=WatchedPlatform(backend=lambda *choice: CountingAttention()),
     )
     prepared.clear()
     step(worker.runner, make_plan(chunks=[(0, 0, 5, True)], added=[new_sequence(0, PROMPT)], tables=TABLE))

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.watched_platform import WatchedPlatform
 from torch import Tensor
 
-from kvasir_runtime.attention import cpu as attention
+from kvasir_runtime.attention.backend import AttentionStep, StepInputs
+from kvasir_runtime.attention.cpu import CpuAttention
+from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
-from kvasir_runtime.execution import memory_profile
 from kvasir_runtime.execution.captured_graph import CapturedGraph
-from kvasir_runtime.execution.graphs import STEPS_BEFORE_RECORDING, DecodeGraphs, GraphShape
-from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
-from kvasir_runtime.execution.runner_assembly import ByCaptures
+from kvasir_runtime.execution.graphs import STEPS_BEFORE_RECORDING, GraphShape
+from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kernels.recording import Recording
 from kvasir_runtime.kv_cache.spec import KvSpec
@@ -29,11 +30,13 @@ TABLE = [(row, 0, index, 1 + 8 * row + index) for row in range(4) for index in r
 
 
 @pytest.fixture
-def make_runner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModelRunner]:
+def make_runner(folder: Path) -> Callable[..., ModelRunner]:
     def make(
-        dtype: str = "bfloat16", recording_bytes: int = 1 << 26, proposer: Proposer | None = None, **config: Any
+        dtype: str = "bfloat16",
+        platform: WatchedPlatform | None = None,
+        proposer: Proposer | None = None,
+        **config: Any,
     ) -> ModelRunner:
-        monkeypatch.setattr(memory_profile, "RECORDING_BYTES", recording_bytes)
         file = folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | config))
         execution = ExecutionConfig(
@@ -47,6 +50,7 @@ def make_runner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             execution,
             SchedulerConfig(max_num_seqs=4),
             None if proposer is None else lambda *parts: proposer,
+            platform=platform,
         ).runner
         assert isinstance(runner, ModelRunner)
         runner.kv_buffer.zero_()
@@ -90,11 +94,6 @@ def tokens_of(make_plan: Any, new_sequence: Any) -> Callable[[ModelRunner], list
     return generate
 
 
-def graphs_of(runner: ModelRunner) -> DecodeGraphs:
-    assert isinstance(runner._compute, DecodeGraphs)
-    return runner._compute
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_replayed_steps_compute_the_same(
@@ -105,18 +104,18 @@ def test_replayed_steps_compute_the_same(
         save_file(
             weights | {"lm_head.weight": weights["model.embed_tokens.weight"] * 0.5}, folder / "model.safetensors"
         )
-    eager = make_runner(dtype, 0, tie_word_embeddings=tied)
-    assert isinstance(eager._compute, EagerDecoder)
-    runner = make_runner(dtype, tie_word_embeddings=tied)
+    without, platform = WatchedPlatform(graph_bytes=0), WatchedPlatform()
+    eager = make_runner(dtype, without, tie_word_embeddings=tied)
+    runner = make_runner(dtype, platform, tie_word_embeddings=tied)
     assert tokens_of(runner) == tokens_of(eager)
     assert torch.equal(runner.kv_buffer, eager.kv_buffer)
-    assert graphs_of(runner).captured == [AT_START, GraphShape(2, 1), GraphShape(3, 1)]
+    assert (without.shapes, platform.shapes) == ([], [AT_START, GraphShape(2, 1), GraphShape(3, 1)])
 
 
 def test_all_kernels_of_a_step_are_one_call(make_runner: Any, tokens_of: Any) -> None:
-    runner = make_runner()
-    tokens_of(runner)
-    step = graphs_of(runner)._captured[GraphShape(3, 1)]
+    platform = WatchedPlatform()
+    tokens_of(make_runner(platform=platform))
+    step = dict(platform.captured)[GraphShape(3, 1)]
     assert isinstance(step, CapturedGraph)
     assert isinstance(step.graph, Recording)
     assert len(step.graph.calls) == 1
@@ -157,10 +156,8 @@ class CapturingProposer:
 def test_a_step_that_nobody_is_shown_captures_nothing_on_a_recording_either(
     make_runner: Any, make_plan: Any, new_sequence: Any
 ) -> None:
-    proposers = [CapturingProposer() for _ in range(2)]
-    runners = [
-        make_runner(proposer=proposer, recording_bytes=number << 26) for number, proposer in enumerate(proposers)
-    ]
+    proposers, platforms = [CapturingProposer() for _ in range(2)], [WatchedPlatform(graph_bytes=0), WatchedPlatform()]
+    runners = [make_runner(proposer=each, platform=own) for each, own in zip(proposers, platforms, strict=True)]
     for runner, proposer in zip(runners, proposers, strict=True):
         proposer.shown.clear()
         runner.forward(make_plan(chunks=[(0, 0, 3, True)], added=[new_sequence(0, PROMPTS[0])], tables=TABLE))
@@ -168,35 +165,37 @@ def test_a_step_that_nobody_is_shown_captures_nothing_on_a_recording_either(
         for number in range(4 * STEPS_BEFORE_RECORDING):
             runner.forward(make_plan(decodes=[(0, 1)], starts=[3 + number], proposals=number % 2))
             runner.sample().result()
-    compute = runners[1]._compute
-    assert isinstance(compute, ByCaptures)
-    plain, capturing = (graphs._captured[GraphShape(1, 1)] for graphs in (compute.plain, compute.capturing))
-    assert (len(plain.output.captured), len(capturing.output.captured)) == (0, 1)
+    of_single = [step for shape, step in platforms[1].captured if shape == GraphShape(1, 1)]
+    assert all(isinstance(step, CapturedGraph) for step in of_single)
+    assert sorted(len(step.output.captured) for step in of_single) == [0, 1]
     assert len(proposers[1].shown) == 2 * STEPS_BEFORE_RECORDING
     assert torch.equal(torch.cat(proposers[1].shown), torch.cat(proposers[0].shown))
 
 
 def test_shapes_that_did_not_come_up_are_not_captured(make_runner: Any, tokens_of: Any) -> None:
-    runner = make_runner()
+    platform = WatchedPlatform()
+    runner = make_runner(platform=platform)
     while runner.use_idle_time():
-        assert graphs_of(runner).captured == [AT_START]
-    assert graphs_of(runner).captured == [AT_START]
+        assert platform.shapes == [AT_START]
+    assert platform.shapes == [AT_START]
 
 
-def test_a_computation_that_reads_numbers_runs_kernel_by_kernel(
-    make_runner: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reference attention looks at lengths on the host."""
-    eager = tokens_of(make_runner(recording_bytes=0))
-    monkeypatch.setattr(attention, "plan_problem", lambda *tensors: "a test says so")
-    runner = make_runner()
-    graphs = graphs_of(runner)
-    assert len(tokens_of(runner)) == len(eager)
-    assert graphs.captured == []
-    assert not graphs._wanted, "it is not tried again"
+class PlainAttention(CpuAttention):
+    """The reference, which looks at lengths on the host."""
+
+    def prepare(self, inputs: StepInputs) -> AttentionStep:
+        return ReferenceAttention().prepare(inputs)
+
+
+def test_a_computation_that_reads_numbers_runs_kernel_by_kernel(make_runner: Any, tokens_of: Any) -> None:
+    eager = tokens_of(make_runner(platform=WatchedPlatform(graph_bytes=0)))
+    platform = WatchedPlatform(backend=lambda *choice: PlainAttention())
+    assert len(tokens_of(make_runner(platform=platform))) == len(eager)
+    assert platform.captured == []
+    assert platform.attempts == [AT_START], "it is not tried again"
 
 
 def test_memory_bounds_what_is_recorded(make_runner: Any, tokens_of: Any) -> None:
-    runner = make_runner(recording_bytes=1)
-    tokens_of(runner)
-    assert graphs_of(runner).captured == [AT_START]
+    platform = WatchedPlatform(graph_bytes=1)
+    tokens_of(make_runner(platform=platform))
+    assert platform.shapes == [AT_START]

@@ -46,9 +46,9 @@ def draw_tokens(rows_of: Any, make_plan: Any, transfers: Any, ops: StepOps) -> D
         rows = rows_of(*requests)
         plan = make_plan(decodes=[(row, 1) for row in range(len(requests))])
         positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
-        drawn_at = torch.tensor([len(tokens) for tokens, _, _ in requests])
-        adjusted = adjusted_logits(logits.clone(), rows, positions, drawn_at, mask)
-        return draw(adjusted, rows, positions, drawn_at, ops).tolist()
+        after = torch.tensor([len(tokens) - 1 for tokens, _, _ in requests])
+        adjusted = adjusted_logits(logits.clone(), rows, positions, after, mask)
+        return draw(adjusted, rows, positions, after, ops).tolist()
 
     return draw_after
 

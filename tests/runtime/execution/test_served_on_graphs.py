@@ -13,15 +13,13 @@ from tests.runtime.exactness.conftest import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS,
 from tests.runtime.exactness.speculators import NUM_DRAFTS, speculative_config
 from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from tests.runtime.padded_graphs import PaddedGraphs
+from tests.runtime.watched_platform import WatchedPlatform
 
 from kvasir_runtime.attention.reference import ReferenceAttention
-from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
-from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.executor import Executor
-from kvasir_runtime.execution.graphs import DecodeGraphs, GraphShape, graph_sizes
-from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.runner_assembly import RunnerAssembly
+from kvasir_runtime.execution.graphs import GraphShape, graph_sizes
+from kvasir_runtime.execution.platform import GraphSetup
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.kernels.step_ops import reference_step_ops
 from kvasir_runtime.speculative.depth import Depths, FixedDepth, IntArray
@@ -51,24 +49,23 @@ def executors() -> Iterator[list[Executor]]:
         executor.close()
 
 
-@pytest.fixture
-def _on_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_graphs(graph_bytes: int = 2**30) -> WatchedPlatform:
     """With memory for all, since a tiny model's steps take less than a graph."""
-    make_runner = RunnerAssembly.runner
-    monkeypatch.setattr(RunnerAssembly, "runner", lambda self, num_blocks, *_: make_runner(self, num_blocks, 2**30))
     if ON_GPU:
-        return
-
-    def graphs(assembly: RunnerAssembly, rows: Rows, graph_bytes: int) -> PaddedGraphs:
-        limits = assembly.limits
-        return PaddedGraphs(rows.block_tables, limits.max_model_len, graph_sizes(limits.max_num_seqs), graph_bytes)
-
-    monkeypatch.setattr(RunnerAssembly, "_graphs", graphs)
-    monkeypatch.setattr(worker_module, "_step_ops_of", lambda device: reference_step_ops(drops_missing_drafts=False))
-    monkeypatch.setattr(worker_module, "select_backend", lambda *choice: ReferenceAttention())
+        return WatchedPlatform(DEVICE, graph_bytes=graph_bytes)
+    return WatchedPlatform(
+        step_ops=reference_step_ops(drops_missing_drafts=False),
+        backend=lambda *choice: ReferenceAttention(),
+        graph_bytes=graph_bytes,
+        make_graphs=padded_graphs,
+    )
 
 
-def load(folder: Path, speculative: SpeculativeConfig | None = None) -> Worker:
+def padded_graphs(setup: GraphSetup) -> PaddedGraphs:
+    return PaddedGraphs(setup.block_tables, setup.max_seq_len, graph_sizes(setup.max_num_seqs), setup.num_bytes)
+
+
+def load(folder: Path, platform: WatchedPlatform, speculative: SpeculativeConfig | None = None) -> Worker:
     execution = ExecutionConfig(num_threads=1, speculative_config=speculative)
     return load_worker(
         ModelConfig(model=str(folder), device=DEVICE.type, dtype="float32"),
@@ -76,14 +73,8 @@ def load(folder: Path, speculative: SpeculativeConfig | None = None) -> Worker:
         execution,
         SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
         proposer_of(execution),
+        platform=platform,
     )
-
-
-def graphs_of(worker: Worker) -> DecodeGraphs:
-    """Of the target."""
-    graphs = worker.runner._compute  # type: ignore[attr-defined]
-    assert isinstance(graphs, DecodeGraphs)
-    return graphs
 
 
 def serve(worker: Worker, executor: Executor, depth: FixedDepth | None) -> list[list[int]]:
@@ -98,42 +89,25 @@ def serve(worker: Worker, executor: Executor, depth: FixedDepth | None) -> list[
     return [generated.token_ids(str(number)) for number in range(5)]
 
 
-class EagerSteps:
-    """Steps that ran kernel by kernel."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, graphs: DecodeGraphs) -> None:
-        self.lengths: list[StepLengths] = []
-        eager = graphs._eager
-        monkeypatch.setattr(
-            graphs,
-            "_eager",
-            lambda inputs, *args, **options: self.lengths.append(inputs.lengths) or eager(inputs, *args, **options),
-        )
-
-    @property
-    def num_decodes_only(self) -> int:
-        return sum(lengths.num_decodes == len(lengths.query_lens) for lengths in self.lengths)
-
-
-@pytest.mark.usefixtures("_on_graphs")
 @pytest.mark.parametrize("method", [None, "ngram", "draft_model", "eagle"])
 def test_graphs_serve_every_decode_and_change_no_token(
-    method: str | None, folder: Path, tmp_path: Path, executors: list[Executor], monkeypatch: pytest.MonkeyPatch
+    method: str | None, folder: Path, tmp_path: Path, executors: list[Executor]
 ) -> None:
-    plain = load(folder)
+    plain = load(folder, on_graphs(graph_bytes=0))
     executors.append(Executor(plain.runner, plain.prepare_thread))
-    graphs_of(plain)._wanted.clear()  # kernel by kernel
     expected = serve(plain, executors[0], None)
     assert [len(set(tokens)) > 4 for tokens in expected] == [True] * 5
 
     speculative = None if method is None else speculative_config(method, folder, folder, tmp_path / "heads")
-    worker = load(folder, speculative)
-    graphs = graphs_of(worker)
+    platform = on_graphs()
+    worker = load(folder, platform, speculative)
     while worker.runner.use_idle_time():
         pass
-    assert GraphShape(MAX_NUM_SEQS, 2, 1 + NUM_DRAFTS) in graphs.captured or method is None
-    eager = EagerSteps(monkeypatch, graphs)
+    assert GraphShape(MAX_NUM_SEQS, 2, 1 + NUM_DRAFTS) in platform.shapes or method is None
+    platform.target.clear()
     executors.append(Executor(worker.runner, worker.prepare_thread))
     assert serve(worker, executors[1], None if method is None else DifferentDepths()) == expected
-    assert eager.lengths, "prompts are computed"
-    assert not eager.num_decodes_only
+    assert platform.target.lengths, "prompts are computed"
+    # A padded graph computes its steps anew, a CUDA graph none.
+    assert platform.target.num_replays > 0
+    assert platform.target.num_decodes_only == (0 if ON_GPU else platform.target.num_replays)

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime.watched_platform import WatchedPlatform
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution import kv_buffer
-from kvasir_runtime.execution import worker as worker_module
 from kvasir_runtime.execution.description import RankDescription
-from kvasir_runtime.execution.kv_buffer import DeviceMemory
-from kvasir_runtime.execution.runner_assembly import RunnerAssembly
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.parallel.groups import alone
@@ -113,26 +111,18 @@ def test_an_idle_rank_has_memory_found_for_its_pages(folder: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("measured_bytes", [700, 900])
-def test_ranks_that_measured_differently_have_the_same_memory_for_graphs(
-    measured_bytes: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_measured_differently_have_the_same_memory_for_graphs(measured_bytes: int, folder: Path) -> None:
     """Else one would go on capturing after the other, and wait for its word for ever."""
-    given: list[int] = []
-    make_runner = RunnerAssembly.runner
-    monkeypatch.setattr(
-        worker_module, "measure_memory", lambda *limits: DeviceMemory("cpu", 2**30, 0, graph_bytes=measured_bytes)
-    )
-    monkeypatch.setattr(
-        RunnerAssembly, "runner", lambda self, *sizes: given.append(sizes[1]) or make_runner(self, *sizes)
-    )
+    platform = WatchedPlatform(graph_bytes=measured_bytes)
     load_worker(
         ModelConfig(model=str(folder), device="cpu"),
         CacheConfig(),
         ExecutionConfig(num_threads=1),
         SchedulerConfig(max_num_seqs=4),
         groups=replace(alone(), least_of_stage=lambda value: min(value, 700)),
+        platform=platform,
     )
-    assert given == [700]
+    assert [setup.num_bytes for setup in platform.setups] == [700]
 
 
 def test_a_context_of_one_token_can_be_warmed_up(folder: Path) -> None:

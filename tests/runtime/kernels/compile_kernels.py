@@ -26,12 +26,16 @@ from kvasir_runtime.kernels.combine_experts_triton import triton_combine_experts
 from kvasir_runtime.kernels.expert_groups_triton import triton_group_by_expert
 from kvasir_runtime.kernels.expert_routing_triton import triton_route
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
+from kvasir_runtime.kernels.load_inputs import DecodeTensors
+from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors
 from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
-from kvasir_runtime.kernels.top_k_top_p_triton import triton_least_likely_kept
+from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
+from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
+from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 SHARED_BYTES = 227 * 1024
 """That a program may use."""
@@ -139,8 +143,20 @@ def compile_step() -> None:
     logits = of(8, 128_256, dtype=torch.float32)
     triton_argmax(logits)
     triton_argmax(logits.bfloat16())
-    triton_least_likely_kept(logits, ints(8), of(8, dtype=torch.float32))
+    for top_k in (None, ints(8)):
+        TritonLeastLikelyKept()(logits, top_k, of(8, dtype=torch.float32))
     triton_uniform(longs(8), longs(8))
+    for num_tokens in (4, 8):
+        tensors = DecodeTensors(
+            longs(num_tokens), longs(num_tokens), (longs(num_tokens),) * 2, ints(5), ints(4), ints(4)
+        )
+        triton_load_inputs(tensors, tensors)
+    for max_drafts in (0, 5):
+        drawn = DrawnPositions(longs(8), ints(5), ints(4), of(4, dtype=torch.bool), width=2)
+        known = KnownTokens(ints(8, 1000), ints(8), ints(8), ints(8, max_drafts))
+        triton_verify_drafts(longs(8), drawn, known)
+        for dtype in (torch.bfloat16, torch.float32):
+            TritonVerifyMostLikely()(logits.to(dtype), drawn, known)
 
 
 def compile_attention(

@@ -1,28 +1,43 @@
-"""Where top_k and top_p cut: by a few candidates, as by sorting everything."""
+"""Where top_k and top_p cut: by a few candidates, and by histograms of many programs, as by sorting everything."""
 
 import pytest
 import torch
+from tests.runtime.kernels.triton_device import GPU_MARKS, on_device
+from torch import Tensor
 
 from kvasir_runtime.kernels.top_k_top_p import (
     LeastLikelyKept,
     least_likely_kept_of_candidates,
     least_likely_kept_reference,
 )
+from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
 
 VOCAB_SIZE = 400
-WAYS = {"sorted": least_likely_kept_reference, "candidates": least_likely_kept_of_candidates}
+TRITON = TritonLeastLikelyKept()
 
 
-@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def on_gpu(weights: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+    limits = (None if limit is None else on_device(limit) for limit in (top_k, top_p))
+    return TRITON(on_device(weights), *limits).cpu()
+
+
+WAYS = [
+    pytest.param(least_likely_kept_reference, id="sorted"),
+    pytest.param(least_likely_kept_of_candidates, id="candidates"),
+    pytest.param(on_gpu, id="triton", marks=GPU_MARKS),
+]
+
+
+@pytest.fixture(params=WAYS)
 def least_likely_kept(request: pytest.FixtureRequest) -> LeastLikelyKept:
     return request.param
 
 
 def num_kept(least_likely_kept: LeastLikelyKept, probabilities: torch.Tensor, top_k: int, top_p: float) -> int:
-    logits = (probabilities / probabilities.max()).log().unsqueeze(0)
-    cut = least_likely_kept(logits, torch.tensor([top_k], dtype=torch.int32), torch.tensor([top_p]))
+    weights = (probabilities / probabilities.max()).unsqueeze(0)
+    cut = least_likely_kept(weights, torch.tensor([top_k], dtype=torch.int32), torch.tensor([top_p]))
     assert cut.shape == (1, 1)
-    return int((logits >= cut).sum())
+    return int((weights >= cut).sum())
 
 
 @pytest.mark.parametrize(
@@ -46,8 +61,26 @@ def test_keeps_the_fewest_that_add_up(
     assert num_kept(least_likely_kept, probabilities, top_k, top_p) == expected
 
 
-def test_equally_likely_tokens_stay_together(least_likely_kept: LeastLikelyKept) -> None:
-    assert num_kept(least_likely_kept, torch.tensor([0.4, 0.2, 0.2, 0.2]), 2, 1.0) == 4
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "expected"),
+    [
+        (1, 1.0, 1),
+        (2, 1.0, 3),  # the second and the third are equally likely
+        (3, 1.0, 3),
+        (4, 1.0, 4),
+        (5, 0.499, 1),  # the first's probability is a half, which is enough
+        (5, 0.501, 3),
+        (5, 1e-9, 1),
+        (4, 0.999, 4),
+        (2, 0.999, 3),  # of all that top_k leaves
+        (5, 1.0, 5),
+    ],
+)
+def test_equally_likely_tokens_stay_together(
+    top_k: int, top_p: float, expected: int, least_likely_kept: LeastLikelyKept
+) -> None:
+    probabilities = torch.tensor([0.5, 0.1875, 0.1875, 0.09375, 0.03125])
+    assert num_kept(least_likely_kept, probabilities, top_k, top_p) == expected
 
 
 def test_a_flat_distribution_keeps_its_share(least_likely_kept: LeastLikelyKept) -> None:
@@ -58,8 +91,38 @@ def test_a_flat_distribution_keeps_its_share(least_likely_kept: LeastLikelyKept)
 def test_rows_are_cut_by_their_own_parameters() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((4, VOCAB_SIZE), generator=generator) * torch.tensor([[0.01], [1.0], [3.0], [1.0]])
-    logits -= logits.amax(dim=-1, keepdim=True)
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp()
     top_k = torch.tensor([VOCAB_SIZE, 7, VOCAB_SIZE, 200], dtype=torch.int32)
     top_p = torch.tensor([0.95, 1.0, 0.5, 0.8])
-    expected = least_likely_kept_reference(logits, top_k, top_p)
-    torch.testing.assert_close(least_likely_kept_of_candidates(logits, top_k, top_p), expected)
+    expected = least_likely_kept_reference(weights, top_k, top_p)
+    torch.testing.assert_close(least_likely_kept_of_candidates(weights, top_k, top_p), expected)
+
+
+def hostile_weights() -> Tensor:
+    """Over several programs: flat and peaked rows, ties, tokens that are impossible, and a row that is not a number."""
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(8, 5000, generator=random) * torch.tensor([0.01, 1, 3, 9, 1, 30, 1, 2]).unsqueeze(1)
+    logits[2] = logits[2].round()
+    logits[4, 100:] = float("-inf")
+    logits[5, 1:3] = logits[5].amax() + 20
+    logits[6] = 1.0
+    logits[7] = float("nan")
+    return (logits - logits.amax(dim=1, keepdim=True)).exp()
+
+
+def limits(*, has_k: bool, has_p: bool) -> tuple[Tensor | None, Tensor | None]:
+    top_k = torch.tensor([5000, 7, 40, 5000, 60, 2, 1, 5000], dtype=torch.int32)
+    top_p = torch.tensor([0.9, 1.0, 0.95, 0.5, 0.9999, 0.3, 0.7, 0.9])
+    return top_k if has_k else None, top_p if has_p else None
+
+
+@pytest.mark.parametrize(("has_k", "has_p"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("kernel", [pytest.param(on_gpu, marks=GPU_MARKS, id="triton")])
+def test_the_tokens_kept_are_exactly_the_twins(kernel: LeastLikelyKept, has_k: bool, has_p: bool) -> None:
+    weights, (top_k, top_p) = hostile_weights(), limits(has_k=has_k, has_p=has_p)
+    expected = weights >= least_likely_kept_reference(weights, top_k, top_p)
+    assert torch.equal((weights >= kernel(weights, top_k, top_p))[:-1], expected[:-1])
+    for row in range(len(weights) - 1):  # and of one row what it is among others
+        own = (None if limit is None else limit[row : row + 1] for limit in (top_k, top_p))
+        alone = weights[row : row + 1]
+        assert torch.equal(alone >= kernel(alone, *own), expected[row : row + 1])

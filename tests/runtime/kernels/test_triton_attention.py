@@ -12,18 +12,13 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.kernels.attention_tiles import HeadShape, Splits, splits_for
+from kvasir_runtime.kernels.attention_tiles import HeadShape, splits_for
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
 
 pytestmark = GPU_MARKS
 SMALL = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "block_size": 16}
-SPLITS = Splits(max_splits=4, unit_keys=32)
-"""Short ones: the interpreter takes milliseconds for a tile."""
-
-
-@pytest.fixture(autouse=True)
-def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvasir_runtime.attention.triton.splits_for", lambda num_kv_heads, num_sms: SPLITS)
+SPLIT_KEYS, NUM_SMS = 32, 1
+"""Short splits, at most four: the interpreter takes milliseconds for a tile."""
 
 
 def step_inputs(batch: PagedBatch, num_decodes: int) -> StepInputs:
@@ -39,8 +34,9 @@ def step_inputs(batch: PagedBatch, num_decodes: int) -> StepInputs:
     )
 
 
-def make_backend() -> TritonAttention:
-    return TritonAttention(DEVICE, DecodeBounds(max_num_decodes=4, max_query_len=4))
+def make_backend(max_num_decodes: int = 4, max_query_len: int = 4) -> TritonAttention:
+    bounds = DecodeBounds(max_num_decodes, max_query_len)
+    return TritonAttention(DEVICE, bounds, num_sms=NUM_SMS, split_unit_keys=SPLIT_KEYS)
 
 
 def attend(
@@ -130,11 +126,37 @@ def test_a_request_gets_the_same_bits_alone_and_among_others() -> None:
         assert torch.equal(alone, result), request
 
 
-def test_splits_shared_by_fewer_programs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = paged_batch([(1, 120)], **SMALL, dtype=torch.float32)
-    shared_by_many = attend(batch, 1)
-    monkeypatch.setattr("kvasir_runtime.kernels.attention_tiles._PROGRAMS_PER_SM", 1)
-    assert torch.equal(attend(batch, 1), shared_by_many)
+def test_splits_shared_by_fewer_programs_give_the_same_bits() -> None:
+    batch = paged_batch([(1, 120)] + [(1, 1)] * 32, **SMALL, dtype=torch.float32)
+    backend = make_backend(max_num_decodes=33)
+    assert torch.equal(attend(batch, 33, backend=backend)[:1], attend(batch.only(0), 1, backend=backend))
+
+
+@pytest.mark.parametrize(("dtype", "query_len"), [(torch.float32, 5), (torch.bfloat16, 9)])
+def test_agrees_where_the_rows_of_a_decode_take_two_programs(dtype: torch.dtype, query_len: int) -> None:
+    """Of which one has no row of the second request."""
+    batch = paged_batch([(query_len, 70), (1, 33)], 15, 1, 16, 16, dtype)
+    got = attend(batch, 2, backend=make_backend(max_query_len=query_len))
+    torch.testing.assert_close(got, expected(batch), **TOLERANCES[dtype])
+
+
+def test_layers_of_one_step_may_differ_in_all_but_their_tokens() -> None:
+    """Launches are prepared once for layers that are alike."""
+    lengths = [(1, 70), (2, 20), (9, 30)]
+    batches = [
+        paged_batch(lengths, num_heads, 1, head_dim, block_size, torch.float32, seed)
+        for seed, (num_heads, head_dim, block_size) in enumerate([(2, 16, 16), (2, 16, 16), (4, 16, 16), (2, 32, 8)])
+    ]
+    inputs = step_inputs(batches[0], 2)
+    for batch in batches[1:]:
+        batch.block_table[batches[0].rows], batch.rows[:] = batch.block_table[batch.rows], batches[0].rows
+    groups = [GroupInputs(on_device(batch.block_table), torch.empty(0, dtype=torch.int64)) for batch in batches]
+    step = make_backend().prepare(replace(inputs, groups=tuple(groups)))
+    for window, softcap in ((None, None), (9, None), (None, 2.0)):
+        for group, batch in enumerate(batches):
+            cache = LayerCache(on_device(batch.key_cache), on_device(batch.value_cache), group)
+            got = step.attend(on_device(batch.query), cache, scale=0.25, window=window, softcap=softcap)
+            torch.testing.assert_close(got.cpu(), expected(batch, window, softcap), **TOLERANCES[torch.float32])
 
 
 def test_a_step_planned_for_longer_sequences_gives_the_same_bits() -> None:
@@ -158,18 +180,17 @@ def test_padding_requests_give_zeros_and_read_nothing() -> None:
 
 
 def test_the_workspace_is_taken_once_for_the_bounds() -> None:
-    heads, bounds = HeadShape(2, 1, 16), DecodeBounds(max_num_decodes=2, max_query_len=2)
-    backend = TritonAttention(DEVICE, bounds)
+    heads, backend = HeadShape(2, 1, 16), make_backend(max_num_decodes=2, max_query_len=2)
     workspace = backend.workspace(heads)
     assert backend.workspace(HeadShape(2, 1, 16)) is workspace
-    num_entries = 2 * 2 * heads.num_heads * splits_for(1, backend._num_sms).max_splits
+    num_entries = 2 * 2 * heads.num_heads * splits_for(1, NUM_SMS).max_splits
     assert workspace.values.numel() == num_entries * heads.head_dim
     assert workspace.statistics.numel() == num_entries * 2
 
 
 def test_decodes_beyond_the_bounds_are_refused() -> None:
     batch = paged_batch([(1, 9), (2, 9), (1, 9)], **SMALL, dtype=torch.float32)
-    backend = TritonAttention(DEVICE, DecodeBounds(max_num_decodes=2, max_query_len=2))
+    backend = make_backend(max_num_decodes=2, max_query_len=2)
     with pytest.raises(ValueError, match="3 decodes of up to 2 tokens: the attention workspace holds 2 of 2"):
         backend.prepare(step_inputs(batch, 3))
     longer = replace(step_inputs(batch.only(1), 1), lengths=StepLengths(np.array([3], dtype=np.int32), 1, 9))

@@ -5,13 +5,14 @@ import torch
 from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS, on_device
 from torch import Tensor
 
+from kvasir_runtime.kernels.argmax import argmax_reference
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
+from kvasir_runtime.kernels.load_inputs import DecodeTensors, load_inputs_reference
+from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.philox import uniform_reference
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors, prepare_inputs_reference
 from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
-from kvasir_runtime.kernels.top_k_top_p import least_likely_kept_reference
-from kvasir_runtime.kernels.top_k_top_p_triton import triton_least_likely_kept
 
 pytestmark = GPU_MARKS
 NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, MAX_DRAFTS = 5, 700, 16, 3
@@ -77,6 +78,30 @@ def test_a_row_without_drafts_needs_no_room_for_them() -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("graph", [(3, 3), (6, 14), (300, 600)], ids=str)
+def test_what_a_graph_is_given_is_the_twins(graph: tuple[int, int]) -> None:
+    lengths = torch.tensor([1] * 3 if graph[0] == graph[1] else [1, 4, 2])
+    step = decode_tensors(len(lengths), int(lengths.sum()), first=1)
+    step.query_starts[1:] = lengths.cumsum(0)
+    found = []
+    for load in (load_inputs_reference, triton_load_inputs):
+        own = decode_tensors(*graph, first=10_000)
+        load(step, own)
+        found.append((own.token_ids, own.positions, *own.slots, own.query_starts, own.seq_lens, own.rows))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def decode_tensors(num_requests: int, num_tokens: int, first: int) -> DecodeTensors:
+    longs = torch.arange(first, first + 4 * num_tokens, device=DEVICE).view(4, -1)
+    ints = torch.arange(3 * num_requests, dtype=torch.int32, device=DEVICE)
+    starts = torch.zeros(num_requests + 1, dtype=torch.int32, device=DEVICE)
+    seq_lens, rows = ints[:num_requests] + first, ints[-num_requests:] + first
+    return DecodeTensors(
+        longs[0].clone(), longs[1].clone(), (longs[2].clone(), longs[3].clone()), starts, seq_lens, rows
+    )
+
+
 def test_uniform_numbers_are_the_twins_bit_for_bit() -> None:
     random = torch.Generator().manual_seed(0)
     seeds = torch.randint(-(2**63), 2**63 - 1, (300,), generator=random)
@@ -97,43 +122,4 @@ def test_argmax_takes_the_first_of_the_largest(dtype: torch.dtype) -> None:
     logits[4, [6, 5000]] = torch.tensor([-0.0, 0.0], dtype=dtype)
     logits[5, [3, 17]] = float("inf")
     logits[6, [11, 12]] = float("nan")
-    assert triton_argmax(on_device(logits)).tolist() == logits.argmax(dim=-1).tolist()
-
-
-def kept(logits: Tensor, cut: Tensor) -> list[list[int]]:
-    return [row.nonzero().flatten().tolist() for row in logits >= cut.cpu()]
-
-
-def test_top_k_and_top_p_keep_the_same_tokens_as_sorting_does() -> None:
-    random = torch.Generator().manual_seed(0)
-    logits = torch.randn(8, 300, generator=random) * torch.tensor([0.1, 1, 3, 9, 1, 3, 1, 2]).unsqueeze(1)
-    logits[6] = logits[6].round()  # ties
-    logits -= logits.amax(dim=1, keepdim=True)
-    logits[7, 20:] = float("-inf")
-    top_k = torch.tensor([300, 7, 300, 50, 1, 300, 20, 30], dtype=torch.int32)
-    top_p = torch.tensor([0.9, 1.0, 0.5, 0.8, 0.3, 1.0, 0.7, 0.999])
-    got = triton_least_likely_kept(on_device(logits), on_device(top_k), on_device(top_p))
-    assert got.shape == (8, 1)
-    assert kept(logits, got) == kept(logits, least_likely_kept_reference(logits, top_k, top_p))
-
-
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "expected"),
-    [
-        (1, 1.0, [0]),
-        (2, 1.0, [0, 1, 2]),  # the second and the third are equally likely
-        (3, 1.0, [0, 1, 2]),
-        (4, 1.0, [0, 1, 2, 3]),
-        (5, 0.499, [0]),  # its probability is a half, which is enough
-        (5, 0.501, [0, 1, 2]),
-        (5, 1e-9, [0]),
-        (4, 0.999, [0, 1, 2, 3]),
-        (5, 1.0, [0, 1, 2, 3, 4]),
-    ],
-)
-def test_where_the_cut_lies(top_k: int, top_p: float, expected: list[int]) -> None:
-    logits = torch.tensor([[1.0, 0.375, 0.375, 0.1875, 0.0625]]).log()
-    cut = triton_least_likely_kept(
-        on_device(logits), torch.tensor([top_k], dtype=torch.int32, device=DEVICE), torch.tensor([top_p], device=DEVICE)
-    )
-    assert kept(logits, cut) == [expected]
+    assert triton_argmax(on_device(logits)).tolist() == argmax_reference(logits).tolist()

@@ -15,7 +15,7 @@ from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
-from kvasir_runtime.scheduling.policies import PolicyName, waiting_queue
+from kvasir_runtime.scheduling.policies import PolicyName, WaitingQueue, waiting_queue
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 from kvasir_runtime.scheduling.update import Outcome
@@ -145,16 +145,17 @@ def make_engine() -> Callable[..., Engine]:
         *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 32, chunked: bool = True, cache: bool = True,
         policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
         wrong_drafts: int = 0, num_stages: int = 1, depth: FixedDepth | None = None,
+        queue: WaitingQueue | None = None, kv_cache: type[KvCache] = KvCache,
     ) -> Engine:  # fmt: skip
         log = KvEventLog(BLOCK_SIZE, groups)
         log.take()
-        kv = KvCache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=cache, event_log=log)
+        kv = kv_cache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=cache, event_log=log)
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN,
             enable_chunked_prefill=chunked, num_stages=num_stages,
         )  # fmt: skip
         depth = FixedDepth(drafts) if drafts else depth
-        scheduler = Scheduler(limits, kv, waiting_queue(policy), depth)
+        scheduler = Scheduler(limits, kv, waiting_queue(policy) if queue is None else queue, depth)
         return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), max(ahead, num_stages - 1), log)
 
     return make

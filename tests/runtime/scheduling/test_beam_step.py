@@ -1,11 +1,14 @@
 """Beam searches in the scheduler come to what the search alone comes to, whatever else runs."""
 
+from dataclasses import dataclass, replace
+
 import pytest
-from tests.runtime.scheduling.fake_rank import candidates_after, continuation
+from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, continuation
 
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, Hypothesis, num_candidates
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 FULL = (KvGroup((0,), None),)
@@ -35,7 +38,7 @@ def test_hypotheses_are_those_of_the_search_alone_best_first(make_engine, width,
     tokens, expected = engine.run(), search(beam, 11)
     assert [tokens[name] for name in names(request, width)] == [list(h.beam.output_token_ids) for h in expected]
     assert tokens[other] == continuation([8] * 5, 14)
-    assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)
+    assert (engine.kv.pool.num_used, engine.scheduler.num_free_rows) == (0, 8)
 
 
 def test_only_as_many_hypotheses_as_asked_for_are_told(make_engine):
@@ -68,7 +71,7 @@ def test_a_preempted_search_comes_to_the_same_hypotheses(make_engine, num_blocks
     tokens = engine.run()
     assert [tokens[name] for name in names(request, 3)] == [list(h.beam.output_token_ids) for h in search(beam, 12)]
     assert tokens[other] == continuation([8] * 5, 30)
-    assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)
+    assert (engine.kv.pool.num_used, engine.scheduler.num_free_rows) == (0, 8)
 
 
 def test_a_search_that_begins_again_for_want_of_pages_counts_as_preempted(make_engine):
@@ -99,20 +102,34 @@ def test_a_search_that_does_not_fit_beside_pages_held_for_other_engines_begins_a
     assert [tokens[name] for name in names(request, 3)] == [list(h.beam.output_token_ids) for h in search(beam, 11)]
 
 
+@dataclass
+class RankWithoutScores:
+    """Another rank, whose candidates for prompts that end in this token have no log-probabilities."""
+
+    rank: FakeRank
+    end: int
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = self.rank.run(plan)
+        for row, candidates in result.candidates.items():
+            if self.rank.rows[row].token_ids[len(PROMPT)] == self.end:
+                result.candidates[row] = replace(candidates, logprobs=[])
+        return result
+
+
 def test_a_search_that_cannot_be_reckoned_ends_with_an_error_and_others_go_on(make_engine, caplog):
     engine = make_engine()
     beam = BeamSearch(width=2)
     broken, whole = (engine.add([*PROMPT, end], beam=beam, n=2, max_tokens=6) for end in (1, 2))
     stream = engine.add([8] * 5, max_tokens=9)
-    engine.step()
-    engine.scheduler._requests.beams[broken].state.beams = []
+    engine.rank = RankWithoutScores(engine.rank, end=1)
     tokens = engine.run()
     for name in names(broken, 2):
         (output,) = engine.outputs[name]
         assert output.finish_reason == "error"
-        assert "list index out of range" in output.error
+        assert "could not be broadcast" in output.error
     assert [len(tokens[name]) for name in (*names(whole, 2), stream)] == [6, 6, 9]
-    assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)
+    assert (engine.kv.pool.num_used, engine.scheduler.num_free_rows) == (0, 8)
     assert broken in caplog.text
 
 
@@ -129,7 +146,7 @@ def test_beams_keep_rows_for_those_to_come(make_engine):
     engine.add(PROMPT, beam=BeamSearch(width=3), max_tokens=9)
     for token in range(2):
         engine.add([token], max_tokens=9)
-    assert [len(engine.step().added), engine.scheduler._rows.num_free] == [2, 0]
+    assert [len(engine.step().added) for _ in range(3)] == [2, 0, 0]
 
 
 def test_an_aborted_search_gives_back_its_rows_and_blocks(make_engine):
@@ -142,4 +159,4 @@ def test_an_aborted_search_gives_back_its_rows_and_blocks(make_engine):
         assert engine.scheduler.has_work, "one beam cannot be aborted"
         engine.scheduler.abort(request)
         assert engine.run() == {}
-        assert (engine.kv.pool.num_used, engine.scheduler._rows.num_free) == (0, 8)
+        assert (engine.kv.pool.num_used, engine.scheduler.num_free_rows) == (0, 8)

@@ -2,11 +2,12 @@ import itertools
 import random
 
 import pytest
-from tests.runtime.scheduling.fake_rank import continuation
+from tests.runtime.scheduling.fake_rank import candidates_after, continuation
 
 from kvasir_runtime.kv_cache.block_hash import hash_blocks
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.sampling_params import BeamSearch
+from kvasir_runtime.scheduling.beam_search import BeamSearchState
 
 FULL = (KvGroup((0,), None),)
 WINDOWS = (KvGroup((0,), None), KvGroup((1,), 6), KvGroup((2,), 6))
@@ -404,13 +405,14 @@ def blocks_of_hypotheses(prompt: list[int], outputs: list[tuple[int, ...]]) -> s
 def test_beams_share_the_blocks_of_what_they_agree_on(make_engine):
     engine = make_engine(cache=False, max_num_seqs=4)
     prompt, width = [5] * 18, 3
-    request = engine.add(prompt, beam=BeamSearch(width=width), n=1, max_tokens=24)
-    num_saved = 0
+    beam = BeamSearch(width=width)
+    engine.add(prompt, beam=beam, n=1, max_tokens=24)
+    alone, num_saved = BeamSearchState(beam, frozenset(), 0, 24), 0
     while engine.scheduler.has_work:
         engine.step()
-        group = engine.scheduler._requests.beams.get(request)
-        outputs = [beam.output_token_ids for beam in group.state.beams] if group else []
-        if len(outputs) == width:
+        alone.advance([candidates_after([*prompt, *each.output_token_ids], width) for each in alone.beams])
+        outputs = [each.output_token_ids for each in alone.beams]
+        if engine.scheduler.has_work and len(outputs) == width:
             num_blocks = len(blocks_of_hypotheses(prompt, outputs))
             assert engine.kv.pool.num_used == num_blocks
             num_shared, num_each = 18 // 4, -(-(18 + len(outputs[0]) - 1) // 4)

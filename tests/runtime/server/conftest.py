@@ -9,6 +9,7 @@ import dataclasses
 import json
 import multiprocessing
 import multiprocessing.process
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
+from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
 from kvasir_runtime.server.launch import ApiServer, listen, run_api_server
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.transfer.metrics import TransferStats
@@ -291,6 +293,7 @@ class Running:
     """A server that runs, and everything behind it."""
 
     url: str
+    listener: socket.socket
     core: FakeCore
     server: ApiServer
     tokenizer: tokenizers.Tokenizer
@@ -329,6 +332,7 @@ def running_server(
     shutdown_timeout: float = 5.0,
     vocab_size: int | None = None,
     cache: CacheConfig | None = None,
+    limits: ClientLimits = CLIENT_LIMITS,
 ) -> Iterator[Running]:
     config = dataclasses.replace(config or ServerConfig(), shutdown_timeout=shutdown_timeout)
     listener = listen("127.0.0.1", 0)
@@ -343,7 +347,7 @@ def running_server(
         runtime_config = RuntimeConfig(
             model=ModelConfig(model=str(model_folder)), cache=cache or CacheConfig(), server=config
         )
-        server = ApiServer(runtime_config, 0, [listener], ipc_dir)
+        server = ApiServer(runtime_config, 0, [listener], ipc_dir, limits)
         started.append((server, asyncio.get_running_loop()))
         has_started.set()
         exit_codes.append(await server.run())
@@ -353,7 +357,7 @@ def running_server(
     assert has_started.wait(10)
     core.start(send_ready=is_ready)
     digest = model_digest(model_folder, model_folder)
-    running = Running(url, core, started[0][0], tokenizer, digest, thread, started[0][1], exit_codes)
+    running = Running(url, listener, core, started[0][0], tokenizer, digest, thread, started[0][1], exit_codes)
     try:
         if is_ready:
             wait_ready(running.http)

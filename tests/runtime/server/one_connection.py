@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
 from kvasir_runtime.server.connections import ConnectionLimits, Connections
 from kvasir_runtime.server.http_protocol import BoundedHttpProtocol
 
@@ -31,10 +32,20 @@ class Answering:
 
 
 class Server:
-    def __init__(self, app: ASGIApp, *, max_connections: int = 9, keep_alive_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_connections: int = 9,
+        keep_alive_seconds: float = 60.0,
+        limits: ClientLimits = CLIENT_LIMITS,
+        protocol: type[BoundedHttpProtocol] = BoundedHttpProtocol,
+    ) -> None:
         self._config = uvicorn.Config(app, lifespan="off", log_config=None)
         self._config.timeout_keep_alive = cast(int, keep_alive_seconds)
         self._connections = Connections(ConnectionLimits(max_connections, max_connections))
+        self._limits = limits
+        self._protocol_type = protocol
         self._state = ServerState()
 
     @property
@@ -57,8 +68,9 @@ class Server:
             yield client
 
     def _protocol(self, loop: asyncio.AbstractEventLoop) -> BoundedHttpProtocol:
-        return BoundedHttpProtocol(
+        return self._protocol_type(
             connections=self._connections,
+            limits=self._limits,
             config=self._config,
             server_state=self._state,
             app_state={},

@@ -4,7 +4,6 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvasir_runtime.errors import ConfigurationError, InvalidRequestError
-from kvasir_runtime.server import chat_template
 from kvasir_runtime.server.chat_template import ChatTemplate
 
 MESSAGES = [
@@ -25,7 +24,11 @@ TEMPLATES = {
 
 
 def render(source: str, *, continue_final_message: bool = False, **variables: object) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(
+    return rendered_by(ChatTemplate(source, {"bos_token": "<s>"}), continue_final_message, **variables)
+
+
+def rendered_by(template: ChatTemplate, continue_final_message: bool = False, **variables: object) -> str:
+    return template.render(
         MESSAGES,
         add_generation_prompt=not continue_final_message,
         continue_final_message=continue_final_message,
@@ -72,22 +75,21 @@ def test_what_a_template_says_is_told_up_to_a_length() -> None:
     assert len(str(caught.value)) < 1000
 
 
-def test_a_prompt_that_a_clients_variable_makes_enormous_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_a_clients_variable_makes_enormous_is_refused() -> None:
     """Templates print special tokens with each message, and a client may name its own."""
     source = "{% for m in messages %}{{ m.content }}{{ bos_token }}{% endfor %}"
     num_chars = len(render(source, bos_token="x" * 1000))
-    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", num_chars)
-    assert len(render(source, bos_token="x" * 1000)) == num_chars
+    template = ChatTemplate(source, {}, max_chars=num_chars)
+    assert len(rendered_by(template, bos_token="x" * 1000)) == num_chars
     with pytest.raises(InvalidRequestError, match=f"made {num_chars + 3} characters .* send fewer messages"):
-        render(source, bos_token="x" * 1001)
+        rendered_by(template, bos_token="x" * 1001)
 
 
-def test_a_prompt_that_takes_too_long_to_render_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_takes_too_long_to_render_is_refused() -> None:
     source = "{% for entry in custom_tools %}{{ entry | tojson(indent=4) }}{% endfor %}"
     assert render(source, custom_tools=[1] * 1000) == "1" * 1000
-    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.0)
     with pytest.raises(InvalidRequestError, match="less in chat_template_kwargs"):
-        render(source, custom_tools=[1] * 1000)
+        rendered_by(ChatTemplate(source, {}, max_seconds=0.0), custom_tools=[1] * 1000)
 
 
 def test_template_that_drops_the_last_message_cannot_continue_it() -> None:

@@ -1,8 +1,8 @@
 """POST /v1/completions, asked through the official client."""
 
-import pytest
+import json
 
-from kvasir_runtime.server import completions
+import pytest
 
 PROMPT = "the quick brown fox größer 日本語 😀"
 
@@ -75,25 +75,25 @@ def test_token_ids_are_echoed_as_the_text_that_they_stand_for(running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "is_too_much"),
+    ("most_tokens", "options"),
     [
-        ({"n": 2, "logprobs": 2}, False),
-        ({"n": 2, "logprobs": 3}, True),
-        ({"n": 6}, False),
-        ({"n": 7}, True),
-        ({"n": 2, "best_of": 7, "logprobs": 2}, False),
-        ({"n": 7, "echo": False, "logprobs": 9}, False),
+        (1560, {"n": 128, "logprobs": 20}),
+        (6553, {"n": 128, "logprobs": 4}),
+        (3120, {"n": 64, "best_of": 128, "logprobs": 20}),
     ],
 )
-def test_prompts_are_not_echoed_beyond_all_measure(running, monkeypatch, options: dict, is_too_much: bool) -> None:
-    monkeypatch.setattr(completions, "MAX_ECHOED", 24)
-    body = {"prompt": [[5, 6, 7], [8]], "max_tokens": 1, "echo": True, **options}
-    answer = running.http.post("/v1/completions", json=body)
-    assert answer.status_code == (400 if is_too_much else 200)
-    if is_too_much:
+def test_prompts_are_not_echoed_beyond_all_measure(running, most_tokens: int, options: dict) -> None:
+    """What may be echoed is refused for another reason, lest all of it is made."""
+    for num_tokens, echo, param in ((most_tokens, True, None), (most_tokens + 1, True, "echo"), (6553, False, None)):
+        prompts = [[5] * 500] * (num_tokens // 500) + [[5] * (num_tokens % 500)]
+        body = json.dumps({"prompt": prompts, "max_tokens": 1, "echo": echo, **options})
+        journal = '{"request_id": "r", "created": 0, "seeds": [], "model": "of a stream"}\n'
+        answer = running.http.post(
+            "/v1/completions", content=body + journal, headers={"x-kvasir-journal-at": str(len(body))}
+        )
         error = answer.json()["error"]
-        assert (error["param"], "ask for fewer sequences or logprobs" in error["message"]) == ("echo", True)
-        assert running.core.received == []
+        assert (answer.status_code, error["param"]) == (400, param)
+        assert ("ask for fewer sequences or logprobs" if param else "continues streams only") in error["message"]
 
 
 def test_token_ids_are_returned_as_vllm_shapes_them(running) -> None:

@@ -17,11 +17,11 @@ from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.errors import RequestMovedError, ServerUnavailableError
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
-from kvasir_runtime.server import journal
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.exchange import INLINE_LOGPROBS, Exchange
-from kvasir_runtime.server.journal import JournalWriter
+from kvasir_runtime.server.journal import ROOM_TO_MOVE_BYTES, JournalWriter
 from kvasir_runtime.server.protocol import StreamOptions
+from kvasir_runtime.transfer.params import KvTransferParams
 
 pytestmark = pytest.mark.anyio
 REQUEST = GenerateRequest(
@@ -95,9 +95,10 @@ def exchange(engine: OneGeneration, tmp_path: Path) -> Exchange:
     )
 
 
-def keeps(monkeypatch: pytest.MonkeyPatch, *lines: bytes, spare: int = 0) -> None:
-    """The router keeps these lines of a stream, and so many bytes."""
-    monkeypatch.setattr(journal, "MAX_JOURNAL_BYTES", sum(map(len, lines)) + spare)
+def kept(exchange: Exchange, *lines: bytes, spare: int = 0, room: int = ROOM_TO_MOVE_BYTES) -> Exchange:
+    """Whose router keeps these lines of the stream, and so many bytes."""
+    most = sum(map(len, lines)) + spare
+    return replace(exchange, writer=JournalWriter([REQUEST], 0, "m", max_bytes=most, room_to_move_bytes=room))
 
 
 def lines_of(blocks: Sequence[bytes]) -> list[bytes]:
@@ -118,11 +119,10 @@ async def rest_of(events: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("spare", [0, -1])
 async def test_a_stream_moves_as_long_as_its_journal_is_kept(
-    spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    spare: int, engine: OneGeneration, exchange: Exchange
 ) -> None:
-    keeps(monkeypatch, BEGINNING, ENTRY, ENTRY, spare=spare)
     assert not engine.generation.can_move, "nothing has come yet"
-    events = exchange.events()
+    events = kept(exchange, BEGINNING, ENTRY, ENTRY, spare=spare).events()
     moves = []
     for _ in range(2):
         engine.draw()
@@ -134,11 +134,9 @@ async def test_a_stream_moves_as_long_as_its_journal_is_kept(
 
 @pytest.mark.parametrize("spare", [0, -1])
 async def test_blocks_are_kept_only_where_there_is_room_to_say_so(
-    spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    spare: int, engine: OneGeneration, exchange: Exchange
 ) -> None:
-    monkeypatch.setattr(journal, "ROOM_TO_MOVE_BYTES", len(ENTRY))
-    keeps(monkeypatch, BEGINNING, ENTRY, ENTRY, spare=spare)
-    events = exchange.events()
+    events = kept(exchange, BEGINNING, ENTRY, ENTRY, spare=spare, room=len(ENTRY)).events()
     assert not engine.generation.can_keep
     engine.draw()
     await anext(events)
@@ -148,10 +146,9 @@ async def test_blocks_are_kept_only_where_there_is_room_to_say_so(
 
 @pytest.mark.parametrize("spare", [0, -1])
 async def test_tokens_that_nobody_has_read_yet_are_drawn_again_where_the_router_could_not_keep_them(
-    spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    spare: int, engine: OneGeneration, exchange: Exchange
 ) -> None:
-    keeps(monkeypatch, BEGINNING, ENTRY, ENTRY, spare=spare)
-    events = exchange.events()
+    events = kept(exchange, BEGINNING, ENTRY, ENTRY, spare=spare).events()
     engine.draw()
     written = [await anext(events)]
     engine.draw()
@@ -162,17 +159,14 @@ async def test_tokens_that_nobody_has_read_yet_are_drawn_again_where_the_router_
 
 @pytest.mark.parametrize("spare", [0, -1])
 async def test_where_the_blocks_are_is_said_where_the_router_can_keep_it(
-    spare: int, engine: OneGeneration, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    spare: int, engine: OneGeneration, exchange: Exchange
 ) -> None:
+    moved = KvTransferParams(do_remote_prefill=True, remote_host="h", remote_port=1, transfer_id="k")
+    lines = lines_of([JournalWriter([REQUEST], 0, "m").write_move(moved)])
+    events = kept(exchange, BEGINNING, ENTRY, *lines, spare=spare).events()
     engine.draw()
-    events = exchange.events()
     await anext(events)
     engine.move()
-    move = JournalWriter([REQUEST], 0, "m").write_move(
-        journal.KvTransferParams(do_remote_prefill=True, remote_host="h", remote_port=1, transfer_id="k")
-    )
-    lines = lines_of([move])
-    keeps(monkeypatch, BEGINNING, ENTRY, *lines, spare=spare)
     assert lines_of(await rest_of(events)) == lines[: 1 + spare]
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 import httpx
 import pytest
+from tests.runtime.server.conftest import running_server
 
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server import body, http_protocol
+from kvasir_runtime.server.client_limits import ClientLimits
 from kvasir_runtime.server.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 
 
@@ -108,32 +109,35 @@ def test_a_body_behind_an_offer_of_http2_is_read(running, is_chunked: bool, is_c
     assert b'"version"' in received
 
 
-def test_a_head_that_does_not_come_is_not_waited_for(running, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect(running) as second:
+@pytest.fixture(scope="module")
+def hasty(model_folder, tmp_path_factory: pytest.TempPathFactory):
+    """A server with no patience."""
+    limits = ClientLimits(head_seconds=1.0, body_seconds=0.2)
+    with running_server(model_folder, tmp_path_factory.mktemp("hasty"), limits=limits) as running:
+        yield running
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(hasty) -> None:
+    with connect(hasty) as second, connect(hasty) as silent, connect(hasty) as slow:
         ask_version(second)
-        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
-        with connect(running) as silent, connect(running) as slow:
-            second.sendall(b"GET")
-            slow.sendall(b"GET /version HTTP/1.1\r\n")
-            for connection in (silent, slow, second):
-                received = answer_to(connection)
-                assert b" 408 " in received
-                assert b"head_timeout" in received
+        second.sendall(b"GET")
+        slow.sendall(b"GET /version HTTP/1.1\r\n")
+        for connection in (silent, slow, second):
+            received = answer_to(connection)
+            assert b" 408 " in received
+            assert b"head_timeout" in received
 
 
-def test_a_connection_between_requests_is_kept_longer(running, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect(running) as kept:
+def test_a_connection_between_requests_is_kept_longer(hasty) -> None:
+    with connect(hasty) as kept:
         ask_version(kept)
-        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
-        ask_version(kept)
-        with connect(running) as silent:
+        with connect(hasty) as silent:
             assert b" 408 " in answer_to(silent), "so that time is over"
         ask_version(kept)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
-    with connect(running) as connection:
+def test_a_body_that_does_not_come_is_not_waited_for(hasty) -> None:
+    with connect(hasty) as connection:
         parts = [b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"]
         received = answer_to(connection, parts)
     assert b" 408 " in received

@@ -10,7 +10,7 @@ from tests.runtime.server.conftest import Running, wait_ready
 
 from kvasir_runtime.config import CacheConfig, KvTransferConfig
 from kvasir_runtime.engine.messages import Abort
-from kvasir_runtime.server import journal
+from kvasir_runtime.server.journal import MAX_JOURNAL_BYTES, ROOM_TO_MOVE_BYTES
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -188,10 +188,15 @@ STREAM = {"prompt": "the quick brown fox", "max_tokens": 40, "stream": True, "ig
 KEEP = {"x-kvasir-resumable": "1"}
 
 
-def moved_stream(server: Running, body: dict, headers: dict[str, str], named: str | None = None) -> str:
+def moved_stream(
+    server: Running, body: dict, headers: dict[str, str], named: str | None = None, journal: str = ""
+) -> str:
     """What is left of a stream when streams are told to leave after its first event. `named`: the one so called."""
     server.core.step_seconds, server.core.kv_transfer_params = 0.01, None
-    with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+    own = json.dumps(body)
+    if journal:
+        headers = headers | {"x-kvasir-journal-at": str(len(own))}
+    with server.http.stream("POST", "/v1/completions", content=own + journal, headers=headers) as answer:
         lines = answer.iter_lines()
         begun = [next(lines) for _ in range(4)]
         server.core.is_hanging = True  # lest a slow test finds the stream at its end
@@ -238,12 +243,16 @@ def test_a_stream_of_several_sequences_leaves_without_its_blocks(server: Running
     server.core.wait_until(lambda core: core.aborted == [Abort(core.received[0].request_id)])
 
 
+@pytest.mark.parametrize("has_room", [True, False])
 def test_a_stream_whose_journal_has_no_room_to_say_where_its_blocks_are_leaves_without_them(
-    server: Running, monkeypatch: pytest.MonkeyPatch
+    server: Running, has_room: bool
 ) -> None:
-    monkeypatch.setattr(journal, "ROOM_TO_MOVE_BYTES", journal.MAX_JOURNAL_BYTES)
-    assert "10.0.0.9" not in moved_stream(server, STREAM, KEEP)
-    server.core.wait_until(lambda core: core.aborted == [Abort(core.received[0].request_id)])
+    """It was continued with a journal that others made long."""
+    beginning = {"request_id": "r", "created": 0, "seeds": [7], "model": server.model_digest}
+    num_bytes = MAX_JOURNAL_BYTES - ROOM_TO_MOVE_BYTES - (8192 if has_room else 0)
+    journal = f"{json.dumps(beginning)}\n[0,{' ' * num_bytes}[]]\n"
+    assert ("10.0.0.9" in moved_stream(server, STREAM, KEEP, journal=journal)) == has_room
+    server.core.wait_until(lambda core: core.aborted == [Abort(core.received[0].request_id, is_kept=has_room)])
 
 
 def test_a_stream_that_nobody_can_continue_stays(server: Running) -> None:

@@ -11,8 +11,8 @@ from tests.runtime.server.one_connection import GET, Server, until
 from tests.runtime.server.test_disconnect import all_aborted
 from tests.runtime.server.test_http_bounds import connect
 
-from kvasir_runtime.server import http_protocol
-from kvasir_runtime.server.http_protocol import MAX_HEAD_BYTES, SLICE_BYTES
+from kvasir_runtime.server.client_limits import ClientLimits
+from kvasir_runtime.server.http_protocol import MAX_HEAD_BYTES, SLICE_BYTES, BoundedHttpProtocol
 
 pytestmark = pytest.mark.anyio
 
@@ -122,16 +122,16 @@ async def test_who_sends_ahead_of_its_turn_is_read_no_further_than_a_bound_until
         await sending
 
 
-async def test_a_thousand_requests_at_once_are_not_made_into_objects_before_their_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_thousand_requests_at_once_are_not_made_into_objects_before_their_turn() -> None:
     heads: list[bytes] = []
-    made = http_protocol.BoundedHttpProtocol.on_url
-    monkeypatch.setattr(
-        http_protocol.BoundedHttpProtocol, "on_url", lambda self, url: (heads.append(url), made(self, url))
-    )
+
+    class Watched(BoundedHttpProtocol):
+        def on_url(self, url: bytes) -> None:
+            heads.append(url)
+            super().on_url(url)
+
     app = Echo()
-    async with Server(app).connected(GET * 1000) as client:
+    async with Server(app, protocol=Watched).connected(GET * 1000) as client:
         await until(lambda: app.num_asked == 1)
         assert len(heads) <= SLICE_BYTES // len(GET) + 1
         app.may_answer.set()
@@ -141,13 +141,12 @@ async def test_a_thousand_requests_at_once_are_not_made_into_objects_before_thei
     assert len(heads) == 1000
 
 
-async def test_a_head_ahead_of_its_turn_has_no_time_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_ahead_of_its_turn_has_no_time_until_then() -> None:
     """It may lie in a buffer meanwhile: who sent it is not late."""
     app = Echo()
-    server = Server(app)
+    server = Server(app, limits=ClientLimits(head_seconds=0.1))
     async with server.connected(GET + b"GET /2") as client:
         await until(lambda: app.num_asked == 1)
-        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
         async with server.connected() as silent:
             assert b" 408 " in await silent.read_until(b"")
         app.may_answer.set()

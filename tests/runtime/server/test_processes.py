@@ -1,12 +1,15 @@
-"""A SIGTERM that comes while API processes are being started reaches those that were, and ends the starting."""
+"""A SIGTERM reaches every API process that was started, and one that fails ends the others."""
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
-from kvasir_runtime.server import processes
+from kvasir_runtime.server.processes import supervise
+
+pytestmark = pytest.mark.timeout(30)
 
 
 @pytest.fixture(autouse=True)
@@ -18,45 +21,80 @@ def _handlers() -> Iterator[None]:
 
 
 class Process:
-    """`is_told_in_start`: SIGTERM comes before it can be terminated."""
+    """Runs until it is terminated. `is_told_in_start`: SIGTERM comes before that can be."""
 
     def __init__(self, *, is_told_in_start: bool = False) -> None:
         self._is_told_in_start = is_told_in_start
-        self._is_alive = False
+        self.sentinel, self._end = os.pipe()
+        self.exitcode: int | None = None
         self.events: list[str] = []
 
     def start(self) -> None:
         self.events.append("started")
         if self._is_told_in_start:
             signal.raise_signal(signal.SIGTERM)
-        self._is_alive = True
 
     def is_alive(self) -> bool:
-        return self._is_alive
+        return self.exitcode is None
 
     def terminate(self) -> None:
         self.events.append("terminated")
+        self.end(0)
+
+    def end(self, exit_code: int) -> None:
+        self.exitcode = exit_code
+        os.write(self._end, b"x")
+
+    def join(self) -> None:
+        assert self.exitcode is not None, "was waited for"
+        os.close(self.sentinel)
+        os.close(self._end)
 
 
-def start(*all_processes: Process) -> list[list[str]]:
-    """What becomes of each."""
-    started = processes._start(cast(Any, all_processes))
-    assert started == [process for process in all_processes if process.events]
-    return [process.events for process in all_processes]
+class Busy(Process):
+    """Told to stop it takes until it is told again, which is at once."""
+
+    def terminate(self) -> None:
+        self.events.append("terminated")
+        if len(self.events) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            self.end(0)
+
+
+class Failing(Process):
+    def start(self) -> None:
+        super().start()
+        self.end(3)
+
+
+class Signalling(Process):
+    """Ends by itself; SIGTERM comes when that is noticed."""
+
+    def start(self) -> None:
+        super().start()
+        self.end(0)
+
+    def join(self) -> None:
+        super().join()
+        signal.raise_signal(signal.SIGTERM)
+
+
+def supervised(*processes: Process) -> tuple[int, list[list[str]]]:
+    """(the exit status, what becomes of each)."""
+    return supervise(cast(Any, processes)), [process.events for process in processes]
 
 
 def test_a_sigterm_amid_the_start_terminates_what_has_started_and_starts_no_more() -> None:
-    assert start(Process(), Process(is_told_in_start=True), Process()) == [
-        ["started", "terminated"],
-        ["started", "terminated"],
-        [],
-    ]
+    ended = ["started", "terminated"]
+    assert supervised(Process(), Process(is_told_in_start=True), Process()) == (0, [ended, ended, []])
 
 
 def test_a_sigterm_after_the_start_is_passed_on_each_time() -> None:
     """The second tells them to end at once."""
-    one = Process()
-    assert start(one) == [["started"]]
-    signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)
-    assert one.events == ["started", "terminated", "terminated"]
+    ended = ["started", "terminated", "terminated"]
+    assert supervised(Signalling(), Busy()) == (0, [["started"], ended])
+
+
+def test_when_one_fails_the_others_are_drained_and_the_status_says_so() -> None:
+    assert supervised(Process(), Failing()) == (1, [["started", "terminated"], ["started"]])

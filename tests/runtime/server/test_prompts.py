@@ -20,15 +20,17 @@ MANY = (os.cpu_count() or 1) + 8
 
 
 class WatchedTemplate(ChatTemplate):
-    """Notes the thread that it is rendered on."""
+    """Notes the thread that it is rendered on, and the messages."""
 
     def __init__(self) -> None:
         super().__init__("{% for message in messages %}{{ message.role }} {{ message.content }}{% endfor %}", {})
         self.threads: list[threading.Thread] = []
+        self.messages: list[object] = []
 
-    def render(self, *arguments: object, **options: object) -> str:
+    def render(self, messages: Any, **options: Any) -> str:
         self.threads.append(threading.current_thread())
-        return super().render(*arguments, **options)  # type: ignore[arg-type]
+        self.messages += messages
+        return super().render(messages, **options)
 
 
 class HangingTemplate(ChatTemplate):
@@ -92,6 +94,23 @@ def is_rendered_inline(tokenizer: Tokenizer, **fields: Any) -> bool:
     asyncio.run(PromptBuilder(tokenizer, template).chat_prompt(chat, LIMITS))
     [thread] = template.threads
     return thread is threading.main_thread()
+
+
+@pytest.mark.parametrize(
+    ("sent", "seen"),
+    [
+        ({}, {}),
+        ({"name": "n"}, {"name": "n"}),
+        ({"reasoning": "r"}, {"reasoning_content": "r"}),
+        ({"reasoning": "r", "reasoning_content": "c"}, {"reasoning_content": "c"}),
+        ({"role": "tool", "tool_call_id": "t"}, {"role": "tool", "tool_call_id": "t"}),
+    ],
+)
+def test_a_template_sees_the_keys_of_a_message_that_were_sent(tokenizer, sent: dict, seen: dict) -> None:
+    template, plain = WatchedTemplate(), {"role": "assistant", "content": "a"}
+    chat = ChatCompletionRequest.model_validate({"messages": [plain | sent]})
+    asyncio.run(PromptBuilder(tokenizer, template).chat_prompt(chat, LIMITS))
+    assert template.messages == [plain | seen]
 
 
 def test_conversations_that_take_long_to_render_leave_threads_to_those_who_tokenise(tokenizer) -> None:

@@ -15,23 +15,20 @@ from starlette.types import Receive, Scope, Send
 from tests.runtime.server.one_connection import GET, Answering, Server, until
 
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server import client_transport
-from kvasir_runtime.server.client_transport import READER_BYTES, ClientTransport
+from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
+from kvasir_runtime.server.client_transport import ClientTransport
 
 pytestmark = pytest.mark.anyio
 CLOSING = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
 FULL, A_LITTLE = 1_000_000, 40_000
 """Bytes of an answer: many more than are buffered, and too few for anybody but the transport to wait for."""
+IMPATIENT = ClientLimits(reader_seconds=0.3)
+READER_BYTES = CLIENT_LIMITS.reader_bytes
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": request.param}
-
-
-@pytest.fixture
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_transport, "READER_SECONDS", 0.3)
 
 
 class Stream:
@@ -54,29 +51,26 @@ class Stream:
             await asyncio.sleep(0)
 
 
-@pytest.mark.usefixtures("short_patience")
 async def test_who_answers_learns_that_its_client_stands_still() -> None:
     app = Stream()
-    server = Server(app)
+    server = Server(app, limits=IMPATIENT)
     async with server.connected(GET):
         await until(lambda: app.has_left)
         await until(lambda: server.num_connections == 0)
 
 
-@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize("num_bytes", [FULL, A_LITTLE])
 async def test_a_connection_that_is_to_close_does_not_wait_for_its_reader_for_ever(num_bytes: int) -> None:
     app = Answering(num_bytes)
-    server = Server(app)
+    server = Server(app, limits=IMPATIENT)
     async with server.connected(CLOSING):
         await until(lambda: app.num_answered == 1)
         await until(lambda: server.num_connections == 0)
 
 
-@pytest.mark.usefixtures("short_patience")
 async def test_a_client_that_ends_its_side_and_does_not_read_is_not_waited_for_either() -> None:
     app = Answering(A_LITTLE)
-    server = Server(app)
+    server = Server(app, limits=IMPATIENT)
     async with server.connected(GET) as client:
         await until(lambda: app.num_answered == 1)
         client.end_sending()
@@ -126,10 +120,8 @@ async def test_nothing_is_left_of_a_client_that_has_left(request_: bytes, num_an
     await until(lambda: gc.collect() >= 0 and protocol() is None and transport() is None)
 
 
-async def test_a_reader_that_has_taken_everything_is_not_looked_at_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_transport, "READER_BYTES", 1)
-    monkeypatch.setattr(client_transport, "READER_SECONDS", 0.3)
-    server = Server(Answering(FULL))
+async def test_a_reader_that_has_taken_everything_is_not_looked_at_any_more() -> None:
+    server = Server(Answering(FULL), limits=ClientLimits(reader_seconds=0.3, reader_bytes=1))
     async with server.connected(GET) as reader:
         await reader.read_until(b"x" * FULL)
         for _ in range(2):
@@ -162,7 +154,9 @@ class Reader:
         self.is_cut_off = False
         self.timer = Timer(0.0, lambda: None)
         loop = SimpleNamespace(call_later=self._start_timer)
-        self.transport = ClientTransport(cast(asyncio.Transport, self), cast(asyncio.AbstractEventLoop, loop))
+        self.transport = ClientTransport(
+            cast(asyncio.Transport, self), cast(asyncio.AbstractEventLoop, loop), CLIENT_LIMITS
+        )
 
     def takes(self, num_bytes: int) -> None:
         self.num_unsent_bytes -= num_bytes
@@ -215,14 +209,12 @@ def test_a_reader_that_has_made_room_is_to_take_the_rest_as_well_where_that_is_t
     assert reader.is_cut_off
 
 
-def test_the_places_of_a_reader_that_stands_still_become_free(
-    start_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_places_of_a_reader_that_stands_still_become_free(start_server: Any) -> None:
     """Its answer is far more than is buffered, and takes all places."""
-    monkeypatch.setattr(client_transport, "READER_SECONDS", 0.3)
     body = b'{"prompt": "the quick", "n": 8, "max_tokens": 400, "ignore_eos": true, "stream": true}'
-    with start_server(config=ServerConfig(max_sequences_in_flight=8)) as running, socket.socket() as stalled:
-        running.server._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
+    config = ServerConfig(max_sequences_in_flight=8)
+    with start_server(config=config, limits=IMPATIENT) as running, socket.socket() as stalled:
+        running.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         running.core.is_hanging = True
         url = httpx.URL(running.url)

@@ -91,6 +91,7 @@ def test_text_is_made_of_many_tokens_beside_the_event_loop(model_folder, path: s
         limits=lambda: LIMITS,
         check_model=lambda _: "tiny",
         max_body_bytes=10**6,
+        max_body_seconds=60.0,
     )
     bodies = {
         "/tokenize": {"prompt": "#" * num_tokens, "return_token_strs": True},

@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.runtime.server.one_connection import GET, Server, until
 
-from kvasir_runtime.server import client_transport, http_protocol
+from kvasir_runtime.server.client_limits import ClientLimits
 
 pytestmark = pytest.mark.anyio
 BEGUN = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\n1"
@@ -31,12 +31,8 @@ class Unread:
         await send({"type": "http.response.body", "body": b"OK"})
 
 
-async def test_the_rest_of_a_body_that_was_not_wanted_does_not_come_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
-        await Unread()(scope, receive, send)
-
-    async with Server(answer).connected(BEGUN) as client:
+async def test_the_rest_of_a_body_that_was_not_wanted_does_not_come_for_ever() -> None:
+    async with Server(Unread(), limits=ClientLimits(head_seconds=0.1)).connected(BEGUN) as client:
         received = await client.read_until(b"")
     assert received.count(b"\r\n\r\n") == 1, "nothing but the one answer"
 
@@ -63,29 +59,22 @@ async def test_who_ends_its_side_within_a_body_has_left() -> None:
         await until(lambda: server.num_connections == 0)
 
 
-async def test_lines_that_are_no_request_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Server(Unread()).connected(GET) as client:
+async def test_lines_that_are_no_request_do_not_keep_a_connection() -> None:
+    async with Server(Unread(), limits=ClientLimits(head_seconds=0.1)).connected(GET) as client:
         await client.read_until(b"OK")
-        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
         await client.send(b"\r\n")
         assert await client.read_until(b"") == b""
 
 
-async def test_who_is_told_that_the_connection_closes_can_send_on_for_a_time_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client_transport, "LINGER_SECONDS", 0.1)
-    server = Server(Unread(closes=True))
+async def test_who_is_told_that_the_connection_closes_can_send_on_for_a_time_only() -> None:
+    server = Server(Unread(closes=True), limits=ClientLimits(linger_seconds=0.1))
     async with server.connected(BEGUN) as client:
         await client.read_until(b"")
         await until(lambda: server.num_connections == 0)
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["keep-alive", "close"])
-async def test_who_sent_faster_than_it_was_read_can_send_the_rest_when_it_is_answered(
-    closes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_transport, "LINGER_SECONDS", 60.0)
+async def test_who_sent_faster_than_it_was_read_can_send_the_rest_when_it_is_answered(closes: bool) -> None:
     may_answer = asyncio.Event()
 
     async def answer_later(scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +82,8 @@ async def test_who_sent_faster_than_it_was_read_can_send_the_rest_when_it_is_ans
         await Unread(closes=closes)(scope, receive, send)
 
     num_bytes = 1_000_000
-    async with Server(answer_later).connected(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % num_bytes) as client:
+    server = Server(answer_later, limits=ClientLimits(linger_seconds=60.0))
+    async with server.connected(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % num_bytes) as client:
         sending = asyncio.create_task(client.send(b" " * num_bytes))
         await until(lambda: not client.transport.is_reading())
         may_answer.set()
@@ -104,10 +94,8 @@ async def test_who_sent_faster_than_it_was_read_can_send_the_rest_when_it_is_ans
             await client.read_until(b"OK")
 
 
-async def test_who_is_told_that_the_connection_closes_can_send_so_much_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_transport, "LINGER_BYTES", 100_000)
-    monkeypatch.setattr(client_transport, "LINGER_SECONDS", 60.0)
-    server = Server(Unread(closes=True))
+async def test_who_is_told_that_the_connection_closes_can_send_so_much_only() -> None:
+    server = Server(Unread(closes=True), limits=ClientLimits(linger_seconds=60.0, linger_bytes=100_000))
     async with server.connected(b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n") as client:
         await client.read_until(b"")
         await client.send(b" " * 100_000)
@@ -156,9 +144,8 @@ async def test_what_was_answered_before_its_broken_end_came_is_not_answered_agai
         assert await client.read_until(b"") == b""
 
 
-async def test_who_is_refused_and_stays_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_transport, "LINGER_SECONDS", 60.0)
-    server = Server(Unread(), max_connections=1)
+async def test_who_is_refused_and_stays_makes_way() -> None:
+    server = Server(Unread(), max_connections=1, limits=ClientLimits(linger_seconds=60.0))
     async with server.connected(CHUNKED + BROKEN) as client:
         await client.read_until(b"")
         async with server.connected(GET) as another:

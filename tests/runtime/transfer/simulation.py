@@ -66,7 +66,7 @@ class Line:
         self._network = network
         self._endpoint = endpoint
         self.port = endpoint[1]
-        self._connected: dict[tuple[str, int], Line] = {}
+        self.connected: dict[tuple[str, int], Line] = {}
         self.questions: deque[tuple[bytes, bytes]] = deque()
         self.answers: deque[tuple[tuple[str, int], bytes]] = deque()
         self.is_dead = False
@@ -88,20 +88,20 @@ class Line:
         return got
 
     def lost(self) -> list[tuple[str, int]]:
-        return [endpoint for endpoint, line in self._connected.items() if line.is_dead]
+        return [endpoint for endpoint, line in self.connected.items() if line.is_dead]
 
     def ask(self, endpoint: tuple[str, int], message: FromPuller) -> None:
-        line = self._connected.setdefault(endpoint, self._network.engines[endpoint])
+        line = self.connected.setdefault(endpoint, self._network.engines[endpoint])
         if not (line.is_dead or self.is_silent):
             line.questions.append((msgspec.msgpack.encode(self._endpoint), msgspec.msgpack.encode(message)))
 
     def answer(self, puller: bytes, message: FromKeeper) -> None:
         line = self._network.engines[msgspec.msgpack.decode(puller, type=tuple[str, int])]
-        if not (line.is_dead or self.is_silent) and line._connected.get(self._endpoint) is self:
+        if not (line.is_dead or self.is_silent) and line.connected.get(self._endpoint) is self:
             line.answers.append((self._endpoint, msgspec.msgpack.encode(message)))
 
     def hang_up(self, endpoint: tuple[str, int]) -> None:
-        self._connected.pop(endpoint, None)
+        self.connected.pop(endpoint, None)
 
 
 @dataclass
@@ -199,6 +199,7 @@ class Engine:
     prefill_tokens_per_second: float | None = None
     under_way: deque[tuple[StepPlan, StepResult]] = field(default_factory=deque)
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    outputs: list[SequenceOutput] = field(default_factory=list)
     ended: dict[str, SequenceOutput] = field(default_factory=dict)
     asked: AskedRanks | None = None
     """None: of one rank, whose connector is the agent's."""
@@ -260,6 +261,7 @@ class Engine:
     def _receive(self, outcome: Outcome) -> None:
         for addressed in outcome.outputs:
             output = addressed.output
+            self.outputs.append(output)
             self.tokens[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output

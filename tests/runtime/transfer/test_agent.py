@@ -15,7 +15,6 @@ from tests.runtime.transfer.simulation import IDENTITY
 from kvasir_operator.local.network import free_port
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.service_secret import SECRET_VARIABLE, CurveKeys, curve_keys
-from kvasir_runtime.transfer import agent as agent_module
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import (
     BeginOffer,
@@ -205,10 +204,8 @@ class CountingConnector(InProcessConnector):
         self.num_closed += 1
 
 
-def test_a_stop_leaves_a_thread_behind_that_hangs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(agent_module, "CLOSE_SECONDS", 0.1)
+def test_a_stop_leaves_a_thread_behind_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    threads = set(threading.enumerate())
     is_hanging, may_go_on = threading.Event(), threading.Event()
 
     def hang() -> float:
@@ -225,12 +222,13 @@ def test_a_stop_leaves_a_thread_behind_that_hangs(
     agent.start()
     agent.post(BeginOffer("k", "p"))
     assert is_hanging.wait(20)
-    agent.close()
+    [thread] = set(threading.enumerate()) - threads
+    agent.close(wait_seconds=0.1)
     assert "the KV transfer thread has not ended in 0.1 s" in caplog.text
     assert connector.num_closed == 0, "the thread still has it"
     may_go_on.set()
-    agent._thread.join(20)
-    assert not agent._thread.is_alive()
+    thread.join(20)
+    assert not thread.is_alive()
     channel.close()
 
 

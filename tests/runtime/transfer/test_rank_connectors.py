@@ -1,5 +1,6 @@
 """What is asked of an engine of two ranks is asked of both, and what one of them fails at has failed."""
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,6 @@ import torch
 
 from kvasir_runtime.errors import KvTransferError
 from kvasir_runtime.ranks.links import CoreLinks, ipc_addresses
-from kvasir_runtime.transfer import rank_connectors
 from kvasir_runtime.transfer.connector import CHECKSUM_MODULUS, Page, PagePair
 from kvasir_runtime.transfer.in_process import InProcessConnector, Memory
 from kvasir_runtime.transfer.messages import Region
@@ -84,11 +84,11 @@ def test_a_peer_that_a_rank_cannot_reach_is_refused_with_its_reason(ranks: Ranks
 
 
 def test_a_rank_that_does_not_answer_is_named(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_connectors, "ANSWER_SECONDS", 0.0)
-    monkeypatch.setattr(ranks.own[1], "checksums", lambda *_: [time.sleep(1) or 0])
+    ranks.connectors.answer_seconds, may_answer = 0.0, threading.Event()
+    monkeypatch.setattr(ranks.own[1], "checksums", lambda *_: [int(may_answer.wait(20))])
     with pytest.raises(KvTransferError, match=r"the transfer threads of ranks \[(0, )?1\] have not answered"):
         ranks.connectors.checksums([Page(0)], 1, "written")
-    ranks.failures.clear()
+    may_answer.set()
 
 
 def test_checksums_that_a_rank_cannot_compute_end_the_transfer_and_not_the_rank(

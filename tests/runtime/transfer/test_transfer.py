@@ -76,11 +76,8 @@ def test_the_answer_has_vllms_shape(world: World) -> None:
 
 def test_transferred_tokens_count_as_cached(world: World) -> None:
     prefill, decode = world.engine("p"), world.engine("d")
-    outputs = []
-    receive = decode._receive
-    decode._receive = lambda outcome: (outputs.extend(outcome.outputs), receive(outcome))
     prefill_then_decode(world, prefill, decode)
-    assert outputs[0].output.num_cached_tokens == NUM_BLOCKS * BLOCK_SIZE
+    assert decode.outputs[0].num_cached_tokens == NUM_BLOCKS * BLOCK_SIZE
     assert decode.scheduler.stats(0, 0.0).num_prefix_hits == NUM_BLOCKS * BLOCK_SIZE
 
 

@@ -1,0 +1,31 @@
+"""What no flag sets: times and bounds that its parts have from here, where nothing else is said. Tests shorten them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvasir_router.large_bodies import LOOP_BYTES
+from kvasir_router.relay.client_times import CLIENT_TIMES, ClientTimes
+from kvasir_router.relay.journal import JOURNAL_BOUNDS, JournalBounds
+from kvasir_router.remote_prefill import LATE_SECONDS
+from kvasir_router.service.health import PROBE_TIMES, ProbeTimes
+from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings
+from kvasir_router.service.rebalancing import REBALANCING_SETTINGS, RebalancingSettings
+
+
+@dataclass(frozen=True)
+class Tuning:
+    clients: ClientTimes = CLIENT_TIMES
+    journal: JournalBounds = JOURNAL_BOUNDS
+    probes: ProbeTimes = PROBE_TIMES
+    peers: PeerSettings = PEER_SETTINGS
+    rebalancing: RebalancingSettings = REBALANCING_SETTINGS
+    refresh_seconds: float = 1.0
+    housekeeping_seconds: float = 10.0
+    late_prefill_seconds: float = LATE_SECONDS
+    loop_bytes: int = LOOP_BYTES
+    clock: Callable[[], float] = time.perf_counter
+    """By which services forget, eject and place; it may be ahead of time.perf_counter."""
+
+
+TUNING = Tuning()

@@ -1,0 +1,114 @@
+"""What a rank computes with on its kind of device: kernels, attention, copies, memory, graphs.
+
+`load_worker` is given another where a step is to be computed in another way: by plain twins, or watched.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import AttentionBackend
+from kvasir_runtime.attention.select import select_backend
+from kvasir_runtime.attention.step_lengths import DecodeBounds
+from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.executor import StepRunner
+from kvasir_runtime.execution.graphs import (
+    MOST_RECORDED_REQUESTS,
+    Capture,
+    GraphMemory,
+    RunnerGraphs,
+    graph_sizes,
+)
+from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
+from kvasir_runtime.execution.memory_profile import measure_memory
+from kvasir_runtime.execution.recording_capture import RecordingCapture
+from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.native import load_library
+from kvasir_runtime.kernels.ops import Ops, cpu_ops
+from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops
+from kvasir_runtime.models.decoder import ComputeStep
+from kvasir_runtime.parallel.counts import CollectiveCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSetup:
+    """What the graphs of a runner are made for."""
+
+    block_tables: Tensor
+    max_seq_len: int
+    max_num_seqs: int
+    num_bytes: int
+    """That they may take."""
+    counts: CollectiveCounts
+    """Of the collectives in a step."""
+    agreed: Callable[[Capture], Capture]
+    """The same capture where ranks must all succeed in it."""
+    kernels: frozenset[str]
+    """Names of what a step launches, attention and others."""
+
+
+class Platform:
+    """Of one rank's device; CPUs', of which that of CUDA differs."""
+
+    never_waits = False
+    """Whether the host, while it drafts, must not read what the device holds."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def ops(self) -> Ops:
+        return cpu_ops()
+
+    def step_ops(self) -> StepOps:
+        return cpu_step_ops()
+
+    def attention_backend(self, name: str, bounds: DecodeBounds, kv_cache_dtype: str) -> AttentionBackend:
+        """Raises ConfigurationError."""
+        return select_backend(name, self.device, bounds, kv_cache_dtype)
+
+    def transfers(self) -> Transfers:
+        return Transfers(self.device)
+
+    def memory(
+        self, make_runner: Callable[[int], StepRunner], limits: SequenceLimits, max_drafts: int, num_sharers: int
+    ) -> DeviceMemory:
+        """As `measure_memory` finds it."""
+        return measure_memory(self.device, make_runner, limits, max_drafts, num_sharers)
+
+    def graphs(self, setup: GraphSetup) -> RunnerGraphs:
+        """Recordings. A recorder does not see other kernels than the compiled ones."""
+        library = load_library() if setup.kernels == {"cpu"} else None
+        sizes = range(1, min(setup.max_num_seqs, MOST_RECORDED_REQUESTS) + 1)
+
+        def capture_of(compute: ComputeStep) -> Capture:
+            assert library is not None, "there is memory for recordings only where there are kernels to record"
+            return setup.agreed(RecordingCapture(library, compute, setup.block_tables, setup.max_seq_len, setup.counts))
+
+        return RunnerGraphs(capture_of, sizes, GraphMemory(setup.num_bytes if library else 0), is_exact=True)
+
+
+class CudaPlatform(Platform):
+    never_waits = True
+
+    def ops(self) -> Ops:
+        from kvasir_runtime.kernels.ops_triton import triton_ops  # takes a second to import, for nothing on CPUs
+
+        return triton_ops()
+
+    def step_ops(self) -> StepOps:
+        from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
+
+        return triton_step_ops()
+
+    def graphs(self, setup: GraphSetup) -> RunnerGraphs:
+        def capture_of(compute: ComputeStep) -> Capture:
+            what = (compute, setup.block_tables, setup.max_seq_len, setup.counts)
+            return setup.agreed(CudaGraphCapture(*what, self.step_ops().load_inputs))
+
+        return RunnerGraphs(capture_of, graph_sizes(setup.max_num_seqs), GraphMemory(setup.num_bytes))
+
+
+def platform_of(device: torch.device) -> Platform:
+    return CudaPlatform(device) if device.type == "cuda" else Platform(device)
