@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 
 CRD := serving.kvasir.dev_inferenceservices.yaml
 
-.PHONY: run test test-full lint lint-style lint-types lint-imports lint-e2e e2e bench setup generate
+.PHONY: run test test-full lint lint-style lint-types lint-imports lint-e2e e2e bench docs setup generate
 
 # Two processes, one for each core of the smallest machine; tests/side_by_side.py says how they divide the files.
 PYTEST := $(BIN)/python -m pytest -n 2
@@ -41,6 +41,9 @@ e2e: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/engine_cpu.py
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 setup: $(INSTALLED)
 

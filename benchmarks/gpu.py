@@ -41,6 +41,7 @@ PACKAGES = (
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 
 KERNEL_TESTS = (
+    "runtime/kernels/test_top_k_top_p.py",
     "runtime/kernels/test_triton.py",
     "runtime/kernels/test_triton_attention.py",
     "runtime/kernels/test_triton_experts.py",
@@ -56,6 +57,9 @@ STEP_TESTS = (
 )
 MEMORY_TESTS = ("runtime/execution/test_memory_profile.py",)
 """They measure what the device has left, so nothing runs beside them."""
+
+DIVIDED = ("-n", "8", "--dist", "worksteal")
+"""Compiling takes the processor's time, and the tests use little of the device."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,14 @@ class Outcome:
 
 
 def visit_steps(out: Path, fa3: Path | None) -> list[Step]:
-    attention = ("--only", "decode_attention", "prefill_attention", *(("--fa3", str(fa3)) if fa3 else ()))
+    attention = ("--only", "decode_attention", "prefill_attention", "--split-units", "64", "128", "256")
+    attention += ("--fa3", str(fa3)) if fa3 else ()
     profile = ("--results", str(out), "--profile", str(out / "trace.json.gz"))
     few = ("--model", "qwen3-0.6b", "--streams", "1", "--flags=--max-num-seqs 8")
     return [
-        Step("kernel tests", 1, 300, tests(KERNEL_TESTS, "-n", "8")),
+        Step("kernel tests", 1, 300, tests(KERNEL_TESTS, *DIVIDED)),
         Step("parts", 1, 150, benchmark("gpu_parts", str(out), "--only", "copies", "products", "small_kernels")),
-        Step("step tests", 2, 240, tests(STEP_TESTS, "-n", "6")),
+        Step("step tests", 2, 240, tests(STEP_TESTS, *DIVIDED)),
         Step("memory tests", 2, 120, tests(MEMORY_TESTS)),
         Step("decode", 2, 240, benchmark("gpu_decode", *profile)),
         Step("attention", 3, 240, benchmark("gpu_parts", str(out), *attention)),

@@ -11,6 +11,8 @@ CHART = ROOT / "charts" / "kvasir"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), CHART / "README.md")
 RUNBOOKS = CHART / "RUNBOOKS.md"
 """Its commands stand in sentences, as `kubectl ...`."""
+IMAGES = ROOT / "images" / "README.md"
+"""Its commands are indented, as is what they print."""
 _FENCED = re.compile(r"^```(sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -29,6 +31,8 @@ def documented(prefix: str = "") -> list[Command]:
     found += [
         Command(_name(RUNBOOKS), text) for text in re.findall(r"`((?:kubectl|helm) [^`]+)`", RUNBOOKS.read_text())
     ]
+    indented = re.findall(r"^    ((?:git|docker|e2e)\b\S*.*?)(?:\s+#.*)?$", IMAGES.read_text(), re.MULTILINE)
+    found += [Command(_name(IMAGES), text) for text in indented]
     return [command for command in dict.fromkeys(found) if command.text.startswith(prefix)]
 
 

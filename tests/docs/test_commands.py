@@ -27,6 +27,12 @@ RUN_BY = {
     r"make test$": (".ci/run", "exec make test"),
     r"make setup$": ("Makefile", "lint: $(INSTALLED)"),  # as `setup`: the first thing that `make test` does
     r"images/release ": ("tests/images/test_release.py", 'clone / "images" / "release", VERSION, registry.address'),
+    r"git tag v": ("tests/images/test_release.py", '"tag", f"v{VERSION}"'),
+    r"docker build -f images/(operator|router|runtime)/Containerfile ": (
+        "e2e/cluster/images",  # with buildah
+        '"--file", str(ROOT / "images" / image.program / "Containerfile")',
+    ),
+    r"e2e/cluster/images$": ("e2e/conftest.py", 'RIG / "images"'),
     r"\.venv/bin/kvasir-operator local examples/quickstart\.yaml$": (
         "tests/local/conftest.py",
         '"local", str(manifest), "--listen"',

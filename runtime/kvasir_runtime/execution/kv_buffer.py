@@ -4,7 +4,7 @@ A page is one block of all layers of a KV group, contiguous, so that swapping, o
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,8 +91,9 @@ class PopulatedPages:
     in their order at first, so some ahead of the highest so far is enough, and what is never used is never taken. It is
     made up when half of it is used: not after each request, as another may come at once."""
 
-    def __init__(self, buffer: Tensor) -> None:
-        """`buffer` uint8 [num_blocks, page_bytes]."""
+    def __init__(self, buffer: Tensor, populate: Callable[[Tensor], bool] = populate) -> None:
+        """`buffer` uint8 [num_blocks, page_bytes]; `populate` says whether it could."""
+        self._populate = populate
         self._bytes = buffer.view(-1)
         self._page_bytes = buffer.shape[1]
         self._num_populated = 0 if buffer.device.type == "cpu" else buffer.nbytes
@@ -106,7 +107,7 @@ class PopulatedPages:
         if not self._is_filling:
             return False
         end = min(self._num_populated + POPULATED_AT_ONCE_BYTES, self._bytes.nbytes)
-        can = populate(self._bytes[self._num_populated : end])
+        can = self._populate(self._bytes[self._num_populated : end])
         self._num_populated = end if can else self._bytes.nbytes
         return True
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,26 +33,35 @@ class KernelBuildError(KvasirRuntimeError):
     """A compiler is there, but it cannot build the kernels; the message holds what it said."""
 
 
+CompileKernels = Callable[[str, Path, Sequence[str], Path], None]
+"""As `compile_library`."""
+
+
 def find_compiler() -> str | None:
     """Path of the C++ compiler, or None when the machine has none."""
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-def build_library(compiler: str, cache_folder: Path | None = None) -> Path:
+def build_library(
+    compiler: str,
+    cache_folder: Path | None = None,
+    sources: Path = SOURCE_FOLDER,
+    compile_kernels: CompileKernels | None = None,
+) -> Path:
     """Return the path of the compiled kernels, compiling them (about 10 s) when the cache does not hold them.
 
     Raises KernelBuildError when the compiler fails.
     """
     folder = cache_folder or default_cache_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    library = folder / f"kernels-{_fingerprint(compiler)}.so"
+    library = folder / f"kernels-{_fingerprint(compiler, sources)}.so"
     if library.exists():
         return library
     with FileLock(folder / "lock"):
         if not library.exists():
             started = time.monotonic()
             logger.info("compiling the CPU kernels with %s, once for this machine", compiler)
-            compile_library(compiler, library, NATIVE)
+            (compile_kernels or compile_library)(compiler, library, NATIVE, sources)
             logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started, library)
     return library
 
@@ -63,13 +72,14 @@ def default_cache_folder() -> Path:
     return Path(base) / "kvasir" / "kernels"
 
 
-def compile_library(compiler: str, library: Path, processor_flags: Sequence[str]) -> None:
+def compile_library(compiler: str, library: Path, processor_flags: Sequence[str], folder: Path = SOURCE_FOLDER) -> None:
     """Write the kernels for the processors that the flags name, in whole or not at all. Raises KernelBuildError."""
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        objects = [Path(scratch) / f"{source.stem}.o" for source in _sources()]
+        sources = sorted(folder.glob("*.cpp"))
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
         compiles = [
             [compiler, *FLAGS, *processor_flags, "-c", str(source), "-o", str(target)]
-            for source, target in zip(_sources(), objects, strict=True)
+            for source, target in zip(sources, objects, strict=True)
         ]
         _run_all(compiles)
         linked = Path(scratch) / "kernels.so"
@@ -91,13 +101,9 @@ def _run_all(commands: list[list[str]]) -> None:
             )
 
 
-def _sources() -> list[Path]:
-    return sorted(SOURCE_FOLDER.glob("*.cpp"))
-
-
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, sources: Path) -> str:
     digest = hashlib.sha256()
-    for source in sorted(SOURCE_FOLDER.iterdir()):
+    for source in sorted(sources.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     compiler_version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     for part in (*FLAGS, *NATIVE, compiler_version, _processor(), version("torch")):

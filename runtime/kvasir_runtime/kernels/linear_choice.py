@@ -37,6 +37,11 @@ HOPELESS = 1.5
 """A candidate this many times slower than the best is not timed again."""
 
 
+Multiply = Callable[[torch.Tensor], torch.Tensor]
+Measure = Callable[[dict[str, Multiply], torch.Tensor], dict[str, float]]
+"""Seconds of a product by candidate."""
+
+
 @dataclass(frozen=True)
 class Choice:
     form: str
@@ -62,7 +67,7 @@ def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads
     share = min(-(-outputs // num_threads), MOST_MEASURED_WEIGHTS // inputs)
     with _one_thread():
         candidates = _candidates(library, _noise(max(16, share // 16 * 16), inputs), only_packed)
-        times = {rows: _measure(candidates, _noise(rows, inputs)) for rows in MEASURED_ROWS}
+        times = {rows: measure(candidates, _noise(rows, inputs)) for rows in MEASURED_ROWS}
     choice = decide(times)
     logger.info(
         "linear %dx%d on %d threads: %s (measured in %.2f s; us by rows: %s)",
@@ -72,17 +77,40 @@ def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads
     return choice
 
 
+def measure(candidates: dict[str, Multiply], x: torch.Tensor) -> dict[str, float]:
+    """Least seconds of a product by candidate, in rounds over all so that a change of clock speed hits all alike."""
+    for multiply in candidates.values():
+        multiply(x)  # oneDNN compiles code for a new number of rows on its first call
+    least = {name: least_seconds(multiply, x) for name, multiply in candidates.items()}
+    for _ in range(ROUNDS):
+        for name, multiply in candidates.items():
+            if least[name] < HOPELESS * min(least.values()):
+                least[name] = min(least[name], least_seconds(multiply, x))
+    return least
+
+
+def least_seconds(multiply: Multiply, x: torch.Tensor, thread_seconds: Callable[[], float] = time.thread_time) -> float:
+    least, spent = math.inf, 0.0
+    while spent < SECONDS_PER_TIMING:
+        started = thread_seconds()
+        multiply(x)
+        seconds = thread_seconds() - started
+        if seconds > 0:  # a clock that stood still says nothing
+            least, spent = min(least, seconds), spent + seconds
+    return least
+
+
 @functools.cache
-def dot_is_faster(library: CDLL) -> bool:
+def dot_is_faster(library: CDLL, measure: Measure = measure) -> bool:
     """Whether bf16 dot products beat float32 multiply-adds here, measured once in a process: for other kernels."""
     if not library.kvasir_linear_has(VARIANTS["dot"]):
         return False
     packed = PackedWeight(library, _noise(256, 256), None, ("fma",) * len(MEASURED_ROWS))
-    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    ways: dict[str, Multiply] = {
         variant: packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply for variant in ("fma", "dot")
     }
     with _one_thread():
-        times = _measure(ways, _noise(MEASURED_ROWS[2], 256))
+        times = measure(ways, _noise(MEASURED_ROWS[2], 256))
     return times["dot"] < times["fma"]
 
 
@@ -101,10 +129,8 @@ def decide(times: dict[int, dict[str, float]]) -> Choice:
     return Choice(form, tuple(min(of, key=of.__getitem__) for of in packed.values()))
 
 
-def _candidates(
-    library: CDLL | None, weight: torch.Tensor, only_packed: bool
-) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    candidates: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+def _candidates(library: CDLL | None, weight: torch.Tensor, only_packed: bool) -> dict[str, Multiply]:
+    candidates: dict[str, Multiply] = {}
     if not only_packed:
         candidates["torch"] = PlainWeight(weight, None).multiply
         if has_onednn():
@@ -115,29 +141,6 @@ def _candidates(
             if library.kvasir_linear_has(VARIANTS[variant]):
                 candidates[variant] = packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply
     return candidates
-
-
-def _measure(candidates: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> dict[str, float]:
-    """Least seconds of a product by candidate, in rounds over all so that a change of clock speed hits all alike."""
-    for multiply in candidates.values():
-        multiply(x)  # oneDNN compiles code for a new number of rows on its first call
-    least = {name: _time(multiply, x) for name, multiply in candidates.items()}
-    for _ in range(ROUNDS):
-        for name, multiply in candidates.items():
-            if least[name] < HOPELESS * min(least.values()):
-                least[name] = min(least[name], _time(multiply, x))
-    return least
-
-
-def _time(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> float:
-    least, spent = math.inf, 0.0
-    while spent < SECONDS_PER_TIMING:
-        started = time.thread_time()
-        multiply(x)
-        seconds = time.thread_time() - started
-        if seconds > 0:  # a clock that stood still says nothing
-            least, spent = min(least, seconds), spent + seconds
-    return least
 
 
 def _noise(rows: int, columns: int) -> torch.Tensor:

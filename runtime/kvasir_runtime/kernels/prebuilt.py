@@ -43,11 +43,11 @@ LEVELS = (
 """The kernels differ by these; the most able first."""
 
 
-def find_prebuilt(folder: Path = FOLDER) -> Path | None:
+def find_prebuilt(folder: Path = FOLDER, cpu_info: Path = CPU_INFO) -> Path | None:
     """The library of the highest level that this processor has, or None where there is none for it."""
     if not folder.is_dir():
         return None
-    level = choose_level(processor_instructions())
+    level = choose_level(processor_instructions(cpu_info))
     if level is None or not library_path(folder, level).exists():
         logger.warning("the CPU kernels in %s are not for this processor or not of these sources", folder)
         return None
@@ -58,10 +58,10 @@ def choose_level(instructions: frozenset[str]) -> Level | None:
     return next((level for level in LEVELS if level.instructions <= instructions), None)
 
 
-def processor_instructions() -> frozenset[str]:
+def processor_instructions(cpu_info: Path = CPU_INFO) -> frozenset[str]:
     """Empty where the system does not say."""
     try:
-        lines = CPU_INFO.read_text().splitlines()
+        lines = cpu_info.read_text().splitlines()
     except OSError:
         return frozenset()
     return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())

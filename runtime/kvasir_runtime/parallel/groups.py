@@ -22,7 +22,7 @@ from kvasir_runtime.errors import CollectiveFailedError, ConfigurationError, Ran
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 from kvasir_runtime.parallel.meeting_point import MEETING_TIMEOUT, MeetingPoint
-from kvasir_runtime.parallel.one_shot import OneShotCollectives, OneShotSum, limit_bytes, measure
+from kvasir_runtime.parallel.one_shot import OneShotSum, agreed_collectives, measure
 from kvasir_runtime.parallel.process_group import ProcessGroupCollectives
 from kvasir_runtime.parallel.shared_memory import SharedMemoryCollectives
 from kvasir_runtime.parallel.shared_segment import SharedSegment
@@ -99,6 +99,8 @@ def meet(
     """Waits until all ranks are there. `host`: this node's address, as the others reach it; `segment`: the tensor
     group's, where its ranks share a node. Raises ConfigurationError, and CollectiveFailedError where one does not
     come."""
+    if backend == "one_shot" and not place.tensor_group_shares_a_node:
+        raise ConfigurationError("--collective-backend one_shot needs tensor groups of one node; use nccl")
     world = _gloo(PrefixStore("world", store), place.rank, place.topology.num_ranks, host)
     sharers = world
     if place.pipeline_size > 1:
@@ -144,11 +146,9 @@ def _with_one_shot_sums(
     plain: Collectives, place: RankPlace, store: Store, device: torch.device, least: Callable[[int], int]
 ) -> Collectives:
     """Those sums in one shot that this machine does faster so; `least` is over the tensor group."""
-    if not place.tensor_group_shares_a_node:
-        raise ConfigurationError("--collective-backend one_shot needs tensor groups of one node; use nccl")
     name = f"one-shot-{place.pipeline_rank}"
     one_shot = OneShotSum(name, PrefixStore(name, store), place.tensor_rank, place.tensor_size, device)
-    return OneShotCollectives(plain, one_shot, least(limit_bytes(measure(plain.all_reduce, one_shot, device))))
+    return agreed_collectives(plain, one_shot, measure(plain.all_reduce, one_shot, device), least)
 
 
 def _stage_link(

@@ -102,6 +102,13 @@ def limit_bytes(measured: Iterable[SumSeconds]) -> int:
     return limit
 
 
+def agreed_collectives(
+    plain: Collectives, one_shot: Sum, measured: Iterable[SumSeconds], least: Callable[[int], int]
+) -> OneShotCollectives:
+    """`least` is over the numbers of all ranks, whose measurements differ."""
+    return OneShotCollectives(plain, one_shot, least(limit_bytes(measured)))
+
+
 def measure(plain: Sum, one_shot: Sum, device: torch.device) -> list[SumSeconds]:
     """All ranks at once."""
     messages = [torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=device) for num_bytes in SIZES]

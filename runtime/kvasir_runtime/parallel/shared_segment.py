@@ -30,6 +30,9 @@ class SharedSegment:
         os.ftruncate(descriptor, num_bytes)
         return cls(descriptor, num_bytes)
 
+    def fileno(self) -> int:
+        return self._descriptor
+
     def map(self) -> mmap.mmap:
         return mmap.mmap(self._descriptor, self.num_bytes)
 

@@ -30,6 +30,11 @@ class Topology:
         return self.tensor_size * self.pipeline_size
 
     @property
+    def runs_in_core(self) -> bool:
+        """Whether the engine's one rank runs in the core's process: there is surely no other, on any node."""
+        return self.num_ranks == 1 and self.num_nodes == 1
+
+    @property
     def local_world_size(self) -> int:
         """Ranks of a node, those of all engines."""
         return self.num_ranks * self.data_size // self.num_nodes

@@ -124,8 +124,14 @@ class CoreLinks:
 class RankLinks:
     """A rank's ends. `receive` may be called from one thread, `send` and `has_core_gone` from any."""
 
-    def __init__(self, addresses: LinkAddresses, rank: int, keys: CurveKeys | None = None) -> None:
-        """Over a network waits until the core has let this rank in. Raises RankFailedError."""
+    def __init__(
+        self,
+        addresses: LinkAddresses,
+        rank: int,
+        keys: CurveKeys | None = None,
+        welcome_seconds: float = WELCOME_SECONDS,
+    ) -> None:
+        """Over a network waits so long for the core to let this rank in. Raises RankFailedError."""
         self._one_at_a_time = threading.Lock()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._pull = _socket(self._context, zmq.PULL)
@@ -137,7 +143,7 @@ class RankLinks:
             identify(socket, keys)
             socket.connect(address)
         if self._monitor is not None:
-            self._await_welcome(self._monitor, addresses.ranks[rank])
+            self._await_welcome(self._monitor, addresses.ranks[rank], welcome_seconds)
         self._encoder = encoder()
         self._decoder = to_rank_decoder()
 
@@ -152,8 +158,8 @@ class RankLinks:
                 self._has_core_gone |= "went" in self._monitor.events()
             return self._has_core_gone
 
-    def _await_welcome(self, monitor: PeerMonitor, address: str) -> None:
-        events = monitor.events() if monitor.socket.poll(round(WELCOME_SECONDS * 1000)) else []
+    def _await_welcome(self, monitor: PeerMonitor, address: str, seconds: float) -> None:
+        events = monitor.events() if monitor.socket.poll(round(seconds * 1000)) else []
         if "came" in events:
             self._has_core_gone = "went" in events
             return
@@ -164,7 +170,7 @@ class RankLinks:
                 "them with one, and of the same version"
             )
         raise RankFailedError(
-            f"node 0 has not answered at {address} in {WELCOME_SECONDS:g} s; ranks must reach every port of node 0"
+            f"node 0 has not answered at {address} in {seconds:g} s; ranks must reach every port of node 0"
         )
 
     def send(self, message: FromRank) -> None:

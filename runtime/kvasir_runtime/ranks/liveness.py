@@ -14,11 +14,13 @@ to."""
 
 
 class RankLiveness:
-    def __init__(self, num_ranks: int, stall_seconds: float, tensor_size: int = 1) -> None:
+    def __init__(
+        self, num_ranks: int, stall_seconds: float, tensor_size: int = 1, awaited_seconds: float = AWAITED_SECONDS
+    ) -> None:
         """`tensor_size` neighbours each share layers, and take part in the same collectives."""
         self._tensor_size = tensor_size
         self._stall_seconds = max(stall_seconds, SILENT_SECONDS)
-        self._awaited_seconds = max(AWAITED_SECONDS, stall_seconds / 3)
+        self._awaited_seconds = max(awaited_seconds, stall_seconds / 3)
         self._silence: list[float | None] = [None] * num_ranks
         """Seconds since the last sign of life; None before the first."""
         self._work = [(0, 0)] * num_ranks

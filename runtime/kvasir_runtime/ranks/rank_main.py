@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, RankFailedError
@@ -24,6 +26,7 @@ from kvasir_runtime.heartbeat import BEAT_SECONDS
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.malloc import keep_freed_memory
 from kvasir_runtime.parallel.groups import RankGroups, meet, open_meeting
+from kvasir_runtime.parallel.meeting_point import MeetingPoint
 from kvasir_runtime.parallel.stage import Stage
 from kvasir_runtime.parallel.topology import RankPlace
 from kvasir_runtime.ranks.links import LinkAddresses, RankLinks
@@ -43,6 +46,7 @@ from kvasir_runtime.ranks.signs_of_life import SignsOfLife
 from kvasir_runtime.ranks.status import RankStatus
 from kvasir_runtime.service_secret import CurveKeys, curve_keys
 from kvasir_runtime.speculative.select import proposer_of
+from kvasir_runtime.transfer.connector import Connector
 from kvasir_runtime.transfer.nixl import NixlConnector
 from kvasir_runtime.transfer.page_layout import PageParts, TensorPlace
 from kvasir_runtime.transfer.rank_transfers import RankTransfers
@@ -50,55 +54,72 @@ from kvasir_runtime.transfer.rank_transfers import RankTransfers
 logger = logging.getLogger(__name__)
 
 
-def run_rank(arguments: RankArguments) -> None:
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How a rank ends."""
+
+    place: RankPlace
+    end_process: Callable[[int], NoReturn]
+
+    def __call__(self, links: RankLinks | None, error: Exception) -> NoReturn:
+        """Say why, in this node's log and to the core where it is known, and end the process, whatever its other
+        threads wait for."""
+        is_foreseen = isinstance(error, KvasirRuntimeError)
+        text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
+        logger.error("%s failed: %s", self.place.name, text, exc_info=None if is_foreseen else error)
+        if links is not None:
+            first_line = text.strip().split("\n")[0]
+            links.send(RankFailed(self.place.rank, first_line, isinstance(error, CollectiveFailedError)))
+            links.close()
+        sys.stderr.flush()
+        self.end_process(1)
+
+
+def run_rank(
+    arguments: RankArguments,
+    meet_at: Callable[[MeetingPoint, int], Store] = open_meeting,
+    end_process: Callable[[int], NoReturn] = os._exit,
+) -> None:
     """The child's whole life; it is killed in the end, or ends itself with status 1."""
     configure_logging(arguments.config.server.log_level)
     place, point = arguments.place, arguments.meeting_point
+    end = RankEnd(place, end_process)
     keys = None if point.is_on_one_node else curve_keys(os.environ)
     links: RankLinks | None = None
     try:
         if arguments.addresses is not None:
-            links = _links(arguments.addresses, place, keys)  # first: whatever fails from here on is heard there
-        store = open_meeting(point, place.topology.num_ranks)
+            links = _links(arguments.addresses, end, keys)  # first: whatever fails from here on is heard there
+        store = meet_at(point, place.topology.num_ranks)
         addresses = arguments.addresses or told_addresses(store)
         if links is None:
-            links = _links(addresses, place, keys)
+            links = _links(addresses, end, keys)
         links.send(RankCame(place.rank))
-        _serve(arguments, store, links, addresses.transfers[place.rank], keys)
+        _serve(arguments, store, links, end, addresses.transfers[place.rank], keys)
     except Exception as error:
-        end_with(links, place, error)
+        end(links, error)
 
 
-def _links(addresses: LinkAddresses, place: RankPlace, keys: CurveKeys | None) -> RankLinks:
+def _links(addresses: LinkAddresses, end: RankEnd, keys: CurveKeys | None) -> RankLinks:
     """This rank ends with the core at their other end."""
-    links = RankLinks(addresses, place.rank, keys)
+    links = RankLinks(addresses, end.place.rank, keys)
     if addresses.is_network:
-        threading.Thread(target=_end_with_core, args=(links, place), name="core-watch", daemon=True).start()
+        threading.Thread(target=_end_with_core, args=(links, end), name="core-watch", daemon=True).start()
     return links
 
 
-def _end_with_core(links: RankLinks, place: RankPlace) -> None:
+def _end_with_core(links: RankLinks, end: RankEnd) -> None:
     while not links.has_core_gone():
         time.sleep(BEAT_SECONDS)
-    end_with(None, place, RankFailedError("the engine core has gone, or node 0 cannot be reached any more"))
-
-
-def end_with(links: RankLinks | None, place: RankPlace, error: Exception) -> NoReturn:
-    """Say why, in this node's log and to the core where it is known, and end the process, whatever its other threads
-    wait for."""
-    is_foreseen = isinstance(error, KvasirRuntimeError)
-    text = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
-    logger.error("%s failed: %s", place.name, text, exc_info=None if is_foreseen else error)
-    if links is not None:
-        first_line = text.strip().split("\n")[0]
-        links.send(RankFailed(place.rank, first_line, isinstance(error, CollectiveFailedError)))
-        links.close()
-    sys.stderr.flush()
-    os._exit(1)
+    end(None, RankFailedError("the engine core has gone, or node 0 cannot be reached any more"))
 
 
 def _serve(
-    arguments: RankArguments, store: Store, links: RankLinks, transfer_address: str, keys: CurveKeys | None
+    arguments: RankArguments,
+    store: Store,
+    links: RankLinks,
+    end: RankEnd,
+    transfer_address: str,
+    keys: CurveKeys | None,
 ) -> None:
     config, place, host = arguments.config, arguments.place, arguments.meeting_point.own_address
     device = select_device(config.model.device, place)
@@ -109,8 +130,7 @@ def _serve(
         config.model, config.cache, config.execution, config.scheduler, proposer_of(config.execution), groups
     )
     if config.cache.kv_transfer_config is not None:
-        fail = partial(end_with, links, place)
-        rank_transfers(worker, place, transfer_address, fail, keys).start()
+        rank_transfers(worker, place, transfer_address, partial(end, links), keys).start()
     links.send(RankReady(place.rank, worker.description))
     status.set_ready()
     logger.info(
@@ -121,7 +141,7 @@ def _serve(
     gc.freeze()  # what loading left behind is not walked again in the middle of a step
     if worker.description.is_on_cpu:
         keep_freed_memory()
-    _take_steps(worker, groups, links, signs)
+    _take_steps(worker, groups, links, signs, end)
 
 
 def rank_transfers(
@@ -130,6 +150,7 @@ def rank_transfers(
     address: str,
     on_failure: Callable[[Exception], object],
     keys: CurveKeys | None = None,
+    make_connector: Callable[[str, Tensor, PageParts], Connector] = NixlConnector,
 ) -> RankTransfers:
     """Raises ConfigurationError without NIXL."""
     parts = PageParts(
@@ -138,14 +159,14 @@ def rank_transfers(
         TensorPlace(place.tensor_rank, place.tensor_size),
         Stage(place.pipeline_rank, place.pipeline_size),
     )
-    connector = NixlConnector(f"{secrets.token_hex(8)}-{place.rank}", worker.runner.kv_buffer, parts)
+    connector = make_connector(f"{secrets.token_hex(8)}-{place.rank}", worker.runner.kv_buffer, parts)
     return RankTransfers(connector, address, on_failure, keys)
 
 
-def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: SignsOfLife) -> NoReturn:
+def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: SignsOfLife, end: RankEnd) -> NoReturn:
     """In the order in which they come."""
-    runner, place = worker.runner, groups.place
-    results = ResultSender(links, lambda error: end_with(links, place, error)) if place.is_reporter else None
+    runner = worker.runner
+    results = ResultSender(links, partial(end, links)) if groups.place.is_reporter else None
     worker.prepare_thread()
     while True:
         match links.receive():

@@ -5,18 +5,18 @@ from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.service_secret import SECRET_VARIABLE
 
 WARNING_SECONDS = 30.0
-"""From one warning to the next: a node's image and its processes' libraries take their time."""
+"""Between warnings: a node's image and its processes' libraries take their time."""
 
 
 class Rendezvous:
-    def __init__(self, topology: Topology, meeting_place: str) -> None:
-        """`meeting_place`: as node 0's flags name it."""
+    def __init__(self, topology: Topology, meeting_place: str, warning_seconds: float = WARNING_SECONDS) -> None:
+        """`meeting_place`: as node 0's flags name it; `warning_seconds`: from one warning to the next."""
         self.num_ranks = topology.num_ranks
         self._nodes = [place.node for place in topology.places()]
         self._meeting_place = meeting_place
         self._awaited = set(range(topology.num_ranks))
         self._waited_seconds = 0.0
-        self._next_warning = WARNING_SECONDS
+        self._warning_seconds = self._next_warning = warning_seconds
 
     def come(self, rank: int) -> None:
         self._awaited.discard(rank)
@@ -25,10 +25,10 @@ class Rendezvous:
         self._waited_seconds += seconds
 
     def warning(self) -> str | None:
-        """`missing`, once every WARNING_SECONDS."""
+        """`missing`, once in a while."""
         if self._waited_seconds < self._next_warning:
             return None
-        self._next_warning += WARNING_SECONDS
+        self._next_warning += self._warning_seconds
         return self.missing()
 
     def problem(self) -> str | None:

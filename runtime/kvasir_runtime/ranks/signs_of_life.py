@@ -14,13 +14,16 @@ from kvasir_runtime.ranks.status import RankStatus
 class SignsOfLife:
     """From a thread of its own, which runs while steps wait for the device or for other ranks."""
 
-    def __init__(self, links: RankLinks, groups: RankGroups, status: RankStatus) -> None:
+    def __init__(
+        self, links: RankLinks, groups: RankGroups, status: RankStatus, beat_seconds: float = BEAT_SECONDS
+    ) -> None:
         self._at: tuple[int, int | None] = 0, None
         """Steps that are done, and collectives before the one under way; None: none is."""
         self._links = links
         self._groups = groups
         self._status = status
-        self._beat()
+        self._beat_seconds = beat_seconds
+        self.beat()
         threading.Thread(target=self._run, name="signs-of-life", daemon=True).start()
 
     def begin_step(self) -> None:
@@ -33,10 +36,11 @@ class SignsOfLife:
 
     def _run(self) -> None:
         while True:
-            time.sleep(BEAT_SECONDS)
-            self._beat()
+            time.sleep(self._beat_seconds)
+            self.beat()
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Say it now."""
         (num_steps, num_before), counts = self._at, self._counts()
         self._status.beat(num_steps)
         num_calls = 0 if num_before is None else _num_calls(counts) - num_before

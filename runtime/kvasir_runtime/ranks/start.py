@@ -67,11 +67,11 @@ def running_ranks_of(
     A rank that fails later is told by `on_failure`, on a thread of its own. Raises KvasirRuntimeError.
     """
     topology = topology_of(config.parallel, data_rank)
-    if topology.num_ranks > 1 or topology.num_nodes > 1:
-        with several_ranks(config, topology, ipc_dir, on_failure) as started:
+    if topology.runs_in_core:
+        with one_rank(config, topology) as started:
             yield started
     else:
-        with one_rank(config, topology) as started:
+        with several_ranks(config, topology, ipc_dir, on_failure) as started:
             yield started
 
 

@@ -7,11 +7,11 @@ import torch
 from tests.runtime.attention.conftest import HEAD_DIM, Request, projections, rotary_tables, step_of
 from torch import Tensor
 
-from kvasir_runtime.attention import cpu
 from kvasir_runtime.attention.backend import AttentionBackend, HeadNorms, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
-from kvasir_runtime.kernels.paged_attention import AttentionPlan
+from kvasir_runtime.kernels.linear_choice import dot_is_faster
+from kvasir_runtime.kernels.native import NativeFunction, load_library, observed_by
 
 SCALE = 0.3
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -105,20 +105,27 @@ def test_slots_of_minus_one_are_not_written(run: tuple[AttentionBackend, torch.d
     assert int((~cache.value.isnan()).any(-1).any(-1).sum()) == 2
 
 
-@pytest.mark.parametrize("is_faster", [False, True])
-def test_multiplies_by_dot_products_only_where_they_are_faster(
-    is_faster: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
+class Calls:
+    """Of compiled kernels, by name."""
 
-    class Plan(AttentionPlan):
-        def __init__(self, *args: Any, use_dot: bool) -> None:
-            asked.append(use_dot)
-            super().__init__(*args, use_dot=use_dot)
+    def __init__(self) -> None:
+        self.arguments: dict[str, tuple[Any, ...]] = {}
 
-    monkeypatch.setattr(cpu, "AttentionPlan", Plan)
-    monkeypatch.setattr(cpu, "dot_is_faster", lambda library: is_faster)
+    def note_call(self, function: NativeFunction, arguments: tuple[Any, ...]) -> None:
+        self.arguments[function.name] = arguments
+
+    def keep(self, owner: object) -> None:
+        """Nothing is replayed."""
+
+    def refuse(self, problem: str) -> None:
+        """Nothing is recorded."""
+
+
+def test_multiplies_by_dot_products_only_where_they_are_faster() -> None:
+    library, calls = load_library(), Calls()
+    assert library is not None
     inputs, cache = step_of([Request(1, 3, 0)], torch.bfloat16)
     query, _, _ = projections(1, torch.bfloat16)
-    CpuAttention().prepare(inputs).attend(query, cache, scale=SCALE, window=None, softcap=None)
-    assert asked == [is_faster]
+    with observed_by(calls):
+        CpuAttention().prepare(inputs).attend(query, cache, scale=SCALE, window=None, softcap=None)
+    assert bool(calls.arguments["kvasir_attention_plan"][-1]) == dot_is_faster(library)

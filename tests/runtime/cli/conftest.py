@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -115,15 +115,38 @@ def has_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
-@pytest.fixture
-def serve(model_folder: Path) -> Iterator[Callable[..., Server]]:
+@contextmanager
+def running_servers(model_folder: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(*flags: str, folder: Path | None = None) -> Server:
         servers.append(Server(folder or model_folder, *flags))
         return servers[-1]
 
-    yield start
-    for server in servers:
-        server.process.terminate()
-        server.end()
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.process.terminate()
+        for server in servers:
+            server.end()
+
+
+@pytest.fixture
+def serve(model_folder: Path) -> Iterator[Callable[..., Server]]:
+    with running_servers(model_folder) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def serve_all(model_folder: Path) -> Iterator[Callable[..., Server]]:
+    """Servers for all tests of a module."""
+    with running_servers(model_folder) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def plain_server(model_folder: Path) -> Iterator[Server]:
+    """Of one engine and one API process, to compare answers with: no test ends or stops it."""
+    with running_servers(model_folder) as start:
+        yield start("--dtype", "float32").wait_ready()

@@ -30,8 +30,10 @@ COMPLETION = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_to
 
 @pytest.fixture(
     scope="module",
-    params=[(("--tensor-parallel-size", "2"), ()), (("--pipeline-parallel-size", "2"),) * 2],
-    ids=["tensor ranks", "stages"],
+    params=[
+        pytest.param((("--pipeline-parallel-size", "2"),) * 2, id="stages"),
+        pytest.param((("--tensor-parallel-size", "2"), ()), id="tensor ranks", marks=pytest.mark.slow),
+    ],
 )
 def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
     """They know each other by a secret, as in a cluster."""

@@ -30,9 +30,8 @@ def ask_all(url: str, bodies: list[dict[str, Any]]) -> list[list[str]]:
         return list(threads.map(partial(ask, url), bodies))
 
 
-def test_two_ranks_answer_as_one_and_share_the_work_until_one_dies(serve):
-    alone = serve("--dtype", "float32").wait_ready()
-    expected = [ask(alone.url, body) for body in BODIES]
+def test_two_ranks_answer_as_one_and_share_the_work_until_one_dies(serve, plain_server):
+    expected = [ask(plain_server.url, body) for body in BODIES]
     server = serve("--dtype", "float32", "--data-parallel-size", "2").wait_ready()
     for body, answer in zip(BODIES, expected, strict=True):
         assert ask_all(server.url, [body, body]) == [answer, answer]  # the second goes where the first does not run

@@ -41,6 +41,10 @@ def test_stages_of_two_engines_answer_as_one_rank_until_one_of_them_is_killed(
     by_engine = dict(re.findall(steps, httpx.get(f"{first.url}/metrics").text, re.MULTILINE))
     assert by_engine.keys() == {"0", "1"}
     assert min(map(float, by_engine.values())) >= NUM_TOKENS
+    series = re.compile(r'kvasir_parallel_collectives_total\{.*group="pipeline".*op="send"\} (\S+)')
+    deadline = time.monotonic() + 30
+    while not (seen := series.search(httpx.get(f"{first.url}/metrics").text)) or float(seen[1]) < NUM_TOKENS:
+        assert time.monotonic() < deadline, "a first stage sends in each step"
     url = f"http://127.0.0.2:{second.port}"
     assert httpx.get(f"{url}/ready").status_code == 200
     ranks = r'^kvasir_rank_steps_total\{data_parallel_rank="(\d)",rank="(\d)"\}'

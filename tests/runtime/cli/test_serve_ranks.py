@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import pytest
 import torch
 from tests.runtime.cli.conftest import children_of
 from tokenizers import Tokenizer
@@ -88,6 +89,7 @@ def test_a_rank_that_hangs_ends_all_with_the_reason(serve):
     assert SILENT_SECONDS - 2 * BEAT_SECONDS <= seconds < SILENT_SECONDS + 15
 
 
+@pytest.mark.slow
 def test_what_a_rank_cannot_start_with_is_one_clear_line(serve):
     status, log = serve(*TWO_RANKS, "--num-gpu-blocks-override", "3").end()
     assert status == 1
@@ -110,6 +112,7 @@ def test_a_node_told_to_stop_waits_for_node_0_and_one_that_is_lost_ends_it(serve
     assert "rank 1 on another node" in log
 
 
+@pytest.mark.slow
 def test_two_stages_on_two_nodes_answer_as_one_rank_and_end_together(serve, free_port, model_folder, monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, "s3cret")  # as in a cluster
     flags = (
@@ -155,6 +158,7 @@ def test_a_node_ends_in_the_middle_of_a_step_when_node_0_stands_still(serve, fre
     assert "rank 1 failed: the engine core has gone" in log
 
 
+@pytest.mark.slow
 def test_a_node_without_the_secret_of_node_0_is_refused_and_says_so(serve, free_port, monkeypatch):
     flags = (*TWO_RANKS, "--nnodes", "2", "--master-port", str(free_port()))
     second = serve(*flags, "--node-rank", "1", "--host", "127.0.0.2")

@@ -65,14 +65,14 @@ class RankThreads:
             executor.close()
 
 
-def meet_all(topology: Topology, folder: Path, backend: Any = "gloo") -> list[RankGroups]:
+def meet_all(topology: Topology, folder: Path, backend: Any = "gloo", host: str = LOOPBACK) -> list[RankGroups]:
     """One end for each rank."""
     segments = [SharedSegment.create(segment_bytes(topology.tensor_size)) for _ in range(topology.pipeline_size)]
     device = torch.device("cpu")
 
     def meet_others(place: RankPlace) -> RankGroups:
         store = open_meeting(MeetingPoint(folder / "meeting"), topology.num_ranks)
-        return meet(place, store, LOOPBACK, device, backend, segments[place.pipeline_rank])
+        return meet(place, store, host, device, backend, segments[place.pipeline_rank])
 
     with ThreadPoolExecutor(topology.num_ranks) as pool:
         return list(pool.map(meet_others, topology.places()))

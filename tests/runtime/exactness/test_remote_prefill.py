@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.runtime.exactness.conftest import Engine, EngineFactory, Features, Generated, Reference, engine_over
 from tests.runtime.exactness.rank_threads import start_ranks
+from torch import Tensor
 
 from kvasir_runtime.config import SpeculativeConfig
 from kvasir_runtime.engine.kv_transfers import KvTransfers
@@ -43,6 +44,7 @@ class Transfers:
         self._folder = folder
         self._places: list[Place] = []
         self.fails_requests = True
+        self.make_connector: Callable[[str, Tensor, PageParts], NixlConnector] = NixlConnector
 
     def __call__(self, worker: Worker, scheduler: Scheduler, wake: threading.Event) -> KvTransfers:
         return self.of_ranks([worker], Topology(), scheduler, wake)
@@ -76,13 +78,13 @@ class Transfers:
         if len(workers) == 1:
             rank = workers[0].description
             parts = PageParts(rank.kv_specs, rank.layout, TensorPlace(0, 1))
-            return NixlConnector(engine_id, workers[0].runner.kv_buffer, parts)
+            return self.make_connector(engine_id, workers[0].runner.kv_buffer, parts)
         folder = self._folder / engine_id
         folder.mkdir()
         links = CoreLinks(ipc_addresses(folder, len(workers)))
         self._stack.callback(links.close)
         for place, worker, address in zip(topology.places(), workers, links.bound.transfers, strict=True):
-            rank_transfers(worker, place, address, self._fail).start()
+            rank_transfers(worker, place, address, self._fail, make_connector=self.make_connector).start()
         return RankConnectors(links.transfers)
 
     def from_first(self, key: str) -> KvTransferParams:
@@ -198,31 +200,35 @@ def test_stages_go_on_while_blocks_are_kept_that_nobody_has_fetched(
     assert engine.num_blocks_used > 0, "the lease has ended, and so nothing was shown"
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_what_one_stage_fails_to_read_all_stages_compute(
-    reference: Callable[[str], Reference], start_ranked: RankedFactory, transfers: Transfers,
-    monkeypatch: pytest.MonkeyPatch, stage: int,
-) -> None:  # fmt: skip
-    """The other stage has its pages, and this one's are full of NaN."""
-    model, transfers.fails_requests = reference("LlamaForCausalLM"), False
-    start_read, state = NixlConnector.start_read, NixlConnector.state
-    pages: dict[tuple[NixlConnector, int], list[int]] = {}
+class FailingConnector(NixlConnector):
+    """Its reads leave the pages full of NaN."""
 
-    def note(self: NixlConnector, engine_id: str, pairs: Sequence[PagePair]) -> int:
-        read = start_read(self, engine_id, pairs)
-        pages[self, read] = [pair.ours for pair in pairs]
+    def __init__(self, name: str, buffer: Tensor, parts: PageParts) -> None:
+        super().__init__(name, buffer, parts)
+        self._pages: dict[int, list[int]] = {}
+
+    def start_read(self, engine_id: str, pairs: Sequence[PagePair]) -> int:
+        read = super().start_read(engine_id, pairs)
+        self._pages[read] = [pair.ours for pair in pairs]
         return read
 
-    def fail(self: NixlConnector, read: int) -> ReadState:
-        found = state(self, read)
-        if found == "reading" or self._parts.stage.index != stage:
-            return found
-        self._buffer[pages[self, read]] = 255
+    def state(self, read: int) -> ReadState:
+        if super().state(read) == "reading":
+            return "reading"
+        self._buffer[self._pages[read]] = 255
         return "failed"
 
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_what_one_stage_fails_to_read_all_stages_compute(
+    reference: Callable[[str], Reference], start_ranked: RankedFactory, transfers: Transfers, stage: int
+) -> None:
+    """The other stage has its pages."""
+    model, transfers.fails_requests = reference("LlamaForCausalLM"), False
+    transfers.make_connector = lambda name, buffer, parts: (
+        FailingConnector if parts.stage.index == stage else NixlConnector
+    )(name, buffer, parts)
     prefill, decode = start_ranked(model.folder), start_ranked(model.folder)
-    monkeypatch.setattr(NixlConnector, "start_read", note)
-    monkeypatch.setattr(NixlConnector, "state", fail)
     generated = split(model, prefill, decode)
     assert [generated.token_ids(name) for name in names_of(model)] == model.outputs
     assert generated.stats.transfers is not None

@@ -7,7 +7,6 @@ import torch
 
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.execution import kv_buffer
 from kvasir_runtime.execution.kv_buffer import (
     POPULATED_AHEAD_BYTES,
     POPULATED_AT_ONCE_BYTES,
@@ -171,17 +170,15 @@ def test_a_latent_layer_has_one_vector_for_keys_and_values() -> None:
     assert cache.key.shape == (2, 8, 1, 24)
 
 
-@pytest.fixture
-def populated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+class Populated:
     """(address, bytes) of what was populated."""
-    pieces: list[tuple[int, int]] = []
 
-    def note(tensor: torch.Tensor) -> bool:
-        pieces.append((tensor.data_ptr(), tensor.nbytes))
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, int]] = []
+
+    def __call__(self, tensor: torch.Tensor) -> bool:
+        self.pieces.append((tensor.data_ptr(), tensor.nbytes))
         return True
-
-    monkeypatch.setattr(kv_buffer, "populate", note)
-    return pieces
 
 
 def populate_all(pages: PopulatedPages, num_blocks_used: int) -> int:
@@ -192,32 +189,32 @@ def populate_all(pages: PopulatedPages, num_blocks_used: int) -> int:
     return calls
 
 
-def test_pages_ahead_of_those_in_use_are_populated_once_in_pieces(populated: list[tuple[int, int]]) -> None:
-    buffer = torch.empty((1024, MIB), dtype=torch.uint8)
-    pages, ahead = PopulatedPages(buffer), POPULATED_AHEAD_BYTES // MIB
+def test_pages_ahead_of_those_in_use_are_populated_once_in_pieces() -> None:
+    buffer, populated = torch.empty((1024, MIB), dtype=torch.uint8), Populated()
+    pages, ahead = PopulatedPages(buffer, populated), POPULATED_AHEAD_BYTES // MIB
     pieces = POPULATED_AHEAD_BYTES // POPULATED_AT_ONCE_BYTES
     assert populate_all(pages, 0) == pieces + 1
     assert populate_all(pages, ahead // 2) == 1
-    assert len(populated) == pieces
+    assert len(populated.pieces) == pieces
     populate_all(pages, ahead // 2 + 1)
-    starts = [address - buffer.data_ptr() for address, _ in populated]
-    sizes = [num_bytes for _, num_bytes in populated]
+    starts = [address - buffer.data_ptr() for address, _ in populated.pieces]
+    sizes = [num_bytes for _, num_bytes in populated.pieces]
     assert starts == [sum(sizes[:index]) for index in range(len(sizes))]
     assert sum(sizes) == (ahead + ahead // 2 + 2) * MIB
     assert max(sizes) == POPULATED_AT_ONCE_BYTES
 
 
-def test_pages_are_populated_up_to_the_last(populated: list[tuple[int, int]]) -> None:
-    pages = PopulatedPages(torch.empty((301, MIB), dtype=torch.uint8))
+def test_pages_are_populated_up_to_the_last() -> None:
+    populated = Populated()
+    pages = PopulatedPages(torch.empty((301, MIB), dtype=torch.uint8), populated)
     populate_all(pages, 300)
-    assert sum(num_bytes for _, num_bytes in populated) == 301 * MIB
+    assert sum(num_bytes for _, num_bytes in populated.pieces) == 301 * MIB
     assert not pages.populate_next(301)
 
 
-def test_a_kernel_that_cannot_populate_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_populate_is_not_asked_again() -> None:
     asked: list[int] = []
-    monkeypatch.setattr(kv_buffer, "populate", lambda tensor: bool(asked.append(tensor.nbytes)))
-    pages = PopulatedPages(torch.empty((300, MIB), dtype=torch.uint8))
+    pages = PopulatedPages(torch.empty((300, MIB), dtype=torch.uint8), lambda tensor: bool(asked.append(tensor.nbytes)))
     populate_all(pages, 0)
     populate_all(pages, 300)
     assert asked == [POPULATED_AT_ONCE_BYTES]

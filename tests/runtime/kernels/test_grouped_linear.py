@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels import linear_weight
 from kvasir_runtime.kernels.expert_groups import ExpertGroups, group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight, SeparateExperts, make_grouped_weight
 from kvasir_runtime.kernels.linear_weight import VARIANTS, PlainWeight, has_onednn
@@ -111,11 +110,3 @@ def test_an_expert_without_rows_is_not_computed() -> None:
 def test_an_unknown_path_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'mkl' is not known"):
         make_grouped_weight(iter(experts_weights(16, 32)), NUM_EXPERTS, "mkl")
-
-
-def test_onednn_is_refused_on_a_processor_that_cannot_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_weight, "has_onednn", lambda: False)
-    with pytest.raises(
-        ConfigurationError, match="'onednn' needs bfloat16 instructions that this CPU lacks; use 'auto'"
-    ):
-        make_grouped_weight(iter(experts_weights(16, 32)), NUM_EXPERTS, "onednn")

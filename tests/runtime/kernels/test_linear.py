@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels import linear_choice, linear_weight
 from kvasir_runtime.kernels.linear import Linear, make_weight
-from kvasir_runtime.kernels.linear_choice import Choice, decide, dot_is_faster
-from kvasir_runtime.kernels.linear_weight import VARIANTS, has_onednn, row_class
+from kvasir_runtime.kernels.linear_choice import Choice, decide, dot_is_faster, least_seconds
+from kvasir_runtime.kernels.linear_weight import VARIANTS, check_onednn, has_onednn, row_class
 from kvasir_runtime.kernels.native import load_library
 
 LIBRARY = load_library()
@@ -92,15 +91,12 @@ def test_float32_products_are_torchs_own() -> None:
     assert torch.equal(layer(x), torch.nn.functional.linear(x, weight))
 
 
-def test_dot_products_serve_other_kernels_where_they_were_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"fma": 1.0, "dot": 1.0}
-    monkeypatch.setattr(linear_choice, "_measure", lambda ways, x: {name: times[name] for name in ways})
-    monkeypatch.setattr(LIBRARY, "kvasir_linear_has", lambda code: True)
-    assert not dot_is_faster.__wrapped__(LIBRARY)
-    times["dot"] = 0.9
-    assert dot_is_faster.__wrapped__(LIBRARY)
-    monkeypatch.setattr(LIBRARY, "kvasir_linear_has", lambda code: code != VARIANTS["dot"])
-    assert not dot_is_faster.__wrapped__(LIBRARY)
+@pytest.mark.parametrize("dot_seconds", [1.0, 0.9])
+def test_dot_products_serve_other_kernels_where_they_were_faster(dot_seconds: float) -> None:
+    times = {"fma": 1.0, "dot": dot_seconds}
+    has_dot = bool(LIBRARY.kvasir_linear_has(VARIANTS["dot"]))
+    is_faster = dot_is_faster(LIBRARY, lambda ways, x: {name: times[name] for name in ways})
+    assert is_faster == (has_dot and dot_seconds < 1.0)
 
 
 def test_auto_measures_and_names_its_choice() -> None:
@@ -131,15 +127,13 @@ def test_an_unknown_path_is_refused_with_the_known_ones() -> None:
         make(torch.zeros(4, 4, dtype=torch.bfloat16), path="mkl")
 
 
-def test_onednn_is_refused_on_a_processor_that_cannot_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_weight, "has_onednn", lambda: False)
+def test_onednn_is_refused_on_a_processor_that_cannot_run_it() -> None:
     with pytest.raises(
         ConfigurationError, match="'onednn' needs bfloat16 instructions that this CPU lacks; use 'auto'"
     ):
-        make(torch.zeros(4, 4, dtype=torch.bfloat16), path="onednn")
+        check_onednn(is_there=False)
 
 
-def test_a_timing_in_which_the_clock_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timing_in_which_the_clock_stood_still_does_not_count() -> None:
     readings = iter([0.0, 0.0, 0.0, 0.002])
-    monkeypatch.setattr(linear_choice.time, "thread_time", lambda: next(readings))
-    assert linear_choice._time(lambda x: x, torch.zeros(1)) == 0.002
+    assert least_seconds(lambda x: x, torch.zeros(1), lambda: next(readings)) == 0.002

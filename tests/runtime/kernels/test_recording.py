@@ -172,13 +172,12 @@ def test_recordings_of_one_arena_share_its_memory() -> None:
     assert torch.equal(of_y, ops.rms_norm(y, weight, 1e-6))
 
 
-@pytest.mark.parametrize(("num_bytes", "num_chunks"), [(0, 0), (1, 1), (4 << 20, 1), ((4 << 20) + 1, 1)])
-def test_an_arena_grows_by_what_is_taken(num_bytes: int, num_chunks: int) -> None:
+@pytest.mark.parametrize("num_bytes", [0, 1, 4 << 20, (4 << 20) + 1])
+def test_an_arena_grows_by_what_is_taken(num_bytes: int) -> None:
     arena = Arena()
     taken = arena.take([num_bytes], torch.uint8)
     assert taken.shape == (num_bytes,)
-    assert len(arena._chunks) == max(1, num_chunks)
-    assert arena.num_bytes >= num_bytes
+    assert num_bytes <= arena.num_bytes <= max(4 << 20, num_bytes + 64)
 
 
 def test_what_is_taken_from_an_arena_does_not_overlap_and_is_aligned() -> None:

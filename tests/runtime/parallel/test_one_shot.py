@@ -14,10 +14,17 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.parallel import groups
 from kvasir_runtime.parallel.collectives import SingleRank
+from kvasir_runtime.parallel.groups import RankGroups, meet
 from kvasir_runtime.parallel.meeting_point import LOOPBACK
-from kvasir_runtime.parallel.one_shot import SIZES, OneShotCollectives, OneShotSum, SumSeconds, limit_bytes
+from kvasir_runtime.parallel.one_shot import (
+    SIZES,
+    OneShotCollectives,
+    OneShotSum,
+    SumSeconds,
+    agreed_collectives,
+    limit_bytes,
+)
 from kvasir_runtime.parallel.topology import RankPlace, Topology
 
 LIMIT = 4096
@@ -98,19 +105,21 @@ def test_what_is_no_sum_goes_the_plain_way(tmp_path: Path) -> None:
             assert sent.tolist() == [1, 1]
 
 
-def test_ranks_that_meet_agree_on_the_least_that_any_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = {0: [SumSeconds(1024, 5.0, 4.0)], 1: [SumSeconds(1024, 5.0, 4.0), SumSeconds(2048, 5.0, 4.0)]}
-    monkeypatch.setattr(groups, "_nccl", lambda store, rank, size, device: groups._gloo(store, rank, size, LOOPBACK))
-    monkeypatch.setattr(groups, "OneShotSum", lambda name, store, rank, size, device: rank)
-    monkeypatch.setattr(groups, "measure", lambda plain, rank, device: measured[rank])
-    ends = [rank.tensor for rank in meet_all(Topology(tensor_size=2), tmp_path, "one_shot")]
-    assert {end.name for end in ends} == {"nccl, sums of up to 1024 bytes in one shot"}
+def test_ranks_that_meet_agree_on_the_least_that_any_measured(tmp_path: Path) -> None:
+    measured = [[SumSeconds(1024, 5.0, 4.0)], [SumSeconds(1024, 5.0, 4.0), SumSeconds(2048, 5.0, 4.0)]]
+
+    def agree(rank: RankGroups) -> str:
+        return agreed_collectives(rank.tensor, twos, measured[rank.place.tensor_rank], rank.least_of_stage).name
+
+    with ThreadPoolExecutor(2) as threads:
+        names = set(threads.map(agree, meet_all(Topology(tensor_size=2), tmp_path)))
+    assert names == {"gloo, sums of up to 1024 bytes in one shot"}
 
 
 def test_ranks_of_two_nodes_are_refused(tmp_path: Path) -> None:
     place, store = RankPlace(Topology(tensor_size=2, num_nodes=2), 0), FileStore(str(tmp_path / "sums"), 2)
     with pytest.raises(ConfigurationError, match="one_shot needs tensor groups of one node; use nccl"):
-        groups._with_one_shot_sums(SingleRank(), place, store, torch.device("cpu"), int)
+        meet(place, store, LOOPBACK, torch.device("cpu"), "one_shot")
 
 
 def test_cpus_are_refused(tmp_path: Path) -> None:

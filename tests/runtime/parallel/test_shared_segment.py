@@ -22,6 +22,6 @@ def test_its_last_byte_is_the_same_memory_in_every_mapping(segment: SharedSegmen
 
 def test_dev_shm_may_be_as_small_as_it_likes(segment: SharedSegment) -> None:
     """The memory lies in another file system, one without a size: a full /dev/shm would end a rank with SIGBUS."""
-    status = os.fstat(segment._descriptor)
+    status = os.fstat(segment.fileno())
     assert status.st_dev != os.stat("/dev/shm").st_dev
     assert (status.st_nlink, status.st_size) == (0, segment_bytes(2)), "it has no name"

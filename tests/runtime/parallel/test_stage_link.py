@@ -6,28 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.runtime.exactness.rank_threads import meet_all
 from tests.runtime.parallel.queue_link import queue_links
-from torch.distributed import FileStore, PrefixStore
 
 from kvasir_runtime.errors import CollectiveFailedError
-from kvasir_runtime.parallel.groups import _gloo
-from kvasir_runtime.parallel.meeting_point import LOOPBACK
 from kvasir_runtime.parallel.stage_link import MOST_UNFINISHED, ProcessGroupLink, StageLink
+from kvasir_runtime.parallel.topology import Topology
 
 NUM_STAGES = 3
 NUM_MESSAGES = MOST_UNFINISHED
 MakeLinks = Callable[[], Sequence[StageLink]]
 
 
+def links_of(num_stages: int, folder: Path) -> list[StageLink]:
+    links = [groups.link for groups in meet_all(Topology(pipeline_size=num_stages), folder)]
+    assert all(isinstance(link, ProcessGroupLink) for link in links)
+    return [link for link in links if link is not None]
+
+
 @pytest.fixture(params=["queues", "gloo"])
 def make_links(request: pytest.FixtureRequest, tmp_path: Path) -> MakeLinks:
     def over_gloo() -> list[StageLink]:
-        def link(index: int) -> StageLink:
-            store = PrefixStore("pipeline", FileStore(str(tmp_path / "meeting"), NUM_STAGES))
-            return ProcessGroupLink(_gloo(store, index, NUM_STAGES, LOOPBACK), torch.device("cpu"))
-
-        with ThreadPoolExecutor(NUM_STAGES) as threads:
-            return list(threads.map(link, range(NUM_STAGES)))
+        return links_of(NUM_STAGES, tmp_path)
 
     return over_gloo if request.param == "gloo" else lambda: queue_links(NUM_STAGES)
 
@@ -60,12 +60,7 @@ def test_stages_tell_each_other_words_of_any_length(make_links: MakeLinks) -> No
 
 
 def test_a_stage_that_has_gone_is_an_error(tmp_path: Path) -> None:
-    def link(index: int) -> StageLink:
-        store = PrefixStore("pipeline", FileStore(str(tmp_path / "meeting"), 2))
-        return ProcessGroupLink(_gloo(store, index, 2, LOOPBACK), torch.device("cpu"))
-
-    with ThreadPoolExecutor(2) as threads:
-        links = list(threads.map(link, range(2)))
+    links = links_of(2, tmp_path)
     del links[0]
     with pytest.raises(CollectiveFailedError, match="pipeline stage 1 is out of reach"):
         links[0].receive(torch.zeros(1))

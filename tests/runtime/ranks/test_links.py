@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from kvasir_runtime.errors import RankFailedError
-from kvasir_runtime.ranks import links as links_module
 from kvasir_runtime.ranks.executor import RankExecutor
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses, network_addresses
 from kvasir_runtime.ranks.messages import Forward, RankProgress, Sample, StepDone, WorkInIdleTime
@@ -159,12 +158,11 @@ def test_a_rank_without_the_cores_secret_is_refused_and_told_why(
     core.close()
 
 
-def test_a_rank_that_node_0_never_answers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "WELCOME_SECONDS", 0.2)
+def test_a_rank_that_node_0_never_answers_is_told_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
         with pytest.raises(RankFailedError, match=f"has not answered at {address}"):
-            RankLinks(LinkAddresses(address, (address,), (address,)), 0)
+            RankLinks(LinkAddresses(address, (address,), (address,)), 0, welcome_seconds=0.2)
 
 
 @pytest.mark.parametrize("keys", [KEYS, None], ids=["with a secret", "without"])

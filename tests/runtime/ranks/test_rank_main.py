@@ -1,5 +1,6 @@
 """What a rank says that cannot even meet the others, and when it ends without a word of theirs."""
 
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,22 +15,14 @@ from kvasir_runtime.config import ModelConfig, RuntimeConfig
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.parallel.meeting_point import MeetingPoint
 from kvasir_runtime.parallel.topology import RankPlace, Topology
-from kvasir_runtime.ranks import rank_main
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, ipc_addresses, network_addresses
 from kvasir_runtime.ranks.messages import RankFailed
+from kvasir_runtime.ranks.rank_main import run_rank
 from kvasir_runtime.ranks.rank_process import RankArguments
 
 
 def refuse(*_: object) -> NoReturn:
     raise RankFailedError("node 0 cannot be reached at 10.0.0.1:29500")
-
-
-@pytest.fixture(autouse=True)
-def lonely_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds nobody, and its end is not that of the tests."""
-    monkeypatch.setattr(rank_main, "open_meeting", refuse)
-    monkeypatch.setattr(rank_main, "configure_logging", lambda level: None)
-    monkeypatch.setattr(rank_main.os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
 
 
 @pytest.fixture
@@ -45,8 +38,10 @@ def arguments(folder: Path, addresses: LinkAddresses | None) -> RankArguments:
 
 
 def run(folder: Path, addresses: LinkAddresses | None) -> None:
-    with pytest.raises(SystemExit):
-        rank_main.run_rank(arguments(folder, addresses))
+    """A rank that finds nobody."""
+    with pytest.raises(SystemExit) as end:
+        run_rank(arguments(folder, addresses), refuse, sys.exit)
+    assert end.value.code == 1
 
 
 def test_the_core_and_the_log_hear_why(core: CoreLinks, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,7 +60,7 @@ def test_where_the_core_is_not_known_the_log_does(tmp_path: Path, caplog: pytest
 
 
 def test_it_ends_with_the_core_while_it_waits_for_another_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     core = CoreLinks(network_addresses("127.0.0.1", 1))
     waits, may_go_on, statuses = Event(), Event(), SimpleQueue[int]()
@@ -75,10 +70,8 @@ def test_it_ends_with_the_core_while_it_waits_for_another_rank(
         may_go_on.wait()
         raise RankFailedError("nobody came")
 
-    monkeypatch.setattr(rank_main, "open_meeting", wait_for_others)
-    monkeypatch.setattr(rank_main.os, "_exit", statuses.put)
     with ThreadPoolExecutor() as pool:
-        end = pool.submit(rank_main.run_rank, arguments(tmp_path, core.bound))
+        end = pool.submit(run_rank, arguments(tmp_path, core.bound), wait_for_others, statuses.put)
         assert waits.wait(30)
         core.close()
         try:

@@ -1,33 +1,55 @@
 """A rank's process that lives, beats and computes nothing, while the other waits for it."""
 
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 from benchmarks.scheduled_steps import drive, rank_config, scheduler_of
 
-from kvasir_runtime.config import ParallelConfig, ServerConfig
+from kvasir_runtime.config import ParallelConfig
 from kvasir_runtime.errors import RankFailedError
-from kvasir_runtime.ranks import liveness
-from kvasir_runtime.ranks.start import running_ranks_of
+from kvasir_runtime.parallel.meeting_point import MeetingPoint
+from kvasir_runtime.ranks.executor import RankExecutor
+from kvasir_runtime.ranks.links import CoreLinks, ipc_addresses
+from kvasir_runtime.ranks.liveness import RankLiveness
+from kvasir_runtime.ranks.messages import ToRank
+from kvasir_runtime.ranks.rank_process import running_ranks
+from kvasir_runtime.ranks.rendezvous import Rendezvous
+from kvasir_runtime.ranks.start import topology_of
+from kvasir_runtime.ranks.watch import RankWatch
 
 MODEL = Path("examples/models/kvasir-python-700k")
 
 
-def test_it_is_named_while_its_process_runs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "AWAITED_SECONDS", 2.0)
-    config = replace(
-        rank_config(str(MODEL), 2, ParallelConfig(tensor_parallel_size=2)), server=ServerConfig(stall_seconds=6)
-    )
-    failures = SimpleQueue[RankFailedError]()
-    with running_ranks_of(config, tmp_path, 0, failures.put) as ranks:
-        scheduler = scheduler_of(2, 1, ranks.description)
-        drive(ranks.executor, scheduler, 1, until=8)
-        links = ranks.executor._links
-        with monkeypatch.context() as patch:
-            patch.setattr(links, "_pushes", links._pushes[:1])  # rank 1 hears of no step any more
-            plan = scheduler.schedule()
-            ranks.executor.forward(plan)
-            ranks.executor.sample()
-        assert "rank 1 has been awaited by its tensor group" in str(failures.get(timeout=60))
+class HalfCutLinks(CoreLinks):
+    """Of which rank 1 hears no step any more, once they are cut."""
+
+    def cut(self) -> None:
+        self._pushes = self._pushes[:1]
+
+    def send(self, *messages: ToRank) -> None:
+        super().send(*messages)
+
+
+@pytest.mark.slow  # quick ones in test_watch and test_liveness decide over what ranks say; here it is they who say it
+def test_it_is_named_while_its_process_runs_on(tmp_path: Path) -> None:
+    parallel = ParallelConfig(tensor_parallel_size=2)
+    config, topology = rank_config(str(MODEL), 2, parallel), topology_of(parallel, 0)
+    links, failures = HalfCutLinks(ipc_addresses(tmp_path, 2)), SimpleQueue[RankFailedError]()
+    point = MeetingPoint(tmp_path / "meeting")
+    with running_ranks(config, topology.places(node=0), links.bound, point, tmp_path / "status") as processes:
+        executor = RankExecutor(links)
+        judge = RankLiveness(2, stall_seconds=60, tensor_size=2, awaited_seconds=2.0)
+        watch = RankWatch(
+            links, executor, processes, Rendezvous(topology, ""), judge, lambda counts: None, failures.put
+        )
+        scheduler = scheduler_of(2, 1, watch.descriptions.result(240)[0])
+        drive(executor, scheduler, 1, until=8)
+        links.cut()
+        plan = scheduler.schedule()
+        assert plan is not None
+        executor.forward(plan)
+        executor.sample()
+        assert "rank 1 has been awaited by its tensor group" in str(failures.get(timeout=240))
+        watch.close()
+    links.close()

@@ -9,13 +9,14 @@ import pytest
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.parallel.counts import CollectiveCounts
 from kvasir_runtime.parallel.topology import Topology
-from kvasir_runtime.ranks import liveness, rendezvous
 from kvasir_runtime.ranks.executor import RankExecutor
 from kvasir_runtime.ranks.links import CoreLinks, RankLinks, ipc_addresses
 from kvasir_runtime.ranks.liveness import RankLiveness
 from kvasir_runtime.ranks.messages import FromRank, RankCame, RankFailed, RankProgress
 from kvasir_runtime.ranks.rendezvous import Rendezvous
 from kvasir_runtime.ranks.watch import RankWatch
+
+PLACE = "10.0.0.1:29500"
 
 
 class BrokenLinks(CoreLinks):
@@ -34,10 +35,19 @@ class RecordedLiveness(RankLiveness):
         self.work.put((num_steps, awaits_results))
 
 
-def watch_over(links: CoreLinks, topology: Topology, judge: RankLiveness | None = None) -> RankWatch:
+class Hopeless(Rendezvous):
+    """Gives up at once."""
+
+    def problem(self) -> str | None:
+        return self.missing()
+
+
+def watch_over(
+    links: CoreLinks, topology: Topology, judge: RankLiveness | None = None, meeting: Rendezvous | None = None
+) -> RankWatch:
     """With a step under way."""
     failures = SimpleQueue[RankFailedError]()
-    meeting = Rendezvous(topology, "10.0.0.1:29500")
+    meeting = meeting or Rendezvous(topology, PLACE, warning_seconds=0.0)
     executor = RankExecutor(links)
     executor.num_steps = 1
     executor.sample()
@@ -62,9 +72,8 @@ def test_a_watch_that_fails_says_so_and_is_not_waited_for(tmp_path: Path) -> Non
 
 
 def test_a_node_that_never_came_is_named_and_not_the_one_that_waited(
-    links: CoreLinks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    links: CoreLinks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rendezvous, "WARNING_SECONDS", 0.0)
     watch = watch_over(links, Topology(pipeline_size=2, num_nodes=2))
     rank = RankLinks(links.bound, 0)
     rank.send(RankCame(0))
@@ -76,17 +85,17 @@ def test_a_node_that_never_came_is_named_and_not_the_one_that_waited(
     rank.close()
 
 
-def test_hope_that_ends_ends_the_group(links: CoreLinks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous.Rendezvous, "problem", rendezvous.Rendezvous.missing)
-    watch = watch_over(links, Topology(pipeline_size=2, num_nodes=2))
+def test_hope_that_ends_ends_the_group(links: CoreLinks) -> None:
+    topology = Topology(pipeline_size=2, num_nodes=2)
+    watch = watch_over(links, topology, meeting=Hopeless(topology, PLACE))
     with pytest.raises(RankFailedError, match="did not come"):
         watch.descriptions.result(timeout=10)
     watch.close()
 
 
-def test_a_rank_that_the_other_waits_for_ends_the_group(links: CoreLinks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "AWAITED_SECONDS", 0.0)
-    watch = watch_over(links, Topology(tensor_size=2), RankLiveness(2, stall_seconds=0, tensor_size=2))
+def test_a_rank_that_the_other_waits_for_ends_the_group(links: CoreLinks) -> None:
+    judge = RankLiveness(2, stall_seconds=0, tensor_size=2, awaited_seconds=0.0)
+    watch = watch_over(links, Topology(tensor_size=2), judge)
     ranks = [RankLinks(links.bound, rank) for rank in range(2)]
     for number, num_collectives in enumerate((7, 0)):
         ranks[number].send(RankProgress(number, 0, num_collectives, {"tensor": CollectiveCounts([9], [0])}))
