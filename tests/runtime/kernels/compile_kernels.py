@@ -43,6 +43,7 @@ from kvasir_runtime.kernels.expert_routing_triton import triton_route
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
 from kvasir_runtime.kernels.load_inputs import DecodeTensors
 from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
+from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors
 from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
@@ -303,6 +304,7 @@ def compile_step() -> None:
     triton_argmax(logits.bfloat16())
     for top_k in (None, ints(8)):
         TritonLeastLikelyKept()(logits, top_k, of(8, dtype=torch.float32))
+    TritonLookUp()(logits, of(8, dtype=torch.float64))
     triton_uniform(longs(8), longs(8))
     for num_tokens in (4, 8):
         tensors = DecodeTensors(
