@@ -22,9 +22,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = Path("/dev/nvidiactl")
@@ -240,9 +241,9 @@ def report(out: Path, left: Sequence[Step]) -> str:
     sections = ["# A visit to a GPU", table("step | outcome | seconds", map(asdict, ended.values()))]
     if left:
         sections.append(f"No time was left for {', '.join(step.name for step in left)}: call it again.")
-    parts = json_lines(out / "parts.jsonl")
-    if parts:
-        sections += ["## Parts", table("part | case | us | TB/s | TFLOP/s | error", parts)]
+    if parts := json_lines(out / "parts.jsonl"):
+        heading = "part | case | us | TB/s | TFLOP/s | error | of the copy's TB/s"
+        sections += ["## Parts", table(heading, beside_the_copy(parts))]
     sections += [file.read_text() for file in sorted(out.glob("gpu_decode-*.md"))]
     if streams := json_lines(out / "serve.jsonl"):
         sections += ["## Server", table("flags | streams | tokens/s | ms a token | ms to the first", streams)]
@@ -252,6 +253,13 @@ def report(out: Path, left: Sequence[Step]) -> str:
             "\n".join(["```", *last_lines(out / "output.log", 40), "```"]),
         ]
     return "\n\n".join(sections) + "\n"
+
+
+def beside_the_copy(parts: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    copied = next((part["terabytes_per_second"] for part in parts if part["part"] == "copies"), None)
+    for part in parts:
+        rate = part["terabytes_per_second"]
+        yield {**part, "of_copy": f"{rate / copied:.0%}" if rate and copied else None}
 
 
 def table(heading: str, rows: Iterable[Mapping[str, object]]) -> str:
@@ -265,7 +273,7 @@ def cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def json_lines(file: Path) -> list[dict[str, object]]:
+def json_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
