@@ -32,7 +32,10 @@ class DraftModelProposer:
     wants_hidden = False
     captured_layers: tuple[int, ...] = ()
 
-    def __init__(self, decoder: Decoder, backend: AttentionBackend, dtype: torch.dtype) -> None:
+    def __init__(
+        self, decoder: Decoder, backend: AttentionBackend, dtype: torch.dtype, max_catch_up: int = MAX_CATCH_UP
+    ) -> None:
+        self._max_catch_up = max_catch_up
         self._decoder = decoder
         self._backend = backend
         self._caches: Sequence[LayerCache] = ()
@@ -65,7 +68,7 @@ class DraftModelProposer:
             self.is_catching_up = False
             return self._draft(step, sequences, self._after_newest(step, sequences))
         lacking = self._num_lacking(step)
-        query_lens = _caught_up(lacking)
+        query_lens = _caught_up(lacking, self._max_catch_up)
         first = step.num_known - torch.from_numpy(lacking).to(step.num_known.device)
         drafts = self._draft(step, sequences, self._catch_up(step, sequences, first, query_lens))
         is_caught_up = torch.from_numpy(self._note_progress(step, lacking, query_lens)).to(drafts.device)
@@ -158,8 +161,8 @@ class DraftModelProposer:
         return self._decoder(inputs.token_ids, attention, self._caches, kept_tokens)
 
 
-def _caught_up(lacking: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Tokens to compute now, at least one a sequence: everything, as far as MAX_CATCH_UP goes round."""
-    spare = np.clip(MAX_CATCH_UP - np.concatenate(([0], (lacking - 1).cumsum()[:-1])), 0, None)
+def _caught_up(lacking: NDArray[np.int64], most: int) -> NDArray[np.int32]:
+    """Tokens to compute now, at least one a sequence: everything, as far as `most` beyond that go round."""
+    spare = np.clip(most - np.concatenate(([0], (lacking - 1).cumsum()[:-1])), 0, None)
     query_lens: NDArray[np.int32] = np.minimum(lacking, 1 + spare).astype(np.int32)
     return query_lens

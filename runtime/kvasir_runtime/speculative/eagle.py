@@ -18,7 +18,7 @@ from kvasir_runtime.attention.backend import AttentionBackend, AttentionStep, La
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.decoder import DecoderOutput
 from kvasir_runtime.speculative.draft_inputs import draft_rows
-from kvasir_runtime.speculative.eagle_context import EagleContext
+from kvasir_runtime.speculative.eagle_context import MOST_LOOKED_AT, EagleContext
 from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 
 
@@ -44,7 +44,11 @@ class EagleHead(Protocol):
 
 
 class EagleProposer:
-    def __init__(self, name: str, head: EagleHead, backend: AttentionBackend) -> None:
+    def __init__(
+        self, name: str, head: EagleHead, backend: AttentionBackend, most_looked_at: int = MOST_LOOKED_AT
+    ) -> None:
+        """`most_looked_at` as of `EagleContext`."""
+        self._most_looked_at = most_looked_at
         self.name = name
         self.captured_layers = head.captured_layers
         self.wants_hidden = not head.captured_layers
@@ -58,7 +62,13 @@ class EagleProposer:
 
     def bind(self, setup: ProposerSetup) -> None:
         self._cache = setup.caches[0]
-        self._context = EagleContext(self._cache, setup.max_num_seqs, always_cuts=setup.never_waits, agree=setup.agree)
+        self._context = EagleContext(
+            self._cache,
+            setup.max_num_seqs,
+            always_cuts=setup.never_waits,
+            agree=setup.agree,
+            most_looked_at=self._most_looked_at,
+        )
         self._most_decoded = setup.max_num_seqs * (1 + setup.max_drafts)
         self._compute = setup.on_graphs(self._kernel_by_kernel, [1 + setup.max_drafts, 1])
 

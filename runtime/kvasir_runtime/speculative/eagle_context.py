@@ -24,12 +24,19 @@ so many, but one at least."""
 
 class EagleContext:
     def __init__(
-        self, cache: LayerCache, max_num_seqs: int, *, always_cuts: bool, agree: Callable[[Tensor], Tensor]
+        self,
+        cache: LayerCache,
+        max_num_seqs: int,
+        *,
+        always_cuts: bool,
+        agree: Callable[[Tensor], Tensor],
+        most_looked_at: int = MOST_LOOKED_AT,
     ) -> None:
         """`always_cuts`: what the host knows of a step decides nothing, so that a graph may hold the cut. `agree` as of
         `ProposerSetup`."""
         self._cache = cache
         self._agree = agree
+        self._most_looked_at = most_looked_at
         self._contents = SlotContents(cache)
         self._first_blocks = torch.zeros(max_num_seqs, dtype=torch.int64, device=cache.key.device)
         self._always_cuts = always_cuts
@@ -84,7 +91,7 @@ class EagleContext:
 
     def _settle_all(self, step: VerifiedStep, rows: Tensor, starts: Tensor) -> Tensor:
         """As `_settle`, some sequences at a time, the short ones together."""
-        first_blocks, num_rows = torch.zeros_like(starts), max(1, MOST_LOOKED_AT // max(1, int(starts.max())))
+        first_blocks, num_rows = torch.zeros_like(starts), max(1, self._most_looked_at // max(1, int(starts.max())))
         for part in torch.split(starts.argsort(), num_rows):
             first_blocks[part] = self._settle(step, rows[part], starts[part])
         return first_blocks

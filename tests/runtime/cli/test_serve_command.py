@@ -30,7 +30,7 @@ def events_endpoint(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def two_apis(serve_all, events_endpoint):
     """A server of two API processes, for the tests that name it in their order; the last of them ends it."""
-    replay = events_endpoint.replace("/events", "/replay")
+    replay = f"{events_endpoint}-replay"
     config = {"enable_kv_cache_events": True, "load_hz": 50, "endpoint": events_endpoint, "replay_endpoint": replay}
     return serve_all("--api-server-count", "2", "--kv-events-config", json.dumps(config)).wait_ready()
 
@@ -146,7 +146,7 @@ def test_an_engine_core_that_is_killed_fails_its_requests_and_the_program(drafti
     assert "engine core" in rest
     status, log = server.end()
     assert status == 1
-    assert "its process ended with status -9" in log
+    assert "its process ended with status -9" in log or "process has ended without a word" in log  # who hears it first
 
 
 def command_of(pid: int) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,18 @@ import torch
 import transformers
 from tests.runtime.padded_graphs import PaddedGraphs
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
-from kvasir_runtime.attention.reference import ReferenceAttention
+from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
 from kvasir_runtime.attention.step_lengths import StepLengths
-from kvasir_runtime.execution.graphs import GraphMemory, RunnerGraphs
+from kvasir_runtime.execution.graphs import Capture, GraphMemory, GraphShape, RunnerGraphs
 from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import cpu_ops, reference_ops
 from kvasir_runtime.kv_cache.spec import make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint
-from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.models.decoder import ComputeStep, Decoder
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
@@ -68,9 +68,10 @@ class Rank:
         never_waits: bool = False,
         records: bool = False,
         agree: Callable[[Tensor], Tensor] = as_found,
+        around: Callable[[ComputeStep], ComputeStep] = lambda compute: compute,
     ) -> None:
-        """`never_waits` as on CUDA, where passes may also run on graphs; `records` as on CPUs: the proposer must have
-        their kernels."""
+        """`around` the proposer's passes; `never_waits` as on CUDA, where passes may also run on graphs; `records` as
+        on CPUs: the proposer must have their kernels."""
         self.target, self.proposer = target, proposer
         self.token_ids = torch.zeros(MAX_NUM_SEQS, max_model_len + 1, dtype=torch.int32)
         self.known = [0] * MAX_NUM_SEQS
@@ -82,17 +83,23 @@ class Rank:
         specs = [*target.kv_specs(torch.float32), *proposer.kv_specs]
         layout = make_layout(specs, BLOCK_SIZE)
         self._pages = iter(range(1, 100))
-        self._tables = [torch.full((MAX_NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), POISON_PAGE, dtype=torch.int32)]
-        self._tables *= len(layout.groups)
+        self.tables = [torch.full((MAX_NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), POISON_PAGE, dtype=torch.int32)]
+        self.tables *= len(layout.groups)
         shapes = [(100, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim) for spec in specs]
         self.caches = [
             LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), place.group)
             for shape, place in zip(shapes, layout.places, strict=True)
         ]
-        tables = self._tables[0].expand(len(layout.groups), -1, -1)
+        tables = self.tables[0].expand(len(layout.groups), -1, -1)
         self.graphs = PaddedGraphs(tables, MAX_MODEL_LEN, [1, MAX_NUM_SEQS])
+        self.recorded: list[GraphShape] = []
+
+        def capture_of(compute: ComputeStep) -> Capture:
+            capture = RecordingCapture(load_library(), compute, tables, MAX_MODEL_LEN)
+            return lambda shape: self.recorded.append(shape) or capture(shape)
+
         recordings = RunnerGraphs(
-            partial(RecordingCapture, load_library(), block_tables=tables, max_seq_len=MAX_MODEL_LEN),
+            capture_of,
             range(1, MAX_NUM_SEQS + 1),
             GraphMemory(1 << 26),
             is_exact=True,
@@ -103,7 +110,7 @@ class Rank:
             max_num_seqs=MAX_NUM_SEQS,
             max_drafts=max_drafts,
             never_waits=never_waits,
-            on_graphs=on_graphs,
+            on_graphs=lambda compute, query_lens: around(on_graphs(compute, query_lens)),
             agree=agree,
         )
         proposer.bind(setup)
@@ -111,12 +118,12 @@ class Rank:
     def add(self, row: int, token_ids: list[int]) -> None:
         self.token_ids[row, : len(token_ids)] = torch.tensor(token_ids)
         self.known[row], self.computed[row], self.drafts[row] = len(token_ids), 0, []
-        self._tables[0][row] = POISON_PAGE
+        self.tables[0][row] = POISON_PAGE
         self._was_shown[row] = False
 
     def share(self, source: int, target: int, num_blocks: int) -> None:
         """As if the prefix cache held the first blocks of both."""
-        self._tables[0][target, :num_blocks] = self._tables[0][source, :num_blocks]
+        self.tables[0][target, :num_blocks] = self.tables[0][source, :num_blocks]
         self.computed[target] = num_blocks * BLOCK_SIZE
 
     def tokens(self, row: int) -> list[int]:
@@ -128,12 +135,12 @@ class Rank:
         self.token_ids[target] = self.token_ids[source]
         self.known[target], self.computed[target] = self.known[source], self.computed[source]
         self.drafts[target] = list(self.drafts[source])
-        self._tables[0][target] = self._tables[0][source]
+        self.tables[0][target] = self.tables[0][source]
         self._was_shown[target] = False
         filling = self.computed[source] // BLOCK_SIZE
         if self.computed[source] % BLOCK_SIZE:
-            page, copy = int(self._tables[0][source, filling]), next(self._pages)
-            self._tables[0][target, filling] = copy
+            page, copy = int(self.tables[0][source, filling]), next(self._pages)
+            self.tables[0][target, filling] = copy
             self._copies.append((page, copy))
             for cache in self.caches:
                 cache.key[copy], cache.value[copy] = cache.key[page], cache.value[page]
@@ -206,7 +213,7 @@ class Rank:
         return held
 
     def _num_slots(self, row: int) -> int:
-        return int((self._tables[0][row] != POISON_PAGE).sum()) * BLOCK_SIZE
+        return int((self.tables[0][row] != POISON_PAGE).sum()) * BLOCK_SIZE
 
     def _new_tokens(self, row: int, length: int | None) -> list[int]:
         if length is None:
@@ -220,11 +227,11 @@ class Rank:
         positions, slots = [], []
         for row, ids, end in zip(rows, new, ends, strict=True):
             for block in range(-(-end // BLOCK_SIZE)):
-                if self._tables[0][row, block] == POISON_PAGE:
-                    self._tables[0][row, block] = next(self._pages)
+                if self.tables[0][row, block] == POISON_PAGE:
+                    self.tables[0][row, block] = next(self._pages)
             own = range(end - len(ids), end)
             positions += own
-            slots += [int(self._tables[0][row, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for p in own]
+            slots += [int(self.tables[0][row, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for p in own]
         lengths = np.array([len(ids) for ids in new], dtype=np.int32)
         return StepInputs(
             token_ids=torch.tensor([token for ids in new for token in ids]),
@@ -232,9 +239,33 @@ class Rank:
             query_starts=torch.tensor([0, *lengths.cumsum().tolist()], dtype=torch.int32),
             seq_lens=torch.tensor(ends, dtype=torch.int32),
             rows=torch.tensor(rows, dtype=torch.int32),
-            groups=tuple(GroupInputs(table, torch.tensor(slots)) for table in self._tables),
+            groups=tuple(GroupInputs(table, torch.tensor(slots)) for table in self.tables),
             lengths=StepLengths(lengths, num_decodes, max(ends)),
         )
+
+
+class NotingAttention(ReferenceAttention):
+    """Notes what it is prepared for."""
+
+    def __init__(self) -> None:
+        self.prepared: list[StepInputs] = []
+
+    def prepare(self, inputs: StepInputs) -> ReferenceStep:
+        self.prepared.append(inputs)
+        return super().prepare(inputs)
+
+
+class Gathered(TorchFunctionMode):
+    """Shapes of the indices that are gathered at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.gather:
+            self.shapes.append(tuple(args[2].shape))
+        return func(*args, **(kwargs or {}))
 
 
 def make_llama(folder: Path, seed: int, **changes: Any) -> transformers.LlamaForCausalLM:

@@ -10,6 +10,8 @@ from tests.runtime.speculative.conftest import (
     BLOCK_SIZE,
     CPU_PLACEMENT,
     MAX_MODEL_LEN,
+    Gathered,
+    NotingAttention,
     Rank,
     continue_greedily,
     load,
@@ -20,9 +22,7 @@ from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.execution.graphs import STEPS_BEFORE_CAPTURE, GraphShape
 from kvasir_runtime.models.decoder import Decoder
-from kvasir_runtime.speculative import draft_model
 from kvasir_runtime.speculative.draft_model import MOST_LACKING, DraftModelProposer
-from kvasir_runtime.speculative.slot_contents import SlotContents
 
 Greedy = Callable[[list[int], int], list[int]]
 
@@ -114,13 +114,14 @@ def test_recorded_passes_go_on_after_steps_without_proposals(
         rank.step([0], {}, num_proposals=0 if number % 8 > 5 else 3)
         if rank.drafts[0]:
             assert_drafts(rank, 0, hf_draft, most=3)
-    assert draft._compute.captured == [GraphShape(1, 1)]
+    assert rank.recorded == [GraphShape(1, 1)]
 
 
 def test_a_sequence_far_behind_catches_up_over_steps(
-    rank: Rank, hf_draft: transformers.LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    target: Decoder, draft_folder: Path, hf_draft: transformers.LlamaForCausalLM
 ) -> None:
-    monkeypatch.setattr(draft_model, "MAX_CATCH_UP", 4)
+    draft = DraftModelProposer(load(draft_folder), ReferenceAttention(), torch.float32, max_catch_up=4)
+    rank = Rank(target, draft)
     rank.add(0, prompt(5, seed=5))
     rank.step([], {0: 5}, num_proposals=0)
     for _ in range(8):
@@ -175,34 +176,29 @@ def test_it_says_when_it_is_catching_up(rank: Rank) -> None:
     assert is_catching_up == [False, False, False, False, True, False]
 
 
-def test_a_sequence_in_step_computes_no_token_twice(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_in_step_computes_no_token_twice(target: Decoder, draft_folder: Path) -> None:
+    attention = NotingAttention()
+    rank = Rank(target, DraftModelProposer(load(draft_folder), attention, torch.float32))
     rank.add(0, prompt(9, seed=13))
     rank.step([], {0: 9}, num_proposals=2)
-    num_tokens = []
-    forward = rank.proposer._forward
-    monkeypatch.setattr(
-        rank.proposer,
-        "_forward",
-        lambda inputs, kept: num_tokens.append(len(inputs.positions)) or forward(inputs, kept),
-    )
+    attention.prepared.clear()
     for _ in range(4):
         rank.drafts[0] = [(draft + 1) % 61 for draft in rank.drafts[0]]  # wrong, so that none holds
         rank.step([0], {}, num_proposals=2)
-    assert num_tokens == [1, 1] * 4
+    assert [len(inputs.positions) for inputs in attention.prepared] == [1, 1] * 4
 
 
 def test_only_sequences_that_may_lack_more_are_looked_through(
-    rank: Rank, hf_draft: transformers.LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    rank: Rank, hf_draft: transformers.LlamaForCausalLM
 ) -> None:
     for row, length in ((0, 30), (1, 7)):
         rank.add(row, prompt(length, seed=row))
         rank.step([], {row: length}, num_proposals=2 if row == 0 else 0)
     rank.step([0], {}, num_proposals=2)
-    looked_at: list[tuple[int, ...]] = []
-    held = SlotContents.held
-    monkeypatch.setattr(SlotContents, "held", lambda *args: looked_at.append(tuple(args[3].shape)) or held(*args))
+    rank.while_proposing = gathered = Gathered()
     rank.step([0, 1], {}, num_proposals=2)
-    assert looked_at == [(2, MOST_LACKING), (1, rank.step_end(0))]
+    assert {(2, MOST_LACKING), (1, rank.step_end(0))} <= set(gathered.shapes)
+    assert (2, rank.step_end(0)) not in gathered.shapes
     assert_drafts(rank, 0, hf_draft, most=2)
     assert_drafts(rank, 1, hf_draft, most=2)
 

@@ -16,6 +16,8 @@ from tests.runtime.speculative.conftest import (
     MAX_MODEL_LEN,
     PLACEMENT,
     SHAPE,
+    Gathered,
+    NotingAttention,
     Rank,
     hidden_states,
     prompt,
@@ -24,15 +26,14 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from kvasir_runtime.attention.backend import AttentionBackend
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.errors import CheckpointError, ConfigurationError
 from kvasir_runtime.execution.graphs import STEPS_BEFORE_CAPTURE, GraphShape
 from kvasir_runtime.models.decoder import Decoder
-from kvasir_runtime.speculative import eagle_context
 from kvasir_runtime.speculative.eagle import EagleProposer
 from kvasir_runtime.speculative.eagle_heads import load_eagle1, load_eagle3
-from kvasir_runtime.speculative.slot_contents import SlotContents
 
 Method = Literal["eagle", "eagle3"]
 SIZE, VOCAB, HEAD_DIM, MLP = SHAPE["hidden_size"], SHAPE["vocab_size"], 8, SHAPE["intermediate_size"]
@@ -76,11 +77,19 @@ def write_head(folder: Path, method: Method, tensors: dict[str, Tensor], **chang
 
 
 def load(
-    folder: Path, method: Method, target: Decoder, max_model_len: int = MAX_MODEL_LEN, *, is_compiled: bool = False
+    folder: Path,
+    method: Method,
+    target: Decoder,
+    max_model_len: int = MAX_MODEL_LEN,
+    *,
+    is_compiled: bool = False,
+    backend: AttentionBackend | None = None,
+    **options: int,
 ) -> EagleProposer:
     load_head = load_eagle1 if method == "eagle" else load_eagle3
-    placement, backend = (CPU_PLACEMENT, CpuAttention()) if is_compiled else (PLACEMENT, ReferenceAttention())
-    return EagleProposer(method, load_head(folder, target, placement, max_model_len), backend)
+    placement = CPU_PLACEMENT if is_compiled else PLACEMENT
+    backend = backend or (CpuAttention() if is_compiled else ReferenceAttention())
+    return EagleProposer(method, load_head(folder, target, placement, max_model_len), backend, **options)
 
 
 @dataclass(frozen=True)
@@ -214,9 +223,9 @@ def test_a_forked_row_goes_on_from_its_source(rank: Rank, plain: PlainEagle) -> 
     rank.add(0, prompt(11, seed=8))
     rank.step([], {0: 11}, num_proposals=2)
     rank.fork(0, 1)
-    copied = rank.caches[-1].key[int(rank._tables[0][1, 2]), 0].clone()
+    copied = rank.caches[-1].key[int(rank.tables[0][1, 2]), 0].clone()
     rank.step([0, 1], {}, num_proposals=2)
-    assert torch.equal(rank.caches[-1].key[int(rank._tables[0][1, 2]), 0], copied), "the copied block is its own"
+    assert torch.equal(rank.caches[-1].key[int(rank.tables[0][1, 2]), 0], copied), "the copied block is its own"
     for _ in range(3):
         rank.step([0, 1], {}, num_proposals=2)
         assert_drafts(rank, 1, plain, most=2)
@@ -251,7 +260,7 @@ def test_a_pass_recorded_while_all_was_shown_is_not_replayed_for_what_was_missed
     for _ in range(2 * STEPS_BEFORE_CAPTURE):
         rank.step([0], {}, num_proposals=3)
         assert_drafts(rank, 0, plain, most=3)
-    assert GraphShape(1, 1) in head._compute.captured
+    assert GraphShape(1, 1) in rank.recorded
     for _ in range(2 * BLOCK_SIZE):
         rank.step([0], {}, num_proposals=0)
     first = rank.known[0] - 1
@@ -294,29 +303,31 @@ def test_a_prompt_shown_from_its_second_chunk_on_is_attended_to_from_there(rank:
 
 
 def test_sequences_that_come_back_together_are_looked_at_a_few_at_a_time(
-    rank: Rank, plain: PlainEagle, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, method: Method, target: Decoder, plain: PlainEagle
 ) -> None:
     """Each as far as those of its part are long, whatever order they come in."""
-    monkeypatch.setattr(eagle_context, "MOST_LOOKED_AT", 40)
-    looked_at: list[tuple[int, ...]] = []
-    held = SlotContents.held
-    monkeypatch.setattr(SlotContents, "held", lambda *args: looked_at.append(tuple(args[3].shape)) or held(*args))
+    folder = write_head(tmp_path, method, head_tensors(method))
+    rank = Rank(target, load(folder, method, target, most_looked_at=40))
     lengths = {0: 8, 1: 20, 2: 16}
     for row, length in lengths.items():
         rank.add(row, prompt(length, seed=row))
         rank.step([], {row: length}, num_proposals=0)
+    rank.while_proposing = gathered = Gathered()
     rank.step([0, 1, 2], {}, num_proposals=2)
-    assert looked_at == [(2, 16), (1, 20)]
+    assert {(2, 16), (1, 20)} <= set(gathered.shapes)
+    assert not {(3, 20), (2, 20)} & set(gathered.shapes)
     for row, length in lengths.items():
         assert rank.drafts[row] == plain.drafts(rank.tokens(row), len(rank.drafts[row]), begin=length)
 
 
-def test_a_small_hole_leaves_the_context_as_it_is(rank: Rank) -> None:
+def test_a_small_hole_leaves_the_context_as_it_is(tmp_path: Path, method: Method, target: Decoder) -> None:
+    attention = NotingAttention()
+    rank = Rank(target, load(write_head(tmp_path, method, head_tensors(method)), method, target, backend=attention))
     rank.add(0, prompt(40, seed=7))
     rank.step([], {0: 40}, num_proposals=2)
     for num_proposals in (0, 0, 2):
         rank.step([0], {}, num_proposals)
-    assert not rank.proposer._context._is_cut
+    assert int(attention.prepared[-1].seq_lens[0]) > 40, "none of its keys is cut off"
     assert rank.drafts[0]
 
 

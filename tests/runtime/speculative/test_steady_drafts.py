@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from tests.runtime.speculative.conftest import MAX_MODEL_LEN, MAX_NUM_SEQS, PLAC
 from tests.runtime.speculative.host_reads import HostReads, unseen_by
 from torch import Tensor
 
-from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
+from kvasir_runtime.attention.backend import AttentionBackend, StepInputs
+from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.execution.graphs import GraphShape
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.speculative.select import make_proposer
@@ -23,10 +25,17 @@ MakeRank = Callable[..., Rank]
 
 @pytest.fixture
 def make_rank(target: Decoder, target_folder: Path, draft_folder: Path, tmp_path: Path) -> MakeRank:
-    def make(method: str, *, never_waits: bool, is_twin: bool = False, **given: Any) -> Rank:
+    def make(
+        method: str,
+        *,
+        never_waits: bool,
+        is_twin: bool = False,
+        backend: AttentionBackend | None = None,
+        **given: Any,
+    ) -> Rank:
         """`is_twin`: the draft model is the target, so that its drafts hold."""
         config = speculative_config(method, target_folder, target_folder if is_twin else draft_folder, tmp_path)
-        proposer = make_proposer(config, target, PLACEMENT, ReferenceAttention(), MAX_MODEL_LEN)
+        proposer = make_proposer(config, target, PLACEMENT, backend or ReferenceAttention(), MAX_MODEL_LEN)
         return Rank(target, proposer, max_drafts=NUM_DRAFTS, never_waits=never_waits, **given)
 
     return make
@@ -42,18 +51,27 @@ def start(rank: Rank, num_sequences: int = MAX_NUM_SEQS) -> None:
 
 @pytest.fixture
 def host_reads(monkeypatch: pytest.MonkeyPatch) -> HostReads:
-    """The reference of attention reads lengths, which no GPU's backend does."""
-    reads = HostReads(monkeypatch)
-    for name in ("rotate_and_write", "attend"):
-        monkeypatch.setattr(ReferenceStep, name, unseen_by(reads, getattr(ReferenceStep, name)))
-    return reads
+    return HostReads(monkeypatch)
+
+
+class UnseenAttention(ReferenceAttention):
+    """The reference reads lengths, which no GPU's backend does."""
+
+    def __init__(self, reads: HostReads) -> None:
+        self._reads = reads
+
+    def prepare(self, inputs: StepInputs) -> Any:
+        step = super().prepare(inputs)
+        return SimpleNamespace(
+            rotate_and_write=unseen_by(self._reads, step.rotate_and_write), attend=unseen_by(self._reads, step.attend)
+        )
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_proposing_for_a_steady_decode_reads_and_sends_nothing(
     method: str, make_rank: MakeRank, host_reads: HostReads
 ) -> None:
-    rank = make_rank(method, never_waits=True)
+    rank = make_rank(method, never_waits=True, backend=UnseenAttention(host_reads))
     start(rank)
     rank.while_proposing = host_reads
     for _ in range(4):
@@ -63,7 +81,7 @@ def test_proposing_for_a_steady_decode_reads_and_sends_nothing(
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])
 def test_what_joins_a_batch_is_looked_at(method: str, make_rank: MakeRank, host_reads: HostReads) -> None:
-    rank = make_rank(method, never_waits=True)
+    rank = make_rank(method, never_waits=True, backend=UnseenAttention(host_reads))
     start(rank, num_sequences=2)
     rank.add(2, prompt(9, seed=9))
     rank.while_proposing = host_reads
@@ -88,12 +106,10 @@ def test_ranks_whose_drafts_were_rounded_apart_run_the_same_passes(make_rank: Ma
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_a_pass_may_be_run_again_on_the_states_that_graphs_are_entered_by(
-    method: str, make_rank: MakeRank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_may_be_run_again_on_the_states_that_graphs_are_entered_by(method: str, make_rank: MakeRank) -> None:
     """As a capture does before the replay that is asked for: EAGLE-3's norm adds to its states in place."""
-    expected, rank = make_rank(method, never_waits=True), make_rank(method, never_waits=True)
-    monkeypatch.setattr(rank.proposer, "_compute", partial(computed_twice, rank.proposer._compute))
+    expected = make_rank(method, never_waits=True)
+    rank = make_rank(method, never_waits=True, around=lambda compute: partial(computed_twice, compute))
     for one in (expected, rank):
         start(one)
         one.step([0, 1, 2], {}, NUM_DRAFTS)
