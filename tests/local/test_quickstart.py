@@ -14,6 +14,7 @@ from examples.quickstart import stream_answer
 from tests.docs.commands import Command, documented
 from tests.local import chats
 from tests.local.chats import CHATS
+from tests.local.conftest import LocalService
 
 ask, stream = partial(chats.ask, "quickstart"), partial(chats.stream, "quickstart")
 
