@@ -130,6 +130,7 @@ def test_prefill_and_decode_pods_answer_together(
         check_transfer(service, decode_pod, prompt)
 
 
+@pytest.mark.slow  # beside the decode engine of two pods above
 def test_two_pods_that_share_every_layer_answer_as_one_rank(prompt: list[int], expected: list[int]) -> None:
     with served(EXAMPLES / "tensor-group.yaml") as service:
         assert completion(service, prompt) == expected
