@@ -93,6 +93,8 @@ class DecodeGraphs:
         memory: GraphMemory,
         *,
         is_exact: bool = False,
+        most_uneven: int = MOST_UNEVEN_RECORDINGS,
+        most_uneven_tokens: int = MOST_RECORDED_TOKENS,
     ) -> None:
         """Graphs for every size and number of tokens, the first of `query_lens` first and those between them last, the
         smallest size first, while memory lasts: few streams wait most for launches. `is_exact`: no step is padded, no
@@ -109,6 +111,7 @@ class DecodeGraphs:
         self._is_exact = is_exact
         self._steps_before = STEPS_BEFORE_RECORDING if is_exact else STEPS_BEFORE_CAPTURE
         self._num_uneven = 0
+        self._most_uneven, self._most_uneven_tokens = most_uneven, most_uneven_tokens
         self._has_ended = False
         self._is_warming_up = False
         self._captured: dict[GraphShape, CapturedStep] = {}
@@ -164,7 +167,7 @@ class DecodeGraphs:
             return GraphShape(num_requests, longest)
         mean = -(-num_tokens // num_requests)
         shape = GraphShape(num_requests, mean, self._query_lens[-1], num_requests * mean - num_tokens)
-        has_room = self._num_uneven < MOST_UNEVEN_RECORDINGS and num_tokens <= MOST_RECORDED_TOKENS
+        has_room = self._num_uneven < self._most_uneven and num_tokens <= self._most_uneven_tokens
         return shape if has_room or shape in self._captured else None
 
     def _shape(self, num_requests: int, query_len: int) -> GraphShape:

@@ -64,7 +64,7 @@ class StepInputBuilder:
     def _query_lens(self, plan: StepPlan, planned: PlannedTokens) -> Int32Array:
         """As planned, but on a CPU, where drafts that are missing are not computed, as they came out."""
         has_drafts = planned.num_tokens > len(plan.rows) and bool((plan.num_new_tokens[: plan.num_decodes] > 1).any())
-        if not has_drafts or self._transfers.device.type != "cpu":
+        if not has_drafts or not self._transfers.is_host:
             return plan.num_new_tokens
         return np.diff(self.buffers.query_starts[: len(plan.rows) + 1].numpy())
 

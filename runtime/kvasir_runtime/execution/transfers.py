@@ -35,6 +35,8 @@ class Transfers:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.is_host = device.type == "cpu"
+        """Whether what the device holds may be read without waiting."""
         self._results: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._results = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -17,7 +17,6 @@ from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.execution import graphs
 from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
 from kvasir_runtime.execution.graphs import (
     STEPS_BEFORE_CAPTURE,
@@ -92,7 +91,7 @@ class Rig:
         limit: int = 10_000,
         failing: int | None = None,
         backend: AttentionBackend | None = None,
-        **options: bool,
+        **options: Any,
     ) -> None:
         self.eager = Attending(backend or ReferenceAttention(), "cpu")
         self.padded = Attending(backend or ReferenceAttention(), "cpu")
@@ -234,11 +233,8 @@ def test_exact_graphs_serve_as_many_tokens_however_requests_share_them() -> None
 
 
 @pytest.mark.parametrize(("num_tokens", "is_recorded"), [(11, True), (12, False)])
-def test_exact_graphs_of_unequal_requests_have_few_tokens(
-    num_tokens: int, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(graphs, "MOST_RECORDED_TOKENS", 11)
-    rig = Rig([4], [6, 1], is_exact=True)
+def test_exact_graphs_of_unequal_requests_have_few_tokens(num_tokens: int, is_recorded: bool) -> None:
+    rig = Rig([4], [6, 1], is_exact=True, most_uneven_tokens=11)
     for _ in range(STEPS_BEFORE_RECORDING):
         rig.run(4, [num_tokens - 6, 4, 1, 1])
         rig.run(4, 6)
@@ -248,9 +244,8 @@ def test_exact_graphs_of_unequal_requests_have_few_tokens(
     assert not rig.graphs.take_warming_up()
 
 
-def test_exact_graphs_of_unequal_requests_are_not_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_UNEVEN_RECORDINGS", 1)
-    rig = Rig([2], [6, 1], is_exact=True)
+def test_exact_graphs_of_unequal_requests_are_not_many() -> None:
+    rig = Rig([2], [6, 1], is_exact=True, most_uneven=1)
     for query_lens in ([6, 5], [4, 1], [6, 6], [1, 1]):
         for _ in range(STEPS_BEFORE_RECORDING):
             rig.run(2, query_lens)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.execution.device import memory_limit_bytes, resident_bytes
 from kvasir_runtime.execution.graphs import DecodeGraphs, GraphMemory, GraphShape, graph_sizes
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
 from kvasir_runtime.execution.memory_profile import LEAST_GRAPH_BYTES, RECORDING_BYTES, measure_memory
@@ -176,15 +177,14 @@ def test_no_step_of_decodes_has_more_tokens_than_a_step_may_have(
     assert all(step.num_proposals == max_drafts for step in steps), "whose proposer runs, whatever is verified"
 
 
-def test_on_a_cpu_nothing_runs_and_the_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvasir_runtime.execution.memory_profile.memory_limit_bytes", lambda: 900)
-    monkeypatch.setattr("kvasir_runtime.execution.memory_profile.resident_bytes", lambda: 70)
-
+def test_on_a_cpu_nothing_runs_and_the_ranks_of_a_node_share_its_memory() -> None:
     def make_runner(num_blocks: int) -> FakeRunner:
         raise AssertionError("no step is needed")
 
-    memory = measure_memory(torch.device("cpu"), make_runner, LIMITS, 0, num_sharers=3)
-    assert memory == DeviceMemory("cpu", 300, 70 + RECORDING_BYTES, graph_bytes=RECORDING_BYTES)
+    alone, shared = (measure_memory(torch.device("cpu"), make_runner, LIMITS, 0, num_sharers=n) for n in (1, 3))
+    assert (alone.device_type, alone.limit_bytes, alone.graph_bytes) == ("cpu", memory_limit_bytes(), RECORDING_BYTES)
+    assert shared.limit_bytes == alone.limit_bytes // 3
+    assert alone.used_bytes - RECORDING_BYTES == pytest.approx(resident_bytes(), rel=0.1)
 
 
 @pytest.mark.gpu

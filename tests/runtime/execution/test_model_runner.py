@@ -20,7 +20,6 @@ from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, Sch
 from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.synthetic_steps import GREEDY
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.kernels.step_ops import StepOps, reference_step_ops
@@ -453,7 +452,7 @@ def test_a_steady_decode_reads_nothing_and_sends_nothing_but_through_the_seam(
     reads = HostReads(monkeypatch)
     ops = replace(as_on_a_gpu(), prepare_inputs=unseen_by(reads, as_on_a_gpu().prepare_inputs))
     monkeypatch.setattr(transfers, "upload", unseen_by(reads, transfers.upload))
-    monkeypatch.setattr(StepInputBuilder, "_query_lens", lambda self, plan, planned: plan.num_new_tokens)  # not a CPU's
+    transfers.is_host = False
     proposer = DeviceProposer([]) if num_proposals else None
     runner = without_a_decoder(make_rows(vocab_size=8), ops, transfers, proposer)
     added = [new_sequence(row, [1, 2, 3], computed=2, **(params if are_all or row else {})) for row in range(3)]

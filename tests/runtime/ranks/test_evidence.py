@@ -37,3 +37,9 @@ def test_a_broken_connection_is_told_where_nothing_else_is_known() -> None:
     evidence = FailureEvidence()
     evidence.add_word(RankFailed(0, "connection closed by peer", is_consequence=True))
     assert evidence.verdict() == "rank 0: connection closed by peer"
+
+
+def test_a_rank_that_ended_well_without_a_word_is_told_by_its_status() -> None:
+    evidence = FailureEvidence()
+    evidence.add_end(1, 0)
+    assert evidence.verdict() == "rank 1 ended without a word, with status 0; its log says why"
