@@ -3,7 +3,7 @@
 Times are medians of replays of a CUDA graph of many calls, over inputs that rotate so that the L2 cache does not hold
 them. A part that fails is told, and the others go on. One line of JSON a figure goes to OUT/parts.jsonl.
 
-    PYTHONPATH=runtime python benchmarks/gpu_parts.py OUT [--only PART ...] [--fa3 FILE]
+    PYTHONPATH=runtime python benchmarks/gpu_parts.py OUT [--only PART ...] [--fa3 FILE] [--split-units KEYS ...]
     PYTHONPATH=runtime TRITON_INTERPRET=1 python benchmarks/gpu_parts.py OUT --toy    # seconds, on a CPU: that it runs
 
 FILE is FlashAttention-3 as vLLM's wheel has it (`_vllm_fa3_C.abi3.so`): the same attention by another's kernel.
@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
+from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.ops_triton import triton_ops
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
 from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
@@ -100,6 +101,8 @@ class Place:
     dtype: torch.dtype
     seconds: Timer
     flash_attention: Path | None = None
+    split_units: tuple[int, ...] = (SPLIT_UNIT_KEYS,)
+    """Fewest keys of a decode's split, to try one after the other."""
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.device).mul_(0.5).to(self.dtype)
@@ -164,11 +167,12 @@ def decode_attention(sizes: Sizes, place: Place) -> Iterator[Figure]:
             inputs = [
                 attended(place, heads, num_seqs, 1, context) for _ in range(num_rotated(num_bytes, most=NUM_CALLS))
             ]
-            backend = TritonAttention(place.device, DecodeBounds(num_seqs, 1))
             case = f"{heads.model}, {num_seqs} x {context}"
-            seconds = place.seconds([triton_attention(backend, each) for each in inputs])
-            error = relative_error(triton_attention(backend, inputs[0])(), inputs[0])
-            yield moved("decode_attention", case, seconds, num_bytes, error)
+            for unit in place.split_units:
+                backend = TritonAttention(place.device, DecodeBounds(num_seqs, 1), split_unit_keys=unit)
+                seconds = place.seconds([triton_attention(backend, each) for each in inputs])
+                error = relative_error(triton_attention(backend, inputs[0])(), inputs[0])
+                yield moved("decode_attention", f"{case}, splits of {unit}", seconds, num_bytes, error)
             if place.flash_attention is not None:
                 seconds = place.seconds([flash_attention(place.flash_attention, each) for each in inputs])
                 yield moved("decode_attention", f"{case}, FlashAttention-3", seconds, num_bytes)
@@ -276,12 +280,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--fa3", type=Path, metavar="FILE")
+    parser.add_argument("--split-units", type=int, nargs="+", default=[SPLIT_UNIT_KEYS], metavar="KEYS")
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args(argv)
     place = (
         Place(torch.device("cpu"), torch.float32, first_call_seconds)
         if options.toy
-        else Place(torch.device("cuda"), torch.bfloat16, graph_seconds, options.fa3)
+        else Place(torch.device("cuda"), torch.bfloat16, graph_seconds, options.fa3, tuple(options.split_units))
     )
     failed = []
     with (options.out / "parts.jsonl").open("a") as file:

@@ -70,7 +70,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     verdicts = session.config.stash[VERDICTS]
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        timed(verdicts, "building Kubernetes", program_directory)
+        timed(verdicts, "building Kubernetes", partial(program_directory, has_nodes=True))
         timed(verdicts, "building helm", built_directory)
         if os.environ.get("KUBECONFIG") is None:
             timed(verdicts, "building CoreDNS", coredns_archive)
@@ -105,7 +105,7 @@ def live_cluster(pytestconfig: pytest.Config) -> Iterator[LiveCluster]:
     """KUBECONFIG's, untouched at the end; or the rig's, started here and ended."""
     given = os.environ.get("KUBECONFIG")
     if given is not None:
-        yield LiveCluster(Path(given), program_directory() / "kubectl")
+        yield LiveCluster(Path(given), program_directory(has_nodes=True) / "kubectl")
         return
     with rig_cluster(pytestconfig, "--prometheus") as cluster:
         yield cluster
@@ -119,7 +119,7 @@ def rig_cluster(config: pytest.Config, *options: str) -> Iterator[LiveCluster]:
         timed(verdicts, "images", partial(subprocess.run, [RIG / "images"], check=True))
         timed(verdicts, f"cluster up {' '.join(options)}", partial(subprocess.run, [RIG / "up", *options], check=True))
     try:
-        yield LiveCluster(RIG_KUBECONFIG, program_directory() / "kubectl")
+        yield LiveCluster(RIG_KUBECONFIG, program_directory(has_nodes=True) / "kubectl")
     finally:
         subprocess.run([RIG / "down"], check=True)
 

@@ -38,8 +38,9 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
-    return ByFile(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    """`--dist worksteal` divides files too: on a GPU the kernels of one compile for minutes."""
+    return None if config.getoption("dist") == "worksteal" else ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

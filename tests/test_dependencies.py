@@ -3,7 +3,7 @@
 import ast
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -41,8 +41,13 @@ def imported(folder: Path) -> frozenset[str]:
 
 def distributions(modules: Iterable[str]) -> set[str]:
     """That ship these modules; a module that no distribution ships stands for itself."""
-    found = packages_distributions()
-    return {canonicalize_name(name) for module in modules for name in found.get(module, [module])}
+    return {canonicalize_name(name) for module in modules for name in shipped_by().get(module, [module])}
+
+
+@cache
+def shipped_by() -> Mapping[str, list[str]]:
+    """Distributions of this environment by module."""
+    return packages_distributions()
 
 
 @pytest.mark.parametrize("program", ["operator", "router", "runtime"])

@@ -1,10 +1,9 @@
 // Command cluster is every program of the test cluster in one binary: linked once, they share most of their code, so
 // one build replaces a dozen. It runs the program that it is called as, or the one that its first argument names;
-// without either it prints the names that it knows.
+// without either it prints the names that it knows. Those that a cluster with nodes needs besides are in nodes.go.
 package main
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -18,12 +17,8 @@ import (
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // client metrics on /metrics
 	_ "k8s.io/component-base/metrics/prometheus/version"  // kubernetes_build_info
-	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
-	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
-	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
-	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 // Each builder is called only when its program was chosen: they register flags in the same global set.
@@ -31,10 +26,6 @@ var programs = map[string]func() int{
 	"etcd":                    func() int { etcdmain.Main(os.Args); return 0 },
 	"kube-apiserver":          run(apiserver.NewAPIServerCommand),
 	"kube-controller-manager": run(controllers.NewControllerManagerCommand),
-	"kube-proxy":              run(proxy.NewProxyCommand),
-	"kube-scheduler":          run(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
-	"kubectl":                 run(kubectl.NewDefaultKubectlCommand),
-	"kubelet":                 run(func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }),
 }
 
 func run(build func() *cobra.Command) func() int {

@@ -70,7 +70,7 @@ def running_installation(folder: Path) -> Iterator[Installation]:
         directory = folder / "control-plane"
         directory.mkdir()
         crds = sorted((ROOT / "crds").glob("*.yaml"))
-        control_plane = stack.enter_context(running_control_plane(program_directory(), directory, crds))
+        control_plane = stack.enter_context(running_control_plane(program_directory(has_nodes=True), directory, crds))
         for namespace in (NAMESPACE, SYSTEM):
             control_plane.create_namespace(namespace)
         gateway_pod = make_gateway(control_plane)

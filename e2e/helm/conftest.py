@@ -18,7 +18,7 @@ NAMESPACES = (f"helm-{number}" for number in itertools.count(1))
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running_control_plane(program_directory(), tmp_path_factory.mktemp("control-plane")) as running:
+    with running_control_plane(program_directory(has_nodes=True), tmp_path_factory.mktemp("control-plane")) as running:
         yield running
 
 

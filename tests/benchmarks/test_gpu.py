@@ -100,6 +100,17 @@ def test_attention_is_compared_with_the_reference(figures: list[dict[str, object
     assert 0 < error < 1e-5
 
 
+def test_rates_stand_beside_that_of_a_copy(tmp_path: Path) -> None:
+    rest = {"microseconds": 1.0, "teraflops": None, "error": None}
+    rates = (("copies", "large", 4.0), ("products", "head", 3.0), ("small_kernels", "argmax", None))
+    lines = [{"part": part, "case": case, "terabytes_per_second": rate} | rest for part, case, rate in rates]
+    (tmp_path / "parts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shares = {
+        line.split(" | ")[1]: line.split(" | ")[-1] for line in report(tmp_path, []).splitlines() if " | " in line
+    }
+    assert [shares[case].strip(" |") for _, case, _ in rates] == ["100%", "75%", ""]
+
+
 @pytest.mark.slow
 def test_every_step_runs_on_a_cpu(tmp_path: Path) -> None:
     assert gpu.main([str(tmp_path), "--dry", "--limit", "1200"]) == 0

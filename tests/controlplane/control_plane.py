@@ -6,7 +6,7 @@ a test says what a node would (`mark_pods_ready`). Each run has an address of it
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -96,7 +96,8 @@ class ControlPlane:
     def watch(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
         """Events of what is there and of what changes, until the server is gone; raises urllib3's HTTPError then."""
         answer = self.dynamic.request("get", path, query_params=[("watch", "true"), *query.items()], serialize=False)
-        yield from map(json.loads, iter_resp_lines(answer))
+        with closing(answer):
+            yield from map(json.loads, iter_resp_lines(answer))
 
     def apply(self, manifest: dict[str, Any], field_manager: str = "kubectl", **query: str) -> dict[str, Any]:
         """Server-side apply with strict validation, as `kubectl apply --server-side`; returns what is stored."""
@@ -199,7 +200,7 @@ def running_control_plane(programs: Path, directory: Path, crds: Sequence[Path] 
         start(etcd_command(programs, directory, address))
         server = start(api_server_command(programs, directory, address))
         server.wait_until(certificate.exists, START_SECONDS, f"{certificate} to be written")
-        api = stack.enter_context(ApiClient(client_configuration(url, certificate, tokens[ADMIN])))
+        api = stack.enter_context(api_client(client_configuration(url, certificate, tokens[ADMIN])))
         server.wait_until(lambda: is_ready(api), START_SECONDS, f"{url}/readyz to answer ok")
         control_plane = ControlPlane(
             url=url,
@@ -217,6 +218,14 @@ def running_control_plane(programs: Path, directory: Path, crds: Sequence[Path] 
         controllers.wait_until(lambda: control_plane.admits_pods("default"), START_SECONDS, "the first ServiceAccount")
         kubelet.start(control_plane)
         yield control_plane
+
+
+@contextmanager
+def api_client(configuration: Configuration) -> Iterator[ApiClient]:
+    """Which closes its connections at the end; its own `close` leaves them to the garbage collector."""
+    with ApiClient(configuration) as api:
+        yield api
+        api.rest_client.pool_manager.clear()
 
 
 def is_ready(api: ApiClient) -> bool:

@@ -40,17 +40,17 @@ AUDIT_POLICY = {
 
 
 @cache
-def program_directory() -> Path:
-    """Where the programs are; builds them the first time. Raises ControlPlaneError."""
-    return built_by(BUILD)
+def program_directory(*, has_nodes: bool = False) -> Path:
+    """Where the programs are, with those of nodes or not; builds them the first time. Raises ControlPlaneError."""
+    return built_by(BUILD, *(["--nodes"] if has_nodes else []))
 
 
-def built_by(script: Path) -> Path:
+def built_by(script: Path, *arguments: str) -> Path:
     """The directory that a build script names in its last line; what it prints before is passed on to stdout.
 
     Raises ControlPlaneError when the build fails, which has said why on stderr.
     """
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as build:
+    with subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True) as build:
         assert build.stdout is not None
         last = ""
         for line in build.stdout:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes.client import CoreV1Api, V1ConfigMap, V1ObjectMeta
-from kubernetes.config import new_client_from_config
-from tests.controlplane.control_plane import ControlPlane, Write
+from kubernetes.client import Configuration, CoreV1Api, V1ConfigMap, V1ObjectMeta
+from kubernetes.config import load_kube_config
+from tests.controlplane.control_plane import ControlPlane, Write, api_client
 from tests.controlplane.processes import ControlPlaneError, ServerProcess, wait_until
 from tests.controlplane.programs import BUILD
 
@@ -101,7 +101,9 @@ def test_a_bound_pod_terminates_only_when_its_node_says_so(control_plane: Contro
 
 def test_writes_are_told_apart_by_user(control_plane: ControlPlane, namespace: str) -> None:
     notes = V1ConfigMap(metadata=V1ObjectMeta(name="notes"))
-    with new_client_from_config(str(control_plane.operator_kubeconfig)) as operator:  # type: ignore[no-untyped-call]
+    configuration = Configuration()
+    load_kube_config(str(control_plane.operator_kubeconfig), client_configuration=configuration)
+    with api_client(configuration) as operator:
         CoreV1Api(operator).create_namespaced_config_map(namespace, notes)
     assert control_plane.writes("operator", namespace) == [Write("create", "configmaps", namespace, "notes", 201)]
     assert Write("create", "configmaps", namespace, "notes", 201) not in control_plane.writes("admin", namespace)

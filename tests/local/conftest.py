@@ -28,6 +28,7 @@ class LocalService:
         self.lines: list[str] = []
         self._is_ready = threading.Event()
         self._address = ""
+        self._client: OpenAI | None = None
         self.process = subprocess.Popen(
             [str(Path(sys.executable).parent / "kvasir-operator"), "local", str(manifest), "--listen", "127.0.0.1:0"],
             stdout=subprocess.PIPE,
@@ -62,7 +63,10 @@ class LocalService:
         return f"http://{self._address}"
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        """One for all, which the service's end closes."""
+        if self._client is None:
+            self._client = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return self._client
 
     def processes(self) -> dict[int, str]:
         """Process id -> command line of everything that belongs to this run and is not a zombie."""
@@ -78,6 +82,8 @@ class LocalService:
         return found
 
     def stop(self) -> int:
+        if self._client is not None:
+            self._client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:

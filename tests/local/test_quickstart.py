@@ -7,7 +7,6 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
@@ -96,12 +95,8 @@ def test_an_engine_that_is_killed_is_restarted(quickstart, expected):
     assert not before & after
 
 
-def test_sigterm_leaves_no_process_behind():
-    service = LocalService(Path(__file__).parents[2] / "examples" / "quickstart.yaml")
-    try:
-        service.wait_ready()
-        assert len(service.processes()) >= 4, "operator, router, engine's API process, engine core"
-        assert service.stop() == 0, "".join(service.lines)
-        assert service.processes() == {}
-    finally:
-        service.stop()
+def test_sigterm_leaves_no_process_behind(quickstart):
+    """The last that is asked of it."""
+    assert len(quickstart.processes()) >= 4, "operator, router, engine's API process, engine core"
+    assert quickstart.stop() == 0, "".join(quickstart.lines)
+    assert quickstart.processes() == {}

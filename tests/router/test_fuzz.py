@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.anyio
-NUM_ABORTS = 10_000
 NUM_AT_ONCE = 64
-NUM_MUTATIONS = 1_500
 
 
 def request_bytes(*, stream: bool, length: int = 40, path: str = "/v1/chat/completions", model: str = "tiny") -> bytes:
@@ -146,15 +144,16 @@ async def served(router: Any, client: Any) -> bool:
         return response.status == 200
 
 
+@pytest.mark.parametrize("num_aborts", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 async def test_clients_that_break_off_at_any_moment_leave_nothing_behind(
-    engines: Any, start_router: Any, client: Any
+    num_aborts: int, engines: Any, start_router: Any, client: Any
 ) -> None:
     router = await start_router(*engines, max_in_flight=8, max_queue_size=20)  # so that many wait, and some are refused
     for engine in engines:
         engine.token_seconds, engine.num_tokens = 0.001, 5
     assert await served(router, client)
     traces, chance = Traces(router), random.Random(10)
-    remaining = iter(range(NUM_ABORTS))
+    remaining = iter(range(num_aborts))
 
     async def keep_breaking_off() -> None:
         for _ in remaining:
@@ -231,8 +230,9 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     return bytes(result)
 
 
+@pytest.mark.parametrize("num_mutations", [500, pytest.param(5_000, marks=pytest.mark.slow)])
 async def test_requests_with_random_faults_get_an_answer_or_a_closed_connection(
-    engine: Any, start_router: Any, client: Any
+    num_mutations: int, engine: Any, start_router: Any, client: Any
 ) -> None:
     router = await start_router(engine)
     assert await served(router, client)
@@ -251,7 +251,7 @@ async def test_requests_with_random_faults_get_an_answer_or_a_closed_connection(
         await whole.send(seed.replace(b"host: router", b"host: router\r\nconnection: close"))
         assert (await whole.answer(patience_seconds=30)).startswith(b"HTTP/1.1 200 ")
         whole.writer.close()
-    remaining = iter(range(NUM_MUTATIONS))
+    remaining = iter(range(num_mutations))
 
     async def keep_asking() -> None:
         for _ in remaining:

@@ -97,14 +97,21 @@ def closed_router_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 
 @schema.parametrize()
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_one_that_the_document_promises(case: schemathesis.Case, router_url: str) -> None:
+    case.call_and_validate(base_url=router_url, checks=CHECKS, timeout=10)
+
+
+@pytest.mark.slow
+@schema.parametrize()
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_answer_of_many_is_one_that_the_document_promises(case: schemathesis.Case, router_url: str) -> None:
     case.call_and_validate(base_url=router_url, checks=CHECKS, timeout=10)
 
 
 @pytest.mark.parametrize("key", ["sk-1", "sk-2", None])
 @schema.parametrize()
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 def test_without_a_known_key_every_answer_is_a_refusal_that_the_document_promises(
     case: schemathesis.Case, key: str | None, closed_router_url: str
 ) -> None:

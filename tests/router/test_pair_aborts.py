@@ -9,7 +9,6 @@ from tests.router.split_engines import Split
 from tests.router.test_fuzz import Traces, break_off
 
 pytestmark = pytest.mark.anyio
-NUM_ABORTS = 1_000
 NUM_AT_ONCE = 32
 
 
@@ -41,11 +40,14 @@ async def keep_failing(split: Split, chance: random.Random) -> None:
         setattr(engine, name, usual)
 
 
-async def test_random_aborts_and_failures_leave_no_ticket_connection_or_task(split: Split, client: Any) -> None:
+@pytest.mark.parametrize("num_aborts", [300, pytest.param(3_000, marks=pytest.mark.slow)])
+async def test_random_aborts_and_failures_leave_no_ticket_connection_or_task(
+    num_aborts: int, split: Split, client: Any
+) -> None:
     router = await split.start(2, 2, max_in_flight=8, max_queue_size=20)
     await served(router, client)
     traces, chance = Traces(router), random.Random(12)
-    remaining = iter(range(NUM_ABORTS))
+    remaining = iter(range(num_aborts))
 
     async def keep_breaking_off() -> None:
         for _ in remaining:

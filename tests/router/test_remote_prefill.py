@@ -469,6 +469,15 @@ async def test_a_wait_for_other_prompts_of_the_decode_engine_teaches_nothing_of_
     assert expected_transfer_seconds(split, router) == before
 
 
+async def test_an_answer_in_one_piece_teaches_nothing_of_transfers(split: Split, client: Any, until: Any) -> None:
+    """It comes long after its first token."""
+    router = await split.start(tuned={"clock": slow_clock()})
+    before = expected_transfer_seconds(split, router)
+    await transfer_slowly(split, client, router, until, stream=False)
+    assert expected_transfer_seconds(split, router) == before
+    assert "kvasir_router_kv_transfer_seconds_count 0.0" in await metrics(client, router)
+
+
 def slow_clock() -> Clock:
     """By which 0.3 s more pass from the end of a prefill to the first token, which app.py takes the time of."""
     clock = Clock()
@@ -488,13 +497,14 @@ async def transfer_slowly(
     until: Any,
     num_requests: int = 3,
     after_prefill: Callable[[], None] = lambda: None,
+    **body: Any,
 ) -> None:
     """One request after the other."""
     [prefill], [decode] = split.prefills, split.decodes
     prefilling = service_of(router).registry.get(prefill.url).load
     for _ in range(num_requests):
         decode.gate.clear()
-        asked = asyncio.create_task(ask(client, router))
+        asked = asyncio.create_task(ask(client, router, **body))
         await decode.wait_for_requests(1)
         await until(lambda: prefilling.num_in_flight == 0)
         after_prefill()

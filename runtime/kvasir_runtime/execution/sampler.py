@@ -5,7 +5,6 @@ keyed by (seed, position), so a sequence's tokens do not depend on its batch or 
 on CUDA nothing in it waits for the device.
 """
 
-import torch
 from torch import Tensor
 
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
@@ -13,9 +12,6 @@ from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampled_positions import SampledPositions, Subset
 from kvasir_runtime.execution.sampling_rows import Trait
 from kvasir_runtime.kernels.step_ops import StepOps
-
-_CHUNK = 128
-"""Tokens summed up at once when a draw is looked up in the distribution."""
 
 
 def adjusted_logits(
@@ -63,26 +59,4 @@ def _draw_random(
         some = some.masked_fill_(some < ops.least_likely_kept(some, top_k, top_p), 0.0)
         if not own.is_all:
             weights[own.index] = some
-    return _look_up(weights, ops.uniform(sampling.seeds[random.rows], after + 1))
-
-
-def _look_up(weights: Tensor, draws: Tensor) -> Tensor:
-    """Index of the token whose share of `weights` [n, vocab_size] holds the draw in [0, 1), in two levels."""
-    num_rows, vocab_size = weights.shape
-    if vocab_size % _CHUNK:
-        weights = torch.nn.functional.pad(weights, (0, _CHUNK - vocab_size % _CHUNK))
-    chunks = weights.view(num_rows, -1, _CHUNK)
-    sums = chunks.sum(dim=-1).double()
-    upto = sums.cumsum(dim=-1)
-    total = upto[:, -1]
-    target = (draws * total).unsqueeze(1)
-    chunk = torch.searchsorted(upto, target, right=True).clamp_(max=upto.shape[1] - 1)
-    inside = target - (upto.gather(1, chunk) - sums.gather(1, chunk))
-    row = torch.arange(num_rows, device=weights.device)
-    inner = chunks[row, chunk.squeeze(1)].double().cumsum(dim=-1)
-    # The chunk's sum was rounded: a draw at its very end must still meet a token with a weight.
-    inside = torch.minimum(
-        inside, torch.nextafter(inner[:, -1:], torch.zeros((), dtype=inner.dtype, device=inner.device))
-    )
-    token_ids = (chunk * _CHUNK + torch.searchsorted(inner, inside, right=True)).squeeze(1)
-    return torch.where(total > 0, token_ids, 0)
+    return ops.look_up(weights, ops.uniform(sampling.seeds[random.rows], after + 1))

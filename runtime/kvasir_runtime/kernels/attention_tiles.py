@@ -5,9 +5,12 @@ Plain numbers and numpy: nothing is launched here.
 """
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Entry = TypeVar("Entry")
 
 MIN_DOT = 16
 """Least edge of a Triton matrix product."""
@@ -44,18 +47,25 @@ class HeadShape:
         return self.num_heads // self.num_kv_heads
 
 
-_PREFILL = {64: TileShape(128, 64, 4, 5), 128: TileShape(128, 64, 8, 5), 256: TileShape(64, 32, 4, 2)}
-_DECODE = {64: TileShape(MIN_DOT, 128, 4, 5), 128: TileShape(MIN_DOT, 64, 4, 5), 256: TileShape(MIN_DOT, 32, 4, 5)}
-"""By head_dim, rounded up, for elements of 2 bytes.
+_PREFILL = {
+    2: {64: TileShape(128, 64, 4, 5), 128: TileShape(128, 64, 8, 5), 256: TileShape(64, 32, 4, 2)},
+    4: {64: TileShape(64, 32, 8, 2), 128: TileShape(64, 16, 8, 2), 256: TileShape(32, 16, 8, 2)},
+}
+_DECODE = {
+    2: {64: TileShape(MIN_DOT, 128, 4, 5), 128: TileShape(MIN_DOT, 64, 4, 5), 256: TileShape(MIN_DOT, 32, 4, 5)},
+    4: {64: TileShape(MIN_DOT, 64, 4, 2), 128: TileShape(MIN_DOT, 32, 4, 2), 256: TileShape(MIN_DOT, 16, 4, 2)},
+}
+"""By the bytes of an element and head_dim, rounded up; tests/runtime/kernels/compiled_kernels.csv has what each needs.
 
 Triton spaces the block table's entry, the keys and values at it, and their products evenly over the stages. From 2 to 4
 the next tile's loads are issued only after this tile's have arrived: decodes, which keep one tile then, overlap
 nothing. At 5 a tile more is kept and loads stay under way while a tile is multiplied; 7 would keep another, and a
 multiprocessor of a Hopper would hold two decode programs instead of three. Prefills of a head_dim of 256 stay at two
-tiles, since a third would leave room for one program instead of two (tests/runtime/kernels/ahead.csv has the figures).
+tiles, since a third would leave room for one program instead of two. Float32 has no tensor cores: there, registers
+decide.
 """
-_MOST_DECODE_ROWS = {64: 128, 128: 128, 256: 64}
-"""Of one program, for elements of 2 bytes: of more, the sums do not fit into registers, even of twice the warps."""
+_MOST_DECODE_ROWS = {2: {64: 128, 128: 128, 256: 32}, 4: {64: 64, 128: 64, 256: 32}}
+"""Of one program: of more, the sums do not fit into registers, even of twice the warps."""
 
 
 def prefill_tile(heads: HeadShape, itemsize: int) -> TileShape:
@@ -68,7 +78,7 @@ def decode_tile(heads: HeadShape, itemsize: int, max_decode_len: int) -> TileSha
     """Rows for a request of up to `max_decode_len` tokens, however many it has this time; the most that a program can
     hold take twice the warps."""
     shape = _of_size(_DECODE, heads.head_dim, itemsize)
-    most_rows = _MOST_DECODE_ROWS[_size(heads.head_dim)] * 2 // max(2, itemsize)
+    most_rows = _of_size(_MOST_DECODE_ROWS, heads.head_dim, itemsize)
     num_rows = max(shape.num_rows, _power_of_2(max_decode_len * heads.group))
     if num_rows < most_rows:
         return replace(shape, num_rows=num_rows)
@@ -121,20 +131,13 @@ def prefill_tiles(query_lens: NDArray[np.int32], num_decodes: int, queries_per_t
     return tiles[::-1].copy()  # a prompt's last tile sees the most keys: it starts first
 
 
-def _of_size(table: dict[int, TileShape], head_dim: int, itemsize: int) -> TileShape:
-    """The table's line; elements of 4 bytes get half of everything."""
-    shape = table[_size(head_dim)]
-    if itemsize <= 2:
-        return shape
-    return TileShape(max(MIN_DOT, shape.num_rows // 2), shape.num_keys // 2, shape.num_warps, 2)
-
-
-def _size(head_dim: int) -> int:
-    """Raises ValueError beyond the tables."""
-    size = next((size for size in _PREFILL if head_dim <= size), None)
-    if size is None:
-        raise ValueError(f"head_dim {head_dim}: the Triton attention kernels go up to {max(_PREFILL)}; use reference")
-    return size
+def _of_size(table: dict[int, dict[int, Entry]], head_dim: int, itemsize: int) -> Entry:
+    """The table's entry. Raises ValueError beyond it."""
+    sizes = table[2 if itemsize <= 2 else 4]
+    for size, entry in sizes.items():
+        if head_dim <= size:
+            return entry
+    raise ValueError(f"head_dim {head_dim}: the Triton attention kernels go up to {max(sizes)}; use reference")
 
 
 def _power_of_2(number: int) -> int:

@@ -5,6 +5,7 @@ from functools import partial
 
 from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
 from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.look_up import LookUp, look_up_in_chunks, look_up_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Argmax
 from kvasir_runtime.kernels.philox import Uniform, cpu_uniform, uniform_reference
@@ -32,6 +33,7 @@ class StepOps:
     argmax: Argmax
     uniform: Uniform
     least_likely_kept: LeastLikelyKept
+    look_up: LookUp
     verify_drafts: VerifyDrafts
     verify_most_likely: VerifyMostLikely
 
@@ -44,6 +46,7 @@ def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
         argmax=argmax_reference,
         uniform=uniform_reference,
         least_likely_kept=least_likely_kept_reference,
+        look_up=look_up_reference,
         verify_drafts=verify_drafts_reference,
         verify_most_likely=verify_most_likely(argmax_reference, verify_drafts_reference),
     )
@@ -61,6 +64,7 @@ def cpu_step_ops() -> StepOps:
         argmax=argmax,
         uniform=cpu_uniform(library),
         least_likely_kept=least_likely_kept_of_candidates,
+        look_up=look_up_in_chunks,
         verify_drafts=verify_drafts,
         verify_most_likely=verify_most_likely(argmax, verify_drafts),
     )

@@ -2,6 +2,7 @@
 
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
+from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
 from kvasir_runtime.kernels.step_ops import StepOps
@@ -17,6 +18,7 @@ def triton_step_ops() -> StepOps:
         argmax=triton_argmax,
         uniform=triton_uniform,
         least_likely_kept=TritonLeastLikelyKept(),
+        look_up=TritonLookUp(),
         verify_drafts=triton_verify_drafts,
         verify_most_likely=TritonVerifyMostLikely(),
     )

@@ -108,7 +108,7 @@ def _verify(
     row = tl.load(rows + sequence).to(tl.int64)
     draft = tl.load(drafts + row * drafts_stride + column, mask=column < count - 1, other=-1)
     num_drafts = tl.min(tl.where(draft >= 0, WIDTH, column), 0)
-    num_holding = tl.min(tl.where((draft >= 0) & (draft == tokens), WIDTH, column), 0)
+    num_holding = tl.min(tl.where(draft == tokens, WIDTH, column), 0)  # -1 is no token
     num_accepted = tl.where(tl.load(draws + sequence), 1 + num_holding, 0)
 
     base = position.to(tl.int32)

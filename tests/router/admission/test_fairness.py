@@ -48,6 +48,13 @@ def test_a_turn_ends_when_its_credit_is_used_up_and_not_before() -> None:
     assert turns.next({"a", "b"}.__contains__) == "a"
 
 
+def test_of_those_without_credit_the_first_is_next_though_another_owes_nothing() -> None:
+    turns = joined("a", "b")
+    turns.charge("a", 150)
+    turns.charge("b", 100)
+    assert turns.next({"a", "b"}.__contains__) == "a"
+
+
 def test_those_that_cannot_start_are_passed_over_and_save_up_no_more_than_a_turn() -> None:
     turns = joined("a", "stuck")
     for _ in range(50):

@@ -60,7 +60,7 @@ async def test_what_takes_long_to_hash_is_hashed_in_a_thread(num_bytes_more: int
     """While the only one is busy."""
     gate = threading.Event()
     executor = ThreadPoolExecutor(max_workers=1)
-    executor.submit(gate.wait)
+    executor.submit(gate.wait, 10)
     asyncio.get_running_loop().set_default_executor(executor)
     content = b"x" * (THREAD_BYTES + num_bytes_more)
     made = ApproximatePrefixIndex(100, 10.0, block_tokens=1024, bytes_per_token=4.0)

@@ -7,6 +7,7 @@ answered from a short memory, or not at all. Whatever happened: once the router 
 from array import array
 from collections import deque
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -199,5 +200,11 @@ def test_the_end_of_a_replay_that_was_given_up_does_not_end_the_next() -> None:
     assert world.index.is_complete(URL)
 
 
+class FollowingForLong(Following):
+    """As the full suite has it."""
+
+
 TestFollowing = Following.TestCase
-TestFollowing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFollowing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFollowingForLong = pytest.mark.slow(FollowingForLong.TestCase)
+TestFollowingForLong.settings = settings(max_examples=2000, stateful_step_count=40, deadline=None)

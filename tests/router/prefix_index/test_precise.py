@@ -231,16 +231,17 @@ def test_a_prompt_that_was_sent_twice_is_expected_until_both_have_failed() -> No
     assert index.match(chains_of(PROMPT), 0) == {}
 
 
-def test_dispatches_are_remembered_no_longer_than_guesses() -> None:
+@pytest.mark.parametrize("times", [(2, 4), (10,)])
+def test_dispatches_are_remembered_no_longer_than_guesses(times: tuple[int, ...]) -> None:
     """One that is would keep what the other leaves."""
     index, chains = index_of("a"), chains_of(PROMPT, DEFAULT_BLOCK_SIZE)
     index.insert("a", chains, 0)
-    for now in (2, 4):
+    for now in times:
         index.expire(now)
-    index.insert("a", chains, 4)
-    assert index.match(chains, 4) == {"a": 32}
+    index.insert("a", chains, now)
+    assert index.match(chains, now) == {"a": 32}
     index.withdraw("a", chains)
-    assert index.match(chains, 4) == {}
+    assert index.match(chains, now) == {}
 
 
 def test_guesses_for_an_endpoint_without_events_are_nobodys() -> None:

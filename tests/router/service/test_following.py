@@ -117,9 +117,11 @@ async def test_a_tokenizer_that_is_wanted_again_and_again_stays(
     gateway: Gateway, engine: Any, idle_seconds: float
 ) -> None:
     service = gateway.service(engine)
+    await loaded(service)
     begin = time.monotonic()
     while time.monotonic() < begin + 2 * idle_seconds:
         await loaded(service)
+        await asyncio.sleep(0.01)
     assert engine.num_tokenizer_requests == 1
 
 

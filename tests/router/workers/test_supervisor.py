@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from kvasir_router.config import RouterConfig
 from kvasir_router.errors import StartupError
 from kvasir_router.workers import supervisor
 from kvasir_router.workers.admin import create_supervisor_app
-from kvasir_router.workers.supervisor import WorkerStart
+from kvasir_router.workers.supervisor import WORKER_START, WorkerStart
 from kvasir_router.workers.worker import config_of_worker
 
 pytestmark = pytest.mark.anyio
@@ -139,24 +140,30 @@ async def _drain_together(router: Running, engine: Any) -> None:
     assert await asyncio.wait_for(router.process.wait(), 20) == 0
 
 
-async def test_workers_do_not_outlive_their_supervisor(engine: Any) -> None:
-    async with supervised("--endpoint", engine.url) as router:
-        workers = router.workers
-        router.process.kill()
-        await router.process.wait()
+async def test_a_worker_does_not_outlive_its_supervisor(engine: Any) -> None:
+    """Whose end of its standard input is closed, however that end came."""
+    pipe = asyncio.subprocess.PIPE
+    worker = await asyncio.create_subprocess_exec(*WORKER_START.command, stdin=pipe, stdout=pipe)
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.write(pickle.dumps(config_of_worker(RouterConfig(endpoint=(engine.url,)), 0)))
+        admin_url = (await asyncio.wait_for(worker.stdout.readline(), 60)).decode().strip()
+        assert (await read(admin_url + "/health"))[0] == 200
+        worker.stdin.close()
+        assert await asyncio.wait_for(worker.wait(), 30) == 0
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
 
-        async def are_gone() -> bool:
-            return not workers & {int(pid) for pid in os.listdir("/proc") if pid.isdigit()}
 
-        await condition(are_gone)
-
-
-async def test_a_worker_that_cannot_start_ends_the_router(tmp_path: Path) -> None:
-    flags = ("--endpoint", "http://127.0.0.1:1", "--api-keys-file", str(tmp_path / "none"))
-    process = await asyncio.create_subprocess_exec(*COMMAND, *flags, stderr=asyncio.subprocess.PIPE)
-    _, text = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 1
-    assert b"before it served; its log says why" in text
+async def test_a_worker_that_cannot_start_ends_the_router(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = RouterConfig(endpoint=("http://127.0.0.1:1",), api_keys_file=tmp_path / "none")
+    async with supervisor.supervised(config, 0) as made:
+        with pytest.raises(StartupError, match="worker 0 ended with status 2 before it served; its log says why"):
+            await asyncio.wait_for(made.all_serve(), 60)
+    assert str(tmp_path / "none") in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -136,15 +136,17 @@ class FakeCuda(TorchDispatchMode):
                 self.launches.host_reads.append("copy to the host")
             with fake_tensor.unset_fake_temporarily():
                 return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        made = func(*args, **kwargs)
+        is_empty = not any(isinstance(value, Tensor) and value.numel() for value in tree_leaves(made))
         if any(tensor.device.type == "cpu" and tensor.ndim for tensor in given):
             self.launches.num_uploads += 1
-        elif not func.is_view and name.rstrip("_") not in LAUNCH_NOTHING and not self._is_capturing:
+        elif not is_empty and not func.is_view and name.rstrip("_") not in LAUNCH_NOTHING and not self._is_capturing:
             self.launches.note(name.rstrip("_") if not name.startswith("_") else name)
         if name in ("index", "index_put", "index_put_") and any(
             isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
         ):
             self.launches.host_reads.append("a mask as an index")
-        return func(*args, **kwargs)
+        return made
 
     def _run_kernel(self, compile_and_launch: Any) -> Any:
         def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:

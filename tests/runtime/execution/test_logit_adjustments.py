@@ -30,8 +30,8 @@ def adjust(make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any) ->
         counts = [1 + len(drafts or ())] * len(requests)
         plan = make_plan(decodes=list(enumerate(counts)))
         positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
-        drawn_at = torch.tensor([len(tokens) + j for tokens, _, _ in requests for j in range(counts[0])])
-        return adjust_logits(logits.clone(), rows, positions, drawn_at, None)
+        after = torch.tensor([len(tokens) - 1 + j for tokens, _, _ in requests for j in range(counts[0])])
+        return adjust_logits(logits.clone(), rows, positions, after, None)
 
     return adjust_of
 

@@ -1,33 +1,49 @@
-"""Compiles every Triton kernel for a Hopper GPU, with no GPU: by the calls that serving makes, which stop short of the
-launch. Prints the shared memory of each compilation.
+"""Compiles every Triton kernel for GPUs, with no GPU, by the calls that serving makes, which stop short of the launch;
+and compares what each needs of a multiprocessor with the table beside this file.
 
-Triton's interpreter runs whatever Python and numpy can; this is what finds a construct that Triton cannot compile.
+Triton's interpreter runs whatever Python and numpy can. This finds what Triton cannot compile, and what becomes worse
+unseen: registers that spill, programs that no longer fit beside each other, loads that no longer overlap.
 
-    PYTHONPATH=runtime:. python tests/runtime/kernels/compile_kernels.py [--all]    # sizes, too, that tests leave out
+    PYTHONPATH=runtime:. python tests/runtime/kernels/compile_kernels.py [--quick] [--write]
 """
 
 import argparse
+import csv
+import importlib
+import pkgutil
+import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from kvasir_runtime import kernels
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, triton_silu_and_mul
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
+from kvasir_runtime.kernels.attention_tiles import HeadShape
 from kvasir_runtime.kernels.combine_experts_triton import triton_combine_experts
 from kvasir_runtime.kernels.expert_groups_triton import triton_group_by_expert
 from kvasir_runtime.kernels.expert_routing_triton import triton_route
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
 from kvasir_runtime.kernels.load_inputs import DecodeTensors
 from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
+from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors
 from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
@@ -37,60 +53,203 @@ from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
 from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
 from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
-SHARED_BYTES = 227 * 1024
-"""That a program may use."""
+TABLE = Path(__file__).with_name("compiled_kernels.csv")
+MULTIPROCESSOR_BYTES = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
+"""Shared memory; each program takes 1 KiB more than it asks for."""
+PROGRAM_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""The most for one program. What is compiled for 8.0 shall run on 8.6 and 8.9 (A10, L4, L40S), which have less."""
+SPILL_SLACK_BYTES = 256
+"""By which another Triton than the table's may spill more."""
+TENSOR_CORES, FLOAT32 = "tensor cores", "float32"
+"""What multiplies: float32 has no tensor cores, and ptxas spills there as it likes."""
+NUM_SMS = 132
+"""Of a Hopper."""
 NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS = 40, 32, 8
 
 
-class HopperDriver:
-    """As much of a driver as compiling needs."""
+@dataclass(frozen=True, order=True)
+class Specialization:
+    arch: int
+    case: str
+    kernel: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a compiled kernel needs, a program or a multiprocessor."""
+
+    warps: int
+    registers: int  # a thread
+    stack: int  # bytes a thread: what spills
+    shared: int  # bytes a program
+    programs: int  # that fit beside each other into a multiprocessor
+    buffers: int  # tiles of each operand that a loop keeps; 0: it loads nothing ahead
+    copies: int  # still under way when the loop goes on
+    dots: str  # what multiplies; "": nothing does
+
+
+def compare(committed: Figures | None, compiled: Figures, arch: int, *, same_triton: bool) -> Iterator[str]:
+    """What became worse. Of another Triton than the table's, only what matters whatever its registers are."""
+    if compiled.shared > PROGRAM_BYTES[arch]:
+        yield f"wants {compiled.shared} bytes of shared memory, a program may have {PROGRAM_BYTES[arch]}"
+    if committed is None:
+        yield "is not in the table"
+        return
+    if compiled.dots != committed.dots:
+        yield f"multiplies by {compiled.dots or 'nothing'}, by {committed.dots or 'nothing'} in the table"
+    if compiled.buffers < committed.buffers or compiled.copies < committed.copies:
+        yield (
+            f"keeps {compiled.buffers} buffers and {compiled.copies} copies under way, {committed.buffers} and "
+            f"{committed.copies} in the table"
+        )
+    slack = 0 if same_triton else SPILL_SLACK_BYTES
+    if compiled.stack > committed.stack + slack and (same_triton or compiled.dots != FLOAT32):
+        yield f"spills {compiled.stack} bytes, {committed.stack} in the table"
+    if same_triton and compiled.programs < committed.programs:
+        yield f"fits {compiled.programs} times into a multiprocessor, {committed.programs} times in the table"
+
+
+class AheadDriver:
+    """As much of a driver as compiling needs. Each architecture is a device of its own to Triton's caches."""
+
+    arch = 90
 
     def get_current_device(self) -> int:
-        return 0
+        return self.arch
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.arch, 32)
 
 
 class Compiled:
-    """Kernels compiled since it was made; none is launched."""
+    """Kernels compiled since it was made, each once; none is launched."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.figures: dict[Specialization, Figures] = {}
+        self.case = Specialization(90, "", "")
+        self._seen: set[str] = set()
         compile_and_launch = JITFunction.run
 
         def compile_only(kernel: "JITFunction[Any]", *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
             if "WIDENS" in kwargs:
                 kwargs["WIDENS"] = False  # the tensors only look like a CPU's
-            made = compile_and_launch(kernel, *args, grid=grid, warmup=True, **kwargs)
-            self.names.add(kernel.__name__)
-            print(kernel.__name__, made.metadata.shared, "bytes of shared memory", flush=True)
-            assert made.metadata.shared <= SHARED_BYTES, f"{kernel.__name__} wants more than a multiprocessor has"
+            self._note(kernel.__name__, compile_and_launch(kernel, *args, grid=grid, warmup=True, **kwargs))
 
         JITFunction.run = compile_only
 
+    def _note(self, kernel: str, made: Any) -> None:
+        if made.hash in self._seen:
+            return
+        self._seen.add(made.hash)
+        name, number = kernel.removeprefix("_").removesuffix("_kernel"), 1
+        found = replace(self.case, kernel=name)
+        while found in self.figures:
+            number += 1
+            found = replace(found, kernel=f"{name} {number}")
+        self.figures[found] = read_figures(made, self.case.arch)
+
+    def missing(self) -> set[str]:
+        compiled = {f"_{found.kernel.split()[0]}_kernel" for found in self.figures}
+        return all_kernels() - compiled
+
+
+def read_figures(made: Any, arch: int) -> Figures:
+    registers, stack = resource_usage(made.asm["cubin"])
+    loop = made.asm["ttgir"]
+    warps, shared = made.metadata.num_warps, made.metadata.shared
+    buffers = re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16|f32)", loop)
+    copies = re.findall(r"async_wait [^\n]*num = (\d+)", loop)
+    dots = ""
+    if "tt.dot " in made.asm["ttir"]:
+        has_matrix = re.search(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", made.asm["ptx"])
+        dots = TENSOR_CORES if has_matrix else FLOAT32
+    return Figures(
+        warps=warps,
+        registers=registers,
+        stack=stack,
+        shared=shared,
+        programs=min(
+            65536 // (-(-registers // 8) * 8 * 32 * warps),
+            MULTIPROCESSOR_BYTES[arch] // (shared + 1024),
+            64 // warps,
+            32,
+        ),
+        buffers=min(map(int, buffers), default=0),
+        copies=max(map(int, copies), default=0),
+        dots=dots,
+    )
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """(registers, bytes of stack) a thread, by the tool that Triton ships."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", printed)
+    assert found, printed
+    return int(found[1]), int(found[2])
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--all", action="store_true")
-    has_all = parser.parse_args().all
-    driver.set_active(HopperDriver())
-    compiled = Compiled()
-    compile_layers()
-    compile_experts(num_tokens=1)
-    compile_step()
-    compile_attention(128, torch.bfloat16, max_decode_len=6, window=1024, softcap=30.0)
-    if has_all:
-        compile_experts(num_tokens=MANY_FROM * 8)
-        for head_dim in (64, 128, 256):
-            for dtype in (torch.bfloat16, torch.float32):
-                compile_attention(head_dim, dtype, max_decode_len=1, window=None, softcap=None)
-    missing = all_kernels() - compiled.names
-    if missing:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few sizes, for a Hopper alone: every kernel once")
+    parser.add_argument("--write", action="store_true", help="write the table instead of comparing with it")
+    options = parser.parse_args()
+    compiled = compile_all([90] if options.quick else [80, 90, 100], CASES[:NUM_QUICK] if options.quick else CASES)
+    if missing := compiled.missing():
         sys.exit(f"nothing here calls {', '.join(sorted(missing))}: add the call that serving makes")
+    if options.write:
+        return write_table((read_table()[1] if options.quick else {}) | compiled.figures)
+    version, committed = read_table()
+    worse = [
+        f"sm{found.arch} {found.kernel} of {found.case} {problem}"
+        for found, figures in compiled.figures.items()
+        for problem in compare(committed.get(found), figures, found.arch, same_triton=version == triton.__version__)
+    ]
+    if worse:
+        sys.exit("\n".join([*worse, f"If that is meant: {Path(__file__).name} --write (now of Triton {version})"]))
+    print(f"{len(compiled.figures)} kernels compiled by Triton {triton.__version__}, none worse than {version}'s table")
+
+
+def compile_all(archs: Iterable[int], cases: "Iterable[tuple[str, Callable[[], None]]]") -> Compiled:
+    for module in pkgutil.iter_modules(kernels.__path__, "kvasir_runtime.kernels."):
+        if module.name.endswith("_triton"):
+            importlib.import_module(module.name)
+    active = AheadDriver()
+    driver.set_active(active)
+    compiled = Compiled()
+    for arch in archs:
+        active.arch = arch
+        for name, launch in cases:
+            compiled.case = Specialization(arch, name, "")
+            launch()
+    return compiled
+
+
+def write_table(figures: dict[Specialization, Figures]) -> None:
+    with TABLE.open("w", newline="") as file:
+        file.write(f"# Triton {triton.__version__}\n")
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(field.name for part in (Specialization, Figures) for field in fields(part))
+        table.writerows((*astuple(found), *astuple(figures[found])) for found in sorted(figures))
+
+
+def read_table() -> tuple[str, dict[Specialization, Figures]]:
+    """(Triton's version, figures)."""
+    with TABLE.open() as file:
+        version = file.readline().removeprefix("# Triton ").strip()
+        rows = list(csv.DictReader(file))
+    numbers = [{name: int(text) if text.isdigit() else text for name, text in row.items()} for row in rows]
+    keys = [field.name for field in fields(Specialization)]
+    return version, {
+        Specialization(*(row[key] for key in keys)): Figures(**{k: v for k, v in row.items() if k not in keys})
+        for row in numbers
+    }
 
 
 def all_kernels() -> set[str]:
@@ -145,6 +304,7 @@ def compile_step() -> None:
     triton_argmax(logits.bfloat16())
     for top_k in (None, ints(8)):
         TritonLeastLikelyKept()(logits, top_k, of(8, dtype=torch.float32))
+    TritonLookUp()(logits, of(8, dtype=torch.float64))
     triton_uniform(longs(8), longs(8))
     for num_tokens in (4, 8):
         tensors = DecodeTensors(
@@ -160,18 +320,66 @@ def compile_step() -> None:
 
 
 def compile_attention(
-    head_dim: int, dtype: torch.dtype, *, max_decode_len: int, window: int | None, softcap: float | None
-) -> None:
-    """Two decodes and a chunk of a prompt."""
-    lengths = np.array([max_decode_len, max_decode_len, NUM_TOKENS - 2 * max_decode_len], dtype=np.int32)
-    groups = (GroupInputs(ints(8, 600), longs(NUM_TOKENS)),)
+    heads: HeadShape, dtype: torch.dtype = torch.bfloat16, *, max_decode_len: int = 1, has_prefill: bool = True,
+    window: int | None = None, softcap: float | None = None, page: int = 16,
+) -> None:  # fmt: skip
+    """Two decodes, and a chunk of a prompt."""
+    chunk = [NUM_TOKENS - 2 * max_decode_len] if has_prefill else []
+    lengths = np.array([max_decode_len, max_decode_len, *chunk], dtype=np.int32)
+    num_tokens, num_requests = int(lengths.sum()), len(lengths)
+    groups = (GroupInputs(ints(8, 600), longs(num_tokens)),)
     inputs = StepInputs(
-        longs(NUM_TOKENS), longs(NUM_TOKENS), ints(4), ints(3), ints(3), groups, StepLengths(lengths, 2, 8192)
-    )
-    caches = of(2, 10, 16, NUM_KV_HEADS, head_dim, dtype=dtype)
-    step = TritonAttention(torch.device("cpu"), DecodeBounds(8, max_decode_len)).prepare(inputs)
-    query = of(NUM_TOKENS, NUM_HEADS, head_dim, dtype=dtype)
-    step.attend(query, LayerCache(caches[0], caches[1], group=0), scale=0.1, window=window, softcap=softcap)
+        longs(num_tokens), longs(num_tokens), ints(num_requests + 1), ints(num_requests), ints(num_requests), groups,
+        StepLengths(lengths, 2, 8192),
+    )  # fmt: skip
+    bounds = DecodeBounds(8, max_decode_len)
+    step = TritonAttention(torch.device("cpu"), bounds, num_sms=NUM_SMS).prepare(inputs)
+    caches = of(4, 2, 2, page, heads.num_kv_heads, heads.head_dim, dtype=dtype)  # blocks, layers, keys and values
+    cache = LayerCache(caches[:, 1, 0], caches[:, 1, 1], group=0)
+    query = of(num_tokens, heads.num_heads, heads.head_dim, dtype=dtype)
+    step.attend(query, cache, scale=0.1, window=window, softcap=softcap)
+
+
+LLAMA_1B, LLAMA_8B, LLAMA_70B = HeadShape(32, 8, 64), HeadShape(32, 8, 128), HeadShape(64, 8, 128)
+QWEN2_05B, QWEN2_7B, QWEN3_06B, QWEN3_235B = (
+    HeadShape(14, 2, 64), HeadShape(28, 4, 128), HeadShape(16, 8, 128), HeadShape(64, 4, 128)
+)  # fmt: skip
+PHI3_MINI, GEMMA2_9B, GEMMA3_1B = HeadShape(32, 32, 96), HeadShape(16, 8, 256), HeadShape(4, 1, 256)
+decodes = partial(compile_attention, has_prefill=False)
+CASES: list[tuple[str, Callable[[], None]]] = [
+    ("layers", compile_layers),
+    ("8 experts, few rows", partial(compile_experts, num_tokens=1)),
+    ("step", compile_step),
+    ("Llama-8B", partial(compile_attention, LLAMA_8B)),
+    ("Gemma-2-9B", partial(compile_attention, GEMMA2_9B, window=4096, softcap=50.0)),
+    ("Qwen3-235B, 5 drafts", partial(decodes, QWEN3_235B, max_decode_len=6)),
+    ("8 experts, many rows", partial(compile_experts, num_tokens=MANY_FROM * 8)),
+    ("Qwen3-0.6B", partial(compile_attention, QWEN3_06B)),
+    ("Llama-1B", partial(compile_attention, LLAMA_1B)),
+    ("Qwen2-0.5B", partial(compile_attention, QWEN2_05B)),
+    ("Qwen2-7B", partial(compile_attention, QWEN2_7B)),
+    ("Phi-3-mini", partial(compile_attention, PHI3_MINI)),
+    ("Phi-3-mini, window", partial(compile_attention, PHI3_MINI, window=2047)),
+    ("Gemma-3-1B", partial(compile_attention, GEMMA3_1B)),
+    ("Llama-70B", partial(compile_attention, LLAMA_70B)),
+    ("Qwen3-235B", partial(compile_attention, QWEN3_235B)),
+    ("Llama-8B, pages of 128", partial(compile_attention, LLAMA_8B, page=128)),
+    *(
+        (f"{name}, {num_drafts} drafts", partial(decodes, heads, max_decode_len=1 + num_drafts))
+        for name, heads, drafts in [
+            ("Llama-1B", LLAMA_1B, (5, 10)), ("Llama-8B", LLAMA_8B, (1, 5, 10)), ("Llama-70B", LLAMA_70B, (5, 10)),
+            ("Qwen3-235B", QWEN3_235B, (10,)), ("Gemma-2-9B", GEMMA2_9B, (5,)), ("Gemma-3-1B", GEMMA3_1B, (5, 10)),
+        ]
+        for num_drafts in drafts
+    ),
+    ("Llama-8B, float16", partial(compile_attention, LLAMA_8B, torch.float16)),
+    ("Llama-1B, float32", partial(compile_attention, LLAMA_1B, torch.float32)),
+    ("Llama-8B, float32", partial(compile_attention, LLAMA_8B, torch.float32)),
+    ("Gemma-2-9B, float32", partial(compile_attention, GEMMA2_9B, torch.float32)),
+    ("Llama-8B, float32, 5 drafts", partial(decodes, LLAMA_8B, torch.float32, max_decode_len=6)),
+]  # fmt: skip
+NUM_QUICK = 6
+"""The first ones, which call every kernel."""
 
 
 if __name__ == "__main__":

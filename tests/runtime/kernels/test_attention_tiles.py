@@ -59,8 +59,9 @@ def test_a_tile_holds_all_rows_of_a_decode_with_drafts() -> None:
         (HeadShape(64, 8, 128), 2, 6, 64, 4, 1),
         (HeadShape(64, 8, 128), 2, 11, 128, 8, 1),
         (HeadShape(64, 4, 128), 2, 11, 128, 8, 2),
-        (HeadShape(16, 1, 256), 2, 6, 64, 8, 2),
+        (HeadShape(16, 1, 256), 2, 6, 32, 8, 3),
         (HeadShape(64, 4, 128), 4, 6, 64, 8, 2),
+        (HeadShape(16, 8, 256), 4, 1, 16, 4, 1),
     ],
 )
 def test_of_many_rows_a_decode_takes_more_warps_then_more_tiles(

@@ -8,7 +8,7 @@ import torch
 from tests.runtime.kernels.triton_device import DTYPES, GPU_MARKS, on_device
 from torch import Tensor
 
-from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops, reference_step_ops
+from kvasir_runtime.kernels.step_ops import cpu_step_ops, reference_step_ops
 from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
 from kvasir_runtime.kernels.verify_drafts import (
     DrawnPositions,
@@ -173,10 +173,14 @@ def hostile_logits(num_positions: int, dtype: torch.dtype) -> Tensor:
     "lengths", [pytest.param([1] * 9, id="no drafts"), pytest.param([4, 1, 3, 2, 1, 4], id="drafts of some")]
 )
 @pytest.mark.parametrize(
-    "kernel", [pytest.param(TRITON, marks=GPU_MARKS, id="triton"), pytest.param(COMPILED, id="compiled")]
+    "verify",
+    [
+        pytest.param(on_gpu(TRITON.verify_most_likely), marks=GPU_MARKS, id="triton"),
+        pytest.param(COMPILED.verify_most_likely, id="compiled"),
+    ],
 )
 def test_the_most_likely_tokens_are_verified_as_the_twin_does(
-    kernel: StepOps, lengths: list[int], dtype: torch.dtype
+    verify: VerifyMostLikely, lengths: list[int], dtype: torch.dtype
 ) -> None:
     num_rows, rows = 11, list(range(10, 10 - len(lengths), -1))
     logits = hostile_logits(sum(lengths), dtype)
@@ -187,9 +191,9 @@ def test_the_most_likely_tokens_are_verified_as_the_twin_does(
     drafts[rows[-1], 1:2] = 8998  # does not hold
     _, at = drawn([tokens.tolist() for tokens in likely], rows, beams=(rows[1],))
     found = []
-    for verify in (REFERENCE.verify_most_likely, on_gpu(kernel.verify_most_likely), on_gpu(kernel.verify_most_likely)):
+    for kernel in (REFERENCE.verify_most_likely, verify, verify):
         state = known(drafts.tolist())
-        found.append((verify(logits, at, state).packed, state))
+        found.append((kernel(logits, at, state).packed, state))
     for packed, state in found[1:]:  # once more: nothing is left of the first time
         assert torch.equal(packed, found[0][0])
         for field in fields(state):

@@ -84,13 +84,13 @@ def test_processes_share_port_counts_and_drain_and_end_when_told(start_processes
         assert [ask(shared, "GET", "/ready").status_code for _ in range(6)] == [503] * 6
         for process in shared.processes:
             os.kill(process.pid, signal.SIGTERM)
-            process.join(10)
+            process.join(60)
         assert [process.exitcode for process in shared.processes] == [0, 0]
 
 
 def ask(shared, method: str, path: str, json: object = None) -> httpx.Response:
     """Over a connection of its own."""
-    with httpx.Client(base_url=shared.url, verify=False) as client:
+    with httpx.Client(base_url=shared.url, verify=False, timeout=60) as client:
         return client.request(method, path, json=json)
 
 
