@@ -122,13 +122,15 @@ def test_all_kernels_of_a_step_are_one_call(make_runner: Any, tokens_of: Any) ->
 
 
 def test_results_say_which_steps_warmed_up(make_runner: Any, make_plan: Any, new_sequence: Any) -> None:
-    runner = make_runner()
-    added = [new_sequence(row, PROMPTS[row]) for row in range(2)]
-    runner.forward(make_plan(chunks=[(0, 0, 3, True), (1, 0, 2, True)], added=added, tables=TABLE))
+    """Of three requests, since starting has computed steps of one and of two."""
+    runner, rows = make_runner(), range(len(PROMPTS))
+    added = [new_sequence(row, PROMPTS[row]) for row in rows]
+    runner.forward(make_plan(chunks=[(row, 0, len(PROMPTS[row]), True) for row in rows], added=added, tables=TABLE))
     assert not runner.sample().result().is_warming_up
     told = []
     for number in range(STEPS_BEFORE_RECORDING + 1):
-        runner.forward(make_plan(decodes=[(0, 1), (1, 1)], starts=[3 + number, 2 + number]))
+        starts = [len(prompt) + number for prompt in PROMPTS]
+        runner.forward(make_plan(decodes=[(row, 1) for row in rows], starts=starts))
         told.append(runner.sample().result().is_warming_up)
     assert told == [True] * STEPS_BEFORE_RECORDING + [False]
 
