@@ -7,7 +7,6 @@ import (
 	"maps"
 
 	"github.com/spf13/cobra"
-	kubectl "k8s.io/kubectl/pkg/cmd"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
@@ -17,7 +16,6 @@ func init() {
 	maps.Copy(programs, map[string]func() int{
 		"kube-proxy":     run(proxy.NewProxyCommand),
 		"kube-scheduler": run(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
-		"kubectl":        run(kubectl.NewDefaultKubectlCommand),
 		"kubelet":        run(func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }),
 	})
 }

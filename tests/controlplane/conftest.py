@@ -16,14 +16,6 @@ RUNNING = pytest.StashKey[ExitStack]()
 NAMESPACES = (f"test-{number}" for number in itertools.count(1))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several processes one runs all of this folder, so that there is one control plane."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.xdist_group("controlplane"))
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build before the first test, in sight: a cold build takes minutes, which no test's time limit should count."""
     if session.config.option.collectonly:
