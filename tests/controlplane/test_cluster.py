@@ -155,7 +155,7 @@ def test_builds_started_at_once_build_once(tmp_path: Path) -> None:
     directories = {build.communicate(timeout=60)[0].splitlines()[-1] for build in builds}
     assert (tmp_path / "calls").read_text().splitlines() == ["called"]
     programs = {path.name for path in Path(directories.pop()).iterdir()}
-    assert programs == {"etcd", "kube-apiserver", "kube-controller-manager", "kubectl"}
+    assert programs == {"etcd", "kube-apiserver", "kube-controller-manager"}
     assert not directories
 
 
