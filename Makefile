@@ -13,13 +13,13 @@ PYTEST := $(BIN)/python -m pytest -n 2
 run: $(INSTALLED)
 	$(BIN)/python examples/quickstart.py
 
-# What the tests need of Go and Debian (a control plane, helm, a browser) is made the first time, for some minutes, while
+# What the tests need of Go and Debian (a control plane and helm, a browser) is made the first time, for some minutes, while
 # packages install and linters run. A file that takes over a minute fails the short suite; `test-full` has the slow tests too.
 test: CHOSEN := -m "not slow" --file-seconds 60
 test test-full:
-	@$(PYTHON) tests/browser/install & browser=$$!; $(PYTHON) e2e/cluster/build & build=$$!; $(PYTHON) e2e/helm/build & helm=$$!; \
-	trap 'kill $$build $$helm 2>/dev/null' EXIT; \
-	$(MAKE) --no-print-directory lint && wait $$browser && wait $$build && wait $$helm && $(PYTEST) $(CHOSEN) $(PYTEST_ARGS)
+	@$(PYTHON) tests/browser/install & browser=$$!; $(PYTHON) e2e/cluster/build & build=$$!; \
+	trap 'kill $$build 2>/dev/null' EXIT; \
+	$(MAKE) --no-print-directory lint && wait $$browser && wait $$build && $(PYTEST) $(CHOSEN) $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint-style lint-types lint-imports lint-e2e

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 from e2e.cluster.rig.dns import coredns_archive
-from e2e.helm.helm import CHART, Helm, built_directory
+from e2e.helm.helm import CHART, Helm, helm_program
 from e2e.live_cluster import SYSTEM, LiveCluster, LiveService, deploy_service
 from e2e.traffic.traffic import Load, load
 from e2e.verdicts import Verdicts
@@ -70,8 +70,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     verdicts = session.config.stash[VERDICTS]
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        timed(verdicts, "building Kubernetes", partial(program_directory, has_nodes=True))
-        timed(verdicts, "building helm", built_directory)
+        timed(verdicts, "building Kubernetes and helm", partial(program_directory, has_nodes=True))
         if os.environ.get("KUBECONFIG") is None:
             timed(verdicts, "building CoreDNS", coredns_archive)
 
@@ -133,7 +132,7 @@ def timed(verdicts: Verdicts, name: str, work: Callable[[], Result]) -> Result:
 
 @pytest.fixture(scope="session")
 def live_helm(live_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(built_directory() / "helm", tmp_path_factory.mktemp("helm-home"), live_cluster.kubeconfig)
+    return Helm(helm_program(), tmp_path_factory.mktemp("helm-home"), live_cluster.kubeconfig)
 
 
 @pytest.fixture(scope="session")

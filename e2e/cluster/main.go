@@ -1,6 +1,7 @@
-// Command cluster is every program of the test cluster in one binary: linked once, they share most of their code, so
-// one build replaces a dozen. It runs the program that it is called as, or the one that its first argument names;
-// without either it prints the names that it knows. Those that a cluster with nodes needs besides are in nodes.go.
+// Command cluster is every program of the test cluster, helm too, in one binary: linked once, they share most of their
+// code, so one build replaces a dozen. It runs the program that it is called as, or the one that its first argument
+// names; without either it prints the names that it knows. Those that a cluster with nodes needs besides are in
+// nodes.go.
 package main
 
 import (
@@ -12,7 +13,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/server/v3/etcdmain"
+	helm "helm.sh/helm/v4/pkg/cmd"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // client metrics on /metrics
@@ -25,6 +28,7 @@ import (
 // Each builder is called only when its program was chosen: they register flags in the same global set.
 var programs = map[string]func() int{
 	"etcd":                    func() int { etcdmain.Main(os.Args); return 0 },
+	"helm":                    runHelm,
 	"kube-apiserver":          run(apiserver.NewAPIServerCommand),
 	"kube-controller-manager": run(controllers.NewControllerManagerCommand),
 	"kubectl":                 run(kubectl.NewDefaultKubectlCommand),
@@ -32,6 +36,20 @@ var programs = map[string]func() int{
 
 func run(build func() *cobra.Command) func() int {
 	return func() int { return cli.Run(build()) }
+}
+
+// Not by cli.Run, and with no flags from outside: those that Kubernetes' packages register for all would become helm's.
+func runHelm() int {
+	pflag.CommandLine = pflag.NewFlagSet("helm", pflag.ExitOnError)
+	command, err := helm.NewRootCmd(os.Stdout, os.Args[1:], helm.SetupLogging)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+		return 1
+	}
+	if command.Execute() != nil { // it has printed the error
+		return 1
+	}
+	return 0
 }
 
 func main() {

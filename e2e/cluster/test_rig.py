@@ -19,7 +19,7 @@ from e2e.cluster.rig.layout import Node
 from e2e.cluster.rig.network import IPV4, IPV6, NETWORKS, Network
 from e2e.cluster.rig.oci_archive import pack, write_blob
 from e2e.cluster.rig.scraping import UntranslatedError, prometheus_config, rule_files, scrape_configs
-from e2e.helm.helm import Helm, built_directory
+from e2e.helm.helm import Helm, helm_program
 
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.desired.objects import desired_service
@@ -197,7 +197,7 @@ def test_without_monitors_nothing_is_scraped() -> None:
 
 
 def test_every_monitor_of_chart_and_operator_is_translated(tmp_path: Path) -> None:
-    helm = Helm(built_directory() / "helm", tmp_path)
+    helm = Helm(helm_program(), tmp_path)
     service = parse_service(yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text()))
     objects = [
         *helm.template("--api-versions=monitoring.coreos.com/v1/PodMonitor"),

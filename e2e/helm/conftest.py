@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from e2e.helm.helm import CHART, Helm, built_directory
+from e2e.cluster.rig.prometheus_crds import prometheus_crds
+from e2e.helm.helm import CHART, Helm, helm_program
 from kubernetes.dynamic.exceptions import NotFoundError
 from tests.controlplane.control_plane import CRDS, ControlPlane, running_control_plane
 from tests.controlplane.processes import wait_until
@@ -43,13 +44,13 @@ def other_namespace(cluster: ControlPlane) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def offline_helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(built_directory() / "helm", tmp_path_factory.mktemp("home"))
+    return Helm(helm_program(), tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture
 def helm(cluster: ControlPlane, namespace: str, other_namespace: str, tmp_path: Path) -> Iterator[Helm]:
     """Uninstalls at the end what the test installed, the CRDs too, before its namespaces go."""
-    helm = Helm(built_directory() / "helm", tmp_path, cluster.kubeconfig)
+    helm = Helm(helm_program(), tmp_path, cluster.kubeconfig)
     yield helm
     for release in helm.releases():
         helm.uninstall(release["namespace"])
@@ -60,7 +61,7 @@ def helm(cluster: ControlPlane, namespace: str, other_namespace: str, tmp_path: 
 @pytest.fixture
 def monitoring_crds(cluster: ControlPlane) -> Iterator[None]:
     """PodMonitor, ServiceMonitor and PrometheusRule, as the Prometheus operator installs them."""
-    crds = [yaml.safe_load(path.read_text()) for path in (built_directory() / "crds").iterdir()]
+    crds = [yaml.safe_load(path.read_text()) for path in prometheus_crds()]
     for crd in crds:
         cluster.install_crd(crd)
     yield

@@ -3,15 +3,13 @@
 import json
 import subprocess
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.controlplane.programs import built_by
+from tests.controlplane.programs import program_directory
 
 ROOT = Path(__file__).parents[2]
-BUILD = Path(__file__).parent / "build"
 CHART = ROOT / "charts" / "kvasir"
 CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
 RELEASE = "kvasir"
@@ -23,10 +21,9 @@ class HelmError(Exception):
     """helm ended with a status other than 0; the message is what it said."""
 
 
-@cache
-def built_directory() -> Path:
-    """Where helm and the Prometheus operator's CRDs are; builds them the first time, in sight."""
-    return built_by(BUILD)
+def helm_program() -> Path:
+    """That of the scenarios' programs; builds them the first time."""
+    return program_directory(has_nodes=True) / "helm"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from e2e.conftest import StartLoad, install_operator, rig_cluster
-from e2e.helm.helm import Helm, built_directory
+from e2e.helm.helm import Helm, helm_program
 from e2e.live_cluster import POLL_SECONDS, LiveCluster, LiveService, deploy_service
 from e2e.traffic.answers import answers
 from e2e.verdicts import Verdicts
@@ -30,7 +30,7 @@ def ipv6_cluster(pytestconfig: pytest.Config) -> Iterator[LiveCluster]:
 
 @pytest.fixture(scope="module")
 def service(ipv6_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    install_operator(Helm(built_directory() / "helm", tmp_path_factory.mktemp("helm-home"), ipv6_cluster.kubeconfig))
+    install_operator(Helm(helm_program(), tmp_path_factory.mktemp("helm-home"), ipv6_cluster.kubeconfig))
     with ipv6_cluster.namespace("ipv6-only") as namespace:
         service = deploy_service(ipv6_cluster, MANIFEST, namespace)
         service.wait_ready()

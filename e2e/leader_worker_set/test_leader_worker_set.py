@@ -10,7 +10,7 @@ import pytest
 from e2e.conftest import StartLoad, install_operator, rig_cluster
 from e2e.engine_processes import signalling
 from e2e.engines import telling_to_go
-from e2e.helm.helm import Helm, built_directory
+from e2e.helm.helm import Helm, helm_program
 from e2e.leader_worker_set.controller import leader_worker_sets
 from e2e.leader_worker_set.module import controller_program
 from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveCluster, LiveService, deploy_service
@@ -40,7 +40,7 @@ def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def service(cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    install_operator(Helm(built_directory() / "helm", tmp_path_factory.mktemp("helm-home"), cluster.kubeconfig))
+    install_operator(Helm(helm_program(), tmp_path_factory.mktemp("helm-home"), cluster.kubeconfig))
     with cluster.namespace("leader-worker-set") as namespace:
         service = deploy_service(cluster, MANIFEST, namespace)
         service.wait_ready()

@@ -175,7 +175,7 @@ def test_a_build_without_go_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_given_programs_are_used_as_they_are(tmp_path: Path) -> None:
-    for name in ("etcd", "kube-apiserver", "kube-controller-manager"):
+    for name in ("etcd", "helm", "kube-apiserver", "kube-controller-manager", "kubectl"):
         (tmp_path / name).touch(mode=0o755)
     output = run_build(KUBEBUILDER_ASSETS=str(tmp_path)).communicate(timeout=60)[0]
     assert output == f"{tmp_path}\n"
@@ -184,4 +184,4 @@ def test_given_programs_are_used_as_they_are(tmp_path: Path) -> None:
 def test_given_programs_must_be_complete(tmp_path: Path) -> None:
     (tmp_path / "etcd").touch(mode=0o755)
     errors = run_build(KUBEBUILDER_ASSETS=str(tmp_path)).communicate(timeout=60)[1]
-    assert "has no executable kube-apiserver, kube-controller-manager" in errors
+    assert "has no executable helm, kube-apiserver, kube-controller-manager, kubectl:" in errors
