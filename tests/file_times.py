@@ -1,7 +1,7 @@
 """What each test file takes: the ten slowest are shown, and a run fails where one exceeds `--file-seconds`.
 
 A file's time is the wall time of its tests with their fixtures; a fixture of a session counts where it is first used.
-Files are what the two processes of `make test` divide among them, so one long file makes the whole run long.
+Files are what the processes of `make test` divide among them, so one long file makes the whole run long.
 """
 
 from collections import defaultdict

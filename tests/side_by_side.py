@@ -1,7 +1,7 @@
-"""How two processes of pytest-xdist divide the tests: by file, rooms whose files share servers whole, some tests alone.
+"""How processes of pytest-xdist divide the tests: by file, rooms whose files share servers whole, some tests alone.
 
 A room is one unit of work, so that its control plane or its engines are started once. A test marked `alone` holds a
-clock or needs both cores: while it runs, the other process waits between two tests of its own.
+clock or needs both cores: while it runs, the others wait between two tests of theirs.
 """
 
 import fcntl

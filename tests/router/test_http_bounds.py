@@ -11,7 +11,7 @@ from tests.router.parts import client_times
 
 from kvasir_router.relay.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 CHAT = b"/v1/chat/completions"
 BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
 

@@ -24,7 +24,7 @@ from kvasir_router.relay.http_protocol import BoundedHttpProtocol, Forwarding
 from kvasir_router.relay.idle_timeouts import IdleTimeouts
 from kvasir_router.relay.upstream_answer import UpstreamAnswer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 STREAMED = b'{"model":"tiny","stream":true,"messages":[]}'
 WHOLE = b'{"model":"tiny","messages":[]}'
 

@@ -11,6 +11,8 @@ from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.server.client_limits import ClientLimits
 from kvasir_runtime.server.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 
+pytestmark = pytest.mark.alone
+
 
 def connect(running) -> socket.socket:
     url = httpx.URL(running.url)

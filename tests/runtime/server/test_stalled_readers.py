@@ -18,7 +18,7 @@ from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
 from kvasir_runtime.server.client_transport import ClientTransport
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 CLOSING = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
 FULL, A_LITTLE = 1_000_000, 40_000
 """Bytes of an answer: many more than are buffered, and too few for anybody but the transport to wait for."""
