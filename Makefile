@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
+# Some machines set it, and then each of a hundred processes compiles torch's Python sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 CRD := serving.kvasir.dev_inferenceservices.yaml
 
 .PHONY: run test test-full lint lint-style lint-types lint-imports lint-e2e e2e bench docs setup generate
