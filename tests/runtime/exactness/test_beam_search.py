@@ -48,16 +48,20 @@ def beams_of(engine: Any, name: str, width: int) -> list[list[int]]:
     return [generated.token_ids(name) for name in names]
 
 
-@pytest.mark.parametrize(
-    ("width", "early_stopping", "length_penalty"), crossed([1, 2, 4], [False, True, "never"], [1.0, 2.0, -1.0])
-)
+# Of one beam Hugging Face makes a greedy search, which ends at a stop token whatever longer hypotheses may be worth.
+STOPPING = [
+    one for one in crossed([1, 2, 4], [False, True, "never"], [1.0, 2.0, -1.0]) if one.values[:2] != (1, "never")
+]
+
+
+@pytest.mark.parametrize(("width", "early_stopping", "length_penalty"), STOPPING)
 def test_equal_to_hugging_face(
     width: int, early_stopping: Any, length_penalty: float, reference: Any, start_engine: Any
 ) -> None:
     expected = reference("LlamaForCausalLM")
     engine = start_engine(expected.folder)
     options: dict[str, Any] = {"early_stopping": early_stopping, "length_penalty": length_penalty}
-    prompts = expected.prompts[2:4]
+    prompts = expected.prompts
     ends = [hugging_face_beams(expected.folder, prompt, width, NUM_TOKENS, None)[0][9] for prompt in prompts]
     for number, (prompt, eos) in enumerate(zip(prompts, ends, strict=True)):
         engine.add(

@@ -35,11 +35,13 @@ def test_mixed_batch_equals_hugging_face(
     engine = start_engine(expected.folder, features)
     names = [f"prompt-{i}" for i in range(len(expected.prompts))]
 
-    engine.add("neighbour", expected.prompts[0][::-1] * 3)
+    for index in (0, 1):
+        engine.add(f"neighbour-{index}", expected.prompts[index][::-1] * 3)
     for index in (0, 2, 4):
         engine.add(names[index], expected.prompts[index])
-    engine.step_until(lambda: len(engine.channel.outputs.get(names[4], [])) >= 9)
-    engine.abort("neighbour")
+    engine.step_until(lambda: len(engine.channel.outputs.get(names[4], [])) >= 24)
+    for index in (0, 1):
+        engine.abort(f"neighbour-{index}")
     for index in (1, 3, 5):  # these join a running batch
         engine.add(names[index], expected.prompts[index])
     generated = engine.finish(*names)
