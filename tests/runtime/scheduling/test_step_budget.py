@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.step import TimedStep
 from kvasir_runtime.scheduling.step_budget import UNMEASURED_TOKENS, StepBudget
 
