@@ -297,7 +297,7 @@ def test_a_beam_reports_candidates_and_waits_for_its_token(
     candidates, raw = result.candidates[0], result.logprobs[1][0]
     assert candidates.token_ids == raw.token_ids[1:]
     np.testing.assert_allclose(candidates.logprobs, raw.logprobs[1:], rtol=1e-5)
-    forks = [Fork(0, 2, beam.sampling)]
+    forks = [Fork(0, 2, beam.spec.sampling)]
     tokens = [(0, 5, expected[5]), (2, 5, candidates.token_ids[1])]
     plan = make_plan(decodes=[(0, 1), (2, 1)], starts=[5, 5], forks=forks, tokens=tokens, copies=[(1, 9)],
                      tables=[(2, 0, 0, 9)])  # fmt: skip
