@@ -43,7 +43,8 @@ class Penalties(StepFeature):
 
     def _begin(self, new: NewSequence) -> None:
         if self._rows.sampling.traits[new.row] & Trait.PENALTIES:
-            self._counts.begin(new.row, self._rows.token_ids[new.row, : len(new.token_ids)], new.num_prompt_tokens)
+            known = self._rows.token_ids[new.row, : len(new.token_ids)]
+            self._counts.begin(new.row, known, new.spec.num_prompt_tokens)
 
     def _fork(self, forks: tuple[Fork, ...]) -> None:
         """All rows at once."""

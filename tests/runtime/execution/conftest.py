@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.transfers import Download, Transfers
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
 
@@ -74,7 +75,8 @@ def new_sequence() -> Callable[..., NewSequence]:
     ) -> NewSequence:
         sampling = SamplingParams(**({"max_tokens": 9, "seed": row, "temperature": 0.0} | params))
         num_prompt = len(token_ids) if prompt is None else prompt
-        return NewSequence(row, list(token_ids), num_prompt, computed, sampling, candidates)
+        spec = RequestSpec(prompt_token_ids=list(token_ids[:num_prompt]), sampling=sampling)
+        return NewSequence(row, spec, list(token_ids[num_prompt:]), computed, candidates)
 
     return make
 
