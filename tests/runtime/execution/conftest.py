@@ -63,7 +63,7 @@ def make_rows(transfers: CountingTransfers) -> Callable[..., Rows]:
 
 @pytest.fixture
 def new_sequence() -> Callable[..., NewSequence]:
-    """`new_sequence(row, token_ids, prompt=None, computed=0, candidates=0, **sampling)`, greedy unless told."""
+    """`new_sequence(row, token_ids, prompt=None, computed=0, candidates=0, salt=None, **sampling)`, else greedy."""
 
     def make(
         row: int,
@@ -71,11 +71,12 @@ def new_sequence() -> Callable[..., NewSequence]:
         prompt: int | None = None,
         computed: int = 0,
         candidates: int = 0,
+        salt: str | None = None,
         **params: Any,
     ) -> NewSequence:
         sampling = SamplingParams(**({"max_tokens": 9, "seed": row, "temperature": 0.0} | params))
         num_prompt = len(token_ids) if prompt is None else prompt
-        spec = RequestSpec(prompt_token_ids=list(token_ids[:num_prompt]), sampling=sampling)
+        spec = RequestSpec(prompt_token_ids=list(token_ids[:num_prompt]), sampling=sampling, cache_salt=salt)
         return NewSequence(row, spec, list(token_ids[num_prompt:]), computed, candidates)
 
     return make

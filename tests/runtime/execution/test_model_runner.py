@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -234,11 +233,7 @@ def test_a_proposer_knows_which_sequences_it_was_not_shown_before(load: Any, mak
 def test_a_proposer_is_told_the_extra_keys_of_those_that_drew(load: Any, make_plan: Any, new_sequence: Any) -> None:
     proposer = ScriptedProposer([-1] * 40)
     runner = load(proposer).runner
-    beam = new_sequence(1, PROMPT, candidates=2)
-    added = [
-        replace(new, spec=msgspec.structs.replace(new.spec, cache_salt=str(new.row)))
-        for new in (new_sequence(0, PROMPT), beam)
-    ]
+    added = [new_sequence(0, PROMPT, salt="0"), new_sequence(1, PROMPT, candidates=2, salt="1")]
     chunks = [(0, 0, 3, False), (1, 0, 5, True), (2, 0, 5, True)]
     plan = make_plan(chunks=chunks, added=[*added, new_sequence(2, PROMPT)], tables=TABLE, proposals=1)
     step(runner, plan)

@@ -1,6 +1,5 @@
 """Rows take over a plan's differences, in its order."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.step import Fork, NewSequence, ReturnedTokens
+from kvasir_runtime.scheduling.step import Fork, ReturnedTokens
 
 GREEDY = SamplingParams(max_tokens=8, seed=0, temperature=0.0)
 
@@ -85,15 +84,11 @@ def test_a_fork_is_a_copy_with_its_own_sampling(make_rows: Any, make_plan: Any, 
     assert float(rows.sampling.temperature[3]) == 0.5
 
 
-def salted(new: NewSequence, salt: str) -> NewSequence:
-    return replace(new, spec=msgspec.structs.replace(new.spec, cache_salt=salt))
-
-
 def test_a_row_has_the_extra_keys_of_its_sequence_and_a_fork_its_sources(
     make_rows: Any, make_plan: Any, new_sequence: Any
 ) -> None:
     rows = make_rows()
-    rows.apply(make_plan(added=[salted(new_sequence(row, [1]), str(row)) for row in (0, 1)]))
+    rows.apply(make_plan(added=[new_sequence(row, [1], salt=str(row)) for row in (0, 1)]))
     rows.apply(make_plan(forks=[Fork(0, 1, GREEDY), Fork(1, 2, GREEDY)]))
     assert rows.extra_keys == [(b"0",), (b"0",), (b"1",), ()]
     rows.apply(make_plan(added=[new_sequence(0, [1])]))
