@@ -12,7 +12,7 @@ import msgspec
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import TokenLogprobs
-from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
+from kvasir_runtime.requests.sampling_params import SamplingParams
 
 Rank = tuple[float, ...]
 
@@ -36,7 +36,8 @@ class Request:
     arrival_time: float
     priority: int = 0
     tenant: str = ""
-    beam: BeamSearch | None = None
+    group: "SequenceGroup | None" = None
+    """None: every sequence draws its own tokens."""
     number: int = 0
     """Counts the scheduler's requests; settles the order of those that arrived at the same time."""
     tenant_number: int = 0
@@ -47,6 +48,11 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of prompt tokens 1.., gathered over the prompt's chunks."""
     has_sent_scores: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """That must be free before its first sequence is admitted."""
+        return 1 if self.group is None else self.group.num_rows
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
@@ -71,6 +77,32 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """A request whose sequences advance together, by tokens that the core chooses among candidates (beams.py).
+
+    It starts as one sequence that computes the prompt, with rows reserved for all that fork from it later. Its
+    sequences are preempted together and then start again from the prompt.
+    """
+
+    description: str
+    """As errors name it."""
+    num_rows: int
+    num_candidates: int
+    """Most likely tokens that a rank reports for each sequence, instead of drawing one."""
+    indices: list[int]
+    """Of the outputs that the client wants."""
+    sequences: list["Sequence"] = field(default_factory=list)
+    spare_rows: list[int] = field(default_factory=list)
+    """Reserved, not occupied."""
+    num_sequences: int = 0
+    """Made so far; numbers the next."""
+
+    def restart(self) -> None:
+        """Forget everything but the prompt."""
+        self.sequences.clear()
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     request: Request
     index: int
@@ -89,13 +121,17 @@ class Sequence:
     """While it runs."""
     was_admitted: bool = False
     """Before, so that its lookup in the prefix cache is counted once."""
-    heirs: list["Sequence"] = field(default_factory=list)
+    future_forks: list["Sequence"] = field(default_factory=list)
     """Held sequences that fork from this one as soon as the prompt is computed."""
 
     @property
     def num_fork_tokens(self) -> int:
-        """Computed once for all heirs: the prompt without its last token, after which each draws its own."""
+        """Computed once for all forks: the prompt without its last token, after which each draws its own."""
         return self.request.num_prompt_tokens - 1
+
+    def num_to_compute(self, num_known: int) -> int:
+        """Tokens to compute before it decodes, or others fork from it."""
+        return self.num_fork_tokens if self.future_forks else num_known
 
 
 def request_from(message: AddRequest, *, max_model_len: int) -> Request:
@@ -111,7 +147,6 @@ def request_from(message: AddRequest, *, max_model_len: int) -> Request:
         arrival_time=message.arrival_time,
         priority=message.priority,
         tenant=message.tenant,
-        beam=message.beam,
         num_cached_tokens=0 if is_continued else None,
     )
 
