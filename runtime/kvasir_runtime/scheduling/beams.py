@@ -8,7 +8,6 @@ their next token in their own row.
 import logging
 from dataclasses import dataclass, field
 
-from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, Continuation, Hypothesis, num_candidates
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
@@ -64,9 +63,9 @@ class BeamGroup(SequenceGroup):
         )
 
 
-def beam_group(request: Request, message: AddRequest) -> BeamGroup | None:
-    """None where the request does not ask for a beam search."""
-    params, sampling = message.beam, request.sampling
+def beam_group(request: Request, indices: list[int]) -> BeamGroup | None:
+    """None where the request does not ask for a beam search. `indices`: of the hypotheses that the client wants."""
+    params, sampling = request.spec.beam, request.spec.sampling
     if params is None:
         return None
     max_tokens = request.max_total_tokens - request.num_prompt_tokens
@@ -74,7 +73,7 @@ def beam_group(request: Request, message: AddRequest) -> BeamGroup | None:
         description=f"the beam search of width {params.width}",
         num_rows=params.width,
         num_candidates=num_candidates(params.width, len(set(sampling.stop_token_ids))),
-        indices=[start.index for start in message.sequences],
+        indices=indices,
         request=request,
         state=BeamSearchState(params, frozenset(sampling.stop_token_ids), sampling.min_tokens, max_tokens),
     )

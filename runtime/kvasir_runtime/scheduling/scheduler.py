@@ -88,7 +88,7 @@ class Scheduler:
     def add(self, message: AddRequest, *, is_held: bool = False) -> None:
         """Take a request in. A held one waits outside the queue until `release`."""
         request = request_from(message, max_model_len=self._limits.max_model_len)
-        request.group = beam_group(request, message)
+        request.group = beam_group(request, [start.index for start in message.sequences])
         self._sequences.add(request, message, is_held=is_held)
 
     def release(self, request_id: str) -> None:

@@ -116,9 +116,9 @@ class Sequences:
 
     def _begin(self, request: Request, message: AddRequest) -> list[Sequence]:
         """The sequences that wait for their turn; those that share a prompt just begun fork from the first."""
-        keys = (message.cache_salt.encode(),) if message.cache_salt is not None else ()
+        keys = request.spec.extra_keys
         if request.group is not None:
-            return [self._first_member(request, list(message.prompt_token_ids), self.kv.empty(keys))]
+            return [self._first_member(request, list(request.spec.prompt_token_ids), self.kv.empty(keys))]
         sequences = sequences_of(request, message, [self.kv.empty(keys) for _ in message.sequences])
         for sequence in sequences:
             sequence.rank = self.waiting.rank(request, request.number, sequence.index)
@@ -134,7 +134,7 @@ class Sequences:
     def _first_member(self, request: Request, token_ids: list[int], blocks: SequenceBlocks) -> Sequence:
         """Of a group: the sequence that computes the prompt."""
         assert request.group is not None
-        sequence = self.new_member(request, request.sampling, token_ids, blocks)
+        sequence = self.new_member(request, request.spec.sampling, token_ids, blocks)
         request.sequences, request.group.sequences = [sequence], [sequence]
         return sequence
 
@@ -186,12 +186,10 @@ class Sequences:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return NewSequence(
             sequence.row,
-            sequence.token_ids,
-            request.num_prompt_tokens,
+            request.spec.with_sampling(sampling),
+            sequence.token_ids[request.num_prompt_tokens :],
             num_computed,
-            sampling,
             num_candidates=0 if request.group is None else request.group.num_candidates,
-            extra_keys=sequence.blocks.extra_keys,
         )
 
     def _start(self, sequence: Sequence, token_ids: "list[int] | np.ndarray", num_computed: int, row: int) -> None:
