@@ -117,6 +117,8 @@ class Planner:
         rows = self._decoding_rows()[: draft.budget]
         depths = self._depths(rows)
         self._take_decodes(draft, rows, depths)
+        if self._limits.step_budget is not None:
+            draft.budget = min(draft.budget, self._limits.step_budget.num_prompt_tokens(len(draft.decode_rows)))
         self._take_prompts(draft)
         if len(self._sequences.running) < num_running:
             self._drop_preempted(draft)

@@ -17,6 +17,7 @@ from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step_budget import StepBudget
 from kvasir_runtime.scheduling.update import Outcome
 from kvasir_runtime.scheduling.waiting import PolicyName, WaitingQueue, waiting_queue
 
@@ -148,13 +149,14 @@ def make_engine() -> Callable[..., Engine]:
         policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
         wrong_drafts: int = 0, num_stages: int = 1, depth: FixedDepth | None = None,
         queue: WaitingQueue | None = None, kv_cache: type[KvCache] = KvCache,
+        step_budget: StepBudget | None = None,
     ) -> Engine:  # fmt: skip
         log = KvEventLog(BLOCK_SIZE, groups)
         log.take()
         kv = kv_cache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=cache, event_log=log)
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN,
-            enable_chunked_prefill=chunked, num_stages=num_stages,
+            enable_chunked_prefill=chunked, num_stages=num_stages, step_budget=step_budget,
         )  # fmt: skip
         depth = FixedDepth(drafts) if drafts else depth
         scheduler = Scheduler(limits, kv, waiting_queue(policy) if queue is None else queue, depth)
