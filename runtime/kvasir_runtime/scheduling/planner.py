@@ -18,6 +18,8 @@ from kvasir_runtime.scheduling.running_rows import PendingUpdates, where
 from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import ReturnedTokens, StepPlan
 
+NOTHING = np.empty(0, dtype=np.int64)
+
 
 @dataclass(slots=True)
 class StepDraft:
@@ -25,9 +27,9 @@ class StepDraft:
 
     budget: int
     """Tokens that may still be computed."""
-    decode_rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    decode_starts: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    decode_lengths: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    decode_rows: Rows = NOTHING
+    decode_starts: Rows = NOTHING
+    decode_lengths: Rows = NOTHING
     """One token each, and drafts."""
     chunk_rows: list[int] = field(default_factory=list)
     chunk_starts: list[int] = field(default_factory=list)

@@ -212,8 +212,9 @@ class RunningRows:
 
     def plan_decodes(self, rows: Rows, most_known: Int64Array, num_drafts: Int64Array) -> None:
         """A step computes the last token of each, which is the `most_known`-th at most, and drafts after it."""
-        self.most_known[rows] = most_known + num_drafts + 1
-        self.most_planned[rows] = most_known + num_drafts
+        most_planned = most_known + num_drafts
+        self.most_planned[rows] = most_planned
+        self.most_known[rows] = most_planned + 1
         if self.num_that_wait:
             self.is_awaited[rows] = self.waits_for_result[rows]
 
