@@ -133,10 +133,10 @@ def test_a_pod_is_judged_by_its_own_containers_and_not_by_a_sidecar() -> None:
     was_ready = engine("r", "a", ready=False, containerStatuses=[*loading(state=up), proxy])
     crashing_proxy = waiting_container("CrashLoopBackOff", restartCount=4, name="istio-proxy")
     beside = engine("b", "a", ready=False, containerStatuses=[*loading(state=up, ready=True), crashing_proxy])
-    for pod in (was_ready, beside):
-        pod["status"]["conditions"][0]["lastTransitionTime"] = NOW
-        pod["status"]["initContainerStatuses"] = [proxy]
-        pod["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
+    for each in (was_ready, beside):
+        each["status"]["conditions"][0]["lastTransitionTime"] = NOW
+        each["status"]["initContainerStatuses"] = [proxy]
+        each["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
     never_ready = engine("n", "a", ready=False, containerStatuses=[*loading(), proxy])
     assert seen([engines("a")], [was_ready, beside, never_ready])["a"].num_useless == 1
 
