@@ -1,7 +1,8 @@
 """Every PromQL expression that the autoscaler asks, and nothing else; metric names are the engine's and the router's.
 
-Labels `inference_service` and `role` are those that PodMonitors give; a gateway names the service in its own. A pod that is
-scraped twice, by two jobs or by a pair of servers, counts once: of series that differ in others' labels, the highest.
+Labels `inference_service` and `role` are those that PodMonitors give; a gateway names the service in its own. A pod
+that is scraped twice, by two jobs or by a pair of servers, counts once: of series that differ in others' labels, the
+highest.
 """
 
 import json

@@ -16,12 +16,9 @@ def adjust_logits(
     """Adjust float32 logits [num_positions, vocab_size], in place.
 
     `after` int64 [num_positions] are the positions before the tokens about to be drawn, `mask` bool as the logits says
-    which are allowed. NaN is never drawn, and infinity is the largest number. Beams' logits become log-probabilities
-    before anything else, so what the others change is summed up as Hugging Face sums it.
+    which are allowed. NaN is never drawn, and infinity is the largest number.
     """
     logits.nan_to_num_(nan=_NEVER, posinf=torch.finfo(logits.dtype).max, neginf=_NEVER)
-    if positions.beams is not None:
-        logits[positions.beams.index] = positions.beams.of(logits).log_softmax(dim=-1)
     if mask is not None:
         logits.masked_fill_(~mask, _NEVER)
     if positions.penalised is not None:

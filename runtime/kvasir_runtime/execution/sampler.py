@@ -19,7 +19,7 @@ def adjusted_logits(
 ) -> Tensor:
     """The logits that tokens are drawn from; the same ones where nothing changes which is the most likely."""
     needs_none = not positions.traits & (Trait.RANDOM | Trait.ADJUSTMENTS)
-    if needs_none and mask is None and positions.beams is None:
+    if needs_none and mask is None:
         return logits
     return adjust_logits(logits.float(), rows, positions, after, mask)
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.kv_transfers import KvTransfers
@@ -123,7 +124,7 @@ class BeamRunner(CountingRunner):
     def sample(self, mask: None) -> DoneResult:
         none = np.zeros(len(self._rows), dtype=np.int32)
         candidates = {row: Candidates([7, 8, 9], [-0.5, -1.0, -2.0]) for row in self._rows}
-        return DoneResult(StepResult(none[:, None], none, none, candidates=candidates))
+        return DoneResult(StepResult(none[:, None], none, none, columns(candidates=candidates)))
 
 
 class MemoryPublisher:
