@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
+from kvasir_runtime.execution.executor import TokenMask
 from kvasir_runtime.execution.kv_buffer import copy_blocks
+from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.logprobs import token_logprobs
 from kvasir_runtime.execution.pending_result import PendingResult, StepTensors
 from kvasir_runtime.execution.prompt_scores import ScoredPrompt, score_prompt, scored_prompts
 from kvasir_runtime.execution.rows import Rows, store_drafts
-from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder, Subset
-from kvasir_runtime.execution.sampler import adjusted_logits, draw
+from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
+from kvasir_runtime.execution.sampler import draw, takes_most_likely
 from kvasir_runtime.execution.stage_buffer import StageBuffer
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
@@ -28,10 +29,8 @@ from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
-from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.scheduling.step import BoolArray, StepPlan
 from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
-
-TokenMask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class ModelRunner:
     def sample(self, mask: TokenMask | None = None) -> PendingResult:
         """Draw after the forwarded step's positions, keep what holds in the rows, and propose the next drafts.
 
-        `mask` bool [num_positions, vocab_size] says which tokens are allowed.
+        `mask` says which tokens are allowed after each position.
         """
         step, self._forwarded = self._forwarded, None
         assert step is not None, "sample() follows a forward() that ended well"
@@ -199,46 +198,38 @@ class ModelRunner:
         after = step.inputs.positions
         after = after if positions.num_positions == len(after) else after[positions.tokens]
         asked = positions.logprobs
-        # The reported log-probabilities are those of the raw logits, which drawing may overwrite.
-        raw = None if asked is None else logits.clone() if asked.is_all else asked.of(logits)
         allowed = None if mask is None else self._transfers.upload(mask)[0]
-        adjusted = adjusted_logits(logits, rows, positions, after, allowed)
-        candidates = None if positions.beams is None else _candidates(adjusted, rows, positions)
-        verified = self._draw_and_verify(adjusted, positions, after)
-        if positions.counted is not None:
-            self._count_tokens(positions.counted, verified)
+        candidates = None
+        if positions.beams is not None:
+            candidates = _candidates(adjust_logits(logits, rows, positions, after, allowed), rows, positions)
+        verified = self._draw_and_verify(logits, positions, after, allowed, step.inputs.lengths.max_seq_len)
         logprobs = None
-        if asked is not None and raw is not None:
+        if asked is not None:
             most = int(rows.sampling.num_logprobs[positions.host_rows].max())
             token_ids = verified.token_ids.flatten()[positions.places].long()
-            logprobs = token_logprobs(raw, asked.of(token_ids), most)
+            logprobs = token_logprobs(asked.of(logits), asked.of(token_ids), most)
         return StepTensors(verified, logprobs, candidates)
 
-    def _draw_and_verify(self, adjusted: Tensor, positions: SampledPositions, after: Tensor) -> VerifiedTokens:
+    def _draw_and_verify(
+        self, logits: Tensor, positions: SampledPositions, after: Tensor, mask: Tensor | None, max_seq_len: int
+    ) -> VerifiedTokens:
         """Which drafts hold; the rows know the tokens that do from now on."""
         ops = self._ops
         drawn = DrawnPositions(after, positions.starts, positions.rows, positions.draws, positions.width)
-        if positions.random is None:
-            return ops.verify_most_likely(adjusted, drawn, self._known)
-        token_ids = draw(adjusted, self._rows, positions, after, ops)
+        if takes_most_likely(positions, mask):
+            return ops.verify_most_likely(logits, drawn, self._known)
+        token_ids = draw(logits, self._rows, positions, after, ops, mask=mask, max_seq_len=max_seq_len)
         return ops.verify_drafts(token_ids, drawn, self._known)
 
-    def _count_tokens(self, counted: Subset, verified: VerifiedTokens) -> None:
-        """Tokens that hold count for the penalties of what follows."""
-        token_ids = counted.of(verified.token_ids).long()
-        column = torch.arange(token_ids.shape[1], device=token_ids.device)
-        holds = column < counted.of(verified.num_accepted).unsqueeze(1)
-        self._rows.penalty_counts.add(counted.rows.unsqueeze(1).expand_as(token_ids), token_ids, holds)
-
-    def _note_shown(self, plan: StepPlan) -> TokenMask:
+    def _note_shown(self, plan: StepPlan) -> BoolArray:
         """Which of the step's sequences the proposer has not seen the step before of."""
         self._was_shown[[new.row for new in plan.added] + [fork.target_row for fork in plan.forks]] = False
-        is_resumed: TokenMask = ~self._was_shown[plan.rows]
+        is_resumed: BoolArray = ~self._was_shown[plan.rows]
         self._was_shown[plan.rows] = plan.num_proposals > 0
         return is_resumed
 
     def _propose(
-        self, proposer: Proposer, step: ForwardedStep, verified: VerifiedTokens, is_resumed: TokenMask
+        self, proposer: Proposer, step: ForwardedStep, verified: VerifiedTokens, is_resumed: BoolArray
     ) -> None:
         """Let the proposer see the step; its guesses wait in the rows."""
         positions = step.positions

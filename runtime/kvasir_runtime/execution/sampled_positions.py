@@ -52,8 +52,6 @@ class SampledPositions:
     beams: Subset | None
     drawing: Subset | None
     """Sequences (not positions) that draw; None: there are no beams, so all do."""
-    counted: Subset | None
-    """Sequences whose tokens are counted for penalties."""
     random: Subset | None
     truncated: Subset | None
     """Within `random`, as `min_p`."""
@@ -126,7 +124,6 @@ class SampledPositionsBuilder:
             traits=traits,
             beams=self._subset(np.flatnonzero(is_beam[sequence]), rows_of) if is_beam.any() else None,
             drawing=self._subset(np.flatnonzero(~is_beam), rows.astype(np.int64)) if is_beam.any() else None,
-            counted=self._having(Trait.PENALTIES, traits, rows.astype(np.int64)),
             random=random,
             truncated=self._having(Trait.TRUNCATED, traits, random_rows),
             min_p=self._having(Trait.MIN_P, traits, random_rows),
