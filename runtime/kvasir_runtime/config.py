@@ -34,7 +34,11 @@ class ModelConfig:
     chat_template: str | None = option("file with a Jinja chat template; default: the tokenizer's", default=None)
     dtype: DType = option("of weights and activations; auto: what the checkpoint declares", default="auto")
     device: Device = option("auto: cuda when there is one", default="auto")
-    max_model_len: int | None = option("tokens of prompt and output; default: what the model declares", default=None)
+    max_model_len: int | None = option(
+        "tokens of prompt and output; default: what the model declares, cut to what the KV cache can hold of one "
+        "request",
+        default=None,
+    )
     seed: int | None = option("makes requests without a seed of their own repeatable; default: not", default=None)
 
 

@@ -18,7 +18,7 @@ from kvasir_operator.apply.plan import PodDeletion, Restart
 from kvasir_operator.groups.group import Group
 from kvasir_operator.groups.record import FORGET_SECONDS, RESTARTS, RestartRecord, seconds_between
 from kvasir_operator.kube.kinds import KubeObject, is_terminating, object_key
-from kvasir_operator.observe.containers import last_end
+from kvasir_operator.observe.containers import last_end, own_containers
 from kvasir_operator.observe.waiting import has_been_ready
 from kvasir_operator.queue.back_off import BackOff
 
@@ -151,7 +151,7 @@ def _first_failure(pods: Iterable[KubeObject]) -> _Failure | None:
 
 
 def _failure_of(pod: KubeObject) -> _Failure | None:
-    for container in pod.get("status", {}).get("containerStatuses", []):
+    for container in own_containers(pod):
         if _is_failed(pod, container):
             message = f"pod {pod['metadata']['name']}: container {container['name']} {last_end(container)}"
             return _Failure(_ended_at(container), pod, message)

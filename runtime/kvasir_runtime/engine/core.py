@@ -173,7 +173,7 @@ class EngineCore:
                     self._channel.broadcast(self._transfers.moving(message.http_request_id))
 
     def _add(self, message: AddRequest) -> None:
-        if self._transfers is not None and message.kv_transfer_params is not None:
+        if self._transfers is not None and message.spec.kv_transfer_params is not None:
             self._transfers.add(message, self._rates.prefill_tokens_per_second)
         else:
             self._scheduler.add(message)

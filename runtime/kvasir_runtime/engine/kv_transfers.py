@@ -85,7 +85,7 @@ class KvTransfers:
 
     def add(self, message: AddRequest, prefill_tokens_per_second: float | None) -> None:
         """Take a request in, as its parameters say."""
-        params = message.kv_transfer_params or KvTransferParams()
+        params = message.spec.kv_transfer_params or KvTransferParams()
         if params.is_pull and not self._is_here(params):
             self._add_pulling(message, params, prefill_tokens_per_second)
         else:
@@ -144,7 +144,7 @@ class KvTransfers:
 
     def _offer(self, message: AddRequest, params: KvTransferParams) -> None:
         key = self._keys[message.request_id] = params.transfer_id or message.request_id
-        self._remote.offer(message.request_id, len(message.prompt_token_ids))
+        self._remote.offer(message.request_id, message.spec.num_prompt_tokens)
         self._agent.post(BeginOffer(key, message.request_id, is_announced=params.transfer_id is not None))
 
     def _is_here(self, params: KvTransferParams) -> bool:

@@ -88,6 +88,6 @@ def without_sampling(plan: StepPlan) -> StepPlan:
         return plan
     return msgspec.structs.replace(
         plan,
-        added=tuple(replace(new, sampling=DRAWS_NOTHING, num_candidates=0) for new in plan.added),
+        added=tuple(replace(new, spec=new.spec.with_sampling(DRAWS_NOTHING), num_candidates=0) for new in plan.added),
         forks=tuple(replace(fork, sampling=DRAWS_NOTHING) for fork in plan.forks),
     )

@@ -44,7 +44,7 @@ class Rows:
         """Of beams; on the host, as `prompt_lens` is."""
         self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self.extra_keys: list[tuple[bytes, ...]] = [()] * max_num_seqs
-        """See `NewSequence`."""
+        """See `RequestSpec`."""
         self.num_slots = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         """Positions that each row's own blocks have room for; entries of its tables behind them are of whoever had the
         row before."""
@@ -95,25 +95,29 @@ class Rows:
     def _add(self, added: tuple[NewSequence, ...]) -> None:
         self.version += 1
         rows = [new.row for new in added]
-        lengths = [[len(new.token_ids), new.num_computed_tokens, new.num_prompt_tokens] for new in added]
+        known = [np.array(new.token_ids, dtype=np.int32) for new in added]
+        lengths = [
+            [len(tokens), new.num_computed_tokens, new.spec.num_prompt_tokens]
+            for new, tokens in zip(added, known, strict=True)
+        ]
         index, state, token_ids = self._transfers.upload(
             np.array(rows, dtype=np.int64),
             np.array(lengths, dtype=np.int32).T,
-            np.concatenate([np.array(new.token_ids, dtype=np.int32) for new in added]),
+            np.concatenate(known),
         )
         self._lengths[:, index] = state
         # Not `[index] = -1`: some versions of torch send the number from pageable memory, which waits for the device.
         self.drafts.index_fill_(0, index, -1)
         self.num_slots.index_fill_(0, index, 0)
-        self.sampling.write(rows, [new.sampling for new in added])
+        self.sampling.write(rows, [new.spec.sampling for new in added])
         start = 0
-        for new in added:
-            own = token_ids[start : start + len(new.token_ids)]
-            start += len(new.token_ids)
+        for new, tokens in zip(added, known, strict=True):
+            own = token_ids[start : start + len(tokens)]
+            start += len(tokens)
             self.token_ids[new.row, : len(own)] = own
             self.num_candidates[new.row] = new.num_candidates
-            self.prompt_lens[new.row] = new.num_prompt_tokens
-            self.extra_keys[new.row] = new.extra_keys
+            self.prompt_lens[new.row] = new.spec.num_prompt_tokens
+            self.extra_keys[new.row] = new.spec.extra_keys
 
     def _fork(self, forks: tuple[Fork, ...]) -> None:
         """A gather is complete before what it is assigned to changes, so sources may be targets as well."""

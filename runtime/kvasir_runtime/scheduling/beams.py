@@ -63,10 +63,11 @@ class BeamGroup:
 
 
 def new_state(request: Request) -> BeamSearchState:
-    assert request.beam is not None
+    spec = request.spec
+    assert spec.beam is not None
     return BeamSearchState(
-        request.beam,
-        frozenset(request.sampling.stop_token_ids),
-        request.sampling.min_tokens,
+        spec.beam,
+        frozenset(spec.sampling.stop_token_ids),
+        spec.sampling.min_tokens,
         request.max_total_tokens - request.num_prompt_tokens,
     )

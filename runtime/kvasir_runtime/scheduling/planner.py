@@ -189,7 +189,7 @@ class Planner:
     def _admit(self, draft: StepDraft, sequence: Sequence) -> bool:
         """Move a waiting sequence into the step, if rows, and blocks for all of its known tokens, are to be had."""
         request, kv, token_ids = sequence.request, self._kv, sequence.token_ids
-        if request.beam is not None and request.beam.width > self._rows.num_free:
+        if (beam := request.spec.beam) is not None and beam.width > self._rows.num_free:
             return False
         prefix = kv.no_prefix() if request.lacks_prompt_logprobs else kv.match(token_ids, sequence.blocks)
         num_new = num_to_compute(sequence, len(token_ids)) - prefix.num_tokens
@@ -236,12 +236,10 @@ class Planner:
         self._running.changes.added.append(
             NewSequence(
                 sequence.row,
-                sequence.token_ids,
-                request.num_prompt_tokens,
+                request.spec.with_sampling(sampling),
+                sequence.token_ids[request.num_prompt_tokens :],
                 num_computed,
-                sampling,
                 num_candidates=0 if group is None else group.num_candidates,
-                extra_keys=sequence.blocks.extra_keys,
             )
         )
 

@@ -59,7 +59,7 @@ class OrderedQueue:
 
     def rank(self, request: Request, number: int, index: int) -> Rank:
         arrival = (request.arrival_time, number, index)
-        return (request.priority, *arrival) if self._by_priority else arrival
+        return (request.spec.priority, *arrival) if self._by_priority else arrival
 
     def push(self, sequence: Sequence) -> None:
         ticket = self._tickets[sequence] = next(self._next_ticket)
@@ -102,7 +102,7 @@ class FairQueue:
         self._free_numbers = list(range(15, -1, -1))
 
     def arrive(self, request: Request) -> int:
-        tenant = request.tenant
+        tenant = request.spec.tenant
         if tenant not in self._num_present:
             floor = self._floor()
             self._drop_counters_up_to(floor)
@@ -112,9 +112,9 @@ class FairQueue:
         return self._numbers[tenant]
 
     def leave(self, request: Request) -> None:
-        self._num_present[request.tenant] -= 1
-        if not self._num_present[request.tenant]:
-            del self._num_present[request.tenant]
+        self._num_present[request.spec.tenant] -= 1
+        if not self._num_present[request.spec.tenant]:
+            del self._num_present[request.spec.tenant]
         if not self._num_present:
             self._drop_counters_up_to(np.inf)
 
@@ -122,7 +122,7 @@ class FairQueue:
         return (request.arrival_time, number, index)
 
     def push(self, sequence: Sequence) -> None:
-        self._queues.setdefault(sequence.request.tenant, OrderedQueue(by_priority=False)).push(sequence)
+        self._queues.setdefault(sequence.request.spec.tenant, OrderedQueue(by_priority=False)).push(sequence)
         self._num_waiting += 1
 
     def peek(self) -> Sequence | None:
@@ -132,7 +132,7 @@ class FairQueue:
         return self._queues[least_served].peek()
 
     def remove(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
+        tenant = sequence.request.spec.tenant
         self._queues[tenant].remove(sequence)
         self._num_waiting -= 1
         if not self._queues[tenant]:

@@ -10,9 +10,9 @@ from enum import Enum
 import msgspec
 
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
-from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
-from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
+from kvasir_runtime.requests.sampling_params import SamplingParams
 
 Rank = tuple[float, ...]
 
@@ -29,14 +29,11 @@ class Status(Enum):
 class Request:
     request_id: str
     api_index: int
-    sampling: SamplingParams
+    spec: RequestSpec
     num_prompt_tokens: int
     max_total_tokens: int
     """Prompt and output of a sequence together never exceed this."""
     arrival_time: float
-    priority: int = 0
-    tenant: str = ""
-    beam: BeamSearch | None = None
     number: int = 0
     """Counts the scheduler's requests; settles the order of those that arrived at the same time."""
     tenant_number: int = 0
@@ -51,12 +48,12 @@ class Request:
     @property
     def lacks_prompt_logprobs(self) -> bool:
         """Prompt positions must be computed, cached or not."""
-        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+        return self.spec.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def all_scores(self) -> list[TokenLogprobs | None] | None:
         """One entry for each prompt token, where asked for; nothing precedes the first."""
-        return None if self.sampling.prompt_logprobs is None else [None, *self.prompt_logprobs]
+        return None if self.spec.sampling.prompt_logprobs is None else [None, *self.prompt_logprobs]
 
     def take_scores(self) -> list[TokenLogprobs | None] | None:
         """The same once, and then nothing: whoever is sent them has them for every sequence."""
@@ -100,32 +97,28 @@ class Sequence:
 
 def request_from(message: AddRequest, *, max_model_len: int) -> Request:
     """The request without its sequences."""
-    num_prompt_tokens = len(message.prompt_token_ids)
+    spec = message.spec
     is_continued = any(start.output_token_ids for start in message.sequences)
     return Request(
         request_id=message.request_id,
         api_index=message.api_index,
-        sampling=message.sampling,
-        num_prompt_tokens=num_prompt_tokens,
-        max_total_tokens=min(num_prompt_tokens + message.sampling.max_tokens, max_model_len),
+        spec=spec,
+        num_prompt_tokens=spec.num_prompt_tokens,
+        max_total_tokens=min(spec.num_prompt_tokens + spec.sampling.max_tokens, max_model_len),
         arrival_time=message.arrival_time,
-        priority=message.priority,
-        tenant=message.tenant,
-        beam=message.beam,
         num_cached_tokens=0 if is_continued else None,
     )
 
 
 def sequences_of(request: Request, message: AddRequest, blocks: "list[SequenceBlocks]") -> list[Sequence]:
     """One for each start, over the empty tables given."""
+    spec = message.spec
     return [
         Sequence(
             request,
             start.index,
-            msgspec.structs.replace(message.sampling, seed=start.seed),
-            [*message.prompt_token_ids, *start.output_token_ids]
-            if start.output_token_ids
-            else message.prompt_token_ids,
+            msgspec.structs.replace(spec.sampling, seed=start.seed),
+            [*spec.prompt_token_ids, *start.output_token_ids] if start.output_token_ids else spec.prompt_token_ids,
             table,
             has_sent_output=bool(start.output_token_ids),
         )

@@ -50,7 +50,7 @@ class Requests:
         request.number = next(self._numbers)
         request.tenant_number = self._waiting.arrive(request)
         self._by_id[request.request_id] = request
-        ready = self._begin_beams(request, message) if request.beam else self._begin_sequences(request, message)
+        ready = self._begin_beams(request, message) if request.spec.beam else self._begin_sequences(request, message)
         if is_held and ready:  # an impossible request is answered at once and waits for nothing
             self._held[request.request_id] = ready
             for sequence in ready:
@@ -96,10 +96,10 @@ class Requests:
             self.rejected += self.give_up(request, error)
             self._end_request(request)
             return []
-        return [self._first_beam(group, list(message.prompt_token_ids), self._empty_blocks(message))]
+        return [self._first_beam(group, list(message.spec.prompt_token_ids), self._empty_blocks(message))]
 
     def _first_beam(self, group: BeamGroup, token_ids: list[int], blocks: SequenceBlocks) -> Sequence:
-        sequence = self.new_beam(group, group.request.sampling, token_ids, blocks)
+        sequence = self.new_beam(group, group.request.spec.sampling, token_ids, blocks)
         group.request.sequences = [sequence]
         group.sequences = [sequence]
         return sequence
@@ -114,7 +114,7 @@ class Requests:
         return sequence
 
     def _empty_blocks(self, message: AddRequest) -> SequenceBlocks:
-        return self._kv.empty((message.cache_salt.encode(),) if message.cache_salt is not None else ())
+        return self._kv.empty(message.spec.extra_keys)
 
     def fork_heirs(self, parent: Sequence) -> None:
         """Once the prompt is computed, or its last step under way, let the heirs go their own ways.
@@ -143,7 +143,7 @@ class Requests:
         self.give_up_landed(num_pages)
         while num_pages > self._kv.pool.num_free:
             victim = self._running.sequences[-1]
-            if victim is sequence or (victim.request is sequence.request and victim.request.beam is not None):
+            if victim is sequence or (victim.request is sequence.request and victim.request.spec.beam is not None):
                 return False
             self.preempt(victim)
             self.give_up_landed(num_pages)  # what it kept for other engines is among that now
@@ -171,7 +171,7 @@ class Requests:
 
     def _stop(self, sequence: Sequence) -> None:
         for orphan in self._running.stop(sequence):
-            if orphan.request.beam is None:  # beams of a search stop together
+            if orphan.request.spec.beam is None:  # beams of a search stop together
                 self.wait_again(orphan)
 
     def _restart_beams(self, group: BeamGroup) -> Sequence:
@@ -190,7 +190,7 @@ class Requests:
     def hashes_of(self, request_id: str) -> list[bytes]:
         """Of the full blocks of a request of one sequence; none of others."""
         request = self._by_id.get(request_id)
-        if request is None or request.beam is not None or len(request.sequences) != 1:
+        if request is None or request.spec.beam is not None or len(request.sequences) != 1:
             return []
         (sequence,) = request.sequences
         is_running = sequence.status is Status.RUNNING
@@ -199,7 +199,7 @@ class Requests:
 
     def abort(self, request_id: str, index: int | None) -> None:
         request = self._by_id.get(request_id)
-        if request is None or (request.beam is not None and index is not None):
+        if request is None or (request.spec.beam is not None and index is not None):
             return
         for sequence in reversed(request.sequences[:]):  # heirs before their parent, whose place none has to take then
             if index in (None, sequence.index):
@@ -228,8 +228,8 @@ class Requests:
     def give_up_outgrown(self, request: Request) -> None:
         """It has everything to itself, and does not fit."""
         what, ask_for = "the request", "tokens"
-        if request.beam is not None:
-            what, ask_for = f"the beam search of width {request.beam.width}", "beams or tokens"
+        if request.spec.beam is not None:
+            what, ask_for = f"the beam search of width {request.spec.beam.width}", "beams or tokens"
         error = (
             f"{what} outgrew the KV cache of {self._kv.pool.num_blocks} blocks: ask for fewer {ask_for}, or give the "
             "cache more with --kv-cache-memory-bytes"

@@ -94,8 +94,8 @@ class RunningRows:
         self.request_ids[row], self.indices[row] = request.request_id, sequence.index
         self.api_index[row] = request.api_index
         self.tenant[row] = request.tenant_number
-        self.is_beam[row] = request.beam is not None
-        self.waits_for_result[row] = self._has_stages or request.beam is not None
+        self.is_beam[row] = request.spec.beam is not None
+        self.waits_for_result[row] = self._has_stages or request.spec.beam is not None
         self.is_awaited[row] = False
         self.num_ready_drafts[row] = 0
         self.drafts[row] = NO_TOKEN

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 
@@ -24,16 +25,20 @@ class NewSequence:
     """A sequence that takes a row: new, or preempted and back. Whatever the row held before is forgotten."""
 
     row: int
-    token_ids: list[int]
-    """Everything known: the prompt, and the tokens sampled so far."""
-    num_prompt_tokens: int
+    spec: RequestSpec
+    """Its request's, with the sequence's own seed."""
+    output_token_ids: list[int]
+    """Sampled so far."""
     num_computed_tokens: int
     """Found in the prefix cache; the sequence's first chunk starts here."""
-    sampling: SamplingParams
     num_candidates: int = 0
     """Of a beam: so many most likely tokens are reported instead of one being drawn; 0 draws."""
-    extra_keys: tuple[bytes, ...] = ()
-    """What keeps its blocks apart from those of equal tokens (a cache's salt)."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Everything known."""
+        prompt = self.spec.prompt_token_ids
+        return [*prompt, *self.output_token_ids] if self.output_token_ids else prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,18 @@ def test_the_restart_is_recorded_with_its_time_its_cause_and_the_node_where_the_
         (back(started_at=40, changed_at=60, ready=True), False),
         ({"containerStatuses": [{"name": "engine", "state": {"waiting": {}}, "restartCount": 1}]}, True),
         ({"containerStatuses": [{"name": "engine", "state": {"waiting": {}}, "restartCount": 0}]}, False),
+        ({"containerStatuses": [{"name": "istio-proxy", "state": {"terminated": {}}, "restartCount": 1}]}, False),
         ({}, False),
     ],
-    ids=["started again", "ready since then", "ready again", "waits to be started again", "being made", "unknown"],
+    ids=[
+        "started again",
+        "ready since then",
+        "ready again",
+        "waits to be started again",
+        "being made",
+        "a sidecar",
+        "unknown",
+    ],
 )
 def test_what_was_ready_again_since_it_failed_is_no_failure(status: KubeObject, is_failed: bool) -> None:
     decision = decide_restart(group_of(member(0, SET), member(1, SET, ready=False, **status)), at(100))

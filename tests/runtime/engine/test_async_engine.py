@@ -19,7 +19,7 @@ from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineReady, St
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import EngineDeadError, RequestFailedError, ServerUnavailableError
 from kvasir_runtime.metrics import RequestMetrics, request_rows
-from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
@@ -55,8 +55,7 @@ def ids(text: str) -> list[int]:
 def request(n: int = 1, stop: tuple[str, ...] = ()) -> GenerateRequest:
     return GenerateRequest(
         request_id="r",
-        prompt_token_ids=ids("prompt"),
-        sampling=SamplingParams(max_tokens=8, seed=1),
+        spec=RequestSpec(prompt_token_ids=ids("prompt"), sampling=SamplingParams(max_tokens=8, seed=1)),
         text=TextOptions(stop=stop),
         n=n,
     )

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockStored, KvEvent, KvEventLog
 from kvasir_runtime.kv_cache.spec import KvGroup
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
@@ -232,11 +233,13 @@ def make_core(channel: MemoryChannel, clock: Clock) -> Iterator[Callable[..., En
         executor.close()
 
 
-def add(request_id: str, *, api_index: int = 0, max_tokens: int = 3, http_request_id: str | None = None) -> AddRequest:
+def add(request_id: str, *, api_index: int = 0, max_tokens: int = 3, http_request_id: str | None = None,
+        **spec: Any) -> AddRequest:  # fmt: skip
+    sampling = SamplingParams(max_tokens=max_tokens, seed=0)
     return AddRequest(
-        request_id=request_id, api_index=api_index, prompt_token_ids=[1, 2, 3], arrival_time=0.0,
-        http_request_id=http_request_id,
-        sampling=SamplingParams(max_tokens=max_tokens, seed=0), sequences=[SequenceStart(index=0, seed=0)],
+        request_id=request_id, api_index=api_index, arrival_time=0.0, http_request_id=http_request_id,
+        spec=RequestSpec(**({"prompt_token_ids": [1, 2, 3], "sampling": sampling} | spec)),
+        sequences=[SequenceStart(index=0, seed=0)],
     )  # fmt: skip
 
 
@@ -515,7 +518,7 @@ def test_a_failed_step_counts_as_a_step(make_core, channel):
 
 def test_an_impossible_request_is_answered_though_no_step_runs(make_core, channel):
     core = make_core(CountingRunner(), ahead=1)
-    channel.inbox.append(msgspec.structs.replace(add("a"), beam=BeamSearch(width=5)))
+    channel.inbox.append(add("a", beam=BeamSearch(width=5)))
     core.step()
     assert [(output.finish_reason, "width 5" in output.error) for output in outputs_of(channel, "a")] == [
         ("error", True)
@@ -526,7 +529,7 @@ def test_an_impossible_request_is_answered_though_no_step_runs(make_core, channe
 def test_a_beam_search_of_a_penalty_as_great_as_can_be_asked_for_ends(make_core, channel, penalty):
     core = make_core(BeamRunner(), ahead=0)
     beam = BeamSearch(width=2, length_penalty=penalty)
-    channel.inbox.append(msgspec.structs.replace(add("a", max_tokens=20), beam=beam))
+    channel.inbox.append(add("a", max_tokens=20, beam=beam))
     for _ in range(20):
         core.step()
     assert [output.new_token_ids for output in outputs_of(channel, "a")] == [[7] * 20]
@@ -639,15 +642,13 @@ def steps(core: EngineCore, number: int) -> None:
 def test_a_core_whose_pages_others_hold_sleeps_until_they_let_go(make_core, channel):
     agent = MemoryAgent()
     core = make_core(CountingRunner(), ahead=0, agent=agent)
-    prefill = msgspec.structs.replace(
-        add("p", max_tokens=1), prompt_token_ids=list(range(61)),
-        kv_transfer_params=KvTransferParams(do_remote_decode=True),
-    )  # fmt: skip
+    params = KvTransferParams(do_remote_decode=True)
+    prefill = add("p", max_tokens=1, prompt_token_ids=list(range(61)), kv_transfer_params=params)
     channel.inbox.append(prefill)
     steps(core, 6)
     assert outputs_of(channel, "p")[-1].kv_transfer_params is not None
     assert channel.sent[-1][1].stats.transfers.num_leased_blocks == 15
-    channel.inbox.append(msgspec.structs.replace(add("a"), prompt_token_ids=[9] * 8))
+    channel.inbox.append(add("a", prompt_token_ids=[9] * 8))
     steps(core, 3)
     assert not tokens_of(channel, "a")
     assert channel.timeouts[-1] is None, "there is work, but nothing to be done about it"
@@ -660,7 +661,7 @@ def test_a_held_request_costs_no_turns_and_goes_on_when_its_pull_has_ended(make_
     agent = MemoryAgent()
     core = make_core(CountingRunner(), ahead=0, agent=agent)
     params = KvTransferParams(do_remote_prefill=True, remote_host="peer", remote_port=1, transfer_id="t")
-    channel.inbox.append(msgspec.structs.replace(add("d"), prompt_token_ids=list(range(9)), kv_transfer_params=params))
+    channel.inbox.append(add("d", prompt_token_ids=list(range(9)), kv_transfer_params=params))
     steps(core, 2)
     assert channel.timeouts[-1] is None
     assert channel.broadcasts[-1].stats.num_held == 1

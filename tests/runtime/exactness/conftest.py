@@ -22,7 +22,7 @@ from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.executor import Executor, PendingResult
 from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.worker import Worker, load_worker
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
@@ -192,9 +192,7 @@ class WatchedExecutor:
         """By prompt and seed."""
 
     def forward(self, plan: StepPlan) -> None:
-        self.num_admitted.update(
-            (tuple(new.token_ids[: new.num_prompt_tokens]), new.sampling.seed) for new in plan.added
-        )
+        self.num_admitted.update((tuple(new.spec.prompt_token_ids), new.spec.sampling.seed) for new in plan.added)
         self._executor.forward(plan)
 
     def sample(self) -> Any:
@@ -257,16 +255,20 @@ class Engine:
             AddRequest(
                 request_id=request_id,
                 api_index=0,
-                prompt_token_ids=prompt,
-                sampling=SamplingParams(**({"max_tokens": NUM_NEW_TOKENS, "seed": 0, "temperature": 0.0} | sampling)),
+                spec=RequestSpec(
+                    prompt_token_ids=prompt,
+                    sampling=SamplingParams(
+                        **({"max_tokens": NUM_NEW_TOKENS, "seed": 0, "temperature": 0.0} | sampling)
+                    ),
+                    beam=beam,
+                    kv_transfer_params=kv_transfer_params,
+                    cache_salt=cache_salt,
+                ),
                 sequences=[
                     SequenceStart(index=index, seed=seed, output_token_ids=list(own))
                     for index, (seed, own) in enumerate(zip(seeds, outputs or [output] * len(seeds), strict=True))
                 ],
                 arrival_time=float(self.num_added),
-                beam=beam,
-                kv_transfer_params=kv_transfer_params,
-                cache_salt=cache_salt,
             )
         )
 

@@ -1,6 +1,5 @@
 """Rows take over a plan's differences, in its order."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -89,7 +88,7 @@ def test_a_row_has_the_extra_keys_of_its_sequence_and_a_fork_its_sources(
     make_rows: Any, make_plan: Any, new_sequence: Any
 ) -> None:
     rows = make_rows()
-    rows.apply(make_plan(added=[replace(new_sequence(row, [1]), extra_keys=(b"%d" % row,)) for row in (0, 1)]))
+    rows.apply(make_plan(added=[new_sequence(row, [1], salt=str(row)) for row in (0, 1)]))
     rows.apply(make_plan(forks=[Fork(0, 1, GREEDY), Fork(1, 2, GREEDY)]))
     assert rows.extra_keys == [(b"0",), (b"0",), (b"1",), ()]
     rows.apply(make_plan(added=[new_sequence(0, [1])]))

@@ -15,6 +15,7 @@ from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.ranks.executor import RankExecutor
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses, network_addresses
 from kvasir_runtime.ranks.messages import Forward, RankProgress, Sample, StepDone, WorkInIdleTime
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Candidates, Fork, NewSequence, StepPlan, StepResult
@@ -24,9 +25,10 @@ KEYS, OTHER_KEYS = (curve_keys({SECRET_VARIABLE: secret}) for secret in ("ours",
 GREETING_OF_ANOTHER_MECHANISM = (b"\xff" + bytes(8) + b"\x7f" + bytes([3, 0]) + b"GSSAPI").ljust(64, b"\0")
 """ZMTP 3.0."""
 SAMPLING = SamplingParams(max_tokens=4, seed=2**64 - 1, logit_bias={3: -1.5}, stop_token_ids=(7,))
+SPEC = RequestSpec(prompt_token_ids=[4, 5], sampling=SAMPLING, cache_salt="salt")
 PLAN = StepPlan(
     number=5,
-    added=(NewSequence(1, [4, 5], 2, 0, SAMPLING, extra_keys=(b"salt",)),),
+    added=(NewSequence(1, SPEC, [6], 0),),
     forks=(Fork(1, 2, SAMPLING),),
     table_writes=np.array([[1, 0, 0, 9]], dtype=np.int32),
     token_writes=np.empty((0, 3), dtype=np.int32),

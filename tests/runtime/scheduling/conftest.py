@@ -11,7 +11,7 @@ from tests.runtime.scheduling.fake_rank import FakeRank
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
@@ -82,9 +82,11 @@ class Engine:
             SequenceStart(index=index, seed=index, output_token_ids=(so_far or {}).get(index, [])) for index in range(n)
         ]
         message = AddRequest(
-            request_id=request_id, api_index=0, prompt_token_ids=prompt, arrival_time=arrival_time, sequences=starts,
-            sampling=SamplingParams(max_tokens=max_tokens, seed=0, **sampling), tenant=tenant, priority=priority,
-            beam=beam, cache_salt=salt,
+            request_id=request_id, api_index=0, arrival_time=arrival_time, sequences=starts,
+            spec=RequestSpec(
+                prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=max_tokens, seed=0, **sampling),
+                tenant=tenant, priority=priority, beam=beam, cache_salt=salt,
+            ),
         )  # fmt: skip
         self.scheduler.add(message, is_held=is_held)
         return request_id

@@ -121,8 +121,8 @@ class FakeRank:
 
     def _new_row(self, new: NewSequence) -> Row:
         return Row(
-            list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, new.num_candidates, new.sampling,
-            [{} for _ in self.groups],
+            list(new.token_ids), new.spec.num_prompt_tokens, new.num_computed_tokens, new.num_candidates,
+            new.spec.sampling, [{} for _ in self.groups],
         )  # fmt: skip
 
     def _write(self, plan: StepPlan) -> dict[int, int]:

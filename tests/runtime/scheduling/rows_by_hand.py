@@ -1,6 +1,7 @@
 """Rows of running sequences that were made by hand, without a scheduler."""
 
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.request import Request, Sequence
 from kvasir_runtime.scheduling.running_rows import RunningRows
@@ -14,7 +15,8 @@ def occupy(
 ) -> int:  # fmt: skip
     """The row of a sequence whose prompt is PROMPT."""
     sampling = SamplingParams(max_tokens=17, seed=0, min_tokens=min_tokens, stop_token_ids=stop)
-    request = Request(f"api-{api_index}", api_index, sampling, len(PROMPT), max_total, 0.0, beam=beam)
+    spec = RequestSpec(prompt_token_ids=PROMPT, sampling=sampling, beam=beam)
+    request = Request(f"api-{api_index}", api_index, spec, len(PROMPT), max_total, 0.0)
     sequence = Sequence(request, index, sampling, known, SequenceBlocks(4, ([],), [0]), has_sent_output=False)
     row = rows.take_row()
     rows.occupy(row, sequence, known, 0)

@@ -82,7 +82,7 @@ def test_the_rank_is_told_the_salt(make_engine):
     engine = make_engine()
     engine.add([7] * 10, salt="a")
     engine.add([7] * 10)
-    assert [new.extra_keys for new in engine.step().added] == [(b"a",), ()]
+    assert [new.spec.extra_keys for new in engine.step().added] == [(b"a",), ()]
 
 
 def test_the_salt_is_in_the_first_block_alone_and_reaches_the_others_through_it(make_engine):
@@ -164,7 +164,7 @@ def test_a_prompt_that_was_scored_whole_before_its_preemption_is_not_scored_agai
     while engine.scheduler.has_work:
         plan = engine.step()
         added += plan.added if plan else ()
-    assert [(new.token_ids[0], new.sampling.prompt_logprobs) for new in added] == [(1, None), (2, 0), (2, None)]
+    assert [(new.token_ids[0], new.spec.sampling.prompt_logprobs) for new in added] == [(1, None), (2, 0), (2, None)]
     assert added[-1].num_computed_tokens == 4, "what is cached need not be computed for its scores"
 
 

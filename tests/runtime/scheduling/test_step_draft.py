@@ -1,5 +1,6 @@
 """What is told of rows that were given up, and of those that others are forked from, before a step is planned."""
 
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork, NewSequence
 from kvasir_runtime.scheduling.step_draft import RowChanges
@@ -18,7 +19,7 @@ def test_table_writes_of_the_first_blocks_are_told_by_row():
 
 def test_nothing_is_told_of_a_row_that_was_given_up():
     changes = RowChanges(
-        added=[NewSequence(row, [1], 1, 0, SAMPLING) for row in (1, 2)],
+        added=[NewSequence(row, RequestSpec(prompt_token_ids=[1], sampling=SAMPLING), [], 0) for row in (1, 2)],
         forks=[Fork(5, 1, SAMPLING), Fork(1, 2, SAMPLING)],
         table_writes=[(1, 0, 0, 10), (2, 0, 0, 12)],
         token_writes=[(1, 3, 7), (2, 3, 8)],

@@ -63,7 +63,7 @@ class FakeSequence:
 
     @property
     def sampling(self) -> SamplingParams:
-        return self.request.sampling
+        return self.request.spec.sampling
 
 
 class FakeCore:
@@ -194,12 +194,12 @@ class FakeCore:
                 finish_reason="error",
                 error=self.error,
             )
-        if request.beam is not None:
-            token_ids = request.prompt_token_ids[: sampling.max_tokens]
+        if request.spec.beam is not None:
+            token_ids = request.spec.prompt_token_ids[: sampling.max_tokens]
             return SequenceOutput(
                 request_id=request.request_id, index=sequence.index, new_token_ids=token_ids, finish_reason="length"
             )
-        prompt = request.prompt_token_ids
+        prompt = request.spec.prompt_token_ids
         token_id = prompt[sequence.num_output % len(prompt)]
         sequence.num_output += 1
         is_first = sequence.num_output == 1
@@ -218,11 +218,11 @@ class FakeCore:
         )
 
     def _prompt_logprobs(self, request: AddRequest) -> list[TokenLogprobs | None] | None:
-        if request.sampling.prompt_logprobs is None or request.request_id in self._scored:
+        if request.spec.sampling.prompt_logprobs is None or request.request_id in self._scored:
             return None
         self._scored.add(request.request_id)
-        prompt = request.prompt_token_ids
-        return [None, *(_logprobs(token_id, request.sampling.prompt_logprobs) for token_id in prompt[1:])]
+        prompt = request.spec.prompt_token_ids
+        return [None, *(_logprobs(token_id, request.spec.sampling.prompt_logprobs) for token_id in prompt[1:])]
 
     def _stats(self) -> SchedulerStats:
         return SchedulerStats(

@@ -31,7 +31,7 @@ def test_messages_are_tokenized_as_a_chat_would(running) -> None:
     messages = [{"role": "user", "content": "hi"}]
     running.client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
     answer = running.http.post("/tokenize", json={"messages": messages}).json()
-    assert answer["tokens"] == running.core.received[0].prompt_token_ids
+    assert answer["tokens"] == running.core.received[0].spec.prompt_token_ids
 
 
 def test_token_outside_the_vocabulary_is_refused(running) -> None:
