@@ -20,12 +20,9 @@ def adjust_logits(
 ) -> Tensor:
     """The adjusted logits, new and float32 [num_positions, vocab_size]; `after` and the others as of `sampler.draw`.
 
-    NaN is never drawn, and infinity is the largest number. Beams' logits become log-probabilities before anything else,
-    so what the others change is summed up as Hugging Face sums it.
+    NaN is never drawn, and infinity is the largest number.
     """
     adjusted = logits.float().nan_to_num(nan=_NEVER, posinf=_LARGEST, neginf=_NEVER)
-    if positions.beams is not None:
-        adjusted[positions.beams.index] = positions.beams.of(adjusted).log_softmax(dim=-1)
     if mask is not None:
         adjusted.masked_fill_(~_is_allowed(mask, adjusted.shape[1]), _NEVER)
     if positions.penalised is not None:

@@ -40,8 +40,8 @@ class Rows:
         self.drafts = torch.full((max_num_seqs, max_drafts), -1, dtype=torch.int32, device=device)
         """Guesses of the tokens after the known ones; -1 from where there is none."""
         self.sampling = SamplingRows(max_num_seqs, vocab_size, transfers)
-        self.num_candidates = np.zeros(max_num_seqs, dtype=np.int32)
-        """Of beams; on the host, as `prompt_lens` is."""
+        self.draws = np.ones(max_num_seqs, dtype=np.bool_)
+        """Whether the rank chooses the tokens; beams' are chosen elsewhere. On the host, as `prompt_lens` is."""
         self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self.extra_keys: list[tuple[bytes, ...]] = [()] * max_num_seqs
         """See `RequestSpec`."""
@@ -115,7 +115,7 @@ class Rows:
             own = token_ids[start : start + len(tokens)]
             start += len(tokens)
             self.token_ids[new.row, : len(own)] = own
-            self.num_candidates[new.row] = new.num_candidates
+            self.draws[new.row] = not new.num_candidates
             self.prompt_lens[new.row] = new.spec.num_prompt_tokens
             self.extra_keys[new.row] = new.spec.extra_keys
 
@@ -130,7 +130,7 @@ class Rows:
         self.drafts[target] = self.drafts[source]
         # Its parent may go on to blocks that it does not share; writes will tell.
         self.num_slots.index_fill_(0, target, 0)
-        self.num_candidates[targets] = self.num_candidates[sources]
+        self.draws[targets] = self.draws[sources]
         self.prompt_lens[targets] = self.prompt_lens[sources]
         for row, keys in zip(targets, [self.extra_keys[row] for row in sources], strict=True):
             self.extra_keys[row] = keys

@@ -33,6 +33,7 @@ def draw(
 ) -> Tensor:
     """Token ids int64 [num_positions] for logits [num_positions, vocab_size], which are left as they are.
 
+
     `after` int64 [num_positions] are the positions before the tokens, below `max_seq_len` if one is given; `mask` is
     that of `PositionTensors`. Where no token is possible (all logits are NaN or forbidden), token 0 is drawn.
     """

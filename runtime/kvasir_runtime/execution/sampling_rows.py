@@ -67,6 +67,10 @@ class SamplingRows:
         """All that some of these rows need."""
         return int(np.bitwise_or.reduce(self.traits[rows]))
 
+    def having(self, trait: int, rows: Int32Array) -> NDArray[np.bool_]:
+        """Which of these rows have it."""
+        return (self.traits[rows] & trait) > 0
+
     def write(self, rows: Sequence[int], samplings: Sequence[SamplingParams]) -> None:
         """Take over the parameters of new sequences and forks."""
         for row, sampling in zip(rows, samplings, strict=True):

@@ -20,6 +20,7 @@ from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, Sch
 from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.runner_assembly import step_features
 from kvasir_runtime.execution.synthetic_steps import GREEDY
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.kernels.step_ops import StepOps, reference_step_ops
@@ -424,6 +425,7 @@ def without_a_decoder(rows: Rows, ops: StepOps, transfers: Any, proposer: Any = 
         proposer=proposer,
         max_num_batched_tokens=16,
         transfers=transfers,
+        features=step_features(rows, lambda hidden: hidden),
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw
@@ -160,20 +159,6 @@ def test_infinity_is_the_most_likely(draw_tokens: DrawTokens) -> None:
     logits = random_logits(1)
     logits[0, 17] = float("inf")
     assert draw_tokens(logits, ([1], 1, {"temperature": 1.0})) == [17]
-
-
-def test_candidates_of_a_beam_are_compared_in_float32_without_what_is_not_a_number(
-    make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any
-) -> None:
-    rows = make_rows(vocab_size=VOCAB_SIZE)
-    plan = make_plan(decodes=[(0, 1)], added=[new_sequence(0, [1], candidates=2)])
-    rows.apply(plan)
-    positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
-    logits = random_logits(1).bfloat16()
-    logits[0, 5] = float("nan")
-    adjusted = adjust_logits(logits, rows, positions, torch.tensor([1]), None)
-    assert adjusted.dtype == torch.float32
-    assert adjusted[0, 5] == float("-inf")
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}])
