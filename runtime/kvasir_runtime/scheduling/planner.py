@@ -18,8 +18,6 @@ from kvasir_runtime.scheduling.running_rows import PendingUpdates, where
 from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import ReturnedTokens, StepPlan
 
-NOTHING = np.empty(0, dtype=np.int64)
-
 
 @dataclass(slots=True)
 class StepDraft:
@@ -27,9 +25,9 @@ class StepDraft:
 
     budget: int
     """Tokens that may still be computed."""
-    decode_rows: Rows = NOTHING
-    decode_starts: Rows = NOTHING
-    decode_lengths: Rows = NOTHING
+    decode_rows: Rows
+    decode_starts: Rows
+    decode_lengths: Rows
     """One token each, and drafts."""
     chunk_rows: list[int] = field(default_factory=list)
     chunk_starts: list[int] = field(default_factory=list)
@@ -39,6 +37,11 @@ class StepDraft:
     """Blocks that became findable because this step writes them."""
     num_proposals: int = 0
     returned: ReturnedTokens | None = None
+
+    @classmethod
+    def empty(cls, budget: int) -> "StepDraft":
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(budget, nothing, nothing, nothing)
 
     @property
     def is_empty(self) -> bool:
@@ -113,7 +116,7 @@ class Planner:
 
     def draft(self) -> StepDraft:
         """The next step; what it computes counts as planned from now on."""
-        draft = StepDraft(self._limits.max_num_batched_tokens)
+        draft = StepDraft.empty(self._limits.max_num_batched_tokens)
         self._sequences.fork_ready()
         num_running = len(self._sequences.running)
         rows = self._decoding_rows()[: draft.budget]
