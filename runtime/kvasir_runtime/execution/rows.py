@@ -41,7 +41,7 @@ class Rows:
         """Guesses of the tokens after the known ones; -1 from where there is none."""
         self.sampling = SamplingRows(max_num_seqs, vocab_size, transfers)
         self.draws = np.ones(max_num_seqs, dtype=np.bool_)
-        """Whether the rank chooses the tokens; beams' are chosen elsewhere. On the host, as `prompt_lens` is."""
+        """Whether the rank chooses the tokens, or the core does. On the host, as `prompt_lens` is."""
         self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self.extra_keys: list[tuple[bytes, ...]] = [()] * max_num_seqs
         """See `RequestSpec`."""
