@@ -1,12 +1,8 @@
-"""`kv_transfer_params` of requests and answers: what a client's wish means on a server with this configuration."""
+"""`kv_transfer_params` of requests: what a client's wish means on a server with this configuration."""
 
-from collections.abc import Sequence
-
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from kvasir_runtime.config import KvTransferConfig
-from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.server.errors import NotTheRouterError
 from kvasir_runtime.server.protocol import GenerationFields
@@ -47,11 +43,6 @@ def transfer_params(
         )
     _check(params, transfer, num_prompts)
     return params
-
-
-def shown(sequences: Sequence[SequenceDelta]) -> KvTransferParams | UnsetType:
-    """Of an answer, or of a piece of it."""
-    return next((each.kv_transfer_params for each in sequences if each.kv_transfer_params is not None), UNSET)
 
 
 def _check(params: KvTransferParams, transfer: KvTransferConfig | None, num_prompts: int) -> None:

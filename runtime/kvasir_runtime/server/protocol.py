@@ -17,6 +17,8 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
 """Of each. With every token all are looked for: 32 of them, as long as this, take 0.04 ms, at worst 0.5 ms."""
 MAX_MESSAGES = 16384
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's for completions."""
 
 
 def _refuse_unless_empty(value: Any) -> Any:
@@ -197,15 +199,20 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
             raise PydanticCustomError(
                 "stop", "stop cannot be used with use_beam_search: hypotheses end at token ids only, see stop_token_ids"
             )
-        elif self.wants_logprobs:
+        elif self.num_logprobs is not None:
             raise PydanticCustomError(
                 "logprobs", "logprobs cannot be used with use_beam_search: a hypothesis is ranked by their sum alone"
             )
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Of the tokens generated; each route has a field of its own for it."""
-        return False
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report with each token generated; None: nothing. Each route has a field of its own for it."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same with the prompt's tokens."""
+        return None
 
     @property
     def num_returned(self) -> int:
@@ -228,6 +235,11 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def max_new_tokens(self) -> int | None:
+        """Of a sequence that the engine is to make; None: what the context has room for."""
+        return self.token_limit
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
@@ -243,8 +255,25 @@ class CompletionRequest(GenerationFields):
     add_special_tokens: bool = True
 
     @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs is not None
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    @property
+    def is_echo_only(self) -> bool:
+        """Nothing but the prompt's own log probabilities is asked for; evaluation harnesses do that."""
+        return bool(self.echo) and self.token_limit == 0
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        if self.is_echo_only:
+            return 1  # made and dropped: the engine always makes a token
+        if self.token_limit is None and "max_tokens" not in self.model_fields_set:
+            return DEFAULT_MAX_TOKENS
+        return self.token_limit
 
 
 def _refuse_other_media(value: str) -> str:
@@ -309,8 +338,8 @@ class ChatCompletionRequest(ChatPrompt, GenerationFields):
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        return bool(self.logprobs)
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:

@@ -80,18 +80,12 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def sampling_params(
-    request: GenerationFields,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-    num_prompt_tokens: int,
-    defaults: SamplingDefaults,
-    limits: Limits,
+    request: GenerationFields, *, num_prompt_tokens: int, defaults: SamplingDefaults, limits: Limits
 ) -> SamplingParams:
-    """`max_tokens` None: the rest of the context. Raises InvalidRequestError, naming the field at fault."""
-    _check_limits(request, logprobs, limits)
-    max_tokens = _max_tokens(request, max_tokens, num_prompt_tokens, limits.max_model_len)
+    """Raises InvalidRequestError, naming the field at fault."""
+    _check_limits(request, limits)
+    max_tokens = _max_tokens(request, num_prompt_tokens, limits.max_model_len)
+    logprobs = request.num_logprobs
     if logprobs is None and request.num_sequences > request.num_returned:
         logprobs = 0  # what candidates are ranked by
     seed = _first(request.seed, defaults.seed, None)
@@ -104,7 +98,7 @@ def sampling_params(
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=_logit_bias(request.logit_bias or {}, limits.vocab_size),
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
         stop_token_ids=_stop_token_ids(request, defaults, limits.vocab_size),
     )
     return params if request.use_beam_search else _with_draws(params, request, defaults, limits.vocab_size)
@@ -149,7 +143,7 @@ def _first(asked: T | None, recommended: T | None, default: T) -> T:
     return default if recommended is None else recommended
 
 
-def _check_limits(request: GenerationFields, logprobs: int | None, limits: Limits) -> None:
+def _check_limits(request: GenerationFields, limits: Limits) -> None:
     if request.num_candidates > limits.max_n:
         field = "n" if request.best_of is None else "best_of"
         raise InvalidRequestError(
@@ -163,17 +157,17 @@ def _check_limits(request: GenerationFields, logprobs: int | None, limits: Limit
             f"{limits.max_beam_width} sequences together (--max-num-seqs); ask for a narrower one",
             "use_beam_search",
         )
-    if (logprobs or 0) > limits.max_logprobs:
+    if (request.num_logprobs or 0) > limits.max_logprobs:
         raise InvalidRequestError(
-            f"{logprobs} alternatives per token were asked for, but this server reports at most "
+            f"{request.num_logprobs} alternatives per token were asked for, but this server reports at most "
             f"{limits.max_logprobs} (--max-logprobs)",
             "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs",
         )
 
 
-def _max_tokens(request: GenerationFields, asked: int | None, num_prompt_tokens: int, max_model_len: int) -> int:
+def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len: int) -> int:
     check_fits(num_prompt_tokens, max_model_len, "messages" if "messages" in type(request).model_fields else "prompt")
-    room = max_model_len - num_prompt_tokens
+    room, asked = max_model_len - num_prompt_tokens, request.max_new_tokens
     if asked is None:
         return room
     if asked > room:
