@@ -67,8 +67,9 @@ def decide_restart(group: Group, now: str) -> RestartDecision:
     wait_seconds = _wait_seconds(record, now)
     if wait_seconds > 0:
         return RestartDecision(retry_seconds=wait_seconds)
-    after = record.restarted(now, failure.message, failure.pod.get("spec", {}).get("nodeName"))
     deletions = _deletions(group, group.replica.active_pods, _GRACE_SECONDS)
+    uids = [pod["metadata"]["uid"] for pod in group.replica.active_pods]
+    after = record.restarted(now, failure.message, failure.pod.get("spec", {}).get("nodeName"), uids)
     return RestartDecision(_restart(group, deletions, failure.message, {RESTARTS: after.text()}))
 
 
@@ -99,11 +100,8 @@ def _waits_for_leader(group: Group) -> bool:
 
 
 def _of_unfinished_restart(group: Group) -> list[PodDeletion]:
-    """Pods from before the last restart, which was recorded and not carried out to the end."""
-    last = group.record.last
-    if last is None:
-        return []
-    old = [pod for pod in group.replica.active_pods if _made_at(pod) < datetime.fromisoformat(last)]
+    """Pods of the last restart, which was recorded and not carried out to the end."""
+    old = [pod for pod in group.replica.active_pods if pod["metadata"]["uid"] in group.record.pods]
     return _deletions(group, old, _GRACE_SECONDS)
 
 

@@ -150,8 +150,8 @@ class Exchange:
 
     @property
     def _num_sequences(self) -> int:
-        """That the engine works on, of a beam search all of its beam."""
-        return sum(request.n if (beam := request.spec.beam) is None else beam.width for request in self.requests)
+        """That the engine works on."""
+        return sum(request.spec.num_computed(request.n) for request in self.requests)
 
     def _meter(self) -> "UsageMeter":
         num_prompt_tokens = sum(request.spec.num_prompt_tokens for request in self.requests)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.kv_transfers import KvTransfers
@@ -25,6 +26,7 @@ from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import Candidates, StepPlan, StepResult, TimedStep
+from kvasir_runtime.scheduling.step_budget import StepBudget
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
 from kvasir_runtime.transfer.metrics import TransferStats
@@ -122,7 +124,7 @@ class BeamRunner(CountingRunner):
     def sample(self, mask: None) -> DoneResult:
         none = np.zeros(len(self._rows), dtype=np.int32)
         candidates = {row: Candidates([7, 8, 9], [-0.5, -1.0, -2.0]) for row in self._rows}
-        return DoneResult(StepResult(none[:, None], none, none, candidates=candidates))
+        return DoneResult(StepResult(none[:, None], none, none, columns(candidates=candidates)))
 
 
 class MemoryPublisher:
@@ -219,13 +221,14 @@ def make_core(channel: MemoryChannel, clock: Clock) -> Iterator[Callable[..., En
     def make(
         runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None,
         agent: "MemoryAgent | None" = None, depth: FixedDepth | None = None, executor: type[Executor] = Executor,
+        step_budget: StepBudget | None = None,
     ) -> EngineCore:  # fmt: skip
         executors.append(executor(runner))
         scheduler = new_scheduler(None if feed is None else feed.event_log, depth)
         transfers = None if agent is None else KvTransfers(scheduler, agent, PLACE, page_bytes=1, fails_requests=False)
         return EngineCore(
             executors[-1], channel, scheduler, steps_ahead=ahead, step_costs=step_costs, router_feed=feed,
-            transfers=transfers, clock=clock,
+            transfers=transfers, clock=clock, step_budget=step_budget,
         )  # fmt: skip
 
     yield make
@@ -420,6 +423,15 @@ def test_steps_are_timed_from_the_end_of_the_step_before(make_core, channel, clo
     prompts, *decodes = costs.observed
     assert (prompts.num_decodes, prompts.num_prompt_tokens) == (0, 6)
     assert [(step.num_decodes, step.num_prompt_tokens, step.seconds) for step in decodes] == [(2, 0, 1.0)] * 2
+
+
+def test_chunks_follow_the_time_that_steps_took_by_the_clock(make_core, channel, clock):
+    budget = StepBudget(LIMITS.max_num_batched_tokens, max_step_seconds=8.0, block_size=1)
+    core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, step_budget=budget)
+    channel.inbox.append(add("a", max_tokens=4))
+    for _ in range(3):
+        core.step()
+    assert budget.num_prompt_tokens(1) == 21  # 3 tokens in a second, and a second for the decode
 
 
 def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(make_core, channel, clock):

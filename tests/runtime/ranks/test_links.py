@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.ranks.executor import RankExecutor
@@ -43,8 +44,7 @@ RESULT = StepResult(
     token_ids=np.array([[8]], dtype=np.int32),
     num_accepted=np.array([1], dtype=np.int32),
     num_drafts=np.array([0], dtype=np.int32),
-    logprobs={1: [TokenLogprobs([8], [-0.5], 1)]},
-    candidates={2: Candidates([1, 2], [-1.0, -2.0])},
+    columns=columns({1: [TokenLogprobs([8], [-0.5], 1)]}, {}, {2: Candidates([1, 2], [-1.0, -2.0])}, lines={1: 0}),
     processor_seconds=0.25,
 )
 
@@ -68,11 +68,14 @@ def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Core
 
 
 def same(one: Any, other: Any) -> bool:
-    """Dataclasses of arrays, field by field."""
-    for name in one.__slots__:
+    """Structs of arrays, field by field."""
+    for name in one.__struct_fields__:
         a, b = getattr(one, name), getattr(other, name)
         if isinstance(a, np.ndarray):
             if a.dtype != b.dtype or not np.array_equal(a, b) or a.shape != b.shape:
+                return False
+        elif name == "columns":
+            if any(list(a[key]) != list(b[key]) for key in a.keys() | b.keys()):
                 return False
         elif a != b:
             return False
@@ -102,7 +105,9 @@ def test_results_are_handed_out_in_the_order_of_steps(links: tuple[CoreLinks, li
     (done,) = core.receive(10)
     assert isinstance(done, StepDone)
     executor.finish_step(done.result)
-    assert same(future.result(timeout=0).result(), RESULT)
+    result = future.result(timeout=0).result()
+    assert same(result, RESULT)
+    assert (result.logprobs, result.candidates) == (RESULT.logprobs, RESULT.candidates)
 
 
 def test_idle_work_goes_on_piece_by_piece_until_there_is_a_step(links: tuple[CoreLinks, list[RankLinks]]) -> None:

@@ -84,6 +84,7 @@ class FakeCore:
         self.step_seconds = 0.001
         self.num_cached_tokens = 0
         self.error: str | None = None
+        self.is_too_large = False
         self.kv_transfer_params: KvTransferParams | None = None
         """With the end of each request."""
         self._thread = threading.Thread(target=self._run)
@@ -193,6 +194,7 @@ class FakeCore:
                 new_token_ids=[],
                 finish_reason="error",
                 error=self.error,
+                is_too_large=self.is_too_large,
             )
         if request.spec.beam is not None:
             token_ids = request.spec.prompt_token_ids[: sampling.max_tokens]
@@ -389,6 +391,7 @@ def running(shared: Running) -> Running:
     core = shared.core
     core.received, core.aborted = [], []
     core.is_hanging, core.step_seconds, core.num_cached_tokens, core.error = False, 0.001, 0, None
+    core.is_too_large = False
     return shared
 
 

@@ -10,8 +10,8 @@ import pytest
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.policies import FairQueue, OrderedQueue, waiting_queue
 from kvasir_runtime.scheduling.request import Request, Sequence
+from kvasir_runtime.scheduling.waiting import FairQueue, OrderedQueue, waiting_queue
 
 SAMPLING = SamplingParams(max_tokens=4, seed=0)
 
