@@ -10,6 +10,7 @@ from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.openai import ChunkUsage, OpenAiShape, transfer_params_of
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest
+from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import (
     ChatAnswer,
     ChatChoice,
@@ -23,7 +24,6 @@ from kvasir_runtime.server.responses import (
     to_json,
     to_part,
 )
-from kvasir_runtime.server.sampling import Limits
 from kvasir_runtime.server.serving import Route
 
 

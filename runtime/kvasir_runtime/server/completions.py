@@ -14,6 +14,7 @@ from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.openai import ChunkUsage, OpenAiShape, transfer_params_of
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import CompletionRequest
+from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import (
     Completion,
     CompletionChoice,
@@ -23,7 +24,6 @@ from kvasir_runtime.server.responses import (
     to_json,
     to_part,
 )
-from kvasir_runtime.server.sampling import Limits
 from kvasir_runtime.server.serving import Heading, Route
 from kvasir_runtime.transfer.params import KvTransferParams
 

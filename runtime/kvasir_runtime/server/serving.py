@@ -16,24 +16,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir_runtime.config import KvTransferConfig
-from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
+from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import KvasirRuntimeError, ServerUnavailableError
-from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
-from kvasir_runtime.server.kv_transfer import transfer_params
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
-from kvasir_runtime.server.sampling import Limits, SamplingDefaults, beam_search, sampling_params, text_options
+from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
-TENANT_HEADER = "x-kvasir-tenant"
-"""Set by the router from the client's key; names whose share of the engine a request uses (see `router_trust`)."""
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 256
 NUM_SHAPERS = 2
@@ -148,7 +144,15 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
     limits = serving.limits()
     prompts = await route.prompts(serving.prompts, wishes, limits)
     requests = journal.continued(
-        _resolved(serving, wishes, prompts, limits, f"{route.id_prefix}-{uuid.uuid4().hex}", request),
+        resolved(
+            wishes,
+            [prompt.token_ids for prompt in prompts],
+            request,
+            request_id=f"{route.id_prefix}-{wishes.request_id or uuid.uuid4().hex}",
+            defaults=serving.defaults,
+            limits=limits,
+            kv_transfer=serving.kv_transfer,
+        ),
         serving.model_digest,
         limits.vocab_size,
         is_stream=bool(wishes.stream),
@@ -168,37 +172,6 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
         http_request_id=http_request_id_of(request),
     )
     return await (event_stream if wishes.stream else answer)(request, exchange)
-
-
-def _resolved(
-    serving: Serving,
-    wishes: GenerationFields,
-    prompts: Sequence[Prompt],
-    limits: Limits,
-    request_id: str,
-    request: Request,
-) -> list[GenerateRequest]:
-    """One for each prompt, of real values only."""
-    kv_transfer_params = transfer_params(request, wishes, serving.kv_transfer, len(prompts))
-    return [
-        GenerateRequest(
-            request_id=request_id,
-            spec=RequestSpec(
-                prompt_token_ids=prompt.token_ids,
-                sampling=sampling_params(
-                    wishes, num_prompt_tokens=len(prompt.token_ids), defaults=serving.defaults, limits=limits
-                ),
-                beam=beam_search(wishes),
-                priority=wishes.priority,
-                tenant=request.headers.get(TENANT_HEADER, ""),
-                cache_salt=wishes.cache_salt,
-                kv_transfer_params=kv_transfer_params,
-            ),
-            text=text_options(wishes),
-            n=wishes.num_sequences,
-        )
-        for prompt in prompts
-    ]
 
 
 def http_request_id_of(request: Request) -> str | None:
