@@ -40,7 +40,7 @@ from kvasir_runtime.server.http_protocol import BoundedHttpProtocol
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes
 from kvasir_runtime.server.prompts import PromptBuilder
-from kvasir_runtime.server.sampling import load_sampling_defaults
+from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 from kvasir_runtime.service_secret import service_secret
