@@ -9,7 +9,6 @@ import errno
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import time
@@ -22,6 +21,8 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from kvasir_http.connections import ConnectionLimits, Connections, most_descriptors
+from kvasir_http.http_protocol import BoundedHttpProtocol
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.channel import EngineChannel
@@ -34,9 +35,7 @@ from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.body_budget import BodyBudget
 from kvasir_runtime.server.chat_template import load_chat_template
-from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
-from kvasir_runtime.server.connections import ConnectionLimits, Connections
-from kvasir_runtime.server.http_protocol import BoundedHttpProtocol
+from kvasir_runtime.server.client_limits import API_LIMITS, ApiLimits
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes
 from kvasir_runtime.server.prompts import PromptBuilder
@@ -51,8 +50,6 @@ logger = logging.getLogger(__name__)
 API_KEY_VARIABLE = "KVASIR_API_KEY"
 ANY_ADDRESS, ANY_IPV4_ADDRESS = "::", "0.0.0.0"
 BACKLOG = 2048
-KEEP_ALIVE_SECONDS = 75
-"""Longer than the pools of usual clients and proxies keep a connection, so that they close it and never we."""
 MOST_KEPT_SECONDS = 10.0
 """How long blocks are kept for other engines after the last answer: a pod's grace ends some time after its drain."""
 LAST_ANSWERS_SECONDS = 2.0
@@ -121,7 +118,7 @@ class ApiServer:
         api_index: int,
         sockets: list[socket.socket],
         ipc_dir: Path,
-        limits: ClientLimits = CLIENT_LIMITS,
+        limits: ApiLimits = API_LIMITS,
     ) -> None:
         """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
         self._sockets = sockets
@@ -162,7 +159,7 @@ class ApiServer:
             kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,
         )
         wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
-        connections = Connections(wanted.within(_most_descriptors()))
+        connections = Connections(wanted.within(most_descriptors()))
         self._server = _HttpServer(_uvicorn_config(app, connections, limits), self._heartbeats)
 
     def stop(self) -> None:
@@ -237,15 +234,7 @@ class _HttpServer(uvicorn.Server):
         self._has_to_stop.set()
 
 
-def _most_descriptors() -> int:
-    """That the system lets the process have, and that it takes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
-
-
-def _uvicorn_config(app: Any, connections: Connections, limits: ClientLimits) -> uvicorn.Config:
+def _uvicorn_config(app: Any, connections: Connections, limits: ApiLimits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=cast(Any, partial(BoundedHttpProtocol, connections=connections, limits=limits)),
@@ -257,7 +246,6 @@ def _uvicorn_config(app: Any, connections: Connections, limits: ClientLimits) ->
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,
     )
 
