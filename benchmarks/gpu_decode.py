@@ -37,6 +37,7 @@ from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
@@ -186,7 +187,8 @@ class Bench:
         """Sequences that know CONTEXT tokens, and one decode after the other."""
         context, num_blocks = self.workload.context, self._blocks_each
         sampling = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
-        added = tuple(NewSequence(row, [1] * context, context, context - 1, sampling) for row in range(batch_size))
+        spec = RequestSpec(prompt_token_ids=[1] * context, sampling=sampling)
+        added = tuple(NewSequence(row, spec, [], context - 1) for row in range(batch_size))
         block = np.arange(batch_size * num_blocks)
         tables = np.stack([block // num_blocks, 0 * block, block % num_blocks, block], axis=1).astype(np.int32)
         return [

@@ -43,6 +43,7 @@ from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses
 from kvasir_runtime.ranks.messages import Forward, Sample, StepDone
 from kvasir_runtime.ranks.start import running_ranks_of
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan, StepResult
 
@@ -208,7 +209,8 @@ def decodes(size: int, number: int) -> StepPlan:
     blocks = np.arange(size * 512 // BLOCK_SIZE)
     per_sequence = 512 // BLOCK_SIZE
     tables = np.stack([blocks // per_sequence, 0 * blocks, blocks % per_sequence, blocks], axis=1).astype(np.int32)
-    added = tuple(NewSequence(row, [1] * CONTEXT, CONTEXT, CONTEXT - 1, SAMPLING) for row in range(size))
+    spec = RequestSpec(prompt_token_ids=[1] * CONTEXT, sampling=SAMPLING)
+    added = tuple(NewSequence(row, spec, [], CONTEXT - 1) for row in range(size))
     return StepPlan(
         number=number,
         added=added if number == 0 else (),

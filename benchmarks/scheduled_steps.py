@@ -13,7 +13,7 @@ from kvasir_runtime.config import (
 )
 from kvasir_runtime.engine.core import StepExecutor
 from kvasir_runtime.execution.description import RankDescription
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
@@ -56,8 +56,8 @@ def scheduler_of(size: int, num_stages: int, rank: RankDescription) -> Scheduler
         start = [SequenceStart(index=0, seed=0)]
         scheduler.add(
             AddRequest(
-                request_id=f"{number}", api_index=0, prompt_token_ids=[number + 3] * CONTEXT, sampling=sampling,
-                sequences=start, arrival_time=float(number),
+                request_id=f"{number}", api_index=0, sequences=start, arrival_time=float(number),
+                spec=RequestSpec(prompt_token_ids=[number + 3] * CONTEXT, sampling=sampling),
             )
         )  # fmt: skip
     return scheduler

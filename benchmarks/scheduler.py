@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from kvasir_runtime.kv_cache.spec import KvGroup
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
@@ -93,8 +93,7 @@ def scheduler_of(load: Load, depth: DepthPolicy | None) -> Scheduler:
             AddRequest(
                 request_id=f"cmpl-{number:032d}",
                 api_index=0,
-                prompt_token_ids=prompt,
-                sampling=sampling,
+                spec=RequestSpec(prompt_token_ids=prompt, sampling=sampling),
                 sequences=[SequenceStart(index=0, seed=number)],
                 arrival_time=float(number),
             )

@@ -64,6 +64,12 @@ def apply_crds(cluster: ControlPlane) -> None:
         cluster.install_crd(yaml.safe_load(path.read_text()))
 
 
+def apply_service(cluster: ControlPlane, service: dict[str, Any]) -> None:
+    """Right after an install, when the API server may not serve the kind yet."""
+    cluster.wait_until_served(KVASIR_CRDS[0])
+    cluster.apply(service)
+
+
 def make_owner(cluster: ControlPlane, namespace: str, name: str) -> None:
     """A ServiceAccount with every right in its namespace and none elsewhere."""
     metadata, rbac = {"name": name, "namespace": namespace}, "rbac.authorization.k8s.io"
@@ -146,7 +152,7 @@ def test_the_notes_say_how_to_go_on(helm: Helm, cluster: ControlPlane, namespace
     example = notes.partition("<<EOF\n")[2].partition("EOF")[0]
     service: dict[str, Any] = yaml.safe_load(example)
     service["metadata"]["namespace"] = namespace
-    cluster.apply(service)
+    apply_service(cluster, service)
     assert cluster.exists(f"/api/v1/namespaces/{namespace}/services/{OPERATOR}")
 
 
@@ -154,7 +160,7 @@ def test_an_upgrade_brings_the_new_crd_and_keeps_services(
     helm: Helm, cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     helm.install(namespace)
-    cluster.apply(manifest(namespace))
+    apply_service(cluster, manifest(namespace))
     uid = get_service(cluster, namespace)["metadata"]["uid"]
     helm.upgrade(namespace, "--set", "operator.workers=9", chart=next_chart(tmp_path))
     assert "Model" in columns(cluster)
@@ -166,7 +172,7 @@ def test_an_uninstall_leaves_crds_and_services_and_an_install_takes_them_over(
     helm: Helm, cluster: ControlPlane, namespace: str
 ) -> None:
     helm.install(namespace)
-    cluster.apply(manifest(namespace))
+    apply_service(cluster, manifest(namespace))
     helm.uninstall(namespace)
     assert not cluster.exists(deployment_path(namespace))
     assert not cluster.exists(f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{OPERATOR}")
@@ -179,7 +185,7 @@ def test_an_upgrade_that_no_longer_installs_the_crds_leaves_them(
     helm: Helm, cluster: ControlPlane, namespace: str
 ) -> None:
     helm.install(namespace)
-    cluster.apply(manifest(namespace))
+    apply_service(cluster, manifest(namespace))
     helm.upgrade(namespace, "--set", "crds.install=false")
     assert get_service(cluster, namespace)["metadata"]["name"] == NAME
 

@@ -20,6 +20,7 @@ Messages name the thing, what was seen, what was expected and what to do; the ca
         ObjectRefusedError      400, 413 or 422: the object does not hold
         WatchExpiredError       410: the resource version is too old, list again
         KubeUnavailableError    no answer, or one that says to try again later
+          ServerFailedError     500: the API server failed at this request
       ChildrenRefusedError      the API server refused some of a service's children
       PrometheusError           Prometheus did not answer, or not what the autoscaler needs
       CrdNotInstalledError      the cluster does not know InferenceServices
@@ -136,8 +137,19 @@ class KubeUnavailableError(KubeApiError):
     """The API server did not answer, or asked to be left alone for a while."""
 
 
+class ServerFailedError(KubeUnavailableError):
+    """The API server failed at one request. An object may be the cause: a server-side apply of a field that no schema
+    knows, of a wrong type or of two entries with one key is answered so."""
+
+
 # What the API server says of one object: others may be read and written all the same.
-OBJECT_ERRORS: Final = (KubeForbiddenError, ObjectConflictError, ObjectNotFoundError, ObjectRefusedError)
+OBJECT_ERRORS: Final = (
+    KubeForbiddenError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    ObjectRefusedError,
+    ServerFailedError,
+)
 
 
 class ChildrenRefusedError(KvasirOperatorError):

@@ -182,6 +182,7 @@ class Operator:
             settings,
             lambda: self._discovery.features,
             self._gateway,
+            client.now,
             do_changes_wait=self._queue.has_urgent,
             ledger=ledger,
             restarts=self._metrics.restarts,

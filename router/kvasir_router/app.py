@@ -182,7 +182,7 @@ class Handler:
         release = None if placement.prefill else self._release_when_expected(job.request, ticket)
         job.service.rebalancing.begin(job.stream, ticket)
         try:
-            with while_alive(ticket, lambda: job.exchange.can_go_elsewhere):
+            with while_alive(ticket, lambda is_silent: _can_go_elsewhere(job, ticket.url, is_silent)):
                 if sending is not None:
                     return await self._attempt(job, ticket, sending, None, placement.fetch)
                 async with self._parts.remote_prefills.beside(job, placement, tickets) as prefill:
@@ -307,6 +307,12 @@ class Handler:
             if job.revision is not None:
                 self._parts.metrics.revision_requests(job.revision, str(status)).inc()
         self._parts.metrics.count_end(model, status, time.perf_counter() - exchange.arrived, queue_wait_seconds)
+
+
+def _can_go_elsewhere(job: Job, url: str, is_silent: bool) -> bool:
+    """A request whose endpoint is merely silent stays there unless another can take it now: beside a busy engine the
+    next is busy too, and everything would be computed twice."""
+    return job.exchange.can_go_elsewhere and (not is_silent or job.service.registry.can_place(job.request.model, {url}))
 
 
 def _lookup(fetch: Fetch | None) -> bytes | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvasir_router.errors import ConfigError
+from kvasir_router.service.probe_pace import PROBE_LIMITS
 
 PolicyName = Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"]
 KvTransferProtocolName = Literal["kvasir", "vllm"]
@@ -278,6 +279,18 @@ class RouterConfig:
         ),
     )
     probe_interval: float = field(default=1.0, metadata=_duration("time between two probes of an endpoint"))
+    probe_timeout: float = field(default=PROBE_LIMITS.timeout, metadata=_duration("longest time for a probe's answer"))
+    probe_failures: int = field(
+        default=PROBE_LIMITS.failures,
+        metadata=_flag("probes without an answer, one after the other, after which an engine gets no new requests"),
+    )
+    hung_after: float = field(
+        default=PROBE_LIMITS.hung_after,
+        metadata=_duration(
+            "an engine that takes connections and sends no byte for so long is hung: its requests go to others that "
+            "can take them"
+        ),
+    )
     workers: int = field(
         default=1,
         metadata=_flag(
@@ -323,6 +336,9 @@ class RouterConfig:
             "kv_index_size",
             "bytes_per_token",
             "probe_interval",
+            "probe_timeout",
+            "probe_failures",
+            "hung_after",
             "max_prefill_queue",
             "max_connections",
             "max_connections_per_peer",

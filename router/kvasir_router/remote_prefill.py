@@ -151,7 +151,7 @@ class PrefillLeg:
         )
         try:
             async with asyncio.timeout(None) as self._patience:
-                with while_alive(self._ticket, lambda: True):
+                with while_alive(self._ticket, lambda is_silent: True):
                     return await prefill(pool, self._ticket.url, exchange.path, headers, body)
         except TimeoutError as error:
             message = f"{self._ticket.url} was still prefilling when the decode engine had done it itself"

@@ -122,7 +122,9 @@ async def running(
         )
         if peer_feed is not None:
             metrics.observe_peers(lambda: peer_feed.num_peers)
-        factory = ServiceFactory(config, session, tenant_limits, decisions, peer_feed, tuning)
+        factory = ServiceFactory(
+            config, session, tenant_limits, decisions, peer_feed, tuning, take_heard=pool.take_heard
+        )
         stack.callback(factory.close)
         found = await stack.enter_async_context(discovering(config, factory, metrics, kubernetes, secret))
         parts = _parts(config, found.services, tenant_limits, pool, metrics, tuning)

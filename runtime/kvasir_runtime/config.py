@@ -34,7 +34,11 @@ class ModelConfig:
     chat_template: str | None = option("file with a Jinja chat template; default: the tokenizer's", default=None)
     dtype: DType = option("of weights and activations; auto: what the checkpoint declares", default="auto")
     device: Device = option("auto: cuda when there is one", default="auto")
-    max_model_len: int | None = option("tokens of prompt and output; default: what the model declares", default=None)
+    max_model_len: int | None = option(
+        "tokens of prompt and output; default: what the model declares, cut to what the KV cache can hold of one "
+        "request",
+        default=None,
+    )
     seed: int | None = option("makes requests without a seed of their own repeatable; default: not", default=None)
 
 
@@ -144,6 +148,10 @@ class SchedulerConfig:
     max_num_seqs: int = option("requests in one step", default=256)
     max_num_batched_tokens: int | None = option(
         "token budget of one step; default: 8192 on CUDA, 2048 on CPU", default=None
+    )
+    max_step_ms: float = option(
+        "time that a step aims at while anybody decodes: chunks of prompts are cut to what was measured to fit into it",
+        default=75.0,
     )
     enable_chunked_prefill: bool = option("split prompts that do not fit into a step's budget", default=True)
     scheduling_policy: Literal["fcfs", "priority", "fair"] = option(
@@ -258,6 +266,7 @@ def check_values(config: RuntimeConfig) -> None:
         ("--num-gpu-blocks-override", cache.num_gpu_blocks_override),
         ("--max-num-seqs", scheduler.max_num_seqs),
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens),
+        ("--max-step-ms", scheduler.max_step_ms),
         ("--steps-ahead", scheduler.steps_ahead),
         ("--num-threads", config.execution.num_threads),
         ("--tensor-parallel-size", config.parallel.tensor_parallel_size),

@@ -10,14 +10,14 @@ from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.server import journal as runtime
 from kvasir_runtime.transfer.params import KvTransferParams
 
 REQUEST = GenerateRequest(
     request_id="cmpl-1",
-    prompt_token_ids=[1],
-    sampling=SamplingParams(max_tokens=8, seed=2**64 - 1),
+    spec=RequestSpec(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=8, seed=2**64 - 1)),
     text=TextOptions(),
     n=2,
 )
@@ -40,7 +40,7 @@ def test_where_a_moved_streams_blocks_are_is_told_to_the_next_engine_alone() -> 
         assert journal.moved == expected
         for transfer, used in ((KvTransferConfig(kv_connector="NixlConnector"), expected), (None, None)):
             [resumed] = journal.continued([one], "digest", vocab_size=10, is_stream=True, kv_transfer=transfer)
-            assert resumed.kv_transfer_params == used
+            assert resumed.spec.kv_transfer_params == used
 
 
 @pytest.mark.parametrize("num_bytes_spare", [0, -1])
@@ -98,4 +98,5 @@ def test_what_an_engine_writes_another_reads_behind_the_clients_body() -> None:
         1: SequenceDelta(index=1, token_ids=[6, 7]),
     }
     [resumed] = journal.continued([REQUEST], "digest", vocab_size=10, is_stream=True)
-    assert (resumed.request_id, resumed.arrival_time, resumed.sampling.seed) == ("cmpl-1", 1700000000.0, 2**64 - 1)
+    assert (resumed.request_id, resumed.arrival_time) == ("cmpl-1", 1700000000.0)
+    assert resumed.spec.sampling.seed == 2**64 - 1

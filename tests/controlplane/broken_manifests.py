@@ -70,6 +70,10 @@ PARALLELISM_PLACES: dict[str, Place] = {
     "spec.disaggregation.prefill.parallelism": lambda parallelism: disaggregated({"parallelism": parallelism}, {}),
     "spec.disaggregation.decode.parallelism": lambda parallelism: disaggregated({}, {"parallelism": parallelism}),
 }
+OWN_FOLDER = (
+    "mountPath is a folder that Kvasir mounts itself (/tmp, /dev/shm, /model-cache, /models, /draft-models, "
+    "/etc/kvasir), or has empty parts, . or .. in it: choose another, written plainly"
+)
 NO_TENSOR_RANKS = (
     "expert shares out experts among tensor ranks, of which there is one: raise tensor, or leave expert out"
 )
@@ -112,6 +116,7 @@ def broken_pods(path: str, at: Place) -> list[Broken]:
             "write exactly one of configMap, secret and claim",
             at({"volumes": [{"mountPath": "/a", "secret": {"name": "a"}, "claim": {"name": "a"}}]}),
         ),
+        Broken(f"{path}.volumes[]", OWN_FOLDER, at({"volumes": [{"mountPath": "/tmp", "secret": {"name": "a"}}]})),
     ]
 
 
@@ -248,6 +253,7 @@ CONTRADICTIONS = [
 ]
 
 # Manifests at the edge of a rule, on its good side.
+NEIGHBOURS = ("/tmp/a", "/tmpa", "/dev/shm2", "/etc", "/etc/kvasir2", "/models2", "/a/tmp", "/..a/b.", "/model")
 JUST_RIGHT = {
     "the longest name": ({}, "m" * 63),
     "the shortest name": ({}, "m"),
@@ -293,6 +299,10 @@ JUST_RIGHT = {
     "unavailability alone": ({"rollout": {"maxSurge": 0, "maxUnavailable": "10%"}}, "llama"),
     "the smallest canary": ({"rollout": {"canary": {"weight": 1}}}, "llama"),
     "the largest canary": ({"rollout": {"canary": {"weight": 99, "pause": False}}}, "llama"),
+    "folders beside those of Kvasir": (
+        {"pod": {"volumes": [{"mountPath": at, "claim": {"name": "a"}} for at in NEIGHBOURS]}},
+        "llama",
+    ),
     "labels of a neighbour's domain": (
         {"pod": {"labels": {"serving.kvasir.dev": "x", "kvasir.dev/role": "x"}}},
         "llama",

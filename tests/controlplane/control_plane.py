@@ -109,8 +109,11 @@ class ControlPlane:
 
     def install_crd(self, manifest: dict[str, Any]) -> None:
         """Apply a CustomResourceDefinition and wait until its kind is served."""
-        name = self.apply(manifest)["metadata"]["name"]
-        wait_until(lambda: is_established(self.request("get", f"{CRDS}/{name}")), 20, f"CRD {name} to be established")
+        self.wait_until_served(self.apply(manifest)["metadata"]["name"])
+
+    def wait_until_served(self, crd: str) -> None:
+        """The kind of a CustomResourceDefinition that exists; raises TimeoutError after 20 s."""
+        wait_until(lambda: is_established(self.request("get", f"{CRDS}/{crd}")), 20, f"CRD {crd} to be established")
 
     def writes(self, user: str = OPERATOR, namespace: str | None = None) -> list[Write]:
         """Every change that `user` asked for so far, in order, refused ones and ones without effect included."""

@@ -130,6 +130,30 @@ def test_admission_that_refuses_a_child_is_named_in_the_status_and_holds_up_no_o
     assert DEPLOYMENT in {object_key(child).kind for child in get_children(control_plane, namespace).values()}
 
 
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"affinity": {"nodeAffinty": {}}},
+        {"securityContext": {"runAsUser": "root"}},
+    ],
+    ids=["a field that no schema knows", "a wrong type"],
+)
+def test_a_child_that_the_api_server_answers_with_500_is_named_in_the_status_and_holds_up_no_other(
+    pod: KubeObject, control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.apply(manifest(namespace, replicas=1))
+    run_pass(control_plane, namespace)
+    control_plane.apply(manifest(namespace, replicas=2, pod=pod))
+    with pytest.raises(ChildrenRefusedError, match="typed patch"):
+        run_pass(control_plane, namespace)
+    service = get_service(control_plane, namespace)
+    assert service["status"]["observedGeneration"] == service["metadata"]["generation"]
+    assert conditions(service)["Degraded"] == ("True", "ApplyFailed")
+    control_plane.apply(manifest(namespace, replicas=2))
+    run_pass(control_plane, namespace)
+    assert conditions(get_service(control_plane, namespace))["Degraded"][0] == "False"
+
+
 def test_what_a_mutating_policy_changes_is_not_fought_by_this_operator_or_the_next(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:

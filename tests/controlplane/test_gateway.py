@@ -20,7 +20,7 @@ PODS = f"app={GATEWAY}"
 GATEWAY_SECRET = "a-secret-of-the-gateways-own"
 MOVED = "moved"
 SECONDS = 30.0
-SERVED, REFUSED, AWAY = ("True", "Idle"), ("False", "ModelNameTaken"), ("False", "GatewayNotReady")
+SERVED, REFUSED, AWAY = ("False", "Idle"), ("False", "ModelNameTaken"), ("False", "GatewayNotReady")
 
 
 @pytest.fixture(scope="module")

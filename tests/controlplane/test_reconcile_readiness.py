@@ -16,13 +16,15 @@ def settled(control_plane: ControlPlane, namespace: str, **spec: Any) -> dict[st
     return status
 
 
-def test_a_service_at_zero_is_ready_once_its_router_is(control_plane: ControlPlane, namespace: str) -> None:
+def test_a_service_at_zero_waits_for_its_router_and_then_for_somebody_to_scale_it(
+    control_plane: ControlPlane, namespace: str
+) -> None:
     waiting = settled(control_plane, namespace, replicas=0)
-    assert conditions({"status": waiting})["Ready"][0] == "False"
+    assert conditions({"status": waiting})["Ready"] == ("False", "WaitingForPods")
     control_plane.mark_pods_ready(namespace, ROUTERS, 2)
     status = settled(control_plane, namespace, replicas=0)
     assert (status["phase"], status["ready"]) == ("Idle", "0/0")
-    assert conditions({"status": status})["Ready"] == ("True", "Idle")
+    assert conditions({"status": status})["Ready"] == ("False", "Idle")
 
 
 def test_a_service_is_ready_by_its_first_engine_and_progresses_to_all(
@@ -58,7 +60,7 @@ def test_what_blocks_engines_of_a_service_at_zero_is_said_before_a_request_would
 ) -> None:
     settled(control_plane, namespace, replicas=1)
     control_plane.mark_pods_ready(namespace, ROUTERS, 2)
-    assert conditions({"status": settled(control_plane, namespace, replicas=0)})["Ready"] == ("True", "Idle")
+    assert conditions({"status": settled(control_plane, namespace, replicas=0)})["Ready"] == ("False", "Idle")
     for replicas in (0, 1):  # asleep, and woken: the revision before has no Service any more
         status = settled(control_plane, namespace, replicas=replicas, engine={"quantization": "int8"})
         assert conditions({"status": status})["Ready"] == ("False", "UnsupportedFeature")

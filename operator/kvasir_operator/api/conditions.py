@@ -59,6 +59,7 @@ class Reason(StrEnum):
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"
     NODE_NOT_READY = "NodeNotReady"
     READINESS_GATE_CLOSED = "ReadinessGateClosed"
+    SIDECAR_NOT_READY = "SidecarNotReady"
     NOT_RESPONDING = "NotResponding"
     PULLING_IMAGE = "PullingImage"
     INITIALIZING = "Initializing"
@@ -125,6 +126,7 @@ _WAITS: Final = (
     Reason.INSUFFICIENT_CAPACITY,
     Reason.NODE_NOT_READY,
     Reason.READINESS_GATE_CLOSED,
+    Reason.SIDECAR_NOT_READY,
     Reason.NOT_RESPONDING,
     Reason.PULLING_IMAGE,
     Reason.INITIALIZING,

@@ -44,6 +44,8 @@ ROLES: Final = (*ENGINE_ROLES, ROLE_ROUTER)
 """In the order in which a status shows them."""
 
 ENGINE_HTTP_PORT: Final = 8000
+OWN_CONTAINERS: Final = ("engine", "router")
+"""What else runs in a pod (a service mesh's proxy, an agent of logs) was put there by others."""
 MODEL_LOADER: Final = "model-loader"
 DRAFT_MODEL_LOADER: Final = "draft-model-loader"
 LOADERS: Final = (MODEL_LOADER, DRAFT_MODEL_LOADER)

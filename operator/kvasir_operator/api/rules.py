@@ -75,6 +75,8 @@ RESERVED_ARGS: Final = (
 _EXTRA_RESOURCE = r"^([a-z0-9.-]+/[A-Za-z0-9._-]+|hugepages-[A-Za-z0-9]+|ephemeral-storage)$"
 _RESERVED_ARG = rf"^--({'|'.join(arg.removeprefix('--') for arg in RESERVED_ARGS)})(=.*)?$"
 _ZERO_PODS = r"^0+%?$"
+# Folders of the containers that Kvasir mounts itself, and paths that name one of them in another way.
+_OWN_FOLDER = r"^(/(tmp|dev/shm)?|/(model-cache|models|draft-models|etc/kvasir)(/.*)?|.*/(/.*|\.(/.*)?|\.\.(/.*)?)?)$"
 # Methods of speculative decoding that draft without a model.
 _WITHOUT_MODEL = ("ngram", "suffix")
 
@@ -165,7 +167,15 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
         ),
     ),
     EnvSource: (exactly_one(EnvSource, "secret_key_ref", "config_map_key_ref", "field_ref"),),
-    PodVolume: (exactly_one(PodVolume, "config_map", "secret", "claim"),),
+    PodVolume: (
+        exactly_one(PodVolume, "config_map", "secret", "claim"),
+        Rule(
+            "mountPath is a folder that Kvasir mounts itself (/tmp, /dev/shm, /model-cache, /models, /draft-models, "
+            "/etc/kvasir), or has empty parts, . or .. in it: choose another, written plainly",
+            lambda v: re.fullmatch(_OWN_FOLDER, v.mount_path) is None,
+            f"!self.mountPath.matches(r'{_OWN_FOLDER}')",
+        ),
+    ),
     PodSpec: (
         Rule(
             f"labels under {labels.GROUP}/ are the operator's: choose other keys",

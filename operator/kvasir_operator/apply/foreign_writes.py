@@ -12,7 +12,7 @@ from kvasir_operator.apply.contest import Contest, contest_message, continued
 from kvasir_operator.apply.drift import find_drift
 from kvasir_operator.apply.mutation import LearnedMutations
 from kvasir_operator.apply.plan import Apply, Cause, FoundUnchanged, Plan
-from kvasir_operator.errors import KubeApiError, KubeUnavailableError
+from kvasir_operator.errors import OBJECT_ERRORS
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import KubeObject, object_key
 
@@ -86,9 +86,7 @@ class ForeignWrites:
             return expected
         try:
             stored = await self._client.dry_run(desired)
-        except KubeUnavailableError:
-            raise
-        except KubeApiError as error:
+        except OBJECT_ERRORS as error:
             # Refused, or a webhook that allows no dry run: the real apply will show.
             logger.info("%s: dry run: %s", object_key(desired), error)
             return desired

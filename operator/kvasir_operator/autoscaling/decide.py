@@ -102,6 +102,10 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
     if wanted < situation.current:
         need = replace(need, message=why_fewer(situation, sample, memory, need, guarded, wanted))
     verdict = _verdict(situation, wanted, need, demand.need.replicas)
+    if situation.is_rolling and verdict.replicas < situation.current:
+        text = f"a rollout is in progress, after which fewer may do: {verdict.message}"
+        held = Verdict(situation.current, None, text, verdict.needed, held=HoldReason.ROLLOUT)
+        return _within_bounds(situation, held), memory
     if verdict.replicas > situation.current and need.reason in _LATENCIES:
         ratio = next(each.ratio for each in guarded if each.reason is need.reason)
         memory = replace(memory, trial=Trial(need.reason, ratio, situation.now))

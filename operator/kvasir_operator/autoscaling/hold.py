@@ -1,4 +1,4 @@
-"""When nothing is decided: during a rollout, and while what is measured is missing, stale or of too few replicas."""
+"""When nothing is decided: while what is measured is missing, stale or of too few replicas."""
 
 from kvasir_operator.autoscaling.reasons import HoldReason
 from kvasir_operator.autoscaling.sample import RoleSample
@@ -10,8 +10,6 @@ STALE_SECONDS = 90.0
 
 def why_held(situation: RoleSituation) -> tuple[HoldReason, str] | None:
     sample = situation.sample
-    if situation.is_rolling:
-        return HoldReason.ROLLOUT, "a rollout is in progress"
     if sample is None and situation.is_beginning:
         return HoldReason.NOTHING_MEASURED, situation.trouble
     if sample is None:

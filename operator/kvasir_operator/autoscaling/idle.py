@@ -1,4 +1,5 @@
-"""For how long a role has had nothing to do. What cannot be measured is taken for work."""
+"""For how long a role has had nothing to do. What cannot be measured is taken for work, and so is a start: a role is
+idle from when a replica of it is ready, and not during a rollout."""
 
 from dataclasses import replace
 
@@ -14,8 +15,9 @@ def idle_seconds(situation: RoleSituation, memory: Memory) -> float:
 
 def noting_idleness(situation: RoleSituation, memory: Memory) -> Memory:
     """To be called with every sample, before `idle_seconds`."""
-    sample = situation.sample
-    if why_held(situation) is not None or sample is None or is_busy(sample.only(situation.ready)):
+    is_starting = situation.current > 0 and not situation.ready
+    is_known = situation.sample is not None and why_held(situation) is None
+    if is_starting or situation.is_rolling or not is_known or has_work(situation):
         return replace(memory, idle_since=None)
     return replace(memory, idle_since=situation.now if memory.idle_since is None else memory.idle_since)
 

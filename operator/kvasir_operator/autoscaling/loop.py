@@ -50,7 +50,6 @@ from kvasir_operator.settings import OperatorSettings
 logger = logging.getLogger(__name__)
 
 ASLEEP_INTERVAL_SECONDS = 1.0
-_ROLLOUTS = (Reason.ROLLOUT_IN_PROGRESS, Reason.ROLLOUT_PAUSED, Reason.ROLLOUT_HALTED)
 _MOST_AT_ONCE = 8
 
 Measured = tuple[RoleSample | None, tuple[float, ...], str]
@@ -334,9 +333,10 @@ def _reason(scaling: ServiceScaling) -> Reason | None:
 
 
 def is_rolling(obj: KubeObject) -> bool:
-    """Or may be about to: its pass has not seen the spec yet."""
+    """Or may be about to: its pass has not seen the spec yet. One that is halted or paused may stay so for days, and
+    its pods are as steady as others."""
     status = obj.get("status", {})
     if status.get("observedGeneration") != obj["metadata"]["generation"]:
         return True
     progressing = find_condition(status.get("conditions", []), ConditionType.PROGRESSING) or {}
-    return progressing.get("reason") in _ROLLOUTS
+    return bool(progressing.get("reason") == Reason.ROLLOUT_IN_PROGRESS)

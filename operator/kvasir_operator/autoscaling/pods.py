@@ -7,6 +7,7 @@ from statistics import median
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.autoscaling.situation import COLD_SECONDS
 from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.observe.containers import own_containers
 from kvasir_operator.observe.replicas import Replica, replicas_of
 from kvasir_operator.observe.waiting import is_ready
 
@@ -57,7 +58,7 @@ def of_role(pods: Iterable[KubeObject], role: str) -> list[KubeObject]:
 
 
 def _was_restarted(pod: KubeObject) -> bool:
-    return any(each.get("restartCount", 0) for each in pod["status"].get("containerStatuses", []))
+    return any(each.get("restartCount", 0) for each in own_containers(pod))
 
 
 def _ready_at(pod: KubeObject) -> float:

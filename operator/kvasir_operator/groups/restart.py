@@ -18,7 +18,7 @@ from kvasir_operator.apply.plan import PodDeletion, Restart
 from kvasir_operator.groups.group import Group
 from kvasir_operator.groups.record import FORGET_SECONDS, RESTARTS, RestartRecord, seconds_between
 from kvasir_operator.kube.kinds import KubeObject, is_terminating, object_key
-from kvasir_operator.observe.containers import last_end
+from kvasir_operator.observe.containers import last_end, own_containers
 from kvasir_operator.observe.waiting import has_been_ready
 from kvasir_operator.queue.back_off import BackOff
 
@@ -67,8 +67,9 @@ def decide_restart(group: Group, now: str) -> RestartDecision:
     wait_seconds = _wait_seconds(record, now)
     if wait_seconds > 0:
         return RestartDecision(retry_seconds=wait_seconds)
-    after = record.restarted(now, failure.message, failure.pod.get("spec", {}).get("nodeName"))
     deletions = _deletions(group, group.replica.active_pods, _GRACE_SECONDS)
+    uids = [pod["metadata"]["uid"] for pod in group.replica.active_pods]
+    after = record.restarted(now, failure.message, failure.pod.get("spec", {}).get("nodeName"), uids)
     return RestartDecision(_restart(group, deletions, failure.message, {RESTARTS: after.text()}))
 
 
@@ -99,11 +100,8 @@ def _waits_for_leader(group: Group) -> bool:
 
 
 def _of_unfinished_restart(group: Group) -> list[PodDeletion]:
-    """Pods from before the last restart, which was recorded and not carried out to the end."""
-    last = group.record.last
-    if last is None:
-        return []
-    old = [pod for pod in group.replica.active_pods if _made_at(pod) < datetime.fromisoformat(last)]
+    """Pods of the last restart, which was recorded and not carried out to the end."""
+    old = [pod for pod in group.replica.active_pods if pod["metadata"]["uid"] in group.record.pods]
     return _deletions(group, old, _GRACE_SECONDS)
 
 
@@ -151,7 +149,7 @@ def _first_failure(pods: Iterable[KubeObject]) -> _Failure | None:
 
 
 def _failure_of(pod: KubeObject) -> _Failure | None:
-    for container in pod.get("status", {}).get("containerStatuses", []):
+    for container in own_containers(pod):
         if _is_failed(pod, container):
             message = f"pod {pod['metadata']['name']}: container {container['name']} {last_end(container)}"
             return _Failure(_ended_at(container), pod, message)

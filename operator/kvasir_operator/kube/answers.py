@@ -18,6 +18,7 @@ from kvasir_operator.errors import (
     ObjectConflictError,
     ObjectNotFoundError,
     ObjectRefusedError,
+    ServerFailedError,
     WatchExpiredError,
     described,
 )
@@ -31,6 +32,7 @@ _ERRORS: dict[int, type[KubeApiError]] = {
     410: WatchExpiredError,
     413: ObjectRefusedError,
     422: ObjectRefusedError,
+    500: ServerFailedError,
 }
 # A webhook's answer may have any status; one that does not answer is the API server's own error 500.
 _ADMISSION = re.compile(

@@ -68,6 +68,10 @@ class KubeClient:
         self._dynamic = DynamicClient(self._api)  # type: ignore[no-untyped-call]
         self._resources: dict[Kind, Any] = {}
 
+    def now(self) -> str:
+        """By the API server's clock, as of its last answer about a single object (RFC 3339)."""
+        return self._session.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
     async def close(self) -> None:
         await self._session.close()
         await self._api.close()  # type: ignore[no-untyped-call]

@@ -4,8 +4,12 @@ A burst of changes is mostly these, and kubernetes' generated client does as muc
 the headers, looks for files and retries, and has aiohttp warn of its timeout.
 """
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 import aiohttp
@@ -20,6 +24,8 @@ from kvasir_operator.kube.write_guard import write_guard
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
 _JSON: Final = "application/json"
+_SAME_SECONDS: Final = 2.0
+"""Clocks that differ by less are one: an answer's date has whole seconds, and takes its time."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Session:
         self._ssl_context = api.rest_client.ssl_context
         self._before_write = before_write
         self._opened: aiohttp.ClientSession | None = None
+        self._ahead_seconds = 0.0
 
     async def send(self, method: str, path: str, body: KubeObject | None, content_type: str = _JSON) -> Answer:
         """`path` with its query, escaped. Raises what aiohttp raises."""
@@ -60,11 +67,23 @@ class Session:
             proxy_headers=configuration.proxy_headers,
             server_hostname=configuration.tls_server_name or None,
         ) as response:
+            self._note_date(response.headers.get("Date"))
             return Answer(response.status, response.reason or "", await response.read())
+
+    def now(self) -> datetime:
+        """By the API server's clock, to a second or two: times of objects are its own, and this machine's clock may
+        differ."""
+        return datetime.fromtimestamp(time.time() + self._ahead_seconds, UTC)
 
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.close()
+
+    def _note_date(self, date: str | None) -> None:
+        """`date`: of an answer, in whole seconds."""
+        with suppress(ValueError, TypeError):
+            ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
+            self._ahead_seconds = ahead if abs(ahead) > _SAME_SECONDS else 0.0
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:

@@ -5,6 +5,7 @@ reported from its first end on.
 """
 
 from kvasir_operator.api.conditions import Reason
+from kvasir_operator.api.labels import OWN_CONTAINERS
 from kvasir_operator.kube.kinds import KubeObject
 
 _IMAGE_FAILURES = frozenset(
@@ -21,6 +22,18 @@ _CONFIG_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerErro
 # A container that ended once may have been unlucky; a second end shows that starting it again does not help.
 _ENDS_OF_A_LOOP = 2
 _MAX_WORDS = 512  # characters of a container's last words
+
+
+def own_containers(pod: KubeObject) -> list[KubeObject]:
+    """Statuses of the containers that are Kvasir's, none before the first is to be started. Sidecars do not speak for
+    the engine: they are ready, restart and end on their own."""
+    return [each for each in pod.get("status", {}).get("containerStatuses", []) if each["name"] in OWN_CONTAINERS]
+
+
+def is_sidecar(pod: KubeObject, name: str) -> bool:
+    """Whether the init container runs beside the others as long as the pod does."""
+    inits = pod.get("spec", {}).get("initContainers", [])
+    return any(each["name"] == name and each.get("restartPolicy") == "Always" for each in inits)
 
 
 def why_container_fails(container: KubeObject) -> tuple[Reason, str] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
-from kvasir_operator.observe.containers import why_container_fails
+from kvasir_operator.observe.containers import is_sidecar, own_containers, why_container_fails
 from kvasir_operator.observe.model_loader import DownloadProgress, describe_download, is_loader, why_loader_fails
 from kvasir_operator.observe.pod_events import why_creation_fails
 
@@ -79,10 +79,12 @@ def _why_fails(container: KubeObject, download: DownloadProgress | None) -> tupl
 def _starting(pod: KubeObject, download: DownloadProgress | None) -> tuple[Reason, str]:
     if (described := describe_download(pod, download)) is not None:
         return Reason.DOWNLOADING_MODEL, described
-    status = pod.get("status", {})
-    containers = status.get("containerStatuses", [])
-    if any("running" in container.get("state", {}) for container in status.get("initContainerStatuses", [])):
-        return Reason.INITIALIZING, "an init container is running"
+    inits = pod.get("status", {}).get("initContainerStatuses", [])
+    containers = own_containers(pod)
+    running = [each["name"] for each in inits if "running" in each.get("state", {})]
+    first = next((name for name in running if not is_sidecar(pod, name)), None)
+    if first is not None:
+        return Reason.INITIALIZING, f"init container {first} is running"
     if any("waiting" in container.get("state", {}) for container in containers):
         return Reason.PULLING_IMAGE, "the image is being pulled or a volume is being mounted"
     if not containers:
@@ -105,6 +107,9 @@ def _held_back(pod: KubeObject) -> tuple[Reason, str]:
             Reason.READINESS_GATE_CLOSED,
             f"its containers are ready; readiness gates not yet true: {', '.join(closed)}",
         )
+    unready = [each["name"] for each in _containers(pod) if not each.get("ready") and _runs_beside(pod, each)]
+    if unready:
+        return Reason.SIDECAR_NOT_READY, f"Kvasir's containers are ready, and these are not: {', '.join(unready)}"
     return Reason.NODE_NOT_READY, f"node {pod.get('spec', {}).get('nodeName', '?')} no longer reports how it is"
 
 
@@ -118,6 +123,11 @@ def has_been_ready(pod: KubeObject, container: KubeObject) -> bool:
 def _containers(pod: KubeObject) -> list[KubeObject]:
     status = pod.get("status", {})
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
+def _runs_beside(pod: KubeObject, container: KubeObject) -> bool:
+    is_init = container in pod["status"].get("initContainerStatuses", [])
+    return not is_init or is_sidecar(pod, container["name"])
 
 
 def _pod_condition(pod: KubeObject, name: str) -> dict[str, str]:

@@ -36,10 +36,11 @@ from kvasir_operator.kube.kinds import (
     object_key,
 )
 from kvasir_operator.kube.pod_template import pod_template
+from kvasir_operator.observe.containers import own_containers
 from kvasir_operator.observe.model_loader import engine_waits_since
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.observe.replicas import Replica, replicas_of
-from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits
+from kvasir_operator.observe.waiting import Waiting, has_been_ready, why_deployment_waits, why_pod_waits
 from kvasir_operator.rollout.workload import Workload, WorkloadKey
 
 # Of a pod that was ready and may be again by itself.
@@ -225,7 +226,10 @@ def _is_useless(replica: Replica, waits: Mapping[str, Waiting]) -> bool:
 def _is_pod_useless(pod: KubeObject, wait: Waiting | None) -> bool:
     if wait is None:
         return False
-    has_run = any(each.get("restartCount") for each in pod.get("status", {}).get("containerStatuses", []))
+    own = own_containers(pod)
+    if any(has_been_ready(pod, each) for each in own):
+        return False
+    has_run = any(each.get("restartCount") for each in own)
     return wait.reason in DEGRADING_REASONS or (wait.reason not in _PASSING and not has_run)
 
 

@@ -40,7 +40,10 @@ def _ready(roles: Sequence[RoleState], situation: Situation) -> Condition:
         message = f"{ready} of {desired} replicas serve {situation.model_name}"
         return Condition(ConditionType.READY, True, Reason.SERVING, message)
     if _is_reachable(roles, situation) and _is_idle(engines, situation):
-        return Condition(ConditionType.READY, True, Reason.IDLE, "no replicas are wanted")
+        if situation.scaling is None:
+            text = "replicas is 0 and nothing scales the service: a request would wake nothing"
+            return Condition(ConditionType.READY, False, Reason.IDLE, text)
+        return Condition(ConditionType.READY, True, Reason.IDLE, "no replicas are wanted; a request wakes the service")
     lacking = _lacking(roles)
     return _not(ConditionType.READY, _why_not_serving(lacking, situation))
 

@@ -32,7 +32,7 @@ from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.migration import Migration
 from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.probe_pace import ProbePace
+from kvasir_router.service.probe_pace import ProbeLimits, ProbePace
 from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Registry
 from kvasir_router.service.service import Fleet, Service
@@ -84,10 +84,12 @@ class ServiceFactory:
         peer_feed: "PeerFeed | None",
         tuning: Tuning = TUNING,
         prefix_memory: PrefixMemory | None = None,
+        take_heard: Callable[[str], bool] = lambda url: False,
     ) -> None:
         self._tuning = tuning
         self._config = config
         self._session = session
+        self._take_heard = take_heard
         self._probe_pace = ProbePace()
         self._tenant_limits = tenant_limits
         self._decisions = decisions
@@ -140,6 +142,8 @@ class ServiceFactory:
             self._probe_pace,
             migration if config.kv_transfer_port else None,
             self._tuning.probes,
+            ProbeLimits(config.probe_timeout, config.probe_failures, config.hung_after),
+            self._take_heard,
         )
         return Service(
             settings.name,

@@ -39,14 +39,13 @@ from kvasir_runtime.errors import (
     KvasirRuntimeError,
     RequestFailedError,
     RequestMovedError,
+    RequestTooLargeError,
     ServerUnavailableError,
 )
 from kvasir_runtime.metrics import RequestMetrics
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import FinishReason, PlainTokens, SequenceOutput
-from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.transfer.params import KvTransferParams
 
 logger = logging.getLogger(__name__)
 
@@ -55,20 +54,13 @@ _NOTHING: Mapping[int, SequenceDelta] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One prompt and how it is continued, in `n` sequences."""
+    """One prompt and how it is continued, in `n` sequences that are handed out."""
 
     request_id: str
     """Shown in logs; need not be unique."""
-    prompt_token_ids: list[int]
-    sampling: SamplingParams
+    spec: RequestSpec
     text: TextOptions
     n: int = 1
-    beam: BeamSearch | None = None
-    """The `n` sequences are the best of this search; None: each draws its tokens."""
-    priority: int = 0
-    tenant: str = ""
-    cache_salt: str | None = None
-    kv_transfer_params: KvTransferParams | None = None
     arrival_time: float | None = None
     """Seconds since the epoch; None: now. It decides on the request's place among those that wait."""
 
@@ -170,14 +162,14 @@ class AsyncEngine:
             if sequences:
                 self._send(
                     message,
-                    ActiveRequest(generation, len(message.prompt_token_ids), arrival, sequences),
+                    ActiveRequest(generation, message.spec.num_prompt_tokens, arrival, sequences),
                     http_request_id,
                 )
                 http_request_id = None
         return generation
 
     def _send(self, message: AddRequest, request: ActiveRequest, http_request_id: str | None) -> None:
-        dispatch = self._dispatcher.choose(message.prompt_token_ids, message.cache_salt)
+        dispatch = self._dispatcher.choose(message.spec.prompt_token_ids, message.spec.cache_salt)
         request.prefill_tokens = dispatch.prefill_tokens
         core = self._cores[dispatch.core]
         core.add(message.request_id, request)
@@ -216,7 +208,7 @@ class AsyncEngine:
         for index in range(request.n):
             begun = so_far.get(first + index, SequenceDelta(index=first + index))
             if begun.finish_reason is None:
-                seed = child_seed(request.sampling.seed, index)
+                seed = child_seed(request.spec.sampling.seed, index)
                 starts.append(SequenceStart(index=index, seed=seed, output_token_ids=begun.token_ids))
                 sequences[index] = ActiveSequence(begun.index, self._detokenizer(request.text, begun.token_ids))
         return self._message(request, starts), sequences
@@ -229,21 +221,15 @@ class AsyncEngine:
         return detokenizer
 
     def _message(self, request: GenerateRequest, sequences: list[SequenceStart]) -> AddRequest:
-        sampling = request.sampling
+        spec = request.spec
         if all(sequence.output_token_ids for sequence in sequences):  # the prompt's were sent with the first token
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+            spec = spec.with_sampling(msgspec.structs.replace(spec.sampling, prompt_logprobs=None))
         return AddRequest(
             request_id=f"{request.request_id}:{self._api_index}.{next(self._counter)}",
             api_index=self._api_index,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=sampling,
+            spec=spec,
             sequences=sequences,
             arrival_time=time.time() if request.arrival_time is None else request.arrival_time,
-            priority=request.priority,
-            tenant=request.tenant,
-            cache_salt=request.cache_salt,
-            kv_transfer_params=request.kv_transfer_params,
-            beam=request.beam,
         )
 
     def _hand_over(self, core: CoreClient, message: RequestsMove) -> None:
@@ -305,7 +291,8 @@ class AsyncEngine:
             self._end(core, request, output, delta.finish_reason, now)
         if delta.finish_reason == "error":
             error = output.error or "the engine gave up on this request and did not say why"
-            request.generation.fail(RequestFailedError(error))
+            kind = RequestTooLargeError if output.is_too_large else RequestFailedError
+            request.generation.fail(kind(error))
         else:
             request.generation.receive(delta)
 

@@ -24,6 +24,7 @@ from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
+from kvasir_runtime.scheduling.step_budget import StepBudget
 from kvasir_runtime.scheduling.update import Outcome
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class EngineCore:
         *,
         steps_ahead: int,
         step_costs: StepCosts | None = None,
+        step_budget: StepBudget | None = None,
         router_feed: RouterFeed | None = None,
         transfers: KvTransfers | None = None,
         clock: Clock = time,
@@ -114,6 +116,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._steps_ahead = steps_ahead
         self._step_costs = step_costs
+        self._step_budget = step_budget
         self._router_feed = router_feed
         self._transfers = transfers
         self._clock = clock
@@ -173,7 +176,7 @@ class EngineCore:
                     self._channel.broadcast(self._transfers.moving(message.http_request_id))
 
     def _add(self, message: AddRequest) -> None:
-        if self._transfers is not None and message.kv_transfer_params is not None:
+        if self._transfers is not None and message.spec.kv_transfer_params is not None:
             self._transfers.add(message, self._rates.prefill_tokens_per_second)
         else:
             self._scheduler.add(message)
@@ -231,6 +234,8 @@ class EngineCore:
         self._rates.observe_step(step)
         if self._step_costs is not None:
             self._step_costs.observe_step(step)
+        if self._step_budget is not None:
+            self._step_budget.observe_step(step)
 
     def _now(self) -> Moment:
         return Moment(self._clock.monotonic(), self._clock.thread_time())

@@ -31,6 +31,7 @@ from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.ranks.start import running_ranks_of
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
+from kvasir_runtime.scheduling.step_budget import StepBudget
 from kvasir_runtime.speculative.depth import DepthPolicy, FixedDepth
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.launch import side_channel, transfer_agent
@@ -161,6 +162,7 @@ def engine_core(
         max_model_len=rank.max_model_len,
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
         num_stages=config.parallel.pipeline_parallel_size,
+        step_budget=_step_budget(config, rank),
     )
     scheduler = make_scheduler(
         limits,
@@ -179,9 +181,16 @@ def engine_core(
         scheduler,
         steps_ahead=steps_ahead,
         step_costs=depth,
+        step_budget=limits.step_budget,
         router_feed=feed,
         transfers=None if agent is None else kv_transfers(config.cache.kv_transfer_config, scheduler, agent),
     )
+
+
+def _step_budget(config: RuntimeConfig, rank: RankDescription) -> StepBudget | None:
+    if not config.scheduler.enable_chunked_prefill:
+        return None
+    return StepBudget(rank.max_num_batched_tokens, config.scheduler.max_step_ms / 1000, config.cache.block_size)
 
 
 def kv_transfers(transfer: KvTransferConfig | None, scheduler: Scheduler, agent: TransferAgent) -> KvTransfers:

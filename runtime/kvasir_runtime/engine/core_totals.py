@@ -13,12 +13,14 @@ from kvasir_runtime.transfer.metrics import TransferStats
 
 
 def total_ready(cores: Sequence[EngineReady]) -> EngineReady:
-    """Cores of one configuration differ in their memory only: limits are those of the first, capacities add up."""
+    """Cores of one configuration differ in their memory only: other limits are those of the first, capacities add
+    up."""
     first = cores[0]
     if len(cores) == 1:
         return first
     return msgspec.structs.replace(
         first,
+        max_model_len=min(core.max_model_len for core in cores),
         num_blocks=sum(core.num_blocks for core in cores),
         kv_capacity_tokens=sum(core.kv_capacity_tokens for core in cores),
         startup_seconds={phase: max(core.startup_seconds[phase] for core in cores) for phase in first.startup_seconds},

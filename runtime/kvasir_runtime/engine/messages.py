@@ -43,7 +43,7 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_model_len: int
     max_num_seqs: int
-    """Rows: a beam search may be no wider."""
+    """Rows: sequences of one request that must run together may be no more."""
     vocab_size: int
     num_blocks: int
     block_size: int

@@ -1,6 +1,7 @@
 """How fast the engine works, over the last seconds in which it did: what an idle hour does not dilute."""
 
 from kvasir_runtime.scheduling.step import TimedStep
+from kvasir_runtime.scheduling.step_budget import DecayingRate
 
 HALF_LIFE_SECONDS = 5.0
 """Of work: after so much of it an observation counts half."""
@@ -12,8 +13,8 @@ class StepRates:
     """Both figures count what steps took on the clock, planning and other sequences' decodes included."""
 
     def __init__(self) -> None:
-        self._steps = DecayingRate()
-        self._prefill = DecayingRate()
+        self._steps = DecayingRate(HALF_LIFE_SECONDS)
+        self._prefill = DecayingRate(HALF_LIFE_SECONDS)
 
     @property
     def steps_per_second(self) -> float:
@@ -28,21 +29,3 @@ class StepRates:
         self._steps.observe(1, step.clock_seconds)
         if step.num_prompt_tokens >= MIN_PREFILL_TOKENS:
             self._prefill.observe(step.num_prompt_tokens, step.clock_seconds)
-
-
-class DecayingRate:
-    """So much a second, recent seconds counting more."""
-
-    def __init__(self) -> None:
-        self._amount = 0.0
-        self._seconds = 0.0
-
-    @property
-    def value(self) -> float | None:
-        """None before anything was observed."""
-        return self._amount / self._seconds if self._seconds else None
-
-    def observe(self, amount: float, seconds: float) -> None:
-        weight = 0.5 ** (seconds / HALF_LIFE_SECONDS)
-        self._amount = self._amount * weight + amount
-        self._seconds = self._seconds * weight + seconds

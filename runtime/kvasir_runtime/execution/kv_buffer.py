@@ -19,6 +19,7 @@ from kvasir_runtime.kernels.huge_pages import populate, use_huge_pages
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, LayerPlace
 
 DEFAULT_CPU_BYTES = 4 * 1024**3
+"""Where one sequence does not take more; pages that are never used take no memory."""
 DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
 POPULATED_AHEAD_BYTES = 256 * 1024**2
 POPULATED_AT_ONCE_BYTES = 2 * 1024**2
@@ -60,25 +61,23 @@ def blocks_of_sequence(layout: KvLayout, num_tokens: int, max_num_batched_tokens
 
 
 def num_kv_blocks(cache: CacheConfig, layout: KvLayout, memory: DeviceMemory, limits: SequenceLimits) -> int:
-    """Blocks to allocate. Raises ConfigurationError when not even one sequence of max_model_len tokens fits."""
+    """Blocks to allocate. Raises ConfigurationError for a size that can never work."""
     _check(cache)
-    budget = limits.max_num_batched_tokens
-    num_needed = blocks_of_sequence(layout, limits.max_model_len, budget)
-    num_blocks = cache.num_gpu_blocks_override
-    if num_blocks is None:
-        num_blocks = _cache_bytes(cache, memory) // layout.page_bytes
-        if _is_cpu_default(cache, memory):
-            num_blocks = min(num_blocks, limits.max_num_seqs * num_needed)
-    if num_blocks < num_needed:
-        lengths = range(0, limits.max_model_len, layout.block_size)
-        fitting = bisect.bisect_right(lengths, num_blocks, key=lambda n: blocks_of_sequence(layout, n, budget)) - 1
-        raise ConfigurationError(
-            f"the KV cache holds {num_blocks} blocks of {layout.block_size} tokens, but one request of "
-            f"max_model_len {limits.max_model_len} needs {num_needed}: lower --max-model-len to {lengths[fitting]}, or "
-            f"give the cache more with --kv-cache-memory-bytes (one request takes {num_needed * layout.page_bytes} "
-            "bytes), --gpu-memory-utilization or --num-gpu-blocks-override"
-        )
-    return num_blocks
+    if cache.num_gpu_blocks_override is not None:
+        return cache.num_gpu_blocks_override
+    one_sequence = blocks_of_sequence(layout, limits.max_model_len, limits.max_num_batched_tokens)
+    num_blocks = _cache_bytes(cache, memory, one_sequence * layout.page_bytes) // layout.page_bytes
+    return min(num_blocks, limits.max_num_seqs * one_sequence) if _is_cpu_default(cache, memory) else num_blocks
+
+
+def longest_sequence(layout: KvLayout, num_blocks: int, limits: SequenceLimits) -> int:
+    """Tokens of the longest sequence that so many blocks hold: max_model_len, or whole blocks of fewer."""
+
+    def needs(num_tokens: int) -> int:
+        return blocks_of_sequence(layout, num_tokens, limits.max_num_batched_tokens)
+
+    lengths: list[int] = [*range(0, limits.max_model_len, layout.block_size), limits.max_model_len]
+    return lengths[bisect.bisect_right(lengths, num_blocks, key=needs) - 1]
 
 
 def allocate_kv_buffer(layout: KvLayout, num_blocks: int, device: torch.device) -> Tensor:
@@ -151,13 +150,13 @@ def _check(cache: CacheConfig) -> None:
             raise ConfigurationError(f"{flag} {value}: expected at least 1; leave it out to take a share of the memory")
 
 
-def _cache_bytes(cache: CacheConfig, memory: DeviceMemory) -> int:
+def _cache_bytes(cache: CacheConfig, memory: DeviceMemory, sequence_bytes: int) -> int:
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
     share = cache.gpu_memory_utilization
     share = DEFAULT_SHARE[memory.device_type] if share is None else share
     free = max(0, int(memory.limit_bytes * share) - memory.used_bytes)
-    return min(free, DEFAULT_CPU_BYTES) if _is_cpu_default(cache, memory) else free
+    return min(free, max(DEFAULT_CPU_BYTES, sequence_bytes)) if _is_cpu_default(cache, memory) else free
 
 
 def _is_cpu_default(cache: CacheConfig, memory: DeviceMemory) -> bool:

@@ -22,7 +22,7 @@ from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import StepPlan
 
 DRAWS_NOTHING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
-"""Of every sequence, so that rows keep no parameters and count nothing for penalties."""
+"""Of every sequence, so that rows keep no parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,6 @@ def without_sampling(plan: StepPlan) -> StepPlan:
         return plan
     return msgspec.structs.replace(
         plan,
-        added=tuple(replace(new, sampling=DRAWS_NOTHING, num_candidates=0) for new in plan.added),
+        added=tuple(replace(new, spec=new.spec.with_sampling(DRAWS_NOTHING), num_candidates=0) for new in plan.added),
         forks=tuple(replace(fork, sampling=DRAWS_NOTHING) for fork in plan.forks),
     )

@@ -1,11 +1,26 @@
 """The limits that a rank serves within, from what the user wants and what the model and the device can."""
 
+import logging
+
 import torch
 
-from kvasir_runtime.config import SchedulerConfig
+from kvasir_runtime.config import CacheConfig, SchedulerConfig
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.execution.kv_buffer import (
+    DEFAULT_SHARE,
+    DeviceMemory,
+    SequenceLimits,
+    blocks_of_sequence,
+    longest_sequence,
+    num_kv_blocks,
+)
+from kvasir_runtime.kv_cache.spec import KvLayout
 from kvasir_runtime.models.options import DecoderOptions
 
+logger = logging.getLogger(__name__)
+
+SHORTEST_CUT = 512
+"""Tokens of context below which an engine is of no use to anybody who did not ask for so few."""
 _DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
 
 
@@ -46,3 +61,28 @@ def resolve_max_num_batched_tokens(
             "never fit into a step: raise it, lower --max-model-len, or leave chunked prefill on"
         )
     return max(default, max_model_len) if wanted is None else wanted
+
+
+def fitted_max_model_len(
+    cache: CacheConfig, layout: KvLayout, memory: DeviceMemory, limits: SequenceLimits, *, is_wanted: bool
+) -> int:
+    """max_model_len, or where it is the model's own and not one request of it fits, what fits, with a warning. Raises
+    ConfigurationError where the user wants what does not fit, or hardly anything fits."""
+    num_blocks, asked = num_kv_blocks(cache, layout, memory, limits), limits.max_model_len
+    fitting = longest_sequence(layout, num_blocks, limits)
+    if fitting == asked:
+        return asked
+    num_needed = blocks_of_sequence(layout, asked, limits.max_num_batched_tokens)
+    why = (
+        f"the KV cache holds {num_blocks} blocks of {layout.block_size} tokens, but one request of max_model_len "
+        f"{asked} needs {num_needed}"
+    )
+    more = (
+        f"give the cache more with --kv-cache-memory-bytes (one request takes {num_needed * layout.page_bytes} bytes), "
+        f"--gpu-memory-utilization (default here: {DEFAULT_SHARE[memory.device_type]:g}), --num-gpu-blocks-override or "
+        "a higher memory limit"
+    )
+    if is_wanted or fitting < SHORTEST_CUT:
+        raise ConfigurationError(f"{why}: lower --max-model-len to at most {fitting}, or {more}")
+    logger.warning("max_model_len is cut from %d to %d tokens: %s; for more, %s", asked, fitting, why, more)
+    return fitting

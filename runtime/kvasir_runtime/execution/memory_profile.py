@@ -17,6 +17,16 @@ RECORDING_BYTES = 64 * 1024 * 1024
 """Of temporaries of decode steps on a CPU: those of 64 requests to a model of 0.6B, of 15 to one of 8B."""
 
 
+def memory_before_loading(device: torch.device, weight_bytes: int, num_sharers: int = 1) -> DeviceMemory:
+    """What can be said before weights are there, of a rank whose part of them takes at least so much: no more is used
+    then than `measure_memory` will find."""
+    if device.type == "cpu":
+        used_bytes = resident_bytes() + weight_bytes + RECORDING_BYTES
+        return DeviceMemory("cpu", memory_limit_bytes() // num_sharers, used_bytes)
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory("cuda", total, total - free + weight_bytes)
+
+
 def measure_memory(
     device: torch.device,
     make_runner: Callable[[int], StepRunner],

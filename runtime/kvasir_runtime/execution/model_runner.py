@@ -7,6 +7,7 @@ before the scheduler has seen them; their results are read whenever the reader c
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,24 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
+from kvasir_runtime.execution.executor import TokenMask
 from kvasir_runtime.execution.kv_buffer import copy_blocks
-from kvasir_runtime.execution.logprobs import token_logprobs
-from kvasir_runtime.execution.pending_result import PendingResult, StepTensors
-from kvasir_runtime.execution.prompt_scores import ScoredPrompt, score_prompt, scored_prompts
+from kvasir_runtime.execution.logit_adjustments import adjust_logits
+from kvasir_runtime.execution.pending_result import PendingResult, StepCosts
 from kvasir_runtime.execution.rows import Rows, store_drafts
-from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder, Subset
-from kvasir_runtime.execution.sampler import adjusted_logits, draw
+from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
+from kvasir_runtime.execution.sampler import draw, takes_most_likely
 from kvasir_runtime.execution.stage_buffer import StageBuffer
+from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, StepFeature
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
-from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.scheduling.step import BoolArray, StepPlan
 from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
-
-TokenMask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,12 @@ class EagerDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardedStep:
+class Forwarded:
     """A step between the decoder and the draws."""
 
-    plan: StepPlan
-    inputs: StepInputs
-    positions: SampledPositions
-    prompts: list[ScoredPrompt]
+    step: ForwardedStep
     output: DecoderOutput
     sampled_hidden: Tensor  # [num_positions, hidden_size]
-    prompt_hidden: list[Tensor]  # of each scored prompt [n, hidden_size]
     seconds: float
     """Processor time of its thread."""
 
@@ -83,6 +79,7 @@ class ModelRunner:
         proposer: Proposer | None,
         max_num_batched_tokens: int,
         transfers: Transfers,
+        features: Sequence[StepFeature] = (),
         tensor: Collectives | None = None,
         idle_work: Callable[[], bool] | None = None,
         take_warming_up: Callable[[], bool] | None = None,
@@ -101,7 +98,11 @@ class ModelRunner:
         self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers)
         self._positions = SampledPositionsBuilder(rows, transfers)
         self._known = KnownTokens(rows.token_ids, rows.num_known, rows.num_computed, rows.drafts)
-        self._forwarded: ForwardedStep | None = None
+        self._features = tuple(features)
+        self._laid_out: SampledPositions | None = None
+        self._wanted: tuple[StepFeature, ...] = ()
+        """Features that rows of the step laid out want."""
+        self._forwarded: Forwarded | None = None
         self._was_shown = np.zeros(len(rows.num_slots), dtype=np.bool_)
         """Of each row, whether the proposer has seen its last step."""
 
@@ -114,133 +115,129 @@ class ModelRunner:
         """Take over the plan's differences and compute its tokens. `sample` follows, before the next step."""
         self._forwarded, start = None, time.thread_time()
         self._rows.apply(plan)
+        if plan.added or plan.forks or len(plan.token_writes):
+            for feature in self._features:
+                feature.on_rows(plan)
         copy_blocks(self._buffer, plan.block_copies)
         inputs = self._inputs.build(plan)
-        query_lens = inputs.lengths.query_lens
-        positions = self._positions.build(plan, query_lens)
-        prompts = scored_prompts(plan, self._rows, query_lens)
+        positions = self._positions.build(plan, inputs.lengths.query_lens)
+        step = ForwardedStep(plan, inputs, positions)
+        wanted = self._before_decoder(step)
         is_proposing = self._proposer is not None and plan.num_proposals > 0
-        kept = self._kept_tokens(inputs, positions, prompts, is_proposing)
+        kept = self._kept_tokens(step, wanted, is_proposing)
         output = self._compute(inputs, kept, captures=is_proposing)
-        sampled, scored = self._split(output.hidden, kept, positions, prompts)
-        seconds = time.thread_time() - start
-        self._forwarded = ForwardedStep(plan, inputs, positions, prompts, output, sampled, scored, seconds)
+        sampled = self._split(output.hidden, kept, step, wanted)
+        self._forwarded = Forwarded(step, output, sampled, time.thread_time() - start)
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None = None) -> PendingResult:
         """Draw after the forwarded step's positions, keep what holds in the rows, and propose the next drafts.
 
-        `mask` bool [num_positions, vocab_size] says which tokens are allowed.
+        `mask` says which tokens are allowed after each position.
         """
-        step, self._forwarded = self._forwarded, None
-        assert step is not None, "sample() follows a forward() that ended well"
-        start = time.thread_time()
+        forwarded, self._forwarded = self._forwarded, None
+        assert forwarded is not None, "sample() follows a forward() that ended well"
+        start, step = time.thread_time(), forwarded.step
         self._rows.advance_unsampled(step.plan, step.inputs.seq_lens)
-        tensors = self._draw(step, mask)
-        tensors.prompts = [
-            (prompt.row, score_prompt(prompt, hidden, self._rows, self._to_logits))
-            for prompt, hidden in zip(step.prompts, step.prompt_hidden, strict=True)
-        ]
+        drawn = self._draw(step, forwarded.sampled_hidden, mask) if step.positions.num_positions else None
+        collected = {feature.name: feature.collect(step, drawn) for feature in self._wanted}
+        verified = _nothing_verified(self._transfers.device) if drawn is None else drawn.verified
+        proposer_seconds, is_catching_up = 0.0, False
         if self._proposer is not None:
             before = time.thread_time()
             is_resumed = self._note_shown(step.plan)
             if step.plan.num_proposals:
-                self._propose(self._proposer, step, tensors.verified, is_resumed)
-                tensors.is_catching_up = self._proposer.is_catching_up
-            tensors.proposer_seconds = time.thread_time() - before
-        if self._take_warming_up is not None:
-            tensors.is_warming_up = self._take_warming_up()
-        if self._transfers.device.type == "cpu":
-            tensors.processor_seconds = step.seconds + time.thread_time() - start
-        return PendingResult(tensors, step.positions, self._rows, self._transfers)
+                self._propose(self._proposer, forwarded, verified, is_resumed)
+                is_catching_up = self._proposer.is_catching_up
+            proposer_seconds = time.thread_time() - before
+        is_warming_up = self._take_warming_up is not None and self._take_warming_up()
+        is_on_cpu = self._transfers.device.type == "cpu"
+        seconds = forwarded.seconds + time.thread_time() - start if is_on_cpu else None
+        costs = StepCosts(seconds, proposer_seconds, is_catching_up, is_warming_up)
+        columns = {name: each for name, each in collected.items() if each is not None}
+        return PendingResult(verified, columns, costs, self._transfers)
 
     def use_idle_time(self) -> bool:
         """Do one piece of what makes later steps faster (capture a graph); to be called between steps while there is no
         work. False: nothing is left to do."""
         return self._idle_work is not None and self._idle_work()
 
+    def _before_decoder(self, step: ForwardedStep) -> dict[str, NDArray[np.int64]]:
+        """Tokens whose hidden states features want."""
+        if step.positions is not self._laid_out:
+            rows = step.plan.rows
+            self._laid_out = step.positions
+            self._wanted = tuple(feature for feature in self._features if feature.wanted_by(rows).any())
+        wanted = {feature.name: feature.before_decoder(step) for feature in self._wanted}
+        return {name: tokens for name, tokens in wanted.items() if tokens is not None}
+
     def _kept_tokens(
-        self, inputs: StepInputs, positions: SampledPositions, prompts: list[ScoredPrompt], is_proposing: bool
+        self, step: ForwardedStep, wanted: dict[str, NDArray[np.int64]], is_proposing: bool
     ) -> Tensor | None:
-        """Tokens whose hidden states are wanted: those sampled after, then those that score prompts; None: all.
+        """Tokens whose hidden states are wanted: those sampled after, then those of features; None: all.
 
         A step that wants none still keeps its last token, so that no kernel meets an empty input.
         """
         if is_proposing and self._proposer is not None and self._proposer.wants_hidden:
             return None
-        num_tokens = inputs.token_ids.shape[0]
-        if prompts:
-            wanted = np.concatenate([positions.host_tokens, *(prompt.tokens for prompt in prompts)])
+        positions, num_tokens = step.positions, step.inputs.token_ids.shape[0]
+        if wanted:
+            tokens = np.concatenate([positions.host_tokens, *wanted.values()])
         elif positions.num_positions == num_tokens:
             return None
         elif positions.num_positions:
             return positions.tokens
         else:
-            wanted = np.array([num_tokens - 1])
-        return self._transfers.upload(wanted)[0]
+            tokens = np.array([num_tokens - 1])
+        return self._transfers.upload(tokens)[0]
 
     def _split(
-        self, hidden: Tensor, kept: Tensor | None, positions: SampledPositions, prompts: list[ScoredPrompt]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """(hidden states of the sampled positions, those of each prompt), in the order of `_kept_tokens`."""
-        num_sampled = positions.num_positions
+        self, hidden: Tensor, kept: Tensor | None, step: ForwardedStep, wanted: dict[str, NDArray[np.int64]]
+    ) -> Tensor:
+        """Hidden states of the sampled positions; those of features join the step. In the order of `_kept_tokens`."""
+        positions, end = step.positions, step.positions.num_positions
+        for name, tokens in wanted.items():
+            start, end = end, end + len(tokens)
+            step.hidden[name] = hidden[self._transfers.upload(tokens)[0]] if kept is None else hidden[start:end]
         if kept is None:
-            sampled = hidden if num_sampled == len(hidden) else hidden[positions.tokens]
-            return sampled, [hidden[self._transfers.upload(prompt.tokens)[0]] for prompt in prompts]
-        sizes = [len(prompt.tokens) for prompt in prompts]
-        ends = np.cumsum([num_sampled, *sizes]).tolist()
-        return hidden[:num_sampled], [hidden[end - size : end] for end, size in zip(ends[1:], sizes, strict=True)]
+            return hidden if positions.num_positions == len(hidden) else hidden[positions.tokens]
+        return hidden[: positions.num_positions]
 
-    def _draw(self, step: ForwardedStep, mask: TokenMask | None) -> StepTensors:
-        positions, rows = step.positions, self._rows
-        if not positions.num_positions:
-            return StepTensors(_nothing_verified(self._transfers.device))
-        logits = self._to_logits(step.sampled_hidden)
+    def _draw(self, step: ForwardedStep, hidden: Tensor, mask: TokenMask | None) -> DrawnStep:
+        positions = step.positions
+        logits = self._to_logits(hidden)
+        for feature in self._wanted:
+            logits = feature.adjust(logits, positions)
         after = step.inputs.positions
         after = after if positions.num_positions == len(after) else after[positions.tokens]
-        asked = positions.logprobs
-        # The reported log-probabilities are those of the raw logits, which drawing may overwrite.
-        raw = None if asked is None else logits.clone() if asked.is_all else asked.of(logits)
         allowed = None if mask is None else self._transfers.upload(mask)[0]
-        adjusted = adjusted_logits(logits, rows, positions, after, allowed)
-        candidates = None if positions.beams is None else _candidates(adjusted, rows, positions)
-        verified = self._draw_and_verify(adjusted, positions, after)
-        if positions.counted is not None:
-            self._count_tokens(positions.counted, verified)
-        logprobs = None
-        if asked is not None and raw is not None:
-            most = int(rows.sampling.num_logprobs[positions.host_rows].max())
-            token_ids = verified.token_ids.flatten()[positions.places].long()
-            logprobs = token_logprobs(raw, asked.of(token_ids), most)
-        return StepTensors(verified, logprobs, candidates)
+        adjusted = partial(adjust_logits, logits, self._rows, positions, after, allowed)
+        max_seq_len = step.inputs.lengths.max_seq_len
+        return DrawnStep(adjusted, self._draw_and_verify(logits, positions, after, allowed, max_seq_len))
 
-    def _draw_and_verify(self, adjusted: Tensor, positions: SampledPositions, after: Tensor) -> VerifiedTokens:
+    def _draw_and_verify(
+        self, logits: Tensor, positions: SampledPositions, after: Tensor, mask: Tensor | None, max_seq_len: int
+    ) -> VerifiedTokens:
         """Which drafts hold; the rows know the tokens that do from now on."""
         ops = self._ops
         drawn = DrawnPositions(after, positions.starts, positions.rows, positions.draws, positions.width)
-        if positions.random is None:
-            return ops.verify_most_likely(adjusted, drawn, self._known)
-        token_ids = draw(adjusted, self._rows, positions, after, ops)
+        if takes_most_likely(positions, mask):
+            return ops.verify_most_likely(logits, drawn, self._known)
+        token_ids = draw(logits, self._rows, positions, after, ops, mask=mask, max_seq_len=max_seq_len)
         return ops.verify_drafts(token_ids, drawn, self._known)
 
-    def _count_tokens(self, counted: Subset, verified: VerifiedTokens) -> None:
-        """Tokens that hold count for the penalties of what follows."""
-        token_ids = counted.of(verified.token_ids).long()
-        column = torch.arange(token_ids.shape[1], device=token_ids.device)
-        holds = column < counted.of(verified.num_accepted).unsqueeze(1)
-        self._rows.penalty_counts.add(counted.rows.unsqueeze(1).expand_as(token_ids), token_ids, holds)
-
-    def _note_shown(self, plan: StepPlan) -> TokenMask:
+    def _note_shown(self, plan: StepPlan) -> BoolArray:
         """Which of the step's sequences the proposer has not seen the step before of."""
         self._was_shown[[new.row for new in plan.added] + [fork.target_row for fork in plan.forks]] = False
-        is_resumed: TokenMask = ~self._was_shown[plan.rows]
+        is_resumed: BoolArray = ~self._was_shown[plan.rows]
         self._was_shown[plan.rows] = plan.num_proposals > 0
         return is_resumed
 
     def _propose(
-        self, proposer: Proposer, step: ForwardedStep, verified: VerifiedTokens, is_resumed: TokenMask
+        self, proposer: Proposer, forwarded: Forwarded, verified: VerifiedTokens, is_resumed: BoolArray
     ) -> None:
         """Let the proposer see the step; its guesses wait in the rows."""
+        step, output = forwarded.step, forwarded.output
         positions = step.positions
         rows = positions.rows.long()
         requests, firsts = positions.requests, positions.starts[:-1].long()
@@ -255,8 +252,8 @@ class ModelRunner:
         drafts = proposer.propose(
             VerifiedStep(
                 inputs=step.inputs,
-                hidden=step.output.hidden,
-                captured=step.output.captured,
+                hidden=output.hidden,
+                captured=output.captured,
                 sampled=requests,
                 rows=rows,
                 last_accepted=accepted,
@@ -273,14 +270,6 @@ class ModelRunner:
         )
         if len(rows):  # ranks may round differently, and must not disagree on what they verify
             store_drafts(self._rows, rows, self._tensor.broadcast(drafts, source=0))
-
-
-def _candidates(adjusted: Tensor, rows: Rows, positions: SampledPositions) -> tuple[Tensor, Tensor]:
-    """Token ids and adjusted log-probabilities [num_beams, most] of the beams' most likely tokens."""
-    assert positions.beams is not None
-    most = int(rows.num_candidates[positions.host_rows].max())
-    likely = positions.beams.of(adjusted).topk(min(most, adjusted.shape[1]), dim=-1)
-    return likely.indices, likely.values
 
 
 def _nothing_verified(device: torch.device) -> VerifiedTokens:

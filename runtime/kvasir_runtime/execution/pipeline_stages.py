@@ -7,9 +7,9 @@ raises. So a failed step leaves no other stage waiting, and ends its own request
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -183,7 +183,7 @@ class StagedResult:
         failed_stage, drafts = self._download.arrays()
         if failed_stage[0]:
             raise StageFailedError(f"on pipeline stage {int(failed_stage[0])}, whose log says why")
-        return replace(result, drafts=drafts)
+        return msgspec.structs.replace(result, drafts=drafts)
 
 
 def receive(link: StageLink, entering: StageBuffer, plan: StepPlan) -> Tensor:

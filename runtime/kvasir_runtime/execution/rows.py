@@ -2,15 +2,14 @@
 
 A row's tokens, lengths and block tables are the truth about its sequence, drafts and tokens of steps under way
 included: the scheduler names rows, and hears of the tokens when they have come back. Parameters of sampling are in
-`sampling_rows`, counts for penalties in `penalty_counts`.
+`sampling_rows`.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.execution.penalty_counts import PenaltyCounts
-from kvasir_runtime.execution.sampling_rows import Int32Array, SamplingRows, Trait
+from kvasir_runtime.execution.sampling_rows import Int32Array, SamplingRows
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.prepare_inputs import RowTensors
 from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
@@ -41,12 +40,11 @@ class Rows:
         self.drafts = torch.full((max_num_seqs, max_drafts), -1, dtype=torch.int32, device=device)
         """Guesses of the tokens after the known ones; -1 from where there is none."""
         self.sampling = SamplingRows(max_num_seqs, vocab_size, transfers)
-        self.penalty_counts = PenaltyCounts(max_num_seqs, vocab_size, device)
-        self.num_candidates = np.zeros(max_num_seqs, dtype=np.int32)
-        """Of beams; on the host, as `prompt_lens` is."""
+        self.draws = np.ones(max_num_seqs, dtype=np.bool_)
+        """Whether the rank chooses the tokens, or the core does. On the host, as `prompt_lens` is."""
         self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self.extra_keys: list[tuple[bytes, ...]] = [()] * max_num_seqs
-        """See `NewSequence`."""
+        """See `RequestSpec`."""
         self.num_slots = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         """Positions that each row's own blocks have room for; entries of its tables behind them are of whoever had the
         row before."""
@@ -97,27 +95,29 @@ class Rows:
     def _add(self, added: tuple[NewSequence, ...]) -> None:
         self.version += 1
         rows = [new.row for new in added]
-        lengths = [[len(new.token_ids), new.num_computed_tokens, new.num_prompt_tokens] for new in added]
+        known = [np.array(new.token_ids, dtype=np.int32) for new in added]
+        lengths = [
+            [len(tokens), new.num_computed_tokens, new.spec.num_prompt_tokens]
+            for new, tokens in zip(added, known, strict=True)
+        ]
         index, state, token_ids = self._transfers.upload(
             np.array(rows, dtype=np.int64),
             np.array(lengths, dtype=np.int32).T,
-            np.concatenate([np.array(new.token_ids, dtype=np.int32) for new in added]),
+            np.concatenate(known),
         )
         self._lengths[:, index] = state
         # Not `[index] = -1`: some versions of torch send the number from pageable memory, which waits for the device.
         self.drafts.index_fill_(0, index, -1)
         self.num_slots.index_fill_(0, index, 0)
-        self.sampling.write(rows, [new.sampling for new in added])
+        self.sampling.write(rows, [new.spec.sampling for new in added])
         start = 0
-        for new in added:
-            own = token_ids[start : start + len(new.token_ids)]
-            start += len(new.token_ids)
+        for new, tokens in zip(added, known, strict=True):
+            own = token_ids[start : start + len(tokens)]
+            start += len(tokens)
             self.token_ids[new.row, : len(own)] = own
-            self.num_candidates[new.row] = new.num_candidates
-            self.prompt_lens[new.row] = new.num_prompt_tokens
-            self.extra_keys[new.row] = new.extra_keys
-            if self.sampling.traits[new.row] & Trait.PENALTIES:
-                self.penalty_counts.begin(new.row, own, new.num_prompt_tokens)
+            self.draws[new.row] = not new.num_candidates
+            self.prompt_lens[new.row] = new.spec.num_prompt_tokens
+            self.extra_keys[new.row] = new.spec.extra_keys
 
     def _fork(self, forks: tuple[Fork, ...]) -> None:
         """A gather is complete before what it is assigned to changes, so sources may be targets as well."""
@@ -130,13 +130,11 @@ class Rows:
         self.drafts[target] = self.drafts[source]
         # Its parent may go on to blocks that it does not share; writes will tell.
         self.num_slots.index_fill_(0, target, 0)
-        self.num_candidates[targets] = self.num_candidates[sources]
+        self.draws[targets] = self.draws[sources]
         self.prompt_lens[targets] = self.prompt_lens[sources]
         for row, keys in zip(targets, [self.extra_keys[row] for row in sources], strict=True):
             self.extra_keys[row] = keys
         self.sampling.write(targets, [fork.sampling for fork in forks])
-        if self.sampling.traits_of(np.array(targets, dtype=np.int32)) & Trait.PENALTIES:
-            self.penalty_counts.copy(source, target)
 
     def _write_tables(self, writes: Int32Array) -> None:
         self.num_blocks_used = max(self.num_blocks_used, int(writes[:, 3].max()) + 1)
@@ -152,12 +150,6 @@ class Rows:
         row, position, token_id = columns
         self.token_ids[row, position] = token_id
         self.num_known[row[lasts]] = position[lasts] + 1
-        penalised = np.flatnonzero(self.sampling.traits[writes[:, 0]] & Trait.PENALTIES)
-        if len(penalised):
-            (index,) = self._transfers.upload(penalised)
-            counted = row[index].long()
-            is_output = position[index] >= self.num_prompt_tokens[counted]
-            self.penalty_counts.add(counted, token_id[index].long(), is_output)
 
 
 def store_drafts(rows: Rows, index: Tensor, drafts: Tensor) -> None:

@@ -8,16 +8,20 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.agreed_capture import AgreedCapture
+from kvasir_runtime.execution.beam_candidates import BeamCandidates
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
+from kvasir_runtime.execution.logprobs import Logprobs
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
 from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
 from kvasir_runtime.execution.platform import GraphSetup, Platform
+from kvasir_runtime.execution.prompt_scores import PromptScores
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.stage_buffer import LineFormat, StageBuffer
+from kvasir_runtime.execution.step_features import StepFeature
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
@@ -139,6 +143,7 @@ class RunnerAssembly:
             proposer=proposer,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
+            features=step_features(memory.rows, self.decoder.logits),
             tensor=self.placement.tensor,
             idle_work=_idle_work(memory, graphs),
             take_warming_up=graphs.take_warming_up,
@@ -198,6 +203,11 @@ class RunnerAssembly:
         """What travels to the stage that begins with this layer."""
         placement, num_planes = self.placement, pipeline.num_planes(layer)
         return LineFormat(num_planes, self.decoder.options.hidden_size, placement.dtype, placement.device)
+
+
+def step_features(rows: Rows, to_logits: Callable[[Tensor], Tensor]) -> tuple[StepFeature, ...]:
+    """In the order in which they see logits: whoever wants raw ones comes before who changes them."""
+    return Logprobs(rows), PromptScores(rows, to_logits), BeamCandidates(rows)
 
 
 def _idle_work(memory: RunnerMemory, graphs: RunnerGraphs) -> Callable[[], bool]:

@@ -1,7 +1,8 @@
 """The positions of a step that a token is drawn after: the last token of a chunk that samples, a decode's token and
 each of its drafts. All of it follows from the plan and the rows' traits, so a steady decode lays it out once."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from torch import Tensor
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampling_rows import Int32Array, Trait
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.scheduling.step import BoolArray, StepPlan
 
 Int64Array = NDArray[np.int64]
 
@@ -20,6 +21,7 @@ class Subset:
     """Some of the positions, or of the sequences."""
 
     host_index: Int64Array
+    host_rows: Int32Array  # [n]
     index: Tensor  # int64 [n]
     rows: Tensor  # int64 [n]
     is_all: bool
@@ -33,14 +35,14 @@ class Subset:
 class SampledPositions:
     """Sequence after sequence, in the plan's order; a sequence's positions follow each other."""
 
-    host_requests: Int64Array  # [num_sampled], indices into the plan
     host_rows: Int32Array  # [num_sampled]
-    host_starts: Int32Array  # [num_sampled + 1], first position of each sequence, then their number
     host_tokens: Int64Array  # [num_positions]
+    host_sequences: Int64Array  # [num_positions], indices into `host_rows`
+    host_offsets: Int64Array  # [num_positions], as `num_earlier`
     requests: Tensor  # int64 [num_sampled]
     rows: Tensor  # int32 [num_sampled]
     starts: Tensor  # int32 [num_sampled + 1]
-    draws: Tensor  # bool [num_sampled]; beams draw nothing
+    draws: Tensor  # bool [num_sampled]; else the core chooses
     tokens: Tensor  # int64 [num_positions], the step's token that is drawn after
     rows_of: Tensor  # int64 [num_positions]
     num_earlier: Tensor  # int64 [num_positions], drafts of the sequence before the position's token is drawn
@@ -49,11 +51,8 @@ class SampledPositions:
     """Most positions of a sequence."""
     traits: int
     """All that some of the rows need."""
-    beams: Subset | None
     drawing: Subset | None
-    """Sequences (not positions) that draw; None: there are no beams, so all do."""
-    counted: Subset | None
-    """Sequences whose tokens are counted for penalties."""
+    """Sequences (not positions) that draw; None: all do."""
     random: Subset | None
     truncated: Subset | None
     """Within `random`, as `min_p`."""
@@ -61,11 +60,22 @@ class SampledPositions:
     penalised: Subset | None
     biased: Subset | None
     min_tokens: Subset | None
-    logprobs: Subset | None
+    transfers: Transfers
+    _wanted: dict[tuple[str, bool], Subset | None] = field(default_factory=dict)
 
     @property
     def num_positions(self) -> int:
         return len(self.host_tokens)
+
+    def having(self, name: str, which: Callable[[Int32Array], BoolArray], *, sequences: bool = False) -> Subset | None:
+        """The positions (or sequences) whose rows are those asked for, which `name` stands for; None: there are none.
+        Laid out on the first call."""
+        key = name, sequences
+        if key not in self._wanted:
+            rows = self.host_rows if sequences else self.host_rows[self.host_sequences]
+            index = np.flatnonzero(which(rows))
+            self._wanted[key] = subset(self.transfers, index, rows) if len(index) else None
+        return self._wanted[key]
 
 
 LayoutKey = tuple[int, int, bytes, bytes, bytes]
@@ -101,19 +111,21 @@ class SampledPositionsBuilder:
         ends = np.cumsum(query_lens, dtype=np.int64)
         tokens = ends[requests][sequence] - counts[sequence] + num_earlier
         rows = plan.rows[requests]
-        rows_of = rows[sequence].astype(np.int64)
-        is_beam = self._rows.num_candidates[rows] > 0
+        rows_of = rows[sequence]
+        draws = self._rows.draws[rows]
         width = int(counts.max(initial=1))
         places = sequence * width + num_earlier
-        uploaded = self._transfers.upload(requests, rows, starts, ~is_beam, tokens, rows_of, num_earlier, places)
+        uploaded = self._transfers.upload(
+            requests, rows, starts, draws, tokens, rows_of.astype(np.int64), num_earlier, places
+        )
         traits = self._rows.sampling.traits_of(rows)
-        random = self._having(Trait.RANDOM, traits, rows_of)
+        random = self._random(traits, rows_of)
         random_rows = rows_of[:0] if random is None else rows_of[random.host_index]
         return SampledPositions(
-            host_requests=requests,
             host_rows=rows,
-            host_starts=starts,
             host_tokens=tokens,
+            host_sequences=sequence,
+            host_offsets=num_earlier,
             requests=uploaded[0],
             rows=uploaded[1],
             starts=uploaded[2],
@@ -124,23 +136,31 @@ class SampledPositionsBuilder:
             places=uploaded[7],
             width=width,
             traits=traits,
-            beams=self._subset(np.flatnonzero(is_beam[sequence]), rows_of) if is_beam.any() else None,
-            drawing=self._subset(np.flatnonzero(~is_beam), rows.astype(np.int64)) if is_beam.any() else None,
-            counted=self._having(Trait.PENALTIES, traits, rows.astype(np.int64)),
+            drawing=None if draws.all() else subset(self._transfers, np.flatnonzero(draws), rows),
             random=random,
             truncated=self._having(Trait.TRUNCATED, traits, random_rows),
             min_p=self._having(Trait.MIN_P, traits, random_rows),
             penalised=self._having(Trait.PENALTIES, traits, rows_of),
             biased=self._having(Trait.LOGIT_BIAS, traits, rows_of),
             min_tokens=self._having(Trait.MIN_TOKENS, traits, rows_of),
-            logprobs=self._having(Trait.LOGPROBS, traits, rows_of),
+            transfers=self._transfers,
         )
 
-    def _having(self, trait: int, traits: int, rows_of: Int64Array) -> Subset | None:
+    def _random(self, traits: int, rows_of: Int32Array) -> Subset | None:
+        """Not of rows that draw nothing, whose adjusted logits are read after all draws."""
+        if not traits & Trait.RANDOM:
+            return None
+        index = np.flatnonzero(self._rows.sampling.having(Trait.RANDOM, rows_of) & self._rows.draws[rows_of])
+        return subset(self._transfers, index, rows_of) if len(index) else None
+
+    def _having(self, trait: int, traits: int, rows_of: Int32Array) -> Subset | None:
         if not traits & trait:
             return None
-        return self._subset(np.flatnonzero(self._rows.sampling.traits[rows_of] & trait), rows_of)
+        return subset(self._transfers, np.flatnonzero(self._rows.sampling.having(trait, rows_of)), rows_of)
 
-    def _subset(self, index: Int64Array, rows_of: Int64Array) -> Subset:
-        on_device, rows = self._transfers.upload(index, rows_of[index])
-        return Subset(index, on_device, rows, is_all=len(index) == len(rows_of))
+
+def subset(transfers: Transfers, index: Int64Array, rows_of: Int32Array) -> Subset:
+    """Those of `rows_of` at these places."""
+    rows = rows_of[index]
+    on_device, rows_on_device = transfers.upload(index, rows.astype(np.int64))
+    return Subset(index, rows, on_device, rows_on_device, is_all=len(index) == len(rows_of))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvasir_runtime.execution.executor import StepRunner
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
@@ -60,7 +61,12 @@ def _plan(
 ) -> StepPlan:
     rows = range(len(known))
     added = tuple(
-        NewSequence(row, [0] * known[row], known[row], num_computed_tokens=0, sampling=samplings[row % len(samplings)])
+        NewSequence(
+            row,
+            RequestSpec(prompt_token_ids=[0] * known[row], sampling=samplings[row % len(samplings)]),
+            output_token_ids=[],
+            num_computed_tokens=0,
+        )
         for row in rows
     )
     return StepPlan(

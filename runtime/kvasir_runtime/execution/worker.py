@@ -16,8 +16,13 @@ from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.device import select_device, select_dtype, usable_cores
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
-from kvasir_runtime.execution.limits import resolve_max_model_len, resolve_max_num_batched_tokens
+from kvasir_runtime.execution.limits import (
+    fitted_max_model_len,
+    resolve_max_model_len,
+    resolve_max_num_batched_tokens,
+)
 from kvasir_runtime.execution.loading_progress import LoadingProgress
+from kvasir_runtime.execution.memory_profile import memory_before_loading
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.platform import Platform, platform_of
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
@@ -27,14 +32,16 @@ from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import make_weight
 from kvasir_runtime.kernels.linear_weight import LinearWeight
-from kvasir_runtime.kv_cache.spec import KvSpec
-from kvasir_runtime.models.checkpoint import Checkpoint
+from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
+from kvasir_runtime.models.checkpoint import Checkpoint, stored_bytes
 from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.mixture_of_experts import check_has_experts
+from kvasir_runtime.models.options import DecoderOptions
 from kvasir_runtime.models.placement import Placement
+from kvasir_runtime.models.tensor_parallel import own_heads
 from kvasir_runtime.parallel.collectives import SingleRank
 from kvasir_runtime.parallel.groups import RankGroups, alone
 from kvasir_runtime.parallel.stage import Stage
@@ -85,6 +92,7 @@ def load_worker(
     max_model_len = resolve_max_model_len(options, model.max_model_len)
     max_drafts = _max_drafts(execution) if make_proposer is not None else 0
     budget = resolve_max_num_batched_tokens(scheduler, device, max_model_len, max_drafts)
+    limits = SequenceLimits(scheduler.max_num_seqs, max_model_len, budget)
     placement = Placement(
         device=device,
         dtype=select_dtype(model.dtype, config.dtype),
@@ -97,6 +105,11 @@ def load_worker(
     backend = platform.attention_backend(
         execution.attention_backend, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts), cache.kv_cache_dtype
     )
+    fitted = partial(fitted_max_model_len, cache, is_wanted=model.max_model_len is not None)
+    layout = _expected_layout(options, stage, placement, cache)
+    least_bytes = _least_weight_bytes(Path(model.model), config.dtype, placement.dtype) // place.topology.num_ranks
+    memory = memory_before_loading(device, least_bytes, num_sharers)
+    limits = replace(limits, max_model_len=groups.least(fitted(layout, memory, limits)))
     with timer.measure("load_weights"):
         with Checkpoint(Path(model.model)) as checkpoint:
             drafts_embed = stage.is_last and _drafts_embed(execution)
@@ -104,7 +117,7 @@ def load_worker(
                 checkpoint,
                 options,
                 placement,
-                max_model_len,
+                limits.max_model_len,
                 stage,
                 drafts_embed=drafts_embed,
                 over_layers=LoadingProgress(place.name, place.topology.num_ranks, options.num_layers).over,
@@ -112,7 +125,7 @@ def load_worker(
         proposer = None
         if make_proposer is not None and stage.is_last:  # it goes on from what is drawn
             whole = replace(placement, tensor=SingleRank())  # a proposer is small: each rank has all of it
-            proposer = make_proposer(decoder, whole, backend, max_model_len)
+            proposer = make_proposer(decoder, whole, backend, limits.max_model_len)
     with timer.measure("allocate_kv"):
         kv_specs = [spec.as_cached(cache.kv_cache_dtype) for spec in decoder.kv_specs(placement.dtype)]
         kv_specs += () if proposer is None else proposer.kv_specs
@@ -125,22 +138,24 @@ def load_worker(
             step_ops=platform.step_ops(),
             kv_specs=kv_specs,
             block_size=cache.block_size,
-            limits=SequenceLimits(scheduler.max_num_seqs, max_model_len, budget),
+            limits=limits,
             max_drafts=max_drafts,
             least=groups.least_of_stage,
             pipeline=_pipeline(stage, groups, kv_specs, proposer),
         )
-        memory = platform.memory(assembly.runner, assembly.limits, max_drafts, num_sharers)
-        num_blocks = groups.least(num_kv_blocks(cache, assembly.layout, memory, assembly.limits))
+        memory = platform.memory(assembly.runner, limits, max_drafts, num_sharers)
+        limits = replace(limits, max_model_len=groups.least(fitted(assembly.layout, memory, limits)))
+        assembly = replace(assembly, limits=limits)
+        num_blocks = groups.least(num_kv_blocks(cache, assembly.layout, memory, limits))
         # Ranks that capture together must run out of memory for it together.
         runner = assembly.runner(num_blocks, groups.least_of_stage(memory.graph_bytes))
     with timer.measure("warm_up"):
-        _warm_up(runner, assembly.limits, max_drafts)
+        _warm_up(runner, limits, max_drafts)
     description = RankDescription(
         layout=assembly.layout,
         kv_specs=tuple(kv_specs),
         num_blocks=num_blocks,
-        max_model_len=max_model_len,
+        max_model_len=limits.max_model_len,
         max_num_batched_tokens=budget,
         vocab_size=options.vocab_size,
         attention_backend=assembly.backend.name,
@@ -148,6 +163,20 @@ def load_worker(
         startup_seconds=timer.seconds,
     )
     return Worker(runner=runner, description=description, prepare_thread=partial(_prepare_thread, device, num_threads))
+
+
+def _expected_layout(options: DecoderOptions, stage: Stage, placement: Placement, cache: CacheConfig) -> KvLayout:
+    """Of the target's layers on this rank, before they are loaded."""
+    layers = [options.layers[i] for i in stage.layers(options.num_layers)]
+    specs = [own_heads(layer.attention, placement.tensor).kv_spec(placement.dtype) for layer in layers]
+    return make_layout([spec.as_cached(cache.kv_cache_dtype) for spec in specs], cache.block_size)
+
+
+def _least_weight_bytes(folder: Path, stored: str | None, dtype: torch.dtype) -> int:
+    """That the whole model takes once it is loaded as `dtype`, by the size of its files: some of what they hold may
+    stand there twice."""
+    itemsize = getattr(torch, stored or "", dtype).itemsize
+    return int(0.9 * stored_bytes(folder) * dtype.itemsize / itemsize)
 
 
 def _prepare_thread(device: torch.device, num_threads: int) -> None:

@@ -131,6 +131,11 @@ class Checkpoint:
             )
 
 
+def stored_bytes(folder: Path) -> int:
+    """Of a model's weight files. Raises CheckpointError where there are none."""
+    return sum(path.stat().st_size for path in _weight_files(folder, (SAFETENSORS,)))
+
+
 def _weight_files(folder: Path, names: Sequence[str]) -> list[Path]:
     """The first of `names` that is there; in place of model.safetensors those that its index names."""
     index = folder / f"{SAFETENSORS}.index.json"

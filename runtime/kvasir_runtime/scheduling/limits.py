@@ -6,6 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir_runtime.scheduling.step_budget import StepBudget
+
 Rows = NDArray[np.int64]
 """Row numbers, or one number for each of some rows."""
 Counts = NDArray[np.integer]
@@ -23,6 +25,8 @@ class SchedulerLimits:
     """Pipeline stages: so many steps may be under way, and with more than one no sequence decodes in two of them."""
     enable_chunked_prefill: bool = True
     """Whether a prompt may be spread over steps."""
+    step_budget: StepBudget | None = None
+    """Of tokens of prompts, by time; None: as many as max_num_batched_tokens leaves."""
 
 
 class DraftDepth(Protocol):

@@ -10,9 +10,9 @@ from enum import Enum
 import msgspec
 
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
-from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
-from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
+from kvasir_runtime.requests.sampling_params import SamplingParams
 
 Rank = tuple[float, ...]
 
@@ -29,14 +29,13 @@ class Status(Enum):
 class Request:
     request_id: str
     api_index: int
-    sampling: SamplingParams
+    spec: RequestSpec
     num_prompt_tokens: int
     max_total_tokens: int
     """Prompt and output of a sequence together never exceed this."""
     arrival_time: float
-    priority: int = 0
-    tenant: str = ""
-    beam: BeamSearch | None = None
+    group: "SequenceGroup | None" = None
+    """None: every sequence draws its own tokens."""
     number: int = 0
     """Counts the scheduler's requests; settles the order of those that arrived at the same time."""
     tenant_number: int = 0
@@ -49,14 +48,24 @@ class Request:
     has_sent_scores: bool = False
 
     @property
+    def num_rows(self) -> int:
+        """That must be free before its first sequence is admitted."""
+        return 1 if self.group is None else self.group.num_rows
+
+    @property
+    def description(self) -> str:
+        """As errors name it."""
+        return "the request" if self.group is None else self.group.description
+
+    @property
     def lacks_prompt_logprobs(self) -> bool:
         """Prompt positions must be computed, cached or not."""
-        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+        return self.spec.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def all_scores(self) -> list[TokenLogprobs | None] | None:
         """One entry for each prompt token, where asked for; nothing precedes the first."""
-        return None if self.sampling.prompt_logprobs is None else [None, *self.prompt_logprobs]
+        return None if self.spec.sampling.prompt_logprobs is None else [None, *self.prompt_logprobs]
 
     def take_scores(self) -> list[TokenLogprobs | None] | None:
         """The same once, and then nothing: whoever is sent them has them for every sequence."""
@@ -68,6 +77,31 @@ class Request:
         known = len(self.prompt_logprobs)
         if entries and start <= known:
             self.prompt_logprobs.extend(entries[known - start :])
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """A request whose sequences advance together, by tokens that the core chooses among candidates.
+
+    It starts as one sequence that computes the prompt, with rows reserved for all that fork from it later. Its
+    sequences are preempted together and then start again from the prompt.
+    """
+
+    description: str
+    num_rows: int
+    num_candidates: int
+    """Most likely tokens that a rank reports for each sequence, instead of drawing one."""
+    indices: list[int]
+    """Of the outputs that the client wants."""
+    sequences: list["Sequence"] = field(default_factory=list)
+    spare_rows: list[int] = field(default_factory=list)
+    """Reserved, not occupied."""
+    num_sequences: int = 0
+    """Made so far; numbers the next."""
+
+    def restart(self) -> None:
+        """Forget everything but the prompt."""
+        self.sequences.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -89,43 +123,43 @@ class Sequence:
     """While it runs."""
     was_admitted: bool = False
     """Before, so that its lookup in the prefix cache is counted once."""
-    heirs: list["Sequence"] = field(default_factory=list)
+    future_forks: list["Sequence"] = field(default_factory=list)
     """Held sequences that fork from this one as soon as the prompt is computed."""
 
     @property
     def num_fork_tokens(self) -> int:
-        """Computed once for all heirs: the prompt without its last token, after which each draws its own."""
+        """Computed once for all forks: the prompt without its last token, after which each draws its own."""
         return self.request.num_prompt_tokens - 1
+
+    def num_to_compute(self, num_known: int) -> int:
+        """Tokens to compute before it decodes, or others fork from it."""
+        return self.num_fork_tokens if self.future_forks else num_known
 
 
 def request_from(message: AddRequest, *, max_model_len: int) -> Request:
     """The request without its sequences."""
-    num_prompt_tokens = len(message.prompt_token_ids)
+    spec = message.spec
     is_continued = any(start.output_token_ids for start in message.sequences)
     return Request(
         request_id=message.request_id,
         api_index=message.api_index,
-        sampling=message.sampling,
-        num_prompt_tokens=num_prompt_tokens,
-        max_total_tokens=min(num_prompt_tokens + message.sampling.max_tokens, max_model_len),
+        spec=spec,
+        num_prompt_tokens=spec.num_prompt_tokens,
+        max_total_tokens=min(spec.num_prompt_tokens + spec.sampling.max_tokens, max_model_len),
         arrival_time=message.arrival_time,
-        priority=message.priority,
-        tenant=message.tenant,
-        beam=message.beam,
         num_cached_tokens=0 if is_continued else None,
     )
 
 
 def sequences_of(request: Request, message: AddRequest, blocks: "list[SequenceBlocks]") -> list[Sequence]:
     """One for each start, over the empty tables given."""
+    spec = message.spec
     return [
         Sequence(
             request,
             start.index,
-            msgspec.structs.replace(message.sampling, seed=start.seed),
-            [*message.prompt_token_ids, *start.output_token_ids]
-            if start.output_token_ids
-            else message.prompt_token_ids,
+            msgspec.structs.replace(spec.sampling, seed=start.seed),
+            [*spec.prompt_token_ids, *start.output_token_ids] if start.output_token_ids else spec.prompt_token_ids,
             table,
             has_sent_output=bool(start.output_token_ids),
         )

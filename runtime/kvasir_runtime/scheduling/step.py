@@ -6,12 +6,15 @@ blocks, then compute. Planning is no commitment: a rank's row, not the plan, say
 tokens of steps under way are known on the device first. Plain data and numpy; no torch here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 
@@ -24,16 +27,20 @@ class NewSequence:
     """A sequence that takes a row: new, or preempted and back. Whatever the row held before is forgotten."""
 
     row: int
-    token_ids: list[int]
-    """Everything known: the prompt, and the tokens sampled so far."""
-    num_prompt_tokens: int
+    spec: RequestSpec
+    """Its request's, with the sequence's own seed."""
+    output_token_ids: list[int]
+    """Sampled so far."""
     num_computed_tokens: int
     """Found in the prefix cache; the sequence's first chunk starts here."""
-    sampling: SamplingParams
     num_candidates: int = 0
-    """Of a beam: so many most likely tokens are reported instead of one being drawn; 0 draws."""
-    extra_keys: tuple[bytes, ...] = ()
-    """What keeps its blocks apart from those of equal tokens (a cache's salt)."""
+    """So many most likely tokens are reported, for the core to choose, instead of one being drawn; 0 draws."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Everything known."""
+        prompt = self.spec.prompt_token_ids
+        return [*prompt, *self.output_token_ids] if self.output_token_ids else prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +96,28 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The most likely next tokens of a beam, the most likely first, with natural-log probabilities."""
+    """The most likely next tokens of a row, the most likely first, with natural-log probabilities."""
 
     token_ids: list[int]
     logprobs: list[float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepResult:
-    """Tokens of the plan's requests that sample, in the plan's order; a beam's line is empty (`num_accepted` 0)."""
+LOGPROBS, PROMPT_LOGPROBS, CANDIDATES = "logprobs", "prompt_logprobs", "candidates"
+"""Step features whose columns the core reads."""
+
+Columns = dict[str, NDArray[Any]]
+"""Equally long arrays by name."""
+
+
+class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """Tokens of the plan's requests that sample, in the plan's order; a line is empty (`num_accepted` 0) where the core
+    chooses."""
 
     token_ids: Int32Array  # [num_sampled, 1 + most drafts]
     num_accepted: Int32Array  # [num_sampled], how many of a line's tokens hold: the accepted drafts and one more
     num_drafts: Int32Array  # [num_sampled], drafts that were there to verify
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """Row -> one entry for each accepted token, where asked for."""
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """Row -> one entry for each prompt token scored in this step (prompt tokens 1.. in order over the chunks)."""
-    candidates: dict[int, Candidates] = field(default_factory=dict)
-    """Row of a beam -> its candidates."""
+    columns: dict[str, Columns] = {}
+    """Step feature -> what else the step brought for the rows that want it; the properties below read them."""
     processor_seconds: float | None = None
     """That the step took of its thread, on a CPU: unlike the clock it does not count what else the machine does. None
     on other devices."""
@@ -118,6 +128,38 @@ class StepResult:
     is_warming_up: bool = False
     """Whether it ran without a graph, or captured one, so that steps like it will be faster."""
     drafts: Int32Array | None = None  # [num_sampled, num_proposals], for the next step; None: nobody has to be told
+
+    @cached_property
+    def logprobs(self) -> dict[int, list[TokenLogprobs]]:
+        """Row -> one entry for each accepted token, where asked for."""
+        columns = self.columns.get(LOGPROBS)
+        if columns is None:
+            return {}
+        return _entries(columns, columns["offsets"] < self.num_accepted[columns["lines"]])
+
+    @cached_property
+    def prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
+        """Row -> one entry for each prompt token scored in this step (prompt tokens 1.. in order over the chunks)."""
+        columns = self.columns.get(PROMPT_LOGPROBS)
+        return {} if columns is None else _entries(columns, np.ones(len(columns["rows"]), dtype=np.bool_))
+
+    @cached_property
+    def candidates(self) -> dict[int, Candidates]:
+        """Row -> its candidates, where the core chooses."""
+        columns = self.columns.get(CANDIDATES)
+        if columns is None:
+            return {}
+        lists = (columns[name].tolist() for name in ("rows", "numbers", "token_ids", "logprobs"))
+        return {row: Candidates(ids[:number], values[:number]) for row, number, ids, values in zip(*lists, strict=True)}
+
+
+def _entries(columns: Columns, which: BoolArray) -> dict[int, list[TokenLogprobs]]:
+    """Of those lines, by row."""
+    by_row: dict[int, list[TokenLogprobs]] = {}
+    lists = (columns[name][which].tolist() for name in ("rows", "numbers", "token_ids", "logprobs", "ranks"))
+    for row, number, ids, values, rank in zip(*lists, strict=True):
+        by_row.setdefault(row, []).append(TokenLogprobs(ids[: 1 + number], values[: 1 + number], rank))
+    return by_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.exchange import ChunkUsage, Exchange
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
@@ -87,15 +88,17 @@ async def _resolve(serving: Serving, chat: ChatCompletionRequest, request: Reque
     )
     return GenerateRequest(
         request_id=new_request_id("chatcmpl"),
-        prompt_token_ids=prompt_token_ids,
-        sampling=sampling,
+        spec=RequestSpec(
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            beam=beam_search(chat),
+            priority=chat.priority,
+            tenant=tenant_of(request),
+            cache_salt=chat.cache_salt,
+            kv_transfer_params=transfer_params(request, chat, serving.kv_transfer),
+        ),
         text=text_options(chat),
         n=chat.num_sequences,
-        beam=beam_search(chat),
-        priority=chat.priority,
-        tenant=tenant_of(request),
-        cache_salt=chat.cache_salt,
-        kv_transfer_params=transfer_params(request, chat, serving.kv_transfer),
     )
 
 
@@ -178,7 +181,7 @@ class ChatShape:
         return LogprobsFormatter(self.serving.tokenizer, tokens_as_ids=tokens_as_ids).chat(delta.logprobs)
 
     def _prompt_token_ids(self) -> list[int] | UnsetType:
-        return self.request.prompt_token_ids if self.chat.return_token_ids else UNSET
+        return self.request.spec.prompt_token_ids if self.chat.return_token_ids else UNSET
 
 
 def _request_schema() -> dict[str, object]:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.exchange import ChunkUsage, Exchange
@@ -124,15 +125,17 @@ class _Resolver:
         )
         return GenerateRequest(
             request_id=self.request_id,
-            prompt_token_ids=prompt.token_ids,
-            sampling=sampling,
+            spec=RequestSpec(
+                prompt_token_ids=prompt.token_ids,
+                sampling=sampling,
+                beam=beam_search(self.wishes),
+                priority=self.wishes.priority,
+                tenant=self.tenant,
+                cache_salt=self.wishes.cache_salt,
+                kv_transfer_params=self.kv_transfer_params,
+            ),
             text=text_options(self.wishes),
             n=self.wishes.num_sequences,
-            beam=beam_search(self.wishes),
-            priority=self.wishes.priority,
-            tenant=self.tenant,
-            cache_salt=self.wishes.cache_salt,
-            kv_transfer_params=self.kv_transfer_params,
         )
 
     def _max_tokens(self) -> int | None:

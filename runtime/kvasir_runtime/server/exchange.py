@@ -116,7 +116,7 @@ class Exchange:
         return await asyncio.get_running_loop().run_in_executor(self.shapers, shape)
 
     def _num_logprobs(self, deltas: Sequence[SequenceDelta]) -> int:
-        num_alternatives = self.requests[0].sampling.logprobs
+        num_alternatives = self.requests[0].spec.sampling.logprobs
         if num_alternatives is None:
             return 0
         num_positions = sum(len(delta.logprobs) + len(delta.prompt_logprobs or ()) for delta in deltas)
@@ -132,11 +132,11 @@ class Exchange:
 
     @property
     def _num_sequences(self) -> int:
-        """That the engine works on, of a beam search all of its beam."""
-        return sum(request.n if request.beam is None else request.beam.width for request in self.requests)
+        """That the engine works on."""
+        return sum(request.spec.num_computed(request.n) for request in self.requests)
 
     def _meter(self) -> "UsageMeter":
-        num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self.requests)
+        num_prompt_tokens = sum(request.spec.num_prompt_tokens for request in self.requests)
         return UsageMeter(num_prompt_tokens, self.requests[0].n, self.journal.sequences.values())
 
     def _chunk_usage(self, meter: "UsageMeter") -> ChunkUsage:

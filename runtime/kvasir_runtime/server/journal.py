@@ -100,9 +100,9 @@ class Journal:
             return list(requests)
         if not is_stream:
             raise InvalidRequestError("a journal continues streams only; send the request with stream: true")
-        if any(request.beam for request in requests):
+        if any(request.spec.comes_whole for request in requests):
             raise InvalidRequestError(
-                "a beam search cannot be continued: what other engines made of it says too little"
+                "an answer that is searched for cannot be continued: what other engines made of it says too little"
             )
         if self.beginning.model != model:
             raise OtherModelError("the stream was begun by another model than the one served here")
@@ -118,8 +118,11 @@ class Journal:
                 request,
                 request_id=self.beginning.request_id,
                 arrival_time=float(self.beginning.created),  # it keeps its place before those that came later
-                sampling=msgspec.structs.replace(request.sampling, seed=seed),
-                kv_transfer_params=moved or request.kv_transfer_params,
+                spec=msgspec.structs.replace(
+                    request.spec,
+                    sampling=msgspec.structs.replace(request.spec.sampling, seed=seed),
+                    kv_transfer_params=moved or request.spec.kv_transfer_params,
+                ),
             )
             for request, seed in zip(requests, self.beginning.seeds, strict=True)
         ]
@@ -130,7 +133,7 @@ class Journal:
         if not 0 <= index < n * len(requests):
             raise InvalidRequestError(f"the journal has a sequence {index}, but {n * len(requests)} were asked for")
         check_token_ids(sequence.token_ids, vocab_size, "the journal")
-        max_tokens = requests[index // n].sampling.max_tokens
+        max_tokens = requests[index // n].spec.sampling.max_tokens
         if sequence.finish_reason is None and len(sequence.token_ids) >= max_tokens:
             raise InvalidRequestError(
                 f"the journal has {len(sequence.token_ids)} tokens of sequence {index} and no end, but the most here "
@@ -222,7 +225,7 @@ class JournalWriter(EventWriter):
         self, requests: Sequence[GenerateRequest], created: int, model: str, num_bytes: int = 0, *,
         max_bytes: int = MAX_JOURNAL_BYTES, room_to_move_bytes: int = ROOM_TO_MOVE_BYTES,
     ) -> None:  # fmt: skip
-        seeds = [request.sampling.seed for request in requests]
+        seeds = [request.spec.sampling.seed for request in requests]
         self._beginning = Beginning(requests[0].request_id, created, seeds, model)
         self._num_bytes = num_bytes
         self._max_bytes = max_bytes
@@ -260,7 +263,7 @@ class JournalWriter(EventWriter):
 def event_writer(
     headers: Mapping[str, str], requests: Sequence[GenerateRequest], created: int, model: str, journal: Journal
 ) -> EventWriter:
-    """As the request's sender wants it; a beam search comes whole at its end, so there is nothing to continue."""
-    if RESUMABLE_HEADER not in headers or any(request.beam for request in requests):
+    """As the request's sender wants it; what comes whole at its end is not continued."""
+    if RESUMABLE_HEADER not in headers or any(request.spec.comes_whole for request in requests):
         return WITHOUT_JOURNAL
     return JournalWriter(requests, created, model, journal.num_bytes)

@@ -43,7 +43,7 @@ class Limits:
     max_model_len: int
     vocab_size: int
     max_n: int
-    max_beam_width: int
+    max_num_seqs: int
     max_sequences: int
     """Of one request: its prompts times the sequences of each."""
     max_logprobs: int
@@ -157,10 +157,10 @@ def _check_limits(request: GenerationFields, logprobs: int | None, limits: Limit
             "per prompt (--max-n); send several requests",
             field,
         )
-    if request.use_beam_search and request.num_candidates > limits.max_beam_width:
+    if request.use_beam_search and request.num_candidates > limits.max_num_seqs:
         raise InvalidRequestError(
             f"use_beam_search: a beam of {request.num_candidates} was asked for, but this server computes at most "
-            f"{limits.max_beam_width} sequences together (--max-num-seqs); ask for a narrower one",
+            f"{limits.max_num_seqs} sequences together (--max-num-seqs); ask for a narrower one",
             "use_beam_search",
         )
     if (logprobs or 0) > limits.max_logprobs:

@@ -60,7 +60,7 @@ class Serving:
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
             max_n=self.max_n,
-            max_beam_width=ready.max_num_seqs,
+            max_num_seqs=ready.max_num_seqs,
             max_sequences=self.max_sequences,
             max_logprobs=self.max_logprobs,
         )

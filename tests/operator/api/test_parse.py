@@ -150,6 +150,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"pod": {"volumes": [{"mountPath": "/a", "configMap": {"name": "a"}, "secret": {"name": "b"}}]}},
      "spec.pod.volumes[0]", "exactly one of configMap, secret and claim"),
     ({"pod": {"volumes": [{"mountPath": "a", "claim": {"name": "a"}}]}}, "spec.pod.volumes[0].mountPath", "'a'"),
+    *(({"pod": {"volumes": [{"mountPath": path, "claim": {"name": "a"}}]}}, "spec.pod.volumes[0]", "Kvasir mounts")
+      for path in ("/", "/tmp", "/tmp/", "//tmp", "/./tmp", "/tmp/.", "/a/../tmp", "/a/..", "/dev/shm", "/models/a",
+                   "/model-cache", "/draft-models/a/b", "/etc/kvasir/api-keys", "/a//b")),
     ({"pod": {"affinity": []}}, "spec.pod.affinity", "expected a mapping"),
     ({"autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"maxPercent": 1}}}},
      "spec.autoscaling.behavior.scaleUp.maxPercent", "expected one of policies, selectPolicy, stabilizationWindow"),

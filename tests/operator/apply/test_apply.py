@@ -17,6 +17,7 @@ from kvasir_operator.errors import (
     KubeForbiddenError,
     KubeUnavailableError,
     ObjectRefusedError,
+    ServerFailedError,
 )
 from kvasir_operator.groups.record import RESTARTS
 from kvasir_operator.kube.kinds import KubeObject, object_key
@@ -61,6 +62,7 @@ def test_an_api_server_that_does_not_answer_ends_the_pass() -> None:
         (AdmissionFailedError('failed calling webhook "w.example.com"', 500), Reason.ADMISSION_FAILED),
         (KubeForbiddenError("exceeded quota: gpus"), Reason.QUOTA_EXCEEDED),
         (KubeForbiddenError("may not"), Reason.APPLY_FAILED),
+        (ServerFailedError("failed to create typed patch object: field not declared", 500), Reason.APPLY_FAILED),
     ],
 )
 def test_a_refusal_has_its_reason_and_holds_up_no_other_child(error: KubeApiError, reason: Reason) -> None:

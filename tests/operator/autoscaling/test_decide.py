@@ -276,10 +276,21 @@ def test_needs_are_remembered_for_the_trend_and_no_longer():
     assert memory.needs == (PastNeed(NOW - 599, 1), PastNeed(NOW, 1.0))
 
 
-def test_a_rollout_holds():
-    verdict, memory = decide(situation(900, is_rolling=True), KNOWN)
-    assert (verdict.replicas, verdict.held) == (1, HoldReason.ROLLOUT)
-    assert memory == KNOWN
+def test_during_a_rollout_replicas_grow_and_do_not_shrink():
+    assert replicas_of(situation(900, is_rolling=True), KNOWN) == 2
+    given, memory = situation(*[50] * 8, startup_seconds=0.0), replace(KNOWN, recommendations=(Recommendation(NOW, 1),))
+    assert decide(given, memory)[0].replicas < 8
+    verdict, after = decide(replace(given, is_rolling=True), memory)
+    assert (verdict.replicas, verdict.held) == (8, HoldReason.ROLLOUT)
+    assert after.changes == ()
+
+
+def test_a_role_is_not_idle_before_a_replica_of_it_was_ready():
+    given = situation(0)
+    memory = noting_idleness(replace(given, ready={}, is_beginning=True), KNOWN)
+    assert memory.idle_since is None
+    assert noting_idleness(replace(given, is_rolling=True), replace(KNOWN, idle_since=NOW - 60)).idle_since is None
+    assert noting_idleness(given, memory).idle_since == NOW
 
 
 def test_prometheus_that_does_not_answer_holds_the_last_value_and_says_why():

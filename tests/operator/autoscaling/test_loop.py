@@ -247,18 +247,20 @@ def test_without_prometheus_replicas_stay_and_the_service_is_told() -> None:
     assert turn.metric("held") == 1
 
 
-@pytest.mark.parametrize("reason", ["RolloutInProgress", "RolloutPaused", "RolloutHalted"])
-def test_a_rollout_holds(reason: str) -> None:
-    turn = Turn(kube_with(1, reason), of_fleet({"engine-0": FULL}, held=0, at=NOW))
-    assert turn.scaling.verdicts["serve"].held is HoldReason.ROLLOUT
-    assert turn.woken == []
-
-
-def test_a_spec_that_no_pass_has_seen_holds() -> None:
-    kube = kube_with(1)
-    kube.objects[(INFERENCE_SERVICE.kind, *KEY)]["metadata"]["generation"] = 4
+@pytest.mark.parametrize("reason", ["RolloutInProgress", "RolloutPaused", "RolloutHalted", None])
+def test_replicas_grow_during_a_rollout_and_before_a_pass_has_seen_the_spec(reason: str | None) -> None:
+    kube = kube_with(1, *filter(None, [reason]))
+    if reason is None:
+        kube.objects[(INFERENCE_SERVICE.kind, *KEY)]["metadata"]["generation"] = 4
     turn = Turn(kube, of_fleet({"engine-0": FULL}, held=0, at=NOW))
-    assert turn.scaling.verdicts["serve"].held is HoldReason.ROLLOUT
+    assert turn.scaling.verdicts["serve"].replicas == 2
+
+
+@pytest.mark.parametrize("reason", ["RolloutInProgress", "RolloutPaused", "RolloutHalted"])
+def test_without_prometheus_the_service_is_told_during_a_rollout_too(reason: str) -> None:
+    turn = Turn(kube_with(3, reason), lambda _: ({"status": "error", "error": "down"}, 503))
+    assert turn.scaling.trouble is not None
+    assert turn.metric("held") == 1
 
 
 @pytest.mark.parametrize("spec", [{"autoscaling": None}, {"suspend": True}, {"model": {"source": "nonsense"}}])

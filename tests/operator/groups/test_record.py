@@ -7,7 +7,7 @@ from kvasir_operator.groups.record import RESTARTS, RestartRecord
 
 
 def test_it_is_read_as_it_was_written() -> None:
-    record = RestartRecord(2, NOW, "pod a: ended", {"n1": 2})
+    record = RestartRecord(2, NOW, "pod a: ended", {"n1": 2}, frozenset({"uid-a"}))
     assert RestartRecord.of(stateful_set(**{RESTARTS: record.text()})) == record
     assert RestartRecord.of(stateful_set()) == RestartRecord()
 

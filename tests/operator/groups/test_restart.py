@@ -82,9 +82,18 @@ def test_the_restart_is_recorded_with_its_time_its_cause_and_the_node_where_the_
         (back(started_at=40, changed_at=60, ready=True), False),
         ({"containerStatuses": [{"name": "engine", "state": {"waiting": {}}, "restartCount": 1}]}, True),
         ({"containerStatuses": [{"name": "engine", "state": {"waiting": {}}, "restartCount": 0}]}, False),
+        ({"containerStatuses": [{"name": "istio-proxy", "state": {"terminated": {}}, "restartCount": 1}]}, False),
         ({}, False),
     ],
-    ids=["started again", "ready since then", "ready again", "waits to be started again", "being made", "unknown"],
+    ids=[
+        "started again",
+        "ready since then",
+        "ready again",
+        "waits to be started again",
+        "being made",
+        "a sidecar",
+        "unknown",
+    ],
 )
 def test_what_was_ready_again_since_it_failed_is_no_failure(status: KubeObject, is_failed: bool) -> None:
     decision = decide_restart(group_of(member(0, SET), member(1, SET, ready=False, **status)), at(100))
@@ -112,9 +121,15 @@ def test_within_an_hour_the_restarts_are_bounded() -> None:
     assert record_after(group_of(*failed, record=record), forgotten).num_restarts == 1
 
 
-def test_pods_from_before_a_recorded_restart_are_still_to_go() -> None:
-    record = RestartRecord(1, at(60), "it failed", {})
+def test_a_restart_names_the_pods_that_it_deletes() -> None:
+    group = group_of(*(pods := [member(0, SET, ready=False, **ended(50)), member(1, SET)]))
+    assert record_after(group, decide_restart(group, at(100))).pods == {pod["metadata"]["uid"] for pod in pods}
+
+
+@pytest.mark.parametrize("recorded_at", [-60, 60, 6000])
+def test_pods_of_a_recorded_restart_are_still_to_go_whatever_the_clocks_say(recorded_at: float) -> None:
     old, new = member(0, SET, at=at(59), ready=False, **ended(50)), member(1, SET, at=at(60), ready=False)
+    record = RestartRecord(1, at(recorded_at), "it failed", {}, frozenset({old["metadata"]["uid"]}))
     decision = decide_restart(group_of(old, new, record=record), at(61))
     assert deleted(decision) == {"0": 1}
     assert decision.restart is not None
@@ -208,6 +223,7 @@ def test_a_worker_that_ends_because_its_leader_has_gone_is_no_failure_of_the_nex
 
 
 def test_a_recorded_restart_of_a_leader_that_was_not_deleted_is_carried_out() -> None:
-    record = RestartRecord(1, at(60), "it failed", {})
-    decision = decide_restart(led(member(0, LED, at=at(59)), member(1, LED, at=at(59)), record=record), at(61))
+    pods = [member(0, LED, at=at(59)), member(1, LED, at=at(59))]
+    record = RestartRecord(1, at(60), "it failed", {}, frozenset(pod["metadata"]["uid"] for pod in pods))
+    decision = decide_restart(led(*pods, record=record), at(61))
     assert (deleted(decision), in_foreground(decision)) == ({"0": 1, "1": 1}, [True, False])

@@ -18,6 +18,7 @@ from kvasir_operator.errors import (
     KubeUnavailableError,
     ObjectNotFoundError,
     ObjectRefusedError,
+    ServerFailedError,
     WatchExpiredError,
 )
 from kvasir_operator.kube.answers import api_error, read_watch_line, translated
@@ -83,7 +84,8 @@ def test_a_webhook_or_policy_that_denies_or_fails_is_no_failure_of_the_api_serve
         (answered(404, 'pods "a" not found', name="a", kind="pods"), ObjectNotFoundError),
         (answered(404, "the server could not find the requested resource"), KindNotServedError),
         (api_error(404, "Not Found", "404 page not found\n"), KindNotServedError),
-        (answered(500, "etcdserver: request timed out"), KubeUnavailableError),
+        (answered(500, "etcdserver: request timed out"), ServerFailedError),
+        (answered(503, "the server is currently unable to handle the request"), KubeUnavailableError),
         (answered(403, "exceeded quota: gpus"), KubeForbiddenError),
         (answered(422, "spec.replicas: must be at least 0"), ObjectRefusedError),
         (answered(405, "create not allowed while custom resource definition is terminating"), ObjectRefusedError),

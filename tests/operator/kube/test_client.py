@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 from aiohttp import web
@@ -36,6 +38,24 @@ async def refuse(request: web.Request) -> web.Response:
 
 async def know_no_such_kind(request: web.Request) -> web.Response:
     return web.Response(status=404, text="404 page not found")
+
+
+@pytest.mark.parametrize("ahead", [-70, 0, 20, 3600])
+def test_its_time_is_that_of_the_api_server(ahead: int) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        date = datetime.now(UTC) + timedelta(seconds=ahead)
+        return web.json_response({}, headers={"Date": format_datetime(date, usegmt=True)})
+
+    async def seconds_ahead() -> float:
+        async with http_api(answer) as api:
+            kube = KubeClient(api.configuration)
+            try:
+                await kube.get(SERVICE, "models", "llama")
+                return (datetime.fromisoformat(kube.now()) - datetime.now(UTC)).total_seconds()
+            finally:
+                await kube.close()
+
+    assert abs(asyncio.run(seconds_ahead()) - ahead) <= 2.5
 
 
 def test_a_write_that_its_hook_forbids_is_not_sent() -> None:

@@ -1,5 +1,6 @@
 """Why a pod is not ready, read from its status."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -69,6 +70,38 @@ def test_each_way_of_waiting_has_its_reason(status: dict[str, Any], reason: Reas
     assert waiting.reason is reason
     assert message in waiting.message
     assert waiting.message.startswith("pod p: ")
+
+
+def beside_the_engine(engine: dict[str, Any], *, proxy_is_ready: bool, is_native: bool) -> dict[str, Any]:
+    """A pod with a service mesh's proxy, as an init container that stays up or as a container like any other."""
+    up = {"running": {"startedAt": EARLIER}}
+    proxy = {"name": "istio-proxy", "state": up, "ready": proxy_is_ready, "started": True, "restartCount": 3}
+    obj = pod("p", ready=False, **engine)
+    obj["spec"] |= {"nodeName": "n", "initContainers": [{"name": "istio-proxy", "restartPolicy": "Always"}] * is_native}
+    obj["status"].setdefault("initContainerStatuses" if is_native else "containerStatuses", []).append(proxy)
+    return obj
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize(
+    ("engine", "proxy_is_ready", "reason"),
+    [
+        ({"containerStatuses": CREATING}, True, Reason.PULLING_IMAGE),
+        (running(started=True), True, Reason.LOADING_MODEL),
+        (running(started=True), False, Reason.LOADING_MODEL),
+        (running(started=True, at=EARLIER), True, Reason.NOT_RESPONDING),
+        (running(started=True, ready=True), True, Reason.NODE_NOT_READY),
+        (running(started=True, ready=True), False, Reason.SIDECAR_NOT_READY),
+    ],
+)
+def test_a_sidecar_does_not_speak_for_the_engine(
+    engine: dict[str, Any], proxy_is_ready: bool, reason: Reason, is_native: bool
+) -> None:
+    waiting = why_pod_waits(
+        beside_the_engine(copy.deepcopy(engine), proxy_is_ready=proxy_is_ready, is_native=is_native)
+    )
+    assert waiting is not None
+    assert waiting.reason is reason
 
 
 def gated(gate_status: str) -> dict[str, Any]:

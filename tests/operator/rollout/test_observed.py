@@ -127,6 +127,20 @@ def test_a_pod_that_fails_or_was_never_ready_is_useless() -> None:
     assert seen([engines("a")], [crashing, unscheduled])["a"].num_useless == 2
 
 
+def test_a_pod_is_judged_by_its_own_containers_and_not_by_a_sidecar() -> None:
+    proxy = {"name": "istio-proxy", "state": {"running": {}}, "restartCount": 2}
+    up = {"running": {"startedAt": "2026"}}
+    was_ready = engine("r", "a", ready=False, containerStatuses=[*loading(state=up), proxy])
+    crashing_proxy = waiting_container("CrashLoopBackOff", restartCount=4, name="istio-proxy")
+    beside = engine("b", "a", ready=False, containerStatuses=[*loading(state=up, ready=True), crashing_proxy])
+    for each in (was_ready, beside):
+        each["status"]["conditions"][0]["lastTransitionTime"] = NOW
+        each["status"]["initContainerStatuses"] = [proxy]
+        each["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
+    never_ready = engine("n", "a", ready=False, containerStatuses=[*loading(), proxy])
+    assert seen([engines("a")], [was_ready, beside, never_ready])["a"].num_useless == 1
+
+
 def test_a_pod_is_unbound_while_no_node_has_it_and_a_group_while_none_has_any_of_its_pods() -> None:
     bound, unbound = (engine(name, "a", ready=False, containerStatuses=[]) for name in ("b", "u"))
     unbound["spec"] = {}

@@ -7,6 +7,7 @@ from tests.operator.cluster_objects import deployment, pod, waiting_container
 from tests.operator.status.service_under_test import SETTLED, condition, find, of_revision, status_of
 
 from kvasir_operator.api.conditions import Reason
+from kvasir_operator.autoscaling.ledger import ServiceScaling
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import RolloutState
@@ -40,13 +41,19 @@ def test_a_partly_staffed_service_is_ready_because_it_serves_and_still_progresse
 
 
 def test_at_zero_a_service_is_ready_because_a_request_wakes_it() -> None:
-    status = status_of([deployment(replicas=0)], ROUTERS)
+    status = status_of([deployment(replicas=0)], ROUTERS, replace(SETTLED, scaling=ServiceScaling()))
     assert [condition(status, name) for name in ("Ready", "ModelLoaded", "Routable", "Progressing")] == [
         ("True", "Idle"),
         ("False", "Idle"),
         ("False", "Idle"),
         ("False", "RolloutComplete"),
     ]
+
+
+def test_at_zero_a_service_that_nothing_scales_is_not_ready() -> None:
+    status = status_of([deployment(replicas=0)], ROUTERS)
+    assert condition(status, "Ready") == ("False", "Idle")
+    assert "would wake nothing" in find(status, "Ready")["message"]
 
 
 def test_at_zero_without_a_router_nothing_would_take_the_request() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.operator.cluster_objects import deployment, pod
 from tests.operator.status.service_under_test import SETTLED, KubeObject, condition, derived, find
 
+from kvasir_operator.autoscaling.ledger import ServiceScaling
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.status.problems import find_problems
@@ -58,7 +59,8 @@ def test_engines_that_load_are_waited_for_as_behind_any_router() -> None:
 
 
 def test_at_zero_the_gateway_takes_the_request_that_wakes_it() -> None:
-    assert condition(status_behind(READY, [], num_engines=0), "Ready") == ("True", "Idle")
+    asleep = replace(situation(READY), scaling=ServiceScaling())
+    assert condition(derived([deployment(replicas=0)], [], asleep), "Ready") == ("True", "Idle")
     away = GatewayState(is_ready=False, names=NAMES)
     assert condition(status_behind(away, [], num_engines=0), "Ready") == ("False", "GatewayNotReady")
 

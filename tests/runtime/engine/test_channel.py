@@ -9,7 +9,7 @@ import pytest
 from kvasir_runtime.engine.channel import CoreChannel, EngineChannel, api_address
 from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineFailed
 from kvasir_runtime.errors import ConfigurationError, EngineDeadError
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.sampling_params import SamplingParams
 
 
@@ -18,8 +18,7 @@ def make_request(request_id: str) -> AddRequest:
     return AddRequest(
         request_id=request_id,
         api_index=0,
-        prompt_token_ids=[1, 2, 3],
-        sampling=sampling,
+        spec=RequestSpec(prompt_token_ids=[1, 2, 3], sampling=sampling, cache_salt="salt"),
         sequences=[SequenceStart(index=0, seed=2**64 - 1)],
         arrival_time=1.5,
     )

@@ -4,10 +4,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.kv_transfers import KvTransfers
@@ -18,12 +20,13 @@ from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockStored, KvEvent, KvEventLog
 from kvasir_runtime.kv_cache.spec import KvGroup
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import Candidates, StepPlan, StepResult, TimedStep
+from kvasir_runtime.scheduling.step_budget import StepBudget
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
 from kvasir_runtime.transfer.metrics import TransferStats
@@ -121,7 +124,7 @@ class BeamRunner(CountingRunner):
     def sample(self, mask: None) -> DoneResult:
         none = np.zeros(len(self._rows), dtype=np.int32)
         candidates = {row: Candidates([7, 8, 9], [-0.5, -1.0, -2.0]) for row in self._rows}
-        return DoneResult(StepResult(none[:, None], none, none, candidates=candidates))
+        return DoneResult(StepResult(none[:, None], none, none, columns(candidates=candidates)))
 
 
 class MemoryPublisher:
@@ -218,13 +221,14 @@ def make_core(channel: MemoryChannel, clock: Clock) -> Iterator[Callable[..., En
     def make(
         runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None,
         agent: "MemoryAgent | None" = None, depth: FixedDepth | None = None, executor: type[Executor] = Executor,
+        step_budget: StepBudget | None = None,
     ) -> EngineCore:  # fmt: skip
         executors.append(executor(runner))
         scheduler = new_scheduler(None if feed is None else feed.event_log, depth)
         transfers = None if agent is None else KvTransfers(scheduler, agent, PLACE, page_bytes=1, fails_requests=False)
         return EngineCore(
             executors[-1], channel, scheduler, steps_ahead=ahead, step_costs=step_costs, router_feed=feed,
-            transfers=transfers, clock=clock,
+            transfers=transfers, clock=clock, step_budget=step_budget,
         )  # fmt: skip
 
     yield make
@@ -232,11 +236,13 @@ def make_core(channel: MemoryChannel, clock: Clock) -> Iterator[Callable[..., En
         executor.close()
 
 
-def add(request_id: str, *, api_index: int = 0, max_tokens: int = 3, http_request_id: str | None = None) -> AddRequest:
+def add(request_id: str, *, api_index: int = 0, max_tokens: int = 3, http_request_id: str | None = None,
+        **spec: Any) -> AddRequest:  # fmt: skip
+    sampling = SamplingParams(max_tokens=max_tokens, seed=0)
     return AddRequest(
-        request_id=request_id, api_index=api_index, prompt_token_ids=[1, 2, 3], arrival_time=0.0,
-        http_request_id=http_request_id,
-        sampling=SamplingParams(max_tokens=max_tokens, seed=0), sequences=[SequenceStart(index=0, seed=0)],
+        request_id=request_id, api_index=api_index, arrival_time=0.0, http_request_id=http_request_id,
+        spec=RequestSpec(**({"prompt_token_ids": [1, 2, 3], "sampling": sampling} | spec)),
+        sequences=[SequenceStart(index=0, seed=0)],
     )  # fmt: skip
 
 
@@ -419,6 +425,15 @@ def test_steps_are_timed_from_the_end_of_the_step_before(make_core, channel, clo
     assert [(step.num_decodes, step.num_prompt_tokens, step.seconds) for step in decodes] == [(2, 0, 1.0)] * 2
 
 
+def test_chunks_follow_the_time_that_steps_took_by_the_clock(make_core, channel, clock):
+    budget = StepBudget(LIMITS.max_num_batched_tokens, max_step_seconds=8.0, block_size=1)
+    core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, step_budget=budget)
+    channel.inbox.append(add("a", max_tokens=4))
+    for _ in range(3):
+        core.step()
+    assert budget.num_prompt_tokens(1) == 21  # 3 tokens in a second, and a second for the decode
+
+
 def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(make_core, channel, clock):
     costs = StepTimes()
     core = make_core(HoldingRunner(), ahead=0, step_costs=costs, depth=FixedDepth(2))
@@ -515,7 +530,7 @@ def test_a_failed_step_counts_as_a_step(make_core, channel):
 
 def test_an_impossible_request_is_answered_though_no_step_runs(make_core, channel):
     core = make_core(CountingRunner(), ahead=1)
-    channel.inbox.append(msgspec.structs.replace(add("a"), beam=BeamSearch(width=5)))
+    channel.inbox.append(add("a", beam=BeamSearch(width=5)))
     core.step()
     assert [(output.finish_reason, "width 5" in output.error) for output in outputs_of(channel, "a")] == [
         ("error", True)
@@ -526,7 +541,7 @@ def test_an_impossible_request_is_answered_though_no_step_runs(make_core, channe
 def test_a_beam_search_of_a_penalty_as_great_as_can_be_asked_for_ends(make_core, channel, penalty):
     core = make_core(BeamRunner(), ahead=0)
     beam = BeamSearch(width=2, length_penalty=penalty)
-    channel.inbox.append(msgspec.structs.replace(add("a", max_tokens=20), beam=beam))
+    channel.inbox.append(add("a", max_tokens=20, beam=beam))
     for _ in range(20):
         core.step()
     assert [output.new_token_ids for output in outputs_of(channel, "a")] == [[7] * 20]
@@ -639,15 +654,13 @@ def steps(core: EngineCore, number: int) -> None:
 def test_a_core_whose_pages_others_hold_sleeps_until_they_let_go(make_core, channel):
     agent = MemoryAgent()
     core = make_core(CountingRunner(), ahead=0, agent=agent)
-    prefill = msgspec.structs.replace(
-        add("p", max_tokens=1), prompt_token_ids=list(range(61)),
-        kv_transfer_params=KvTransferParams(do_remote_decode=True),
-    )  # fmt: skip
+    params = KvTransferParams(do_remote_decode=True)
+    prefill = add("p", max_tokens=1, prompt_token_ids=list(range(61)), kv_transfer_params=params)
     channel.inbox.append(prefill)
     steps(core, 6)
     assert outputs_of(channel, "p")[-1].kv_transfer_params is not None
     assert channel.sent[-1][1].stats.transfers.num_leased_blocks == 15
-    channel.inbox.append(msgspec.structs.replace(add("a"), prompt_token_ids=[9] * 8))
+    channel.inbox.append(add("a", prompt_token_ids=[9] * 8))
     steps(core, 3)
     assert not tokens_of(channel, "a")
     assert channel.timeouts[-1] is None, "there is work, but nothing to be done about it"
@@ -660,7 +673,7 @@ def test_a_held_request_costs_no_turns_and_goes_on_when_its_pull_has_ended(make_
     agent = MemoryAgent()
     core = make_core(CountingRunner(), ahead=0, agent=agent)
     params = KvTransferParams(do_remote_prefill=True, remote_host="peer", remote_port=1, transfer_id="t")
-    channel.inbox.append(msgspec.structs.replace(add("d"), prompt_token_ids=list(range(9)), kv_transfer_params=params))
+    channel.inbox.append(add("d", prompt_token_ids=list(range(9)), kv_transfer_params=params))
     steps(core, 2)
     assert channel.timeouts[-1] is None
     assert channel.broadcasts[-1].stats.num_held == 1

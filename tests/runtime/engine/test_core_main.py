@@ -22,7 +22,7 @@ from kvasir_runtime.engine.core_main import draft_depth, engine_core
 from kvasir_runtime.engine.messages import StepOutputs
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.kv_cache.spec import KvSpec, make_layout
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
 from kvasir_runtime.speculative.depth import DepthPolicy, FixedDepth
@@ -96,8 +96,10 @@ class Engine:
     def add(self, request_id: str, first_token: int = 1, **request: Any) -> None:
         """A prompt as long as a step's budget, told from others' by its first token."""
         message = AddRequest(
-            request_id=request_id, api_index=0, prompt_token_ids=[first_token] * BUDGET, arrival_time=0.0,
-            sampling=SamplingParams(max_tokens=2, seed=0), sequences=[SequenceStart(index=0, seed=0)], **request,
+            request_id=request_id, api_index=0, arrival_time=0.0, sequences=[SequenceStart(index=0, seed=0)],
+            spec=RequestSpec(
+                prompt_token_ids=[first_token] * BUDGET, sampling=SamplingParams(max_tokens=2, seed=0), **request
+            ),
         )  # fmt: skip
         self.channel.inbox.append(message)
 

@@ -149,7 +149,7 @@ def test_a_step_sends_the_residual_stream_of_its_tokens_and_nothing_back(referen
     num_steps = engine.finish("one").stats.num_steps
     sent, got = (link.counts.since(start) for link, start in zip(links, before, strict=True))
     num_tokens = len(expected.prompts[1]) + 10
-    assert (sent.calls[3], sent.num_bytes[3]) == (num_steps, (num_tokens + num_steps) * 48 * 4)
+    assert (sent.calls[3], sent.num_bytes[3]) == (num_steps, (num_tokens + num_steps) * 128 * 4)
     assert (got.calls[3], got.calls[4]) == (0, num_steps)
 
 

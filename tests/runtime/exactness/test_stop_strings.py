@@ -21,6 +21,7 @@ from kvasir_runtime.engine.generation import SequenceDelta, joined
 from kvasir_runtime.engine.messages import AbortRequests, EngineReady, FromCore, ToCore
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.metrics import RequestMetrics, request_rows
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
@@ -137,8 +138,10 @@ async def texts_until(core: SteppedCore, written: Written, stops: list[str], fol
     requests = [
         GenerateRequest(
             request_id="r",
-            prompt_token_ids=written.prompt,
-            sampling=SamplingParams(max_tokens=NUM_NEW_TOKENS, seed=0, temperature=0.0),
+            spec=RequestSpec(
+                prompt_token_ids=written.prompt,
+                sampling=SamplingParams(max_tokens=NUM_NEW_TOKENS, seed=0, temperature=0.0),
+            ),
             text=TextOptions(stop=(stop,)),
         )
         for stop in stops

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.transfers import Download, Transfers
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
 
@@ -62,7 +63,7 @@ def make_rows(transfers: CountingTransfers) -> Callable[..., Rows]:
 
 @pytest.fixture
 def new_sequence() -> Callable[..., NewSequence]:
-    """`new_sequence(row, token_ids, prompt=None, computed=0, candidates=0, **sampling)`, greedy unless told."""
+    """`new_sequence(row, token_ids, prompt=None, computed=0, candidates=0, salt=None, **sampling)`, else greedy."""
 
     def make(
         row: int,
@@ -70,11 +71,13 @@ def new_sequence() -> Callable[..., NewSequence]:
         prompt: int | None = None,
         computed: int = 0,
         candidates: int = 0,
+        salt: str | None = None,
         **params: Any,
     ) -> NewSequence:
         sampling = SamplingParams(**({"max_tokens": 9, "seed": row, "temperature": 0.0} | params))
         num_prompt = len(token_ids) if prompt is None else prompt
-        return NewSequence(row, list(token_ids), num_prompt, computed, sampling, candidates)
+        spec = RequestSpec(prompt_token_ids=list(token_ids[:num_prompt]), sampling=sampling, cache_salt=salt)
+        return NewSequence(row, spec, list(token_ids[num_prompt:]), computed, candidates)
 
     return make
 

@@ -16,6 +16,7 @@ from kvasir_runtime.execution.kv_buffer import (
     allocate_kv_buffer,
     blocks_of_sequence,
     layer_caches,
+    longest_sequence,
     num_kv_blocks,
 )
 from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout, KvSpec, make_layout
@@ -72,17 +73,17 @@ def test_a_window_needs_no_more_than_itself_and_a_step(num_tokens: int, budget: 
     assert blocks_of_sequence(MIXED, num_tokens, budget) == expected
 
 
-def test_says_what_to_change_when_not_even_one_request_fits() -> None:
-    with pytest.raises(ConfigurationError, match=r"20 blocks of 16 tokens.*needs 128.*--max-model-len to 320,"):
-        blocks(CacheConfig(num_gpu_blocks_override=20), CPU)
+def test_cpu_takes_what_one_request_needs_where_that_is_more_than_the_default() -> None:
+    assert blocks(CacheConfig(), CPU, max_model_len=100_000) == 6250
+    assert blocks(CacheConfig(), CPU, max_model_len=1_000_000) == 31 * 1024  # of the share of the memory, no more
 
 
-def test_the_length_advised_fits_all_groups() -> None:
-    with pytest.raises(ConfigurationError, match=r"--max-model-len to 1280,"):
-        blocks(CacheConfig(num_gpu_blocks_override=150), CPU, MIXED)
-    assert blocks(CacheConfig(num_gpu_blocks_override=150), CPU, MIXED, max_model_len=1280) == 150
-    with pytest.raises(ConfigurationError):
-        blocks(CacheConfig(num_gpu_blocks_override=150), CPU, MIXED, max_model_len=1281)
+@pytest.mark.parametrize("num_blocks", [20, 150, 200, 384, 1000])
+def test_the_longest_sequence_fits_all_groups_and_a_longer_one_does_not(num_blocks: int) -> None:
+    longest = longest_sequence(MIXED, num_blocks, SequenceLimits(4, 5000, 512))
+    assert longest % 16 == 0 or longest == 5000
+    assert blocks_of_sequence(MIXED, longest, 512) <= num_blocks
+    assert longest == 5000 or blocks_of_sequence(MIXED, longest + 1, 512) > num_blocks
 
 
 @pytest.mark.parametrize(

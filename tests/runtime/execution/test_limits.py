@@ -3,11 +3,16 @@
 import pytest
 import torch
 
-from kvasir_runtime.config import SchedulerConfig
+from kvasir_runtime.config import CacheConfig, SchedulerConfig
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.execution.limits import resolve_max_num_batched_tokens
+from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
+from kvasir_runtime.execution.limits import fitted_max_model_len, resolve_max_num_batched_tokens
+from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout
 
 CPU = torch.device("cpu")
+MIB = 2**20
+LAYOUT = KvLayout(16, MIB, (KvGroup((0,), None),), ())
+MEMORY = {kind: DeviceMemory(kind, 1000 * MIB, 100 * MIB) for kind in ("cpu", "cuda")}
 
 
 @pytest.mark.parametrize(
@@ -41,3 +46,35 @@ def test_a_budget_too_small_for_a_whole_prompt_is_refused() -> None:
     scheduler = SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=4095)
     with pytest.raises(ConfigurationError, match=r"--max-num-batched-tokens 4095 is less than max_model_len 4096"):
         resolve_max_num_batched_tokens(scheduler, CPU, 4096, 0)
+
+
+def fitted(max_model_len: int, device_type: str = "cpu", *, is_wanted: bool, **cache: int) -> int:
+    limits = SequenceLimits(4, max_model_len, 2048)
+    return fitted_max_model_len(CacheConfig(**cache), LAYOUT, MEMORY[device_type], limits, is_wanted=is_wanted)
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_a_context_that_fits_is_left_as_it_is(is_wanted: bool) -> None:
+    assert fitted(6391, is_wanted=is_wanted) == 6391
+
+
+@pytest.mark.parametrize(("device_type", "expected"), [("cpu", 400 * 16), ("cuda", 800 * 16)])
+def test_a_context_that_nobody_asked_for_is_cut_to_what_fits_and_a_warning_says_so(
+    device_type: str, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fitted(40_960, device_type, is_wanted=False) == expected
+    assert f"is cut from 40960 to {expected} tokens" in caplog.text
+    assert "--kv-cache-memory-bytes (one request takes 2684354560 bytes)" in caplog.text
+
+
+def test_a_context_that_was_asked_for_is_never_cut() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"400 blocks of 16 tokens.* 40960 needs 2560: .*-model-len to at most 6400,"
+    ):
+        fitted(40_960, is_wanted=True)
+
+
+def test_a_context_is_not_cut_to_hardly_anything() -> None:
+    assert fitted(4096, is_wanted=False, num_gpu_blocks_override=32) == 512
+    with pytest.raises(ConfigurationError, match="lower --max-model-len to at most 496"):
+        fitted(4096, is_wanted=False, num_gpu_blocks_override=31)

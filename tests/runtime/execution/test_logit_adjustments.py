@@ -31,7 +31,7 @@ def adjust(make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any) ->
         plan = make_plan(decodes=list(enumerate(counts)))
         positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
         after = torch.tensor([len(tokens) - 1 + j for tokens, _, _ in requests for j in range(counts[0])])
-        return adjust_logits(logits.clone(), rows, positions, after, None)
+        return adjust_logits(logits, rows, positions, after, None)
 
     return adjust_of
 

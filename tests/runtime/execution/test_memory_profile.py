@@ -150,7 +150,7 @@ def test_the_steps_that_run_are_the_largest_there_can_be(gpu: FakeGpu, max_draft
     for plan in (prefill, decode):
         assert plan.samples.all()
         assert plan.num_proposals == max_drafts
-        assert all(new.sampling == DEMANDING for new in plan.added)
+        assert all(new.spec.sampling == DEMANDING for new in plan.added)
     assert (len(DEMANDING.logit_bias), len(DEMANDING.stop_token_ids)) == (MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS)
     assert DEMANDING.min_tokens > 0
 

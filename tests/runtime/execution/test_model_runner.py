@@ -20,6 +20,7 @@ from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, Sch
 from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.runner_assembly import step_features
 from kvasir_runtime.execution.synthetic_steps import GREEDY
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.kernels.step_ops import StepOps, reference_step_ops
@@ -232,8 +233,7 @@ def test_a_proposer_knows_which_sequences_it_was_not_shown_before(load: Any, mak
 def test_a_proposer_is_told_the_extra_keys_of_those_that_drew(load: Any, make_plan: Any, new_sequence: Any) -> None:
     proposer = ScriptedProposer([-1] * 40)
     runner = load(proposer).runner
-    beam = new_sequence(1, PROMPT, candidates=2)
-    added = [replace(new, extra_keys=(b"%d" % new.row,)) for new in (new_sequence(0, PROMPT), beam)]
+    added = [new_sequence(0, PROMPT, salt="0"), new_sequence(1, PROMPT, candidates=2, salt="1")]
     chunks = [(0, 0, 3, False), (1, 0, 5, True), (2, 0, 5, True)]
     plan = make_plan(chunks=chunks, added=[*added, new_sequence(2, PROMPT)], tables=TABLE, proposals=1)
     step(runner, plan)
@@ -298,7 +298,7 @@ def test_a_beam_reports_candidates_and_waits_for_its_token(
     candidates, raw = result.candidates[0], result.logprobs[1][0]
     assert candidates.token_ids == raw.token_ids[1:]
     np.testing.assert_allclose(candidates.logprobs, raw.logprobs[1:], rtol=1e-5)
-    forks = [Fork(0, 2, beam.sampling)]
+    forks = [Fork(0, 2, beam.spec.sampling)]
     tokens = [(0, 5, expected[5]), (2, 5, candidates.token_ids[1])]
     plan = make_plan(decodes=[(0, 1), (2, 1)], starts=[5, 5], forks=forks, tokens=tokens, copies=[(1, 9)],
                      tables=[(2, 0, 0, 9)])  # fmt: skip
@@ -425,6 +425,7 @@ def without_a_decoder(rows: Rows, ops: StepOps, transfers: Any, proposer: Any = 
         proposer=proposer,
         max_num_batched_tokens=16,
         transfers=transfers,
+        features=step_features(rows, lambda hidden: hidden),
     )
 
 
@@ -546,6 +547,5 @@ def test_a_backend_prepares_once_a_step_for_all_layers(tmp_path: Path, make_plan
 def test_a_mask_forbids_tokens_of_this_step(load: Any, generate: Any, make_plan: Any) -> None:
     runner = load().runner
     generate(runner, 1)
-    mask = np.zeros((1, 64), dtype=np.bool_)
-    mask[0, 33] = True
+    mask = np.array([[0, 2]], dtype=np.int32)  # two words of 32 tokens
     assert step(runner, make_plan(decodes=[(0, 1)], starts=[5]), mask).token_ids[0, 0] == 33

@@ -1,11 +1,9 @@
 """Rows take over a plan's differences, in its order."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 import torch
 
 from kvasir_runtime.requests.sampling_params import SamplingParams
@@ -22,7 +20,7 @@ def test_a_new_sequence_forgets_what_its_row_held(make_rows: Any, make_plan: Any
     assert rows.token_ids[1, :3].tolist() == [30, 31, 32]
     assert [int(t[1]) for t in (rows.num_known, rows.num_computed, rows.num_prompt_tokens)] == [3, 1, 2]
     assert rows.drafts[1].tolist() == [-1, -1]
-    assert (rows.num_candidates[1], rows.prompt_lens[1], rows.sampling.traits[1]) == (0, 2, 0)
+    assert (rows.draws[1], rows.prompt_lens[1], rows.sampling.traits[1]) == (True, 2, 0)
 
 
 def test_several_sequences_arrive_at_once(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
@@ -81,16 +79,16 @@ def test_a_fork_is_a_copy_with_its_own_sampling(make_rows: Any, make_plan: Any, 
     assert [int(t[3]) for t in (rows.num_known, rows.num_computed, rows.num_prompt_tokens)] == [3, 2, 2]
     assert rows.block_tables[0, 3].tolist() == [8, 0, 0, 0]
     assert rows.drafts[3].tolist() == [7, 7]
-    assert (rows.num_candidates[3], rows.prompt_lens[3]) == (4, 2)
+    assert (rows.draws[3], rows.prompt_lens[3]) == (False, 2)
     assert rows.sampling.seeds[[0, 3]].tolist() == [0, -1]
-    assert float(rows.sampling.temperature[3]) == 0.5
+    assert float(rows.sampling.inverse_temperature[3]) == 2.0
 
 
 def test_a_row_has_the_extra_keys_of_its_sequence_and_a_fork_its_sources(
     make_rows: Any, make_plan: Any, new_sequence: Any
 ) -> None:
     rows = make_rows()
-    rows.apply(make_plan(added=[replace(new_sequence(row, [1]), extra_keys=(b"%d" % row,)) for row in (0, 1)]))
+    rows.apply(make_plan(added=[new_sequence(row, [1], salt=str(row)) for row in (0, 1)]))
     rows.apply(make_plan(forks=[Fork(0, 1, GREEDY), Fork(1, 2, GREEDY)]))
     assert rows.extra_keys == [(b"0",), (b"0",), (b"1",), ()]
     rows.apply(make_plan(added=[new_sequence(0, [1])]))
@@ -119,34 +117,6 @@ def test_forks_see_the_plans_new_sequences_and_writes_come_after_them(
     assert rows.token_ids[1, :3].tolist() == [1, 2, 3]
     assert rows.num_known[:2].tolist() == [2, 3]
     assert rows.block_tables[0, :2, 0].tolist() == [0, 9]
-
-
-@pytest.mark.parametrize("params", [{"frequency_penalty": 0.5}, {"repetition_penalty": 1.1}], ids=str)
-def test_penalised_sequences_are_counted(
-    params: dict[str, Any], make_rows: Any, make_plan: Any, new_sequence: Any
-) -> None:
-    rows = make_rows()
-    rows.apply(make_plan(added=[new_sequence(0, [1, 2, 2, 4, 4, 1], prompt=3, **params), new_sequence(1, [1, 2])]))
-    rows.apply(make_plan(forks=[Fork(0, 2, SamplingParams(max_tokens=8, seed=1, **params))], tokens=[(2, 6, 5)]))
-    for row, expected in ((0, {1: 1, 4: 2}), (1, {}), (2, {1: 1, 4: 2, 5: 1})):
-        counts = rows.penalty_counts.in_output[row]
-        assert {token: int(counts[token]) for token in counts.nonzero().flatten().tolist()} == expected
-    assert rows.penalty_counts.in_prompt.nonzero().tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]
-
-
-def test_the_first_output_token_written_counts(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
-    rows = make_rows()
-    rows.apply(make_plan(added=[new_sequence(0, [1, 2], presence_penalty=1.0)], tokens=[(0, 2, 7)]))
-    assert rows.penalty_counts.in_output[0].nonzero().tolist() == [[7]]
-
-
-def test_a_rows_counts_begin_anew(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
-    rows = make_rows()
-    for tokens in ([1, 2, 3], [5, 6, 3]):
-        rows.apply(make_plan(added=[new_sequence(0, tokens, prompt=2, presence_penalty=1.0)]))
-    assert rows.penalty_counts.in_prompt[0].nonzero().tolist() == [[5], [6]]
-    assert rows.penalty_counts.in_output[0].nonzero().tolist() == [[3]]
-    assert int(rows.penalty_counts.in_output[0, 3]) == 1
 
 
 def test_lists_of_tokens_are_as_wide_as_the_longest_there_is(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:

@@ -61,6 +61,29 @@ def test_reports_what_was_loaded(folder: Path) -> None:
     assert set(rank.startup_seconds) == {"load_weights", "measure_linear", "allocate_kv", "warm_up"}
 
 
+def load_with_blocks(folder: Path, num_blocks: int, **model: Any) -> RankDescription:
+    """A model of 64 positions, which the configuration says are 4,096."""
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    return load_worker(
+        ModelConfig(model=str(folder), device="cpu", **model),
+        CacheConfig(num_gpu_blocks_override=num_blocks),
+        ExecutionConfig(num_threads=1),
+        SchedulerConfig(max_num_seqs=4),
+    ).description
+
+
+def test_serves_the_context_that_fits(folder: Path) -> None:
+    rank = load_with_blocks(folder, 40)
+    assert (rank.max_model_len, rank.num_blocks) == (640, 40)
+
+
+def test_a_context_that_cannot_fit_is_refused_before_weights_are_read(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"no weights at all")
+    with pytest.raises(ConfigurationError, match="max_model_len 641 needs 41: lower --max-model-len to at most 640,"):
+        load_with_blocks(folder, 40, max_model_len=641)
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["int8_per_token_head", "fp8_per_token_head"])
 def test_more_blocks_of_a_quantised_cache_fit(folder: Path, kv_cache_dtype: Any) -> None:
     def loaded(**cache: Any) -> RankDescription:

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.ranks.executor import RankExecutor
 from kvasir_runtime.ranks.links import CoreLinks, LinkAddresses, RankLinks, ipc_addresses, network_addresses
 from kvasir_runtime.ranks.messages import Forward, RankProgress, Sample, StepDone, WorkInIdleTime
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Candidates, Fork, NewSequence, StepPlan, StepResult
@@ -24,9 +26,10 @@ KEYS, OTHER_KEYS = (curve_keys({SECRET_VARIABLE: secret}) for secret in ("ours",
 GREETING_OF_ANOTHER_MECHANISM = (b"\xff" + bytes(8) + b"\x7f" + bytes([3, 0]) + b"GSSAPI").ljust(64, b"\0")
 """ZMTP 3.0."""
 SAMPLING = SamplingParams(max_tokens=4, seed=2**64 - 1, logit_bias={3: -1.5}, stop_token_ids=(7,))
+SPEC = RequestSpec(prompt_token_ids=[4, 5], sampling=SAMPLING, cache_salt="salt")
 PLAN = StepPlan(
     number=5,
-    added=(NewSequence(1, [4, 5], 2, 0, SAMPLING, extra_keys=(b"salt",)),),
+    added=(NewSequence(1, SPEC, [6], 0),),
     forks=(Fork(1, 2, SAMPLING),),
     table_writes=np.array([[1, 0, 0, 9]], dtype=np.int32),
     token_writes=np.empty((0, 3), dtype=np.int32),
@@ -41,8 +44,7 @@ RESULT = StepResult(
     token_ids=np.array([[8]], dtype=np.int32),
     num_accepted=np.array([1], dtype=np.int32),
     num_drafts=np.array([0], dtype=np.int32),
-    logprobs={1: [TokenLogprobs([8], [-0.5], 1)]},
-    candidates={2: Candidates([1, 2], [-1.0, -2.0])},
+    columns=columns({1: [TokenLogprobs([8], [-0.5], 1)]}, {}, {2: Candidates([1, 2], [-1.0, -2.0])}, lines={1: 0}),
     processor_seconds=0.25,
 )
 
@@ -66,11 +68,14 @@ def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Core
 
 
 def same(one: Any, other: Any) -> bool:
-    """Dataclasses of arrays, field by field."""
-    for name in one.__slots__:
+    """Structs of arrays, field by field."""
+    for name in one.__struct_fields__:
         a, b = getattr(one, name), getattr(other, name)
         if isinstance(a, np.ndarray):
             if a.dtype != b.dtype or not np.array_equal(a, b) or a.shape != b.shape:
+                return False
+        elif name == "columns":
+            if any(list(a[key]) != list(b[key]) for key in a.keys() | b.keys()):
                 return False
         elif a != b:
             return False
@@ -100,7 +105,9 @@ def test_results_are_handed_out_in_the_order_of_steps(links: tuple[CoreLinks, li
     (done,) = core.receive(10)
     assert isinstance(done, StepDone)
     executor.finish_step(done.result)
-    assert same(future.result(timeout=0).result(), RESULT)
+    result = future.result(timeout=0).result()
+    assert same(result, RESULT)
+    assert (result.logprobs, result.candidates) == (RESULT.logprobs, RESULT.candidates)
 
 
 def test_idle_work_goes_on_piece_by_piece_until_there_is_a_step(links: tuple[CoreLinks, list[RankLinks]]) -> None:

@@ -11,14 +11,15 @@ from tests.runtime.scheduling.fake_rank import FakeRank
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
-from kvasir_runtime.scheduling.policies import PolicyName, WaitingQueue, waiting_queue
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step_budget import StepBudget
 from kvasir_runtime.scheduling.update import Outcome
+from kvasir_runtime.scheduling.waiting import PolicyName, WaitingQueue, waiting_queue
 
 settings.register_profile("long", max_examples=3000, stateful_step_count=60, deadline=None)
 settings.register_profile("same", max_examples=200, stateful_step_count=30, deadline=None, derandomize=True)
@@ -82,9 +83,11 @@ class Engine:
             SequenceStart(index=index, seed=index, output_token_ids=(so_far or {}).get(index, [])) for index in range(n)
         ]
         message = AddRequest(
-            request_id=request_id, api_index=0, prompt_token_ids=prompt, arrival_time=arrival_time, sequences=starts,
-            sampling=SamplingParams(max_tokens=max_tokens, seed=0, **sampling), tenant=tenant, priority=priority,
-            beam=beam, cache_salt=salt,
+            request_id=request_id, api_index=0, arrival_time=arrival_time, sequences=starts,
+            spec=RequestSpec(
+                prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=max_tokens, seed=0, **sampling),
+                tenant=tenant, priority=priority, beam=beam, cache_salt=salt,
+            ),
         )  # fmt: skip
         self.scheduler.add(message, is_held=is_held)
         return request_id
@@ -94,7 +97,7 @@ class Engine:
         request_id, remote = self.add(prompt, is_held=True, **kwargs), self.scheduler.remote
         arrival = remote.expect(request_id)
         assert remote.make_room(arrival, self.scheduler.last_step_under_way)
-        for index, block_ids in arrival.landing.items():
+        for index, block_ids in arrival.pages.items():
             self.rank.land(block_ids, index, prompt if index < num_good else None)
         remote.settle(request_id, num_good)
         self.scheduler.release(request_id)
@@ -146,13 +149,14 @@ def make_engine() -> Callable[..., Engine]:
         policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
         wrong_drafts: int = 0, num_stages: int = 1, depth: FixedDepth | None = None,
         queue: WaitingQueue | None = None, kv_cache: type[KvCache] = KvCache,
+        step_budget: StepBudget | None = None,
     ) -> Engine:  # fmt: skip
         log = KvEventLog(BLOCK_SIZE, groups)
         log.take()
         kv = kv_cache(num_blocks, BLOCK_SIZE, groups, enable_prefix_caching=cache, event_log=log)
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=MAX_MODEL_LEN,
-            enable_chunked_prefill=chunked, num_stages=num_stages,
+            enable_chunked_prefill=chunked, num_stages=num_stages, step_budget=step_budget,
         )  # fmt: skip
         depth = FixedDepth(drafts) if drafts else depth
         scheduler = Scheduler(limits, kv, waiting_queue(policy) if queue is None else queue, depth)

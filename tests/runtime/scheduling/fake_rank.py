@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.outputs import TokenLogprobs
@@ -121,8 +122,8 @@ class FakeRank:
 
     def _new_row(self, new: NewSequence) -> Row:
         return Row(
-            list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, new.num_candidates, new.sampling,
-            [{} for _ in self.groups],
+            list(new.token_ids), new.spec.num_prompt_tokens, new.num_computed_tokens, new.num_candidates,
+            new.spec.sampling, [{} for _ in self.groups],
         )  # fmt: skip
 
     def _write(self, plan: StepPlan) -> dict[int, int]:
@@ -175,6 +176,7 @@ class FakeRank:
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         candidates: dict[int, Candidates] = {}
+        result_lines: dict[int, int] = {}
         for index, number in enumerate(plan.rows.tolist()):
             row, samples = self.rows[number], bool(plan.samples[index])
             end = row.num_computed + lengths[number]
@@ -193,6 +195,7 @@ class FakeRank:
                 lines.append(self._verify(row))
                 row.drafts = self._propose(row, plan.num_proposals)
                 if row.sampling.logprobs is not None:
+                    result_lines[number] = len(lines) - 1
                     logprobs[number] = [TokenLogprobs([token], [0.0], 1) for token in lines[-1]]
         width = 1 + max(num_drafts, default=0)
         padded = [line + [-7] * (width - len(line)) for line in lines]
@@ -200,9 +203,7 @@ class FakeRank:
             np.array(padded, dtype=np.int32).reshape(len(lines), width),
             np.array([len(line) for line in lines], dtype=np.int32),
             np.array(num_drafts, dtype=np.int32),
-            logprobs,
-            prompt_logprobs,
-            candidates,
+            columns(logprobs, prompt_logprobs, candidates, lines=result_lines),
             drafts=self._drafts(plan) if self.tells_drafts else None,
         )
 

@@ -3,22 +3,26 @@
 import pytest
 
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.request import Request, request_from, sequences_of
 
 
+def spec(num_prompt_tokens: int, **sampling: int) -> RequestSpec:
+    return RequestSpec(prompt_token_ids=list(range(num_prompt_tokens)), sampling=SamplingParams(seed=0, **sampling))
+
+
 def message(*, num_prompt_tokens: int = 5, max_tokens: int = 8, so_far: tuple[list[int], ...] = ([],)) -> AddRequest:
     starts = [SequenceStart(index=i, seed=10 + i, output_token_ids=tokens) for i, tokens in enumerate(so_far)]
     return AddRequest(
-        request_id="a", api_index=2, prompt_token_ids=list(range(num_prompt_tokens)), arrival_time=3.0,
-        sampling=SamplingParams(max_tokens=max_tokens, seed=0), sequences=starts, priority=4, tenant="t",
+        request_id="a", api_index=2, spec=spec(num_prompt_tokens, max_tokens=max_tokens), sequences=starts,
+        arrival_time=3.0,
     )  # fmt: skip
 
 
 def scored(num_prompt_tokens: int = 5) -> Request:
-    return Request("", 0, SamplingParams(max_tokens=1, seed=0, prompt_logprobs=0), num_prompt_tokens, 9, 0.0)
+    return Request("", 0, spec(num_prompt_tokens, max_tokens=1, prompt_logprobs=0), num_prompt_tokens, 9, 0.0)
 
 
 def scores(first: int, last: int) -> list[TokenLogprobs]:
@@ -32,9 +36,10 @@ def test_prompt_and_output_are_bounded_by_max_tokens_and_the_context(max_model_l
 
 
 def test_a_request_keeps_what_it_was_sent_with():
-    request = request_from(message(), max_model_len=64)
-    assert (request.request_id, request.api_index, request.num_prompt_tokens) == ("a", 2, 5)
-    assert (request.arrival_time, request.priority, request.tenant) == (3.0, 4, "t")
+    sent = message()
+    request = request_from(sent, max_model_len=64)
+    assert (request.request_id, request.api_index, request.arrival_time) == ("a", 2, 3.0)
+    assert request.spec is sent.spec
 
 
 def test_cached_tokens_of_a_request_begun_elsewhere_were_counted_there():

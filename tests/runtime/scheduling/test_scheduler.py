@@ -82,7 +82,7 @@ def test_the_rank_is_told_the_salt(make_engine):
     engine = make_engine()
     engine.add([7] * 10, salt="a")
     engine.add([7] * 10)
-    assert [new.extra_keys for new in engine.step().added] == [(b"a",), ()]
+    assert [new.spec.extra_keys for new in engine.step().added] == [(b"a",), ()]
 
 
 def test_the_salt_is_in_the_first_block_alone_and_reaches_the_others_through_it(make_engine):
@@ -164,7 +164,7 @@ def test_a_prompt_that_was_scored_whole_before_its_preemption_is_not_scored_agai
     while engine.scheduler.has_work:
         plan = engine.step()
         added += plan.added if plan else ()
-    assert [(new.token_ids[0], new.sampling.prompt_logprobs) for new in added] == [(1, None), (2, 0), (2, None)]
+    assert [(new.token_ids[0], new.spec.sampling.prompt_logprobs) for new in added] == [(1, None), (2, 0), (2, None)]
     assert added[-1].num_computed_tokens == 4, "what is cached need not be computed for its scores"
 
 
@@ -543,7 +543,10 @@ def test_a_beam_search_that_outgrows_the_cache_is_answered(make_engine):
     engine = make_engine(num_blocks=5, cache=False)
     request = engine.add([1] * 3, beam=BeamSearch(width=4), max_tokens=16)
     engine.run()
-    assert "outgrew the KV cache of 5 blocks" in engine.outputs[request][0].error
+    output = engine.outputs[request][0]
+    assert output.is_too_large
+    for part in ("the beam search of width 4", "a prompt of 3 tokens, with up to 16 more", "KV cache of 5 blocks of 4"):
+        assert part in output.error
     assert engine.kv.pool.num_used == 0
 
 
@@ -552,7 +555,7 @@ def test_a_sequence_that_outgrows_the_cache_is_answered_and_later_ones_are_serve
     engine = make_engine(num_blocks=3)
     outgrowing, later = engine.add([1] * 3, n=2, max_tokens=20), engine.add([2] * 3, max_tokens=5)
     engine.run()
-    assert "the request outgrew the KV cache of 3 blocks" in engine.outputs[outgrowing][-1].error
+    assert "outgrew the KV cache of 3 blocks" in engine.outputs[outgrowing][-1].error
     assert engine.outputs[f"{outgrowing}.1"][-1].finish_reason == "error"
     assert engine.tokens[later] == continuation([2] * 3, 5)
     assert engine.kv.pool.num_used == 0

@@ -27,14 +27,14 @@ from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, num_candidates
-from kvasir_runtime.scheduling.policies import waiting_queue
 from kvasir_runtime.scheduling.scheduler import Scheduler, SchedulerLimits
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 from kvasir_runtime.scheduling.update import Outcome
+from kvasir_runtime.scheduling.waiting import waiting_queue
 from kvasir_runtime.transfer.commands import Place
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -345,16 +345,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _send(self, prompt, sampling, starts, expected, way, beam=None, tenant="", priority=0) -> None:
         request_id = f"r{self.num_requests}"
         message = AddRequest(
-            request_id=request_id, api_index=self.num_requests % 2, prompt_token_ids=prompt, sampling=sampling,
-            sequences=starts, arrival_time=float(self.num_requests // 2), tenant=tenant, priority=priority, beam=beam,
+            request_id=request_id, api_index=self.num_requests % 2, sequences=starts,
+            arrival_time=float(self.num_requests // 2),
+            spec=RequestSpec(
+                prompt_token_ids=prompt, sampling=sampling, tenant=tenant, priority=priority, beam=beam,
+                kv_transfer_params=WAYS_IN[way] if self.setup.cache else None,
+            ),
         )  # fmt: skip
         self.num_requests += 1
         self.clients.sequences |= {(request_id, index): each for index, each in enumerate(expected)}
         for each in expected:
             self.agent.learn(prompt + each.output)
-        params = WAYS_IN[way] if self.setup.cache else None
-        if params is not None:
-            self.transfers.add(msgspec.structs.replace(message, kv_transfer_params=params), None)
+        if message.spec.kv_transfer_params is not None:
+            self.transfers.add(message, None)
         else:
             self.scheduler.add(message, is_held=way == "held")
         if way == "held":

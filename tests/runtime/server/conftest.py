@@ -63,7 +63,7 @@ class FakeSequence:
 
     @property
     def sampling(self) -> SamplingParams:
-        return self.request.sampling
+        return self.request.spec.sampling
 
 
 class FakeCore:
@@ -84,6 +84,7 @@ class FakeCore:
         self.step_seconds = 0.001
         self.num_cached_tokens = 0
         self.error: str | None = None
+        self.is_too_large = False
         self.kv_transfer_params: KvTransferParams | None = None
         """With the end of each request."""
         self._thread = threading.Thread(target=self._run)
@@ -193,13 +194,14 @@ class FakeCore:
                 new_token_ids=[],
                 finish_reason="error",
                 error=self.error,
+                is_too_large=self.is_too_large,
             )
-        if request.beam is not None:
-            token_ids = request.prompt_token_ids[: sampling.max_tokens]
+        if request.spec.beam is not None:
+            token_ids = request.spec.prompt_token_ids[: sampling.max_tokens]
             return SequenceOutput(
                 request_id=request.request_id, index=sequence.index, new_token_ids=token_ids, finish_reason="length"
             )
-        prompt = request.prompt_token_ids
+        prompt = request.spec.prompt_token_ids
         token_id = prompt[sequence.num_output % len(prompt)]
         sequence.num_output += 1
         is_first = sequence.num_output == 1
@@ -218,11 +220,11 @@ class FakeCore:
         )
 
     def _prompt_logprobs(self, request: AddRequest) -> list[TokenLogprobs | None] | None:
-        if request.sampling.prompt_logprobs is None or request.request_id in self._scored:
+        if request.spec.sampling.prompt_logprobs is None or request.request_id in self._scored:
             return None
         self._scored.add(request.request_id)
-        prompt = request.prompt_token_ids
-        return [None, *(_logprobs(token_id, request.sampling.prompt_logprobs) for token_id in prompt[1:])]
+        prompt = request.spec.prompt_token_ids
+        return [None, *(_logprobs(token_id, request.spec.sampling.prompt_logprobs) for token_id in prompt[1:])]
 
     def _stats(self) -> SchedulerStats:
         return SchedulerStats(
@@ -389,6 +391,7 @@ def running(shared: Running) -> Running:
     core = shared.core
     core.received, core.aborted = [], []
     core.is_hanging, core.step_seconds, core.num_cached_tokens, core.error = False, 0.001, 0, None
+    core.is_too_large = False
     return shared
 
 

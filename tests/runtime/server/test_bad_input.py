@@ -225,6 +225,13 @@ def test_request_that_the_engine_gives_up_is_a_server_error(running) -> None:
         assert (status, error["message"], error["code"]) == (500, "the step failed: no memory", "request_failed")
 
 
+def test_request_that_is_larger_than_the_engine_is_its_senders_error(running) -> None:
+    running.core.error, running.core.is_too_large = "the beam search of width 4 outgrew the KV cache", True
+    status, error = post(running, "/v1/completions", TEXT)
+    assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "request_too_large")
+    assert error["message"] == running.core.error
+
+
 def test_bad_requests_leave_a_stream_beside_them_unharmed(running) -> None:
     running.core.step_seconds = 0.01
     options = {"model": "tiny", "prompt": "the quick brown fox größer 日本語", "max_tokens": 400}

@@ -26,7 +26,7 @@ def test_messages_become_the_prompt_that_the_template_makes(running) -> None:
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
     ]
     running.client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
-    text = running.tokenizer.decode(running.core.received[0].prompt_token_ids, skip_special_tokens=False)
+    text = running.tokenizer.decode(running.core.received[0].spec.prompt_token_ids, skip_special_tokens=False)
     assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -35,7 +35,7 @@ def test_final_message_is_continued_where_it_ends(running) -> None:
     running.client.chat.completions.create(
         model="tiny", messages=messages, max_tokens=1, extra_body={"continue_final_message": True}
     )
-    text = running.tokenizer.decode(running.core.received[0].prompt_token_ids, skip_special_tokens=False)
+    text = running.tokenizer.decode(running.core.received[0].spec.prompt_token_ids, skip_special_tokens=False)
     assert text.endswith("<|im_start|>assistant\nThe answer is ")
 
 
@@ -118,7 +118,7 @@ def test_checkpoint_recommends_what_the_client_leaves_open(running) -> None:
     running.client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=1, temperature=0, extra_body={"top_k": -1, "ignore_eos": True}
     )
-    left_open, asked = (request.sampling for request in running.core.received)
+    left_open, asked = (request.spec.sampling for request in running.core.received)
     end_of_turn = running.tokenizer.token_to_id("<|im_end|>")
     assert (left_open.temperature, left_open.top_k, left_open.stop_token_ids) == (0.6, 20, (0, end_of_turn))
     assert (asked.temperature, asked.top_k, asked.stop_token_ids) == (0.0, None, ())
@@ -127,13 +127,13 @@ def test_checkpoint_recommends_what_the_client_leaves_open(running) -> None:
 def test_output_may_fill_the_rest_of_the_context_by_default(running) -> None:
     running.client.chat.completions.create(model="tiny", messages=MESSAGES, stop="user")
     [request] = running.core.received
-    assert request.sampling.max_tokens == 512 - len(request.prompt_token_ids)
+    assert request.spec.sampling.max_tokens == 512 - request.spec.num_prompt_tokens
 
 
 def test_token_ids_are_returned_as_vllm_shapes_them(running) -> None:
     wishes = {"model": "tiny", "messages": MESSAGES, "max_tokens": 3, "return_token_ids": True}
     whole = running.http.post("/v1/chat/completions", json=wishes).json()
-    prompt = running.core.received[0].prompt_token_ids
+    prompt = running.core.received[0].spec.prompt_token_ids
     assert whole["prompt_token_ids"] == prompt
     assert whole["choices"][0]["token_ids"] == prompt[:3]
 

@@ -13,7 +13,7 @@ def test_text_and_token_ids_of_one_prompt_are_answered_alike(running) -> None:
         running.client.completions.create(model="tiny", prompt=prompt, max_tokens=6) for prompt in (PROMPT, token_ids)
     ]
     assert answers[0].choices[0].text == answers[1].choices[0].text
-    assert running.core.received[0].prompt_token_ids == running.core.received[1].prompt_token_ids == token_ids
+    assert running.core.received[0].spec.prompt_token_ids == running.core.received[1].spec.prompt_token_ids == token_ids
 
 
 def test_choices_of_several_prompts_come_in_their_order(running) -> None:
@@ -48,12 +48,12 @@ def test_sixteen_tokens_are_made_when_the_client_does_not_say(running) -> None:
 def test_the_chat_routes_name_for_the_number_of_tokens_is_known_and_comes_first(running) -> None:
     for limits in ({"max_completion_tokens": 2}, {"max_completion_tokens": 2, "max_tokens": 7}):
         running.http.post("/v1/completions", json={"prompt": [5, 6, 7], **limits})
-    assert [request.sampling.max_tokens for request in running.core.received] == [2, 2]
+    assert [request.spec.sampling.max_tokens for request in running.core.received] == [2, 2]
 
 
 def test_null_for_the_number_of_tokens_means_the_rest_of_the_context(running) -> None:
     running.http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": None, "stop_token_ids": [6]})
-    assert running.core.received[0].sampling.max_tokens == 512 - 3
+    assert running.core.received[0].spec.sampling.max_tokens == 512 - 3
 
 
 def test_echo_without_output_gives_the_log_probabilities_of_the_prompt(running) -> None:
@@ -118,7 +118,7 @@ def test_sampling_reaches_the_core_as_it_was_asked_for(running) -> None:
         logprobs=4,
         extra_body={"min_p": 0.1, "top_k": 7, "repetition_penalty": 1.2, "min_tokens": 4, "stop_token_ids": [9]},
     )
-    sampling = running.core.received[0].sampling
+    sampling = running.core.received[0].spec.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.5, 0.9, 7, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.2)
     assert (sampling.max_tokens, sampling.min_tokens, sampling.logprobs) == (9, 4, 4)
@@ -133,7 +133,7 @@ def test_priority_salt_and_tenant_reach_the_core(running) -> None:
         headers={"X-Kvasir-Tenant": "blue"},
     )
     [request] = running.core.received
-    assert (request.priority, request.cache_salt, request.tenant) == (-3, "team-a", "blue")
+    assert (request.spec.priority, request.spec.cache_salt, request.spec.tenant) == (-3, "team-a", "blue")
 
 
 def test_stop_string_is_shown_when_asked_for(running) -> None:

@@ -15,6 +15,7 @@ from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.errors import RequestMovedError, ServerUnavailableError
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.server.admission import Admission
@@ -25,7 +26,9 @@ from kvasir_runtime.transfer.params import KvTransferParams
 
 pytestmark = pytest.mark.anyio
 REQUEST = GenerateRequest(
-    request_id="c", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=8, seed=7), text=TextOptions()
+    request_id="c",
+    spec=RequestSpec(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=8, seed=7)),
+    text=TextOptions(),
 )
 BEGINNING = b'{"request_id":"c","created":0,"seeds":[7],"model":"m"}\n'
 ENTRY = b"[0,[5],null,0]\n"
@@ -181,8 +184,8 @@ POSITION = TokenLogprobs([5] * ENTRIES, [-1.0] * ENTRIES, 1)
 async def test_many_log_probabilities_are_shaped_beside_the_event_loop(
     num_positions: int, is_inline: bool, of: str, is_stream: bool, engine: OneGeneration, exchange: Exchange
 ) -> None:
-    sampling = msgspec.structs.replace(REQUEST.sampling, logprobs=ENTRIES - 1)
-    exchange = replace(exchange, requests=[replace(REQUEST, sampling=sampling)])
+    sampling = msgspec.structs.replace(REQUEST.spec.sampling, logprobs=ENTRIES - 1)
+    exchange = replace(exchange, requests=[replace(REQUEST, spec=REQUEST.spec.with_sampling(sampling))])
     end = SequenceDelta(index=0, token_ids=[5], finish_reason="length")
     engine.generation.receive(msgspec.structs.replace(end, **{of: [POSITION] * num_positions}))
     if is_stream:
@@ -197,7 +200,9 @@ async def test_many_log_probabilities_are_shaped_beside_the_event_loop(
 async def test_a_beam_search_counts_as_the_sequences_of_its_beam(
     width: int, is_let_in: bool, engine: OneGeneration, exchange: Exchange
 ) -> None:
-    exchange = replace(exchange, requests=[replace(REQUEST, beam=BeamSearch(width=width))])
+    exchange = replace(
+        exchange, requests=[replace(REQUEST, spec=msgspec.structs.replace(REQUEST.spec, beam=BeamSearch(width=width)))]
+    )
     engine.generation.receive(SequenceDelta(index=0, token_ids=[5], finish_reason="length"))
     if is_let_in:
         assert await exchange.whole() == b"{}"

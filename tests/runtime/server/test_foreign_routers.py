@@ -30,7 +30,10 @@ def test_the_prefill_leg_is_one_token_and_where_its_blocks_are(server: Running, 
     answer = server.http.post(legs["path"], content=legs["prefill"])
     assert (answer.status_code, answer.json()["kv_transfer_params"]) == (200, TO_DECODE), answer.text
     (received,) = server.core.received
-    assert (received.sampling.max_tokens, received.kv_transfer_params) == (1, KvTransferParams(do_remote_decode=True))
+    assert (received.spec.sampling.max_tokens, received.spec.kv_transfer_params) == (
+        1,
+        KvTransferParams(do_remote_decode=True),
+    )
 
 
 @recorded
@@ -38,12 +41,12 @@ def test_the_decode_leg_fetches_what_the_prefill_leg_answered(server: Running, l
     answer = server.http.post(legs["path"], content=legs["decode"])
     assert answer.status_code == 200, answer.text
     (received,) = server.core.received
-    params = received.kv_transfer_params
+    params = received.spec.kv_transfer_params
     assert params is not None
     assert (params.do_remote_prefill, params.do_remote_decode) == (True, False)
     assert (params.remote_host, params.remote_port, params.remote_key) == ("10.0.0.1", 5600, "r")
     limit = json.loads(legs["decode"]).keys() & {"max_tokens", "max_completion_tokens"}
-    assert received.sampling.max_tokens == (8 if limit else 16)
+    assert received.spec.sampling.max_tokens == (8 if limit else 16)
 
 
 def test_every_router_is_there_with_streams_and_without_of_both_routes() -> None:

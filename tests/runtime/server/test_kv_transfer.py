@@ -70,7 +70,7 @@ def server(start_server) -> Iterator[Running]:
 def test_the_prefill_leg_answers_with_what_decode_is_asked_with(server: Running, route: str, body: dict) -> None:
     answer = server.http.post(route, json=body | {"kv_transfer_params": TO_PREFILL})
     assert answer.json()["kv_transfer_params"] == TO_DECODE
-    assert server.core.received[0].kv_transfer_params == KvTransferParams(do_remote_decode=True)
+    assert server.core.received[0].spec.kv_transfer_params == KvTransferParams(do_remote_decode=True)
 
 
 @pytest.mark.parametrize(("route", "body"), ROUTES)
@@ -79,7 +79,7 @@ def test_the_prefill_leg_is_one_token_whatever_least_number_is_asked_for(
 ) -> None:
     body = body | {"min_tokens": 2}
     assert server.http.post(route, json=body | {"kv_transfer_params": TO_PREFILL}).status_code == 200
-    assert server.core.received[0].sampling.min_tokens == 1
+    assert server.core.received[0].spec.sampling.min_tokens == 1
     assert server.http.post(route, json=body | {"kv_transfer_params": TO_DECODE}).status_code == 400
 
 
@@ -95,7 +95,7 @@ def test_a_stream_brings_it_with_its_last_piece(server: Running, route: str, bod
 def test_the_decode_leg_tells_the_core_where_the_blocks_are(server: Running) -> None:
     foreign = TO_DECODE | {"remote_blocks_expiry_time": 1.5}  # keys of other engines are let pass
     assert server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": foreign}).status_code == 200
-    params = server.core.received[0].kv_transfer_params
+    params = server.core.received[0].spec.kv_transfer_params
     assert params is not None
     assert (params.remote_host, params.remote_port, params.remote_key) == ("10.0.0.1", 5600, "r")
 
@@ -104,7 +104,7 @@ def test_both_legs_at_once_share_an_id(server: Running) -> None:
     params = {"do_remote_prefill": True, "remote_host": "h", "remote_port": 5600, "transfer_id": "t"}
     server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": params})
     server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": TO_PREFILL | {"transfer_id": "t"}})
-    decode, prefill = (request.kv_transfer_params for request in server.core.received)
+    decode, prefill = (request.spec.kv_transfer_params for request in server.core.received)
     assert (decode.remote_key, prefill.transfer_id) == ("t", "t")
 
 
@@ -113,7 +113,7 @@ def test_nothing_asked_for_is_nothing(server: Running, params: dict | None) -> N
     server.core.kv_transfer_params = None
     answer = server.http.post("/v1/completions", json=COMPLETION | {"kv_transfer_params": params}).json()
     assert "kv_transfer_params" not in answer
-    assert server.core.received[0].kv_transfer_params is None
+    assert server.core.received[0].spec.kv_transfer_params is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_with_a_secret_set_only_who_shows_it_says_whom_to_exchange_kv_with(
             assert running.core.received == []
         assert running.http.post(route, json=body | {"kv_transfer_params": {}}).status_code == 200
         assert running.http.post(route, json=body, headers={"x-kvasir-router-secret": "s3cret"}).status_code == 200
-        assert [request.kv_transfer_params is None for request in running.core.received] == [True, False]
+        assert [request.spec.kv_transfer_params is None for request in running.core.received] == [True, False]
 
 
 def test_a_server_that_is_told_to_lets_anyone_say_whom_to_exchange_kv_with(
@@ -169,7 +169,7 @@ def test_a_server_that_is_told_to_lets_anyone_say_whom_to_exchange_kv_with(
         for params in (TO_PREFILL, TO_DECODE):
             for route, body in ROUTES:
                 assert running.http.post(route, json=body | {"kv_transfer_params": params}).status_code == 200
-        assert [request.kv_transfer_params is None for request in running.core.received] == [False] * 4
+        assert [request.spec.kv_transfer_params is None for request in running.core.received] == [False] * 4
 
 
 def test_drain_tells_of_blocks_that_other_engines_have_yet_to_read(server: Running) -> None:
@@ -217,7 +217,7 @@ def test_a_stream_that_can_go_on_elsewhere_ends_with_where_its_blocks_are(server
     headers = KEEP | {"x-kvasir-journal-at": str(len(content))}
     rest = server.http.post("/v1/completions", content=content + lines, headers=headers)
     assert rest.text.endswith("data: [DONE]\n\n")
-    assert server.core.received[1].kv_transfer_params == KvTransferParams(
+    assert server.core.received[1].spec.kv_transfer_params == KvTransferParams(
         do_remote_prefill=True,
         remote_host="10.0.0.9",
         remote_port=5601,

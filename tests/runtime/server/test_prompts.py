@@ -13,7 +13,7 @@ from kvasir_runtime.server.prompts import INLINE_CHARS, INLINE_MESSAGES, NUM_REN
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.sampling import Limits
 
-LIMITS = Limits(max_model_len=10**6, vocab_size=320, max_n=1, max_beam_width=1, max_sequences=2048, max_logprobs=0)
+LIMITS = Limits(max_model_len=10**6, vocab_size=320, max_n=1, max_num_seqs=1, max_sequences=2048, max_logprobs=0)
 LONG = "a" * (INLINE_CHARS + 1)
 MANY = (os.cpu_count() or 1) + 8
 """More than asyncio has threads for everything else."""

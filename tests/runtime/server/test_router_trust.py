@@ -116,7 +116,7 @@ def test_with_a_secret_set_a_server_keeps_journals_for_those_who_know_it(
     monkeypatch.setenv("KVASIR_ROUTER_SECRET", "s3cret")
     with start_server() as running:
         answers = [running.http.post("/v1/completions", json=BODY, headers=ROUTERS | extra) for extra in ({}, SECRET)]
-        tenants = [request.tenant for request in running.core.received]
+        tenants = [request.spec.tenant for request in running.core.received]
         assert ["x-kvasir-resumable" in answer.headers for answer in answers] == [False, True]
         assert tenants == ["", "blue"]
         content = json.dumps(BODY).encode()

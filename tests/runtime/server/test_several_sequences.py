@@ -22,7 +22,7 @@ def test_best_of_gives_the_likeliest_per_token_first(running) -> None:
 def test_candidates_are_ranked_although_no_log_probabilities_are_shown(running) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2, "best_of": 2}
     answer = running.http.post("/v1/chat/completions", json=body).json()
-    assert running.core.received[0].sampling.logprobs == 0
+    assert running.core.received[0].spec.sampling.logprobs == 0
     assert [choice["logprobs"] for choice in answer["choices"]] == [None]
 
 
@@ -57,14 +57,14 @@ def test_a_beam_is_as_wide_as_best_of_and_gives_n(running, fields, num_sequences
         ).json(),
     ]
     assert [len(answer["choices"]) for answer in answers] == [num_sequences] * 2
-    assert [request.beam for request in running.core.received] == [beam] * 2
+    assert [request.spec.beam for request in running.core.received] == [beam] * 2
     assert [len(request.sequences) for request in running.core.received] == [num_sequences] * 2
 
 
 def test_what_shapes_draws_means_nothing_to_a_beam(running) -> None:
     draws = {"temperature": 0.7, "top_p": 0.5, "top_k": 3, "min_p": 0.5}
     running.http.post("/v1/completions", json={"prompt": PROMPT, "repetition_penalty": 1.5} | BEAM | draws)
-    sampling = running.core.received[0].sampling
+    sampling = running.core.received[0].spec.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, None, 0.0)
     assert sampling.repetition_penalty == 1.5
 

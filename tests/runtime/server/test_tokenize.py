@@ -14,7 +14,7 @@ from kvasir_runtime.server.prompts import INLINE_TOKENS, PromptBuilder
 from kvasir_runtime.server.sampling import Limits
 from kvasir_runtime.server.tokenize import tokenize_routes
 
-LIMITS = Limits(max_model_len=10**6, vocab_size=320, max_n=1, max_beam_width=1, max_sequences=1, max_logprobs=0)
+LIMITS = Limits(max_model_len=10**6, vocab_size=320, max_n=1, max_num_seqs=1, max_sequences=1, max_logprobs=0)
 
 
 def test_text_and_back(running) -> None:
@@ -31,7 +31,7 @@ def test_messages_are_tokenized_as_a_chat_would(running) -> None:
     messages = [{"role": "user", "content": "hi"}]
     running.client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
     answer = running.http.post("/tokenize", json={"messages": messages}).json()
-    assert answer["tokens"] == running.core.received[0].prompt_token_ids
+    assert answer["tokens"] == running.core.received[0].spec.prompt_token_ids
 
 
 def test_token_outside_the_vocabulary_is_refused(running) -> None:

@@ -17,14 +17,14 @@ from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.errors import KvTransferError
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
-from kvasir_runtime.requests.add_request import AddRequest, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
-from kvasir_runtime.scheduling.policies import waiting_queue
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 from kvasir_runtime.scheduling.update import Outcome
+from kvasir_runtime.scheduling.waiting import waiting_queue
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import Place
 from kvasir_runtime.transfer.connector import Page
@@ -213,9 +213,12 @@ class Engine:
     def add(self, request_id: str, prompt: list[int], params: KvTransferParams | None = None, max_tokens: int = 6,
             so_far: list[int] | None = None, beam: BeamSearch | None = None, **sampling: object) -> None:  # fmt: skip
         message = AddRequest(
-            request_id=request_id, api_index=0, prompt_token_ids=prompt, arrival_time=0.0,
+            request_id=request_id, api_index=0, arrival_time=0.0,
             sequences=[SequenceStart(index=0, seed=0, output_token_ids=so_far or [])],
-            sampling=SamplingParams(max_tokens=max_tokens, seed=0, **sampling), kv_transfer_params=params, beam=beam,
+            spec=RequestSpec(
+                prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=max_tokens, seed=0, **sampling),
+                kv_transfer_params=params, beam=beam,
+            ),
         )  # fmt: skip
         self.tokens[request_id] = []
         if params is None:

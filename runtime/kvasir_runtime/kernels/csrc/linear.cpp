@@ -220,65 +220,50 @@ void block_widened(const Product& product, const float* x, int64_t x_stride, con
 
 #if KVASIR_DOT
 
-// UNROLL independent sums along the depth hide the instruction's latency when there are few rows. In each step, LINES
-// cache lines from `next` on are fetched into the L2 cache.
-template <int ROWS, int PANELS, int UNROLL, int LINES = 0>
+constexpr int64_t DOT_PREFETCH = 64;  // how many pairs ahead up to 4 rows fetch the weight, which streams from memory
+
+// Every sum takes the inputs in order, whatever ROWS and PANELS are, so that a row's result does not depend on the others.
+// In each step, LINES cache lines from `next` on are fetched into the L2 cache.
+template <int ROWS, int PANELS, int LINES>
 void multiply_dot(const Product& product, int64_t row, int64_t panel, const char* next = nullptr) {
     const PackedWeight& weight = *product.weight;
-    const uint32_t* from = weight.pairs + panel * (weight.depth / 2) * PANEL;
-    int64_t panel_stride = weight.depth / 2 * PANEL;
+    const int64_t pairs = weight.depth / 2, panel_stride = pairs * PANEL;
+    const uint32_t* from = weight.pairs + panel * panel_stride;
     const bf16* rows = product.x + row * product.x_stride;
-    __m512 sums[UNROLL][ROWS][PANELS];
-#pragma GCC unroll 8
-    for (int u = 0; u < UNROLL; u++)
+    __m512 sums[ROWS][PANELS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++)
+    for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) sums[u][r][p] = _mm512_setzero_ps();
-    for (int64_t pair = 0; pair < weight.depth / 2; pair += UNROLL) {
+        for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_setzero_ps();
+    for (int64_t pair = 0; pair < pairs; pair++) {
 #pragma GCC unroll 4
         for (int line = 0; line < LINES; line++, next += 64) _mm_prefetch(next, _MM_HINT_T1);
-#pragma GCC unroll 8
-        for (int u = 0; u < UNROLL; u++) {
-            __m512bh weights[PANELS];
+        // Past the end of these panels come the next ones, not the others of these.
+        const int64_t ahead = DOT_PREFETCH * PANEL + (pair + DOT_PREFETCH < pairs ? 0 : (PANELS - 1) * panel_stride);
+        __m512bh weights[PANELS];
 #pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) {
-                const uint32_t* at = from + p * panel_stride + (pair + u) * PANEL;
-                weights[p] = (__m512bh)_mm512_loadu_si512(at);
-                if (ROWS <= 4) _mm_prefetch((const char*)(at + 64 * PANEL), _MM_HINT_T0);
-            }
+        for (int p = 0; p < PANELS; p++) {
+            const uint32_t* at = from + p * panel_stride + pair * PANEL;
+            weights[p] = (__m512bh)_mm512_loadu_si512(at);
+            if (LINES == 0 && ROWS <= 4) _mm_prefetch((const char*)(at + ahead), _MM_HINT_T0);
+        }
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; r++) {
-                int32_t x_pair;
-                memcpy(&x_pair, rows + r * product.x_stride + 2 * (pair + u), 4);
-                __m512bh inputs = (__m512bh)_mm512_set1_epi32(x_pair);
+        for (int r = 0; r < ROWS; r++) {
+            int32_t x_pair;
+            memcpy(&x_pair, rows + r * product.x_stride + 2 * pair, 4);
+            __m512bh inputs = (__m512bh)_mm512_set1_epi32(x_pair);
 #pragma GCC unroll 4
-                for (int p = 0; p < PANELS; p++)
-                    sums[u][r][p] = _mm512_dpbf16_ps(sums[u][r][p], weights[p], inputs);
-            }
+            for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], weights[p], inputs);
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) {
-            __m512 total = sums[0][r][p];
-#pragma GCC unroll 8
-            for (int u = 1; u < UNROLL; u++) total = _mm512_add_ps(total, sums[u][r][p]);
             float row_sums[PANEL];
-            _mm512_storeu_ps(row_sums, total);
+            _mm512_storeu_ps(row_sums, sums[r][p]);
             store_row(product, row + r, panel + p, row_sums);
         }
-}
-
-template <int PANELS>
-void multiply_few_dot_rows(const Product& product, int64_t row, int64_t rows, int64_t panel) {
-    switch (rows) {
-        case 1: return multiply_dot<1, PANELS, 8>(product, row, panel);
-        case 2: return multiply_dot<2, PANELS, 4>(product, row, panel);
-        case 3: return multiply_dot<3, PANELS, 2>(product, row, panel);
-        default: return multiply_dot<4, PANELS, 2>(product, row, panel);
-    }
 }
 
 struct DotRows {
@@ -288,24 +273,16 @@ struct DotRows {
     template <int PANELS, int LINES>
     void multiply(int64_t row, int64_t rows, int64_t panel, const char* next) const {
         with_rows<MAX>(rows,
-                       [&](auto count) { multiply_dot<count(), PANELS, 1, LINES>(product, row, panel, next); });
+                       [&](auto count) { multiply_dot<count(), PANELS, LINES>(product, row, panel, next); });
     }
 };
 
-// The unrolled sums round differently, so they serve only batches that are small as a whole: among more rows, a row's
-// result must not depend on how many are left over for it to be computed with.
 void block_dot(const Product& product, const Block& block) {
-    const int64_t last = block.panel + block.panels;
-    if (block.rows <= 4) {
-        int64_t panel = block.panel;
-        if (block.rows > 1)
-            for (; panel + 2 <= last; panel += 2) multiply_few_dot_rows<2>(product, block.row, block.rows, panel);
-        for (; panel < last; panel++) multiply_few_dot_rows<1>(product, block.row, block.rows, panel);
-    } else if (block.rows * product.weight->depth * int64_t(sizeof(bf16)) <= FEW_ROWS_BYTES) {
-        stream_panels(DotRows{product}, *product.weight, block);
-    } else {
-        pass_rows(DotRows{product}, block);
-    }
+    const DotRows rows{product};
+    if (block.rows > 4 && block.rows * product.weight->depth * int64_t(sizeof(bf16)) <= FEW_ROWS_BYTES)
+        stream_panels(rows, *product.weight, block);
+    else
+        pass_rows(rows, block);
 }
 
 #endif
@@ -691,11 +668,11 @@ void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64
 
 // The products of a mixture of experts, `groups` weights of one shape: the rows of group g are the pairs of a token and an
 // expert pairs[ends[g - 1]] to pairs[ends[g]]. With `gathers`, x holds tokens and out the pairs in this order; without, x
-// holds the pairs in this order and out in the order of their numbers. `variants` holds the instructions for numbers of
-// rows up to each of the three `class_ends`, and beyond. Threads wait for each other only at the end.
+// holds the pairs in this order and out in the order of their numbers. Threads wait for each
+// other only at the end.
 void kvasir_grouped_linear(const PackedWeight* weights, int64_t groups, const int32_t* ends, const int32_t* pairs,
-                           int64_t top_k, int gathers, const int32_t* variants, const int64_t* class_ends,
-                           const void* x, int64_t x_stride, void* out, int64_t out_stride) {
+                           int64_t top_k, int gathers, int variant, const void* x, int64_t x_stride, void* out,
+                           int64_t out_stride) {
     const bool pays = ends[groups - 1] * weights->panels * weights->depth > 4096;
     on_all_threads(pays, [&](int thread, int threads) {
         for (int64_t group = 0; group < groups; group++) {
@@ -705,7 +682,6 @@ void kvasir_grouped_linear(const PackedWeight* weights, int64_t groups, const in
             (gathers ? product.x_pairs : product.out_pairs) = pairs;
             product.top_k = top_k;
             product = product.from(start);
-            const int variant = variants[std::lower_bound(class_ends, class_ends + 3, rows) - class_ends];
             const Division division(weights[group], rows, cached_panels(weights[group], variant), threads);
             // The odd block goes to another thread in each group.
             for (int64_t i = (thread + group) % threads; i < division.blocks(); i += threads)

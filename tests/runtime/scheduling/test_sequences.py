@@ -4,8 +4,8 @@ import pytest
 from tests.runtime.scheduling.conftest import BLOCK_SIZE, Engine
 from tests.runtime.scheduling.fake_rank import continuation
 
-from kvasir_runtime.scheduling.policies import OrderedQueue
 from kvasir_runtime.scheduling.request import Sequence
+from kvasir_runtime.scheduling.waiting import OrderedQueue
 
 PROMPT = list(range(42))
 NUM_BLOCKS = 10
@@ -42,7 +42,7 @@ def begin(engine: Engine, n: int, *, num_steps: int = 0, prompt: list[int] = PRO
 
 @pytest.mark.parametrize("num_steps", [0, 1])
 @pytest.mark.parametrize("end", ["abort", "give up"])
-def test_a_request_that_ends_before_its_fork_has_no_heir_wait(make_engine, num_steps, end) -> None:
+def test_a_request_that_ends_before_its_fork_has_no_child_wait(make_engine, num_steps, end) -> None:
     queue = WatchedQueue(by_priority=False)
     engine = make_engine(budget=8, queue=queue)
     request = begin(engine, 16, num_steps=num_steps)
@@ -56,7 +56,7 @@ def test_a_request_that_ends_before_its_fork_has_no_heir_wait(make_engine, num_s
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
-def test_an_heir_that_takes_its_parents_place_takes_its_hashes(make_engine, num_steps) -> None:
+def test_a_child_that_takes_its_parents_place_takes_its_hashes(make_engine, num_steps) -> None:
     engine, prompt = make_engine(budget=8), ReadPrompt(PROMPT)
     request = begin(engine, 16, num_steps=num_steps, prompt=prompt)
     for index in range(15):
@@ -65,7 +65,7 @@ def test_an_heir_that_takes_its_parents_place_takes_its_hashes(make_engine, num_
     assert engine.run() == {f"{request}.15": continuation(PROMPT, 8)}
 
 
-def test_heirs_for_which_there_are_no_rows_take_their_parents_hashes(make_engine) -> None:
+def test_children_for_which_there_are_no_rows_take_their_parents_hashes(make_engine) -> None:
     engine, prompt = make_engine(max_num_seqs=2, budget=64), ReadPrompt(PROMPT)
     request = begin(engine, 6, num_steps=2, prompt=prompt)
     assert engine.scheduler.stats(0, 0.0).num_waiting == 4

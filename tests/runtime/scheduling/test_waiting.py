@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.policies import FairQueue, OrderedQueue, waiting_queue
 from kvasir_runtime.scheduling.request import Request, Sequence
+from kvasir_runtime.scheduling.waiting import FairQueue, OrderedQueue, waiting_queue
 
 SAMPLING = SamplingParams(max_tokens=4, seed=0)
 
@@ -20,7 +21,8 @@ class Tokens(list[int]):
 
 
 def make_request(tenant: str = "", *, arrival: float = 0.0, priority: int = 0) -> Request:
-    return Request("", 0, SAMPLING, 1, 5, arrival, priority, tenant)
+    spec = RequestSpec(prompt_token_ids=[1], sampling=SAMPLING, priority=priority, tenant=tenant)
+    return Request("", 0, spec, 1, 5, arrival)
 
 
 def make_sequence(queue, tenant: str = "", *, number: int = 0, index: int = 0, **request: float) -> Sequence:

@@ -1,4 +1,4 @@
-"""The order in which waiting sequences are admitted. Pure bookkeeping: no clock, no device.
+"""The order in which waiting sequences are admitted, and how much there is to compute for them. No clock, no device.
 
 A preempted sequence returns with its old rank and so to the place that it had.
 """
@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.scheduling.request import Rank, Request, Sequence
 
 PolicyName = Literal["fcfs", "priority", "fair"]
@@ -59,7 +60,7 @@ class OrderedQueue:
 
     def rank(self, request: Request, number: int, index: int) -> Rank:
         arrival = (request.arrival_time, number, index)
-        return (request.priority, *arrival) if self._by_priority else arrival
+        return (request.spec.priority, *arrival) if self._by_priority else arrival
 
     def push(self, sequence: Sequence) -> None:
         ticket = self._tickets[sequence] = next(self._next_ticket)
@@ -102,7 +103,7 @@ class FairQueue:
         self._free_numbers = list(range(15, -1, -1))
 
     def arrive(self, request: Request) -> int:
-        tenant = request.tenant
+        tenant = request.spec.tenant
         if tenant not in self._num_present:
             floor = self._floor()
             self._drop_counters_up_to(floor)
@@ -112,9 +113,9 @@ class FairQueue:
         return self._numbers[tenant]
 
     def leave(self, request: Request) -> None:
-        self._num_present[request.tenant] -= 1
-        if not self._num_present[request.tenant]:
-            del self._num_present[request.tenant]
+        self._num_present[request.spec.tenant] -= 1
+        if not self._num_present[request.spec.tenant]:
+            del self._num_present[request.spec.tenant]
         if not self._num_present:
             self._drop_counters_up_to(np.inf)
 
@@ -122,7 +123,7 @@ class FairQueue:
         return (request.arrival_time, number, index)
 
     def push(self, sequence: Sequence) -> None:
-        self._queues.setdefault(sequence.request.tenant, OrderedQueue(by_priority=False)).push(sequence)
+        self._queues.setdefault(sequence.request.spec.tenant, OrderedQueue(by_priority=False)).push(sequence)
         self._num_waiting += 1
 
     def peek(self) -> Sequence | None:
@@ -132,7 +133,7 @@ class FairQueue:
         return self._queues[least_served].peek()
 
     def remove(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
+        tenant = sequence.request.spec.tenant
         self._queues[tenant].remove(sequence)
         self._num_waiting -= 1
         if not self._queues[tenant]:
@@ -162,6 +163,66 @@ class FairQueue:
                 self._free_numbers = list(range(2 * size - 1, size - 1, -1))
             self._numbers[tenant] = self._free_numbers.pop()
         return self._numbers[tenant]
+
+
+class MeasuredQueue:
+    """Any queue's order, with the sum of the tokens that are to be computed for those in it: what a router asks first.
+
+    Each sequence is measured once, when it begins to wait: its tokens less those that are cached by then, or that
+    another one which waits already will have computed. So a burst with one new system prompt counts that once. The
+    figure is as old as the wait, and too low when the other one is aborted; both last no longer than the queue. All
+    tokens of a preempted sequence count: its blocks may still be found then, but others take them, which is why it
+    waits.
+    """
+
+    def __init__(self, queue: WaitingQueue, kv: KvCache) -> None:
+        self._queue = queue
+        self._kv = kv
+        self._to_compute: dict[Sequence, tuple[int, list[bytes]]] = {}
+        """Tokens of each that waits, and the blocks that it is the first to need."""
+        self._promised: set[bytes] = set()
+        """All of those blocks."""
+        self.num_uncached_tokens = 0
+
+    def arrive(self, request: Request) -> int:
+        return self._queue.arrive(request)
+
+    def leave(self, request: Request) -> None:
+        self._queue.leave(request)
+
+    def rank(self, request: Request, number: int, index: int) -> Rank:
+        return self._queue.rank(request, number, index)
+
+    def push(self, sequence: Sequence) -> None:
+        self._queue.push(sequence)
+        num_tokens, promised = self._to_compute[sequence] = self._measure(sequence)
+        self._promised.update(promised)
+        self.num_uncached_tokens += num_tokens
+
+    def peek(self) -> Sequence | None:
+        return self._queue.peek()
+
+    def remove(self, sequence: Sequence) -> None:
+        self._queue.remove(sequence)
+        num_tokens, promised = self._to_compute.pop(sequence)
+        self._promised.difference_update(promised)
+        self.num_uncached_tokens -= num_tokens
+
+    def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
+        self._queue.served(tenants, num_tokens)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def _measure(self, sequence: Sequence) -> tuple[int, list[bytes]]:
+        """(tokens to compute, blocks that it promises to compute)"""
+        num_tokens = len(sequence.token_ids)
+        if sequence.was_admitted or sequence.request.lacks_prompt_logprobs:  # computed, cached or not
+            return num_tokens, []
+        hashes = self._kv.hashes_to_look_up(sequence.token_ids, sequence.blocks)
+        missing = hashes[self._kv.num_cached(hashes) :]
+        own = [block_hash for block_hash in missing if block_hash not in self._promised]
+        return num_tokens - (len(hashes) - len(own)) * self._kv.block_size, own
 
 
 def waiting_queue(policy: PolicyName) -> WaitingQueue:

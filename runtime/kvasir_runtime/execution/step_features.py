@@ -1,0 +1,69 @@
+"""What some sequences want of a step besides their tokens: objects that the runner calls, one for each such thing.
+
+A feature keeps its own state by row, sees the step at the points below, and hands over tensors that arrive in
+`StepResult.columns` under its name. It is called for the steps that have a row which wants it, so those of plain
+sequences cost nothing. A new one is a class, and its place in `runner_assembly.step_features`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvasir_runtime.attention.backend import StepInputs
+from kvasir_runtime.execution.sampled_positions import SampledPositions
+from kvasir_runtime.kernels.verify_drafts import VerifiedTokens
+from kvasir_runtime.scheduling.step import BoolArray, Int32Array, StepPlan
+
+TensorColumns = Mapping[str, Tensor | NDArray[Any]]
+"""Of equal length: a line each, or the device's and the host's halves of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedStep:
+    """A step whose inputs are laid out."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    positions: SampledPositions
+    hidden: dict[str, Tensor] = field(default_factory=dict)
+    """Feature -> hidden states [n, hidden_size] of the tokens that it wanted, once the decoder has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """What has been drawn."""
+
+    adjusted: Callable[[], Tensor]
+    """Works out the logits [num_positions, vocab_size] after all adjustments."""
+    verified: VerifiedTokens
+
+
+class StepFeature:
+    """Does nothing at all; each feature says what it does differently. Called on the thread that runs steps, in the
+    order of the methods."""
+
+    name: str
+    """Also of its columns in a result."""
+
+    def on_rows(self, plan: StepPlan) -> None:
+        """The rows have taken over a plan with sequences added or forked, or tokens written."""
+
+    def wanted_by(self, rows: Int32Array) -> BoolArray:
+        """Which of these rows' sequences want it; until the next `on_rows` its answers stay the same."""
+        return np.zeros(len(rows), dtype=np.bool_)
+
+    def before_decoder(self, step: ForwardedStep) -> NDArray[np.int64] | None:
+        """The last moment to change what the decoder reads; the step's tokens whose hidden states `collect` wants."""
+        return None
+
+    def adjust(self, logits: Tensor, positions: SampledPositions) -> Tensor:
+        """Look at raw logits [num_positions, vocab_size], change them in place, or return others to go on with."""
+        return logits
+
+    def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
+        """Take note of what was drawn (None: the step draws nothing), and say what the result is to carry."""
+        return None

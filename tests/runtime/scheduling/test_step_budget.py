@@ -1,0 +1,111 @@
+"""A step's prompts are cut by time while anybody decodes."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvasir_runtime.scheduling.step import TimedStep
+from kvasir_runtime.scheduling.step_budget import UNMEASURED_TOKENS, StepBudget
+
+MOST, BLOCK = 2048, 16
+STEP = TimedStep(
+    num_decodes=0, num_prompt_tokens=0, num_asked=0, num_accepted=0, num_proposals=0, seconds=99.0, clock_seconds=0.0,
+    proposer_seconds=0.0, is_catching_up=False,
+)  # fmt: skip
+
+
+class Machine:
+    """A step takes so long for its decodes, and for each token of a prompt."""
+
+    def __init__(self, budget: StepBudget, decode_seconds: float, token_seconds: float) -> None:
+        self.budget = budget
+        self.decode_seconds = decode_seconds
+        self.token_seconds = token_seconds
+
+    def step(self, num_decodes: int, num_prompt_tokens: int) -> float:
+        seconds = self.decode_seconds * bool(num_decodes) + self.token_seconds * num_prompt_tokens
+        self.budget.observe_step(
+            replace(STEP, num_decodes=num_decodes, num_prompt_tokens=num_prompt_tokens, clock_seconds=seconds)
+        )
+        return seconds
+
+    def mixed_steps(self, number: int, num_decodes: int = 1) -> list[float]:
+        """Seconds of each, with chunks as large as they may be."""
+        return [self.step(num_decodes, self.budget.num_prompt_tokens(num_decodes)) for _ in range(number)]
+
+
+@pytest.fixture
+def budget() -> StepBudget:
+    return StepBudget(MOST, 0.1, BLOCK)
+
+
+def test_a_prompt_that_nobody_decodes_beside_has_the_whole_budget(budget: StepBudget) -> None:
+    Machine(budget, 0.01, 0.01).mixed_steps(5)
+    assert budget.num_prompt_tokens(0) == MOST
+
+
+def test_the_first_chunk_beside_a_stream_is_small_where_nothing_was_measured(budget: StepBudget) -> None:
+    assert budget.num_prompt_tokens(1) == UNMEASURED_TOKENS
+
+
+@pytest.mark.parametrize("token_seconds", [0.0001, 0.0002, 0.001])
+def test_steps_with_prompts_take_the_time_aimed_at(budget: StepBudget, token_seconds: float) -> None:
+    machine = Machine(budget, 0.005, token_seconds)
+    machine.step(1, 0)
+    machine.step(0, MOST)
+    assert all(0.1 - BLOCK * token_seconds <= seconds <= 0.1 for seconds in machine.mixed_steps(5))
+
+
+def test_chunks_are_whole_blocks_and_no_more_than_the_budget(budget: StepBudget) -> None:
+    machine = Machine(budget, 0.0, 0.1 / 1000)
+    machine.step(0, MOST)
+    assert budget.num_prompt_tokens(1) == 992
+    machine = Machine(budget, 0.0, 1e-6)
+    for _ in range(20):
+        machine.step(0, 10 * MOST)
+    assert budget.num_prompt_tokens(1) == MOST
+
+
+def test_a_prompt_goes_on_however_slow_the_machine_is(budget: StepBudget) -> None:
+    machine = Machine(budget, 0.0, 1.0)
+    machine.step(0, MOST)
+    assert budget.num_prompt_tokens(1) == BLOCK
+
+
+def test_where_decodes_alone_take_long_prompts_get_twice_as_much(budget: StepBudget) -> None:
+    machine = Machine(budget, 0.2, 0.001)
+    for _ in range(3):
+        machine.step(1, 0)
+    assert machine.mixed_steps(8)[-1] == pytest.approx(0.6, abs=BLOCK * 0.001)
+
+
+def test_follows_a_machine_that_gets_slower(budget: StepBudget) -> None:
+    machine = Machine(budget, 0.005, 0.0001)
+    machine.step(1, 0)
+    machine.mixed_steps(20)
+    machine.token_seconds *= 3
+    assert machine.mixed_steps(30)[-1] < 0.12
+
+
+def test_what_few_decodes_took_says_nothing_of_many(budget: StepBudget) -> None:
+    machine = Machine(budget, 0.2, 0.001)
+    machine.step(64, 0)
+    machine.step(0, MOST)
+    assert budget.num_prompt_tokens(1) == 96
+    assert budget.num_prompt_tokens(64) == 400
+
+
+def test_steps_that_warm_up_are_not_counted(budget: StepBudget) -> None:
+    budget.observe_step(replace(STEP, num_prompt_tokens=MOST, clock_seconds=9.0, is_warming_up=True))
+    assert budget.num_prompt_tokens(1) == UNMEASURED_TOKENS
+
+
+def test_the_planner_cuts_prompts_beside_a_stream_and_no_others(make_engine) -> None:
+    budget = StepBudget(60, 0.1, 4)
+    budget.observe_step(replace(STEP, num_prompt_tokens=100, clock_seconds=1.0))  # 8 tokens in 0.1 seconds
+    engine = make_engine(budget=60, step_budget=budget)
+    engine.add([1] * 30, max_tokens=20)
+    assert engine.step().num_new_tokens.tolist() == [30]
+    engine.add([2] * 20, max_tokens=2)
+    plans = [engine.step() for _ in range(5)]
+    assert [plan.num_new_tokens.tolist() for plan in plans] == [[1, 8], [1, 8], [1, 4], [1, 1], [1]]
