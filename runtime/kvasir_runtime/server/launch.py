@@ -19,11 +19,13 @@ from typing import Any, cast
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.middleware.cors import CORSMiddleware
 
 from kvasir_http.connections import ConnectionLimits, Connections, most_descriptors
 from kvasir_http.http_protocol import BoundedHttpProtocol
-from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.config import RuntimeConfig, ServerConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.tokenizer import Tokenizer
@@ -37,7 +39,7 @@ from kvasir_runtime.server.body_budget import BodyBudget
 from kvasir_runtime.server.chat_template import load_chat_template
 from kvasir_runtime.server.client_limits import API_LIMITS, ApiLimits
 from kvasir_runtime.server.model_digest import model_digest
-from kvasir_runtime.server.probes import Probes
+from kvasir_runtime.server.probes import Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder
 from kvasir_runtime.server.sampling import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
@@ -138,7 +140,7 @@ class ApiServer:
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
         serving = _serving(config, self.engine, self.admission, tokenizer, limits.body_seconds)
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
-        probes = Probes(
+        self._probes = probes = Probes(
             self.engine,
             self.admission,
             _registry(serving.model_names[0], rows, self.engine, self.admission, collectives),
@@ -158,6 +160,7 @@ class ApiServer:
             router_secret=router_secret,
             kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,
         )
+        _allow_browsers(app, config.server)
         wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
         connections = Connections(wanted.within(most_descriptors()))
         self._server = _HttpServer(_uvicorn_config(app, connections, limits), self._heartbeats)
@@ -196,7 +199,8 @@ class ApiServer:
             logger.error("%s", self.engine.dead)
         else:
             logger.info("draining: %d requests in flight", self.admission.num_in_flight)
-            await self._wait_any(self._shutdown_timeout, self.admission.wait_idle(), self._is_hurried.wait())
+            hung = until_hung(self._probes.check_health)
+            await self._wait_any(self._shutdown_timeout, self.admission.wait_idle(), self._is_hurried.wait(), hung)
             self.engine.give_up(ServerUnavailableError("the server stops and cannot wait any longer for this answer"))
             await self._wait_any(self._kept_seconds, self.engine.wait_until_pulled(), self._is_hurried.wait())
         await self._wait_any(LAST_ANSWERS_SECONDS, self.admission.wait_idle())
@@ -232,6 +236,18 @@ class _HttpServer(uvicorn.Server):
     def stop(self) -> None:
         self.should_exit = True
         self._has_to_stop.set()
+
+
+def _allow_browsers(app: FastAPI, config: ServerConfig) -> None:
+    """Pages of other origins may use the API, as far as they are told to; a preflight brings no key."""
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        )
 
 
 def _uvicorn_config(app: Any, connections: Connections, limits: ApiLimits) -> uvicorn.Config:
