@@ -185,6 +185,9 @@ class MemoryChannel:
     def _keep(self, output: SequenceOutput) -> None:
         self.outputs.setdefault(name_of(output.request_id, output.index), []).append(output)
 
+    def forget(self, api_index: int) -> None:
+        """None dies."""
+
     def broadcast(self, message: FromCore) -> None:
         assert isinstance(message, StepOutputs)
         self.sent.append(message)
