@@ -1,10 +1,13 @@
 """The autoscaler asks for series that engines, routers and the operator have, in expressions that hold."""
 
+import itertools
 import re
+from pathlib import Path
 
 import promql_parser
 import pytest
 from tests.contract.exported_series import exported_names
+from tests.dashboards.prometheus import Graphed, Range, backfill, running_prometheus
 
 from kvasir_operator.autoscaling.queries import RoleQueries
 from kvasir_operator.kube.kinds import ServiceKey
@@ -30,6 +33,31 @@ def test_a_query_holds_and_asks_for_what_is_there(query: str, known: set[str]) -
     asked = set(re.findall(r"kvasir_\w+", query))
     assert asked
     assert asked <= known
+
+
+def twice(name: str, own: dict[str, str], per_second: float) -> list[Graphed]:
+    """The same series of one pod, as two jobs scraped it."""
+    labels = {"__name__": name, "namespace": "models", "inference_service": 'a"b', "service": 'models/a"b', **own}
+    points = [(at, 100.0 + per_second * at) for at in range(0, 181, 15)]
+    return [Graphed({**labels, "job": job, "pod": pod}, points) for job in ("a", "b") for pod in ("p-0", "p-1")]
+
+
+def test_a_pod_that_two_jobs_scrape_counts_once(tmp_path: Path) -> None:
+    names = sorted({name for query in ALL for name in re.findall(r"kvasir_\w+", query)})
+    everything = [
+        series
+        for role, name, own in itertools.product(("serve", "router"), names, ({"finish_reason": "stop"}, {"le": "1"}))
+        for series in twice(name, {"role": role, "tenant": "t", **own}, per_second=2.0)
+    ]
+    answers = []
+    for number, jobs in enumerate((("a",), ("a", "b"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        backfill([each for each in everything if each.labels["job"] in jobs], folder)
+        with running_prometheus(folder) as prometheus:
+            answers.append([prometheus.graph(query, Range(120, 180, 15)) for query in ALL])
+    assert any(answers[0])
+    assert answers[0] == answers[1]
 
 
 def test_a_gateways_queue_is_found_by_the_services_name() -> None:

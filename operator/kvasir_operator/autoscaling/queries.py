@@ -1,6 +1,8 @@
 """Every PromQL expression that the autoscaler asks, and nothing else; metric names are the engine's and the router's.
 
-Labels `inference_service` and `role` are those that PodMonitors give; a gateway names the service in its own.
+Labels `inference_service` and `role` are those that PodMonitors give; a gateway names the service in its own. A pod
+that is scraped twice, by two jobs or by a pair of servers, counts once: of series that differ in others' labels, the
+highest.
 """
 
 import json
@@ -26,18 +28,18 @@ class RoleQueries:
 
     def by_pod(self) -> dict[str, str]:
         own = self._selector
-        waiting = f"sum by (pod) (kvasir_num_requests_waiting{own}) + sum by (pod) (kvasir_num_requests_held{own})"
+        waiting = f"max by (pod) (kvasir_num_requests_waiting{own}) + max by (pod) (kvasir_num_requests_held{own})"
         return {
-            "kv_used_tokens": f"sum by (pod) (avg_over_time(kvasir_kv_cache_used_tokens{own}[{WINDOW}]))",
-            "kv_used_tokens_now": f"sum by (pod) (kvasir_kv_cache_used_tokens{own})",
+            "kv_used_tokens": f"max by (pod) (avg_over_time(kvasir_kv_cache_used_tokens{own}[{WINDOW}]))",
+            "kv_used_tokens_now": f"max by (pod) (kvasir_kv_cache_used_tokens{own})",
             "kv_capacity_tokens": f"max by (pod) (kvasir_kv_cache_capacity_tokens{own})",
-            "num_running": f"sum by (pod) (kvasir_num_requests_running{own})",
+            "num_running": f"max by (pod) (kvasir_num_requests_running{own})",
             "num_waiting": waiting,
-            "uncached_tokens": f"sum by (pod) (kvasir_uncached_tokens{own})",
-            "computed_tokens": " - ".join(f"sum by (pod) ({counter}{own})" for counter in _LOOKUPS),
-            "uncached_tokens_growth": _growth(f"kvasir_uncached_tokens{own}"),
+            "uncached_tokens": f"max by (pod) (kvasir_uncached_tokens{own})",
+            "computed_tokens": " - ".join(f"max by (pod) ({counter}{own})" for counter in _LOOKUPS),
+            "uncached_tokens_growth": _growth(f"max by (pod) (kvasir_uncached_tokens{own})"),
             "prefill_tokens_per_second": f"max by (pod) (kvasir_prefill_tokens_per_second{own})",
-            "scraped_at": f"min by (pod) (timestamp(kvasir_kv_cache_capacity_tokens{own}))",
+            "scraped_at": f"max by (pod) (timestamp(kvasir_kv_cache_capacity_tokens{own}))",
         }
 
     def of_role(self, pods: Collection[str]) -> dict[str, str]:
@@ -66,10 +68,10 @@ class RoleQueries:
         where = {"service": str(self.service)} if is_behind_gateway else self._labels | {"role": "router"}
         own = _selector(where)
         return {
-            "num_held": f"sum by (pod) (kvasir_router_queued_requests{own})",
-            "held_tokens": f"sum by (pod) (kvasir_router_queued_tokens{own})",
-            "held_tokens_growth": _growth(f"kvasir_router_queued_tokens{own}"),
-            "scraped_at": f"min by (pod) (timestamp(kvasir_router_queued_requests{own}))",
+            "num_held": _of_tenants(f"kvasir_router_queued_requests{own}"),
+            "held_tokens": _of_tenants(f"kvasir_router_queued_tokens{own}"),
+            "held_tokens_growth": _growth(_of_tenants(f"kvasir_router_queued_tokens{own}")),
+            "scraped_at": f"max by (pod) (timestamp(kvasir_router_queued_requests{own}))",
         }
 
     def former_days(self, ahead_seconds: float) -> list[str]:
@@ -92,7 +94,7 @@ class RoleQueries:
         return _selector(self._labels | {"role": self.role}, pod=pattern)
 
     def _rate(self, name: str) -> Callable[[str], str]:
-        return lambda window: f"sum(rate({name}{self._selector}[{window}]))"
+        return lambda window: f"sum(max by (pod, finish_reason) (rate({name}{self._selector}[{window}])))"
 
     def _computed(self, window: str) -> str:
         """Prompt tokens that no cache held."""
@@ -101,7 +103,7 @@ class RoleQueries:
 
     def _p90(self, name: str, pods: Collection[str]) -> Callable[[str], str]:
         buckets = f"{name}_bucket{self._selector_of(pods)}"
-        return lambda window: f"histogram_quantile(0.9, sum by (le) (rate({buckets}[{window}])))"
+        return lambda window: f"histogram_quantile(0.9, sum by (le) (max by (pod, le) (rate({buckets}[{window}]))))"
 
 
 def _over_windows(query: Callable[[str], str]) -> str:
@@ -110,9 +112,13 @@ def _over_windows(query: Callable[[str], str]) -> str:
     return f"{query(WINDOW)} or on() {long}"
 
 
-def _growth(series: str) -> str:
-    """A second, by pod. Of the sum: series of a pod, such as tenants', come and go."""
-    return f"deriv(sum by (pod) ({series})[{WINDOW}:5s])"
+def _of_tenants(series: str) -> str:
+    return f"sum by (pod) (max by (pod, service, tenant) ({series}))"
+
+
+def _growth(by_pod: str) -> str:
+    """A second. Of one value a pod: its series, such as tenants', come and go."""
+    return f"deriv({by_pod}[{WINDOW}:5s])"
 
 
 def _selector(labels: dict[str, str], **patterns: str) -> str:

@@ -3,6 +3,7 @@
 Apart from the sources because the client takes 160 ms and 11 MB to import, which fixed endpoints need not pay.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -21,15 +22,22 @@ from kvasir_router.errors import EndpointSourceError
 
 _WATCH_SECONDS = 240
 _WATCH_GRACE_SECONDS = 15
+SILENT_SECONDS = 75.0
+"""An API server sends a bookmark each minute where nothing else happens: after so long without a byte the connection
+is dead (dropped by a load balancer or a node without a word), and engines would come and go unheard."""
 _HTTP_GONE = 410
 
 
 class KubernetesObjects:
-    """`read` lists or watches objects of one kind; `query` says which of them."""
+    """`read` lists or watches objects of one kind; `query` says which of them; a watch that is silent for
+    `silent_seconds` has failed."""
 
-    def __init__(self, read: Callable[..., Any], query: Mapping[str, Any]) -> None:
+    def __init__(
+        self, read: Callable[..., Any], query: Mapping[str, Any], silent_seconds: float = SILENT_SECONDS
+    ) -> None:
         self._read = read
         self._query = query
+        self._silent_seconds = silent_seconds
 
     async def list(self) -> tuple[list[KubernetesObject], str]:
         response = await self._read(**self._query, _request_timeout=30.0)
@@ -50,7 +58,7 @@ class KubernetesObjects:
         try:
             if response.status != 200:
                 _check_status(response.status, await response.read())
-            async for event in _events(response.content):
+            async for event in _events(response.content, self._silent_seconds):
                 _trimmed(event["object"])
                 yield event
         finally:
@@ -99,16 +107,26 @@ def _hang_up(response: aiohttp.ClientResponse) -> None:
     response.close()
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+async def _events(content: aiohttp.StreamReader, silent_seconds: float) -> AsyncIterator[Mapping[str, Any]]:
     """One JSON event a line. Lines are joined by hand: a slice of 1,000 endpoints exceeds readline's limit."""
     pending = b""
-    async for chunk in content.iter_any():
+    while chunk := await _next_bytes(content, silent_seconds):
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:
             event = json.loads(line)
             if event["type"] == "ERROR":
                 _check_status(event["object"].get("code", 500), line)
             yield event
+
+
+async def _next_bytes(content: aiohttp.StreamReader, silent_seconds: float) -> bytes:
+    """Empty at the end."""
+    try:
+        async with asyncio.timeout(silent_seconds):
+            return await content.readany()
+    except TimeoutError as error:
+        text = f"the watch has been silent for {silent_seconds:g} s, without the bookmark of each minute"
+        raise WatchFailedError(text) from error
 
 
 def _check_status(status: int, body: bytes) -> None:

@@ -71,7 +71,8 @@ class Reflector:
             except ResourceExpiredError:
                 logger.info("%s watch expired, listing again", self._kind)
             except (WatchFailedError, aiohttp.ClientError, OSError, TimeoutError) as error:
-                logger.warning("%s cannot be read, keeping the last known ones: %s", self._kind, error)
+                text = str(error) or type(error).__name__
+                logger.warning("%s cannot be read, keeping the last known ones: %s", self._kind, text)
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(2 * delay, _MAX_BACKOFF_SECONDS)
 

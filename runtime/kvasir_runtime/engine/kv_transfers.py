@@ -75,7 +75,7 @@ class KvTransfers:
         self._pulls: dict[str, PullUnderWay] = {}
         """By request id."""
         self._num_requests_kept = 0
-        self._landless: list[Arrival] = []
+        self._waiting_for_pages: list[Arrival] = []
         """Those that have no pages yet, or pages that a step under way may touch."""
 
     @property
@@ -182,7 +182,7 @@ class KvTransfers:
         self._pulls[request_id] = PullUnderWay(arrival, wish)
         self._agent.post(wish)
         if arrival.is_missing_some:
-            self._landless.append(arrival)
+            self._waiting_for_pages.append(arrival)
         else:  # the other side alone is to hear of it
             self._agent.post(Land(request_id, {}))
             self._scheduler.release(request_id)
@@ -190,7 +190,7 @@ class KvTransfers:
     def _can_be_looked_up(self, arrival: Arrival, rate: float | None) -> bool:
         """It takes its pages at once: what waited for some would keep a peer's blocks held, and its prompt could be
         computed meanwhile."""
-        if not arrival.is_missing_some or any(other.landing is None for other in self._landless):
+        if not arrival.is_missing_some or any(other.pages is None for other in self._waiting_for_pages):
             return False
         return self._is_worth_pulling(arrival, rate) and self._remote.make_room(
             arrival, self._scheduler.last_step_under_way
@@ -211,20 +211,20 @@ class KvTransfers:
 
     def _give_pages(self) -> None:
         """To arrivals, in the order in which they came."""
-        for arrival in list(self._landless):
-            if arrival.landing is None and not self._remote.make_room(arrival, self._scheduler.last_step_under_way):
+        for arrival in list(self._waiting_for_pages):
+            if arrival.pages is None and not self._remote.make_room(arrival, self._scheduler.last_step_under_way):
                 return
             if self._scheduler.has_ended(arrival.after_step):
-                assert arrival.landing is not None
-                self._landless.remove(arrival)
-                self._agent.post(Land(arrival.request_id, arrival.landing, len(arrival.hashes)))
+                assert arrival.pages is not None
+                self._waiting_for_pages.remove(arrival)
+                self._agent.post(Land(arrival.request_id, arrival.pages, len(arrival.hashes)))
 
     def _shorten(self, event: Shortened) -> None:
         """It has its turn before others: the pages that it takes are among those that it has given back."""
         arrival = self._pulls[event.request_id].arrival
         self._remote.shorten(arrival, event.num_blocks, self._scheduler.last_step_under_way)
-        if arrival not in self._landless:
-            self._landless.insert(0, arrival)
+        if arrival not in self._waiting_for_pages:
+            self._waiting_for_pages.insert(0, arrival)
 
     def _end_pull(self, event: PullEnded) -> list[AddressedOutput]:
         pull = self._pulls.pop(event.request_id)
@@ -239,8 +239,8 @@ class KvTransfers:
         return []
 
     def _stop_waiting(self, arrival: Arrival) -> None:
-        if arrival in self._landless:
-            self._landless.remove(arrival)
+        if arrival in self._waiting_for_pages:
+            self._waiting_for_pages.remove(arrival)
 
     def _look_up(self, event: LookUp) -> None:
         """A peer asks for what is cached here."""

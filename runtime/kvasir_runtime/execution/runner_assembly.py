@@ -15,7 +15,6 @@ from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, a
 from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
 from kvasir_runtime.execution.logprobs import Logprobs
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
-from kvasir_runtime.execution.penalties import Penalties
 from kvasir_runtime.execution.pipeline import Pipeline
 from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
 from kvasir_runtime.execution.platform import GraphSetup, Platform
@@ -144,7 +143,7 @@ class RunnerAssembly:
             proposer=proposer,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
-            features=step_features(memory.rows, memory.transfers, self.decoder.logits),
+            features=step_features(memory.rows, self.decoder.logits),
             tensor=self.placement.tensor,
             idle_work=_idle_work(memory, graphs),
             take_warming_up=graphs.take_warming_up,
@@ -206,9 +205,9 @@ class RunnerAssembly:
         return LineFormat(num_planes, self.decoder.options.hidden_size, placement.dtype, placement.device)
 
 
-def step_features(rows: Rows, transfers: Transfers, to_logits: Callable[[Tensor], Tensor]) -> tuple[StepFeature, ...]:
+def step_features(rows: Rows, to_logits: Callable[[Tensor], Tensor]) -> tuple[StepFeature, ...]:
     """In the order in which they see logits: whoever wants raw ones comes before who changes them."""
-    return Logprobs(rows), PromptScores(rows, to_logits), BeamCandidates(rows), Penalties(rows, transfers)
+    return Logprobs(rows), PromptScores(rows, to_logits), BeamCandidates(rows)
 
 
 def _idle_work(memory: RunnerMemory, graphs: RunnerGraphs) -> Callable[[], bool]:

@@ -19,6 +19,7 @@ def triton_step_ops() -> StepOps:
         uniform=triton_uniform,
         least_likely_kept=TritonLeastLikelyKept(),
         look_up=TritonLookUp(),
+        sample=None,
         verify_drafts=triton_verify_drafts,
         verify_most_likely=TritonVerifyMostLikely(),
     )

@@ -5,6 +5,7 @@ another reach than full needs only the blocks that its next token sees, so a pre
 all of its blocks and every other group the last few.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -114,6 +115,14 @@ class KvCache:
             num_pages = num_new + sum(block is not None and block.num_references == 0 for block in found)
             total += reach.most_blocks(num_pages, most_at_once, self.block_size)
         return total
+
+    def num_freed(self, holders: Iterable[SequenceBlocks], prefix: Prefix) -> int:
+        """Pages that come free when all of these sequences give up their blocks, but for those of the prefix, which
+        whoever finds it takes."""
+        held = Counter(block for blocks in holders for table in blocks.tables for block in table if block is not None)
+        for block in prefix.blocks:
+            held.pop(block, None)
+        return sum(block.num_references == number for block, number in held.items())
 
     def adopt(self, blocks: SequenceBlocks, prefix: Prefix, num_queries: int) -> list[TableWrite]:
         """Begin an empty sequence with a cached prefix, after `num_queries` tokens were looked up (0: do not count)."""

@@ -93,6 +93,10 @@ class BeamSearchState:
     hypotheses: list[Hypothesis] = field(default_factory=list)
     """Best first, `width` at most."""
 
+    def anew(self) -> "BeamSearchState":
+        """The same search from its start."""
+        return BeamSearchState(self.params, self.stop_token_ids, self.min_tokens, self.max_tokens)
+
     def advance(self, candidates: Sequence[Candidates]) -> list[Continuation]:
         """Take each beam's candidates (aligned with `beams`); the beams that go on, none when the search has ended."""
         width, num_tokens = self.params.width, self.beams[0].num_tokens + 1

@@ -1,20 +1,19 @@
 """Blocks that other engines read from here, and those that are pulled from others, as the scheduler sees them.
 
-Both are held beside the sequences, since their engines outlive or precede the requests: an offer from when a block is
-written until the other side has it, an arrival from before the pull until nothing writes it any more. A block that a
-step under way may still write or read is not pulled into before that step has ended.
+Both are held beside the sequences, since they outlive or precede the requests: an offer from when a block is written
+until the other side has it, an arrival from before the pull until nothing writes it any more. A block that a step under
+way may still write or read is not pulled into before that step has ended.
 """
 
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 
 from kvasir_runtime.kv_cache.block_pool import Block
-from kvasir_runtime.kv_cache.kv_cache import KvCache
+from kvasir_runtime.kv_cache.kept_blocks import LentBlocks
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.scheduling.limits import Rows
 from kvasir_runtime.scheduling.request import Sequence
-from kvasir_runtime.scheduling.requests import Requests
-from kvasir_runtime.scheduling.running_rows import RunningRows
+from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.transfer.commands import BlockIds, OfferedBlock
 
 
@@ -29,8 +28,8 @@ class Arrival:
     """Of all full blocks that are worth having: a token is left to compute."""
     first: int
     """The first of them that was not cached when the request came."""
-    landing: dict[int, BlockIds] | None = None
-    """By index: the new blocks of each KV group; None until there are pages for them."""
+    pages: dict[int, BlockIds] | None = None
+    """To read into. By index: the new blocks of each KV group; None until there are pages for them."""
     after_step: int | None = None
     """Number of the last step that may touch the new blocks; None: none does."""
 
@@ -44,11 +43,10 @@ class Offer:
     request_id: str
     num_blocks: int
     """When it is complete: the full blocks behind which a prompt token is left."""
+    lent: LentBlocks
     blocks: list[OfferedBlock] = field(default_factory=list)
-    held: list[Block] = field(default_factory=list)
-    num_told: int = 0
-    is_told_complete: bool = False
-    was_given_up: bool = False
+    num_announced: int = 0
+    is_announced_complete: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -67,18 +65,18 @@ class OfferNews:
 
 
 class RemoteKv:
-    def __init__(self, kv: KvCache, requests: Requests, rows: RunningRows) -> None:
-        self._kv = kv
-        self._requests = requests
-        self._rows = rows
+    def __init__(self, sequences: Sequences) -> None:
+        self._kv = sequences.kv
+        self._kept = sequences.kept
+        self._sequences = sequences
+        self._rows = sequences.rows
         self._arrivals: dict[str, Arrival] = {}
         self._offers: dict[str, Offer] = {}
-        requests.landed.give_up_offer = self._give_up_offer
 
     @property
     def num_leased_blocks(self) -> int:
         """Held for other engines."""
-        return sum(len(offer.held) for offer in self._offers.values())
+        return sum(len(offer.lent.blocks) for offer in self._offers.values())
 
     @property
     def has_offers(self) -> bool:
@@ -87,13 +85,13 @@ class RemoteKv:
     @property
     def holds_pages(self) -> bool:
         """Whether pages are held that come free without a step."""
-        return any(offer.held and offer.is_complete for offer in self._offers.values()) or any(
-            arrival.landing is not None for arrival in self._arrivals.values()
+        return any(offer.lent.blocks and offer.is_complete for offer in self._offers.values()) or any(
+            arrival.pages is not None for arrival in self._arrivals.values()
         )
 
     def expect(self, request_id: str) -> Arrival:
         """What a held request would have pulled: no block where all of its prompt must be computed here, or none."""
-        sequence = self._requests.first_held(request_id)
+        sequence = self._sequences.first_held(request_id)
         if sequence is None or sequence.request.lacks_prompt_logprobs:
             arrival = Arrival(request_id, [], self._kv.empty(), [], first=0)
         else:
@@ -114,19 +112,19 @@ class RemoteKv:
         if new is None:
             return False
         num_groups = len(arrival.blocks.tables)
-        landing: dict[int, list[int | None]] = {}
+        pages: dict[int, list[int | None]] = {}
         for group, index, block_id in new:
-            landing.setdefault(index, [None] * num_groups)[group] = block_id
-        arrival.landing = {index: tuple(ids) for index, ids in landing.items()}
+            pages.setdefault(index, [None] * num_groups)[group] = block_id
+        arrival.pages = {index: tuple(ids) for index, ids in pages.items()}
         arrival.after_step = last_step
         return True
 
     def shorten(self, arrival: Arrival, num_blocks: int, last_step: int | None) -> None:
         """Only so many will come, and none has: the pages taken are given back for those that these few land in."""
         arrival.hashes = arrival.hashes[:num_blocks]
-        if arrival.landing is not None:
+        if arrival.pages is not None:
             self._kv.release(arrival.blocks)
-            arrival.landing = None
+            arrival.pages = None
             self.make_room(arrival, last_step)
 
     def settle(self, request_id: str, num_blocks: int) -> None:
@@ -134,20 +132,20 @@ class RemoteKv:
         found from now on. What the request finds of them is held for it if it waits, and nothing else: it needs the
         other pages to compute the rest."""
         arrival = self._arrivals.pop(request_id)
-        if arrival.landing is not None:
+        if arrival.pages is not None:
             kv, token_ids, blocks = self._kv, arrival.token_ids, arrival.blocks
             kv.offer_written(token_ids, blocks, self._num_good(arrival, num_blocks) * kv.block_size)
             kv.release(blocks)
-            if self._requests.is_known(request_id):
+            if self._sequences.is_known(request_id):
                 kv.adopt(blocks, kv.match(token_ids, blocks), 0)
-                self._requests.landed.hold(request_id, blocks)
+                self._kept.hold(request_id, blocks)
 
     def _num_good(self, arrival: Arrival, num_blocks: int) -> int:
         """A block that was cached is good unless it was lost before there were pages for the rest, which nobody was
         asked for then, or the step that was to write it has failed, and no other step has written it since."""
-        landing = arrival.landing or {}
+        pages = arrival.pages or {}
         for index in range(num_blocks):
-            new = landing.get(index, ())
+            new = pages.get(index, ())
             if new and index < arrival.first:
                 return index
             for group, table in enumerate(arrival.blocks.tables):
@@ -160,14 +158,14 @@ class RemoteKv:
 
     def offer(self, request_id: str, num_prompt_tokens: int) -> None:
         """Keep the blocks of a prompt, as they are written, until `end_offer`."""
-        self._offers[request_id] = Offer(request_id, (num_prompt_tokens - 1) // self._kv.block_size)
+        self._begin_offer(request_id, (num_prompt_tokens - 1) // self._kv.block_size)
 
     def offer_cached(self, offer_id: str, hashes: Series[bytes]) -> None:
         """Keep the longest beginning of these that is cached and written. Of a KV group with a window that is what is
         seen from its end, and one block before as far as there is, since the other side may know fewer tokens."""
         self.end_offer(offer_id)
         num_blocks = self._kv.num_written(hashes)
-        offer = self._offers[offer_id] = Offer(offer_id, num_blocks)
+        offer = self._begin_offer(offer_id, num_blocks)
         for index, block_hash in enumerate(hashes[:num_blocks]):
             seeing = self._kv.groups_seeing(index, num_blocks - 1)
             groups = range(self._kv.num_groups)
@@ -176,9 +174,8 @@ class RemoteKv:
 
     def end_offer(self, request_id: str) -> None:
         """Unknown ones have failed meanwhile."""
-        offer = self._offers.pop(request_id, None)
-        if offer is not None:
-            self._kv.pool.release(offer.held)
+        if self._offers.pop(request_id, None) is not None:
+            self._kept.end_loan(request_id)
 
     def note_written(self, rows: Rows, num_written: Rows) -> None:
         """A step has ended, after which so many tokens of each row are written. Rows that changed hands are left
@@ -186,18 +183,23 @@ class RemoteKv:
         for row, written in zip(rows.tolist(), num_written.tolist(), strict=True):
             sequence = self._rows.sequences[row]
             offer = None if sequence is None else self._offers.get(sequence.request.request_id)
-            if sequence is not None and offer is not None and not offer.was_given_up:
+            if sequence is not None and offer is not None and not offer.lent.was_given_up:
                 self._extend(offer, sequence, written)
 
     def take_news(self) -> list[OfferNews]:
         """Of offers that grew, became complete, or lost their request before."""
         news: list[OfferNews] = []
         for offer in list(self._offers.values()):
-            new, is_complete = offer.blocks[offer.num_told :], offer.is_complete and not offer.is_told_complete
-            has_failed = not offer.is_complete and (offer.was_given_up or not self._requests.is_known(offer.request_id))
+            new, is_complete = (
+                offer.blocks[offer.num_announced :],
+                offer.is_complete and not offer.is_announced_complete,
+            )
+            has_failed = not offer.is_complete and (
+                offer.lent.was_given_up or not self._sequences.is_known(offer.request_id)
+            )
             if new or is_complete or has_failed:
                 news.append(OfferNews(offer.request_id, new, is_complete, has_failed))
-            offer.num_told, offer.is_told_complete = len(offer.blocks), offer.is_complete
+            offer.num_announced, offer.is_announced_complete = len(offer.blocks), offer.is_complete
             if has_failed:
                 self.end_offer(offer.request_id)
         return news
@@ -207,22 +209,11 @@ class RemoteKv:
         offer = self._offers.get(request_id)
         return [] if offer is None else [block.block_ids for block in offer.blocks]
 
-    def _give_up_offer(self, keep: str | None) -> bool:
-        """Let go of the blocks of the youngest prompt but `keep` that was preempted before all of them were written:
-        nothing ends that offer while those that run need its pages. Nobody has all of its blocks, and so nobody takes
-        for good what he reads of them from now on."""
-        for offer in reversed(self._offers.values()):
-            if offer.held and not offer.is_complete and offer.request_id != keep and not self._runs(offer.request_id):
-                self._kv.pool.release(offer.held)
-                offer.held.clear()
-                offer.was_given_up = True
-                return True
-        return False
-
-    def _runs(self, request_id: str) -> bool:
-        return any(
-            sequence is not None and sequence.request.request_id == request_id for sequence in self._rows.sequences
-        )
+    def _begin_offer(self, offer_id: str, num_blocks: int) -> Offer:
+        lent = self._kept.lend(offer_id)
+        offer = self._offers[offer_id] = Offer(offer_id, num_blocks, lent)
+        lent.is_complete = offer.is_complete
+        return offer
 
     def _extend(self, offer: Offer, sequence: Sequence, num_written: int) -> None:
         tables, token_ids = sequence.blocks.tables, self._rows.known(sequence.row)
@@ -235,6 +226,7 @@ class RemoteKv:
         for block in blocks:
             if block is not None:
                 self._kv.pool.share(block)
-                offer.held.append(block)
+                offer.lent.blocks.append(block)
         ids = tuple(None if block is None else block.block_id for block in blocks)
         offer.blocks.append(OfferedBlock(block_hash, ids))
+        offer.lent.is_complete = offer.is_complete

@@ -34,6 +34,8 @@ class Request:
     max_total_tokens: int
     """Prompt and output of a sequence together never exceed this."""
     arrival_time: float
+    group: "SequenceGroup | None" = None
+    """None: every sequence draws its own tokens."""
     number: int = 0
     """Counts the scheduler's requests; settles the order of those that arrived at the same time."""
     tenant_number: int = 0
@@ -44,6 +46,16 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of prompt tokens 1.., gathered over the prompt's chunks."""
     has_sent_scores: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """That must be free before its first sequence is admitted."""
+        return 1 if self.group is None else self.group.num_rows
+
+    @property
+    def description(self) -> str:
+        """As errors name it."""
+        return "the request" if self.group is None else self.group.description
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
@@ -68,6 +80,31 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """A request whose sequences advance together, by tokens that the core chooses among candidates.
+
+    It starts as one sequence that computes the prompt, with rows reserved for all that fork from it later. Its
+    sequences are preempted together and then start again from the prompt.
+    """
+
+    description: str
+    num_rows: int
+    num_candidates: int
+    """Most likely tokens that a rank reports for each sequence, instead of drawing one."""
+    indices: list[int]
+    """Of the outputs that the client wants."""
+    sequences: list["Sequence"] = field(default_factory=list)
+    spare_rows: list[int] = field(default_factory=list)
+    """Reserved, not occupied."""
+    num_sequences: int = 0
+    """Made so far; numbers the next."""
+
+    def restart(self) -> None:
+        """Forget everything but the prompt."""
+        self.sequences.clear()
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     request: Request
     index: int
@@ -86,13 +123,17 @@ class Sequence:
     """While it runs."""
     was_admitted: bool = False
     """Before, so that its lookup in the prefix cache is counted once."""
-    heirs: list["Sequence"] = field(default_factory=list)
+    future_forks: list["Sequence"] = field(default_factory=list)
     """Held sequences that fork from this one as soon as the prompt is computed."""
 
     @property
     def num_fork_tokens(self) -> int:
-        """Computed once for all heirs: the prompt without its last token, after which each draws its own."""
+        """Computed once for all forks: the prompt without its last token, after which each draws its own."""
         return self.request.num_prompt_tokens - 1
+
+    def num_to_compute(self, num_known: int) -> int:
+        """Tokens to compute before it decodes, or others fork from it."""
+        return self.num_fork_tokens if self.future_forks else num_known
 
 
 def request_from(message: AddRequest, *, max_model_len: int) -> Request:

@@ -20,27 +20,16 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import FinishReason, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.scheduling.beam_step import BeamStep
+from kvasir_runtime.scheduling.beams import BeamSearches, beam_group
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
-from kvasir_runtime.scheduling.measured_queue import MeasuredQueue
-from kvasir_runtime.scheduling.micro_batches import keep_drafts
-from kvasir_runtime.scheduling.planner import Planner, num_to_compute
-from kvasir_runtime.scheduling.policies import PolicyName, WaitingQueue, waiting_queue
+from kvasir_runtime.scheduling.planner import Planner
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
-from kvasir_runtime.scheduling.request import Sequence
-from kvasir_runtime.scheduling.requests import Requests
-from kvasir_runtime.scheduling.running_rows import where
-from kvasir_runtime.scheduling.running_set import RunningSet
+from kvasir_runtime.scheduling.request import Sequence, request_from
+from kvasir_runtime.scheduling.running_rows import DrawnTokens, KeptTokens, where
+from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
-from kvasir_runtime.scheduling.step_draft import RowChanges
-from kvasir_runtime.scheduling.update import (
-    AddressedOutput,
-    DrawnTokens,
-    KeptTokens,
-    Outcome,
-    keep_tokens,
-    plain_tokens,
-)
+from kvasir_runtime.scheduling.update import AddressedOutput, Outcome, plain_tokens
+from kvasir_runtime.scheduling.waiting import MeasuredQueue, PolicyName, WaitingQueue, waiting_queue
 from kvasir_runtime.transfer.metrics import TransferStats
 
 
@@ -52,8 +41,8 @@ class StepUnderWay(msgspec.Struct, frozen=True, eq=False):
     """The plan's."""
     generations: Rows
     """Of the plan's rows: results for a row that has changed hands are dropped."""
-    most_brought: Rows
-    """Tokens that each of the rows can bring at most."""
+    max_tokens_in_flight: Rows
+    """That each of the rows can bring."""
     announced: list[Block]
     """Blocks that became findable because the step writes them."""
     chunks: list[Sequence]
@@ -79,14 +68,13 @@ class Scheduler:
         self._kv = kv
         self._waiting = MeasuredQueue(waiting, kv)
         self._depth = depth
-        self._has_stages = limits.num_stages > 1
-        self._running = RunningSet(limits, kv, depth)
-        self._rows = self._running.rows
-        self._requests = Requests(limits, self._waiting, self._running)
-        self.remote = RemoteKv(kv, self._requests, self._rows)
+        self._limits = limits
+        self._sequences = Sequences(limits, kv, self._waiting, depth)
+        self._rows = self._sequences.rows
+        self.remote = RemoteKv(self._sequences)
         """What other engines read from here, and what is pulled from them."""
-        self._planner = Planner(limits, self._waiting, self._running, self._requests, depth)
-        self._beam_step = BeamStep(self._running, self._requests, self.remote)
+        self._planner = Planner(limits, self._sequences, depth)
+        self._beams = BeamSearches(self._sequences, self.remote)
         self._under_way: deque[StepUnderWay] = deque()
         self._step_numbers = itertools.count()
         self._num_failures = 0
@@ -95,30 +83,32 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a call of `schedule` may plan something without anything new from outside."""
-        return self._requests.num_held < len(self._requests) or bool(self._requests.rejected)
+        return self._sequences.num_held < len(self._sequences) or bool(self._sequences.rejected)
 
     def add(self, message: AddRequest, *, is_held: bool = False) -> None:
         """Take a request in. A held one waits outside the queue until `release`."""
-        self._requests.add(message, is_held=is_held)
+        request = request_from(message, max_model_len=self._limits.max_model_len)
+        request.group = beam_group(request, [start.index for start in message.sequences])
+        self._sequences.add(request, message, is_held=is_held)
 
     def release(self, request_id: str) -> None:
         """Let a held request wait for its turn; unknown ids were aborted meanwhile."""
-        self._requests.release(request_id)
+        self._sequences.release(request_id)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Forget a request, or one of its sequences, at once; unknown ones have just ended.
 
-        One beam of a search cannot be aborted: its hypotheses come to light at the end.
+        One sequence of a group cannot be aborted: which outputs it has comes to light at the end.
         """
-        self._requests.abort(request_id, index)
+        self._sequences.abort(request_id, index)
 
     def hashes_of(self, request_id: str) -> list[bytes]:
         """Of the full blocks of a request of one sequence; none of others, or where it has just ended."""
-        return self._requests.hashes_of(request_id)
+        return self._sequences.hashes_of(request_id)
 
     def take_rejected(self) -> list[AddressedOutput]:
         """Answers to requests that turned out to be impossible."""
-        rejected, self._requests.rejected = self._requests.rejected, []
+        rejected, self._sequences.rejected = self._sequences.rejected, []
         return rejected
 
     def stats(
@@ -133,16 +123,16 @@ class Scheduler:
     ) -> SchedulerStats:
         """State now, with what only the loop knows of itself."""
         return SchedulerStats(
-            num_running=len(self._running.sequences),
-            num_waiting=len(self._waiting) + self._requests.num_heirs,
+            num_running=len(self._sequences.running),
+            num_waiting=len(self._waiting) + self._sequences.num_future_forks,
             num_blocks_used=self._kv.pool.num_used,
             num_blocks=self._kv.pool.num_blocks,
             num_steps=num_steps,
-            num_preemptions=self._requests.num_preemptions,
+            num_preemptions=self._sequences.num_preemptions,
             num_prefix_queries=self._kv.num_queries,
             num_prefix_hits=self._kv.num_hits,
             last_step_time=last_step_time,
-            num_held=self._requests.num_held,
+            num_held=self._sequences.num_held,
             num_drafts=self._drafts.num_drafts,
             num_draft_tokens=self._drafts.num_draft_tokens,
             num_accepted_tokens=self._drafts.num_accepted_tokens,
@@ -159,11 +149,15 @@ class Scheduler:
 
     def knows(self, request_id: str) -> bool:
         """Whether the request has not ended."""
-        return self._requests.is_known(request_id)
+        return self._sequences.is_known(request_id)
+
+    def requests_of(self, api_index: int) -> list[str]:
+        """Those of one API process that have not ended."""
+        return self._sequences.requests_of(api_index)
 
     @property
     def num_free_rows(self) -> int:
-        """Sequences that could run besides those that do; beams that are yet to come have theirs already."""
+        """Sequences that could run besides those that do and those for which rows are reserved."""
         return self._rows.num_free
 
     @property
@@ -172,7 +166,7 @@ class Scheduler:
 
     def give_up(self, request_id: str, error: str) -> list[AddressedOutput]:
         """End a request with an error; unknown ones have ended."""
-        return self._requests.give_up_by_id(request_id, error)
+        return self._sequences.give_up_by_id(request_id, error)
 
     @property
     def last_step_under_way(self) -> int | None:
@@ -185,20 +179,21 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when there is nothing to compute, or nothing before results are in."""
         draft = self._planner.draft()
-        if self._running.parents and draft.is_empty:
+        if self._sequences.forking and draft.is_empty:
             draft = self._planner.draft()  # a prompt just admitted is cached whole, and its sequences fork first
         if draft.is_empty:
             self._give_up_what_never_fits()
             return None
-        plan = draft.plan(next(self._step_numbers), self._running.changes, self._num_failures)
-        self._running.changes = RowChanges()
+        plan = draft.plan(next(self._step_numbers), self._rows.take_pending(), self._num_failures)
         rows = plan.rows.astype(np.int64)
-        most_brought = plan.samples.astype(np.int64)
-        most_brought[: plan.num_decodes] = draft.decode_lengths
+        max_tokens_in_flight = plan.samples.astype(np.int64)
+        max_tokens_in_flight[: plan.num_decodes] = draft.decode_lengths
         generations = self._rows.generation[rows]
         chunks = [self._rows.occupant(row) for row in draft.chunk_rows]
         self._under_way.append(
-            StepUnderWay(plan, rows, generations, most_brought, draft.announced, chunks, sum(draft.chunk_lengths))
+            StepUnderWay(
+                plan, rows, generations, max_tokens_in_flight, draft.announced, chunks, sum(draft.chunk_lengths)
+            )
         )
         self._waiting.served(self._rows.tenant[rows], plan.num_new_tokens)
         return plan
@@ -213,12 +208,12 @@ class Scheduler:
             self._note_written(plan, step.rows, is_current)
         self._take_prompts(step, result, is_current)
         self._take_tokens(step, result, is_current, outcome)
-        if self._requests.beams or self._has_stages:
+        if self._rows.num_that_wait:
             rows = step.rows[is_current & plan.samples]
             self._rows.is_awaited[rows] = False
-            keep_drafts(self._rows, rows, result, np.flatnonzero(is_current[plan.samples]))
-        if self._requests.beams:
-            self._beam_step.take(result.candidates, rows.tolist(), outcome)
+            if result.drafts is not None:
+                self._rows.keep_drafts(rows, result.drafts[is_current[plan.samples]])
+            self._beams.take(result.candidates, rows.tolist(), outcome)
 
     def fail(self, plan: StepPlan, error: str, outcome: Outcome) -> None:
         """A step could not be computed, and none that was planned after it will be.
@@ -234,36 +229,36 @@ class Scheduler:
         is_current = self._rows.generation[plan.rows] == step.generations
         hit = [self._rows.sequences[row] for row in plan.rows[is_current].tolist()]
         for request in dict.fromkeys(sequence.request for sequence in hit if sequence is not None):
-            outcome.outputs += self._requests.give_up(request, error)
-        while self._running.sequences:
-            self._requests.wait_again(self._running.sequences[-1])
-        self._running.changes = RowChanges()
+            outcome.outputs += self._sequences.give_up(request, error)
+        while self._sequences.running:
+            self._sequences.wait_again(self._sequences.running[-1])
+        self._rows.take_pending()
 
     def _give_up_what_never_fits(self) -> None:
         """Whoever comes first and can compute nothing, although no result is awaited, has preempted all others for it:
-        a beam search, since a single sequence always fits."""
-        running = self._running
-        if running.sequences and not self._under_way and not running.parents and not self.remote.holds_pages:
-            self._requests.give_up_outgrown(running.sequences[0].request)
+        a group, since a single sequence always fits."""
+        sequences = self._sequences
+        if sequences.running and not self._under_way and not sequences.forking and not self.remote.holds_pages:
+            sequences.give_up_too_large(sequences.running[0].request)
 
     def _num_running_uncached_tokens(self) -> int:
         """Of prompts under way, those that steps under way compute included."""
         num_known, most_planned = self._rows.num_known, self._rows.most_planned
         to_plan = sum(
-            num_to_compute(sequence, int(num_known[sequence.row])) - int(most_planned[sequence.row])
-            for sequence in self._running.prefilling
+            sequence.num_to_compute(int(num_known[sequence.row])) - int(most_planned[sequence.row])
+            for sequence in self._sequences.prefilling
         )
         return to_plan + sum(step.num_prompt_tokens for step in self._under_way)
 
     def _note_written(self, plan: StepPlan, rows: Rows, is_current: NDArray[np.bool_]) -> None:
-        """Before anything is let go of: of a chunk all its tokens are written, of a decode those before it."""
+        """Before any block is released: of a chunk all its tokens are written, of a decode those before it."""
         written = self._rows.num_written[rows]
         chunks = slice(plan.num_decodes, None)
         written[chunks] = plan.starts[chunks].astype(np.int64) + plan.num_new_tokens[chunks]
         self.remote.note_written(rows[is_current], written[is_current])
 
     def _take_prompts(self, step: StepUnderWay, result: StepResult, is_current: NDArray[np.bool_]) -> None:
-        """Chunks are written: keep their scores, which count for the whole request, and let go of what is behind
+        """Chunks are written: keep their scores, which count for the whole request, and release blocks behind
         windows."""
         plan = step.plan
         for index, sequence in enumerate(step.chunks, start=plan.num_decodes):
@@ -271,7 +266,7 @@ class Scheduler:
             sequence.request.gather_scores(start, result.prompt_logprobs.get(row))
             if is_current[index]:
                 written = start + int(plan.num_new_tokens[index])
-                self._rows.num_written[row] = written
+                self._rows.wrote_chunk(row, written)
                 self._kv.free_behind(sequence.blocks, written)
 
     def _take_tokens(
@@ -282,10 +277,10 @@ class Scheduler:
         lines = where(is_current[step.plan.samples])  # of the result, whose rows have not changed hands
         sampled = where(step.plan.samples & is_current)
         drawn = DrawnTokens(
-            step.rows[sampled], result.token_ids[lines], result.num_accepted[lines], step.most_brought[sampled]
+            step.rows[sampled], result.token_ids[lines], result.num_accepted[lines], step.max_tokens_in_flight[sampled]
         )
         self._count_drafts(drawn, result.num_drafts[lines])
-        kept = keep_tokens(state, drawn)
+        kept = state.keep(drawn)
         has_filled = state.num_written[drawn.rows] >= state.next_boundary[drawn.rows]
         if np.count_nonzero(has_filled):
             self._offer_written(drawn.rows[has_filled])
@@ -297,7 +292,7 @@ class Scheduler:
             output = self._output(sequence, kept, line, result)
             outcome.outputs.append(AddressedOutput(sequence.request.api_index, output))
             if has_ended[line]:
-                self._requests.end(sequence)
+                self._sequences.end(sequence)
 
     def _offer_written(self, rows: Rows) -> None:
         state, kv = self._rows, self._kv
@@ -331,7 +326,7 @@ class Scheduler:
     def _count_drafts(self, drawn: DrawnTokens, num_drafts: NDArray[np.int32]) -> None:
         if self._depth is None or not len(num_drafts):
             return
-        num_asked = drawn.most_brought - 1
+        num_asked = drawn.max_tokens_in_flight - 1
         if not num_asked.any():
             return
         num_accepted = np.maximum(drawn.num_accepted - 1, 0)
@@ -350,6 +345,7 @@ def make_scheduler(
     limits: SchedulerLimits,
     *,
     policy: PolicyName,
+    preemption_threshold: int = 0,
     num_blocks: int,
     block_size: int,
     groups: tuple[KvGroup, ...],
@@ -359,4 +355,4 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler over blocks of its own."""
     kv = KvCache(num_blocks, block_size, groups, enable_prefix_caching=enable_prefix_caching, event_log=event_log)
-    return Scheduler(limits, kv, waiting_queue(policy), depth)
+    return Scheduler(limits, kv, waiting_queue(policy, preemption_threshold), depth)

@@ -1,12 +1,15 @@
 """The Kubernetes client library against an API server's wire format on a real socket."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
 from kvasir_router.endpoints.kubernetes import ServiceReference
@@ -104,6 +107,31 @@ async def test_a_watch_is_waited_for_longer_than_the_server_may_be_silent() -> N
     with pytest.raises(WatchFailedError):
         await anext(KubernetesObjects(read, {}).watch("7"))
     assert asked[0]["timeout_seconds"] < asked[0]["_request_timeout"] < asked[0]["timeout_seconds"] + 60
+
+
+async def test_a_watch_that_goes_silent_has_failed() -> None:
+    """As behind a load balancer that forgot the connection: nothing comes, and nothing ends it."""
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(3):
+            await response.write(json.dumps(bookmark).encode() + b"\n")
+        await asyncio.Event().wait()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as running, aiohttp.ClientSession() as session:
+
+        async def read(**options: Any) -> aiohttp.ClientResponse:
+            return await session.get(running.make_url("/"))
+
+        async with aclosing(KubernetesObjects(read, {}, silent_seconds=0.3).watch("7")) as events:
+            assert [await anext(events) for _ in range(3)] == [bookmark] * 3
+            with pytest.raises(WatchFailedError, match="silent for"):
+                await anext(events)
 
 
 async def test_an_expired_version_is_told_apart(server: Any, api: KubernetesObjects) -> None:

@@ -1,7 +1,7 @@
 """Paged batches for the attention kernels: requests of given lengths over shuffled blocks of one cache buffer."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -30,6 +30,15 @@ class PagedBatch:
             block_table=self.block_table,
             rows=self.rows[request : request + 1],
             nobodys_page=self.nobodys_page,
+        )
+
+    def chunk(self, start: int, end: int) -> "PagedBatch":
+        """Of one whole prompt: the tokens from `start` to `end`, after those before them."""
+        return replace(
+            self,
+            query=self.query[start:end],
+            query_starts=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_lens=torch.tensor([end], dtype=torch.int32),
         )
 
 

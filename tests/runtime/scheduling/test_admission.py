@@ -41,8 +41,8 @@ def test_a_prompt_whose_pull_failed_is_computed_where_the_rest_was_to_land(make_
     assert tokens == {request: continuation(PROMPT[:42], 4), other: continuation([1, 2, 3], 2)}
 
 
-def test_landed_blocks_that_cannot_be_found_any_more_are_given_up_for_their_own_request(make_engine) -> None:
-    """The step that was to write the beginning failed after the rest had landed."""
+def test_arrived_blocks_that_cannot_be_found_any_more_are_given_up_for_their_own_request(make_engine) -> None:
+    """The step that was to write the beginning failed after the rest had arrived."""
     engine = make_small(make_engine, FULL, ahead=1)
     engine.add(PROMPT[:42], max_tokens=1)
     engine.step()

@@ -8,7 +8,7 @@ import pytest
 from tests.runtime.scheduling.fake_rank import continuation
 from tests.runtime.scheduling.rows_by_hand import occupy
 
-from kvasir_runtime.scheduling.micro_batches import micro_batch, take_returned
+from kvasir_runtime.scheduling.planner import micro_batch
 from kvasir_runtime.scheduling.running_rows import RunningRows
 
 MakeEngine = Callable[..., Any]
@@ -64,9 +64,9 @@ def test_plans_bring_earlier_stages_what_was_drawn(make_engine: MakeEngine) -> N
     engine.add([5, 6, 7], max_tokens=4)
     drawn = continuation([5, 6, 7], 2)
     plans = [engine.step() for _ in range(8)]
-    told = [plan.returned.token_writes.tolist() for plan in plans if plan is not None]
+    sent = [plan.returned.token_writes.tolist() for plan in plans if plan is not None]
     row = int(plans[0].rows[0])
-    assert told[:3] == [[], [[row, 3, drawn[0]]], [[row, 4, drawn[1]]]]
+    assert sent[:3] == [[], [[row, 3, drawn[0]]], [[row, 4, drawn[1]]]]
 
 
 def test_drafts_are_returned_with_the_tokens(make_engine: MakeEngine) -> None:
@@ -85,7 +85,7 @@ def test_as_many_drafts_are_returned_as_any_decode_verifies(lengths: list[int], 
     state = RunningRows(2, 32, num_stages=2, max_drafts=3)
     rows = np.array([occupy(state), occupy(state)])
     state.drafts[rows] = [[7, 8, 9], [5, -1, -1]]
-    assert take_returned(state, rows, np.array(lengths)).drafts.tolist() == drafts
+    assert state.take_returned(rows, np.array(lengths)).drafts.tolist() == drafts
 
 
 def test_one_stage_plans_as_ever(make_engine: MakeEngine) -> None:

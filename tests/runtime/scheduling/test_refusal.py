@@ -94,7 +94,7 @@ def test_a_block_that_can_be_found_behind_its_cached_beginning_makes_it_looked_a
 
 
 def test_what_has_landed_since_for_one_behind_it_makes_it_looked_at_again(make_engine) -> None:
-    """It is given up for the one that comes first, as anything that has landed."""
+    """It is given up for the one that comes first, as anything that has arrived."""
     engine = make_engine(num_blocks=12)
     engine.add([1] * 5, max_tokens=20)
     engine.add([2] * 5, max_tokens=2)

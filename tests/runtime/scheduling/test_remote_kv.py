@@ -32,7 +32,7 @@ def test_an_arrival_takes_pages_for_what_is_not_cached(make_engine) -> None:
     engine.run()
     arrival = expected(engine)
     assert make_room(engine, arrival)
-    assert (arrival.first, sorted(arrival.landing), engine.kv.pool.num_used) == (2, [2, 3], 4)
+    assert (arrival.first, sorted(arrival.pages), engine.kv.pool.num_used) == (2, [2, 3], 4)
     assert found(engine) == 2 * BLOCK_SIZE, "nothing has arrived"
 
 

@@ -5,9 +5,8 @@ import pytest
 from tests.runtime.scheduling.rows_by_hand import PROMPT, make_rows, occupy
 
 from kvasir_runtime.requests.outputs import PlainTokens
-from kvasir_runtime.requests.sampling_params import BeamSearch
-from kvasir_runtime.scheduling.running_rows import RunningRows
-from kvasir_runtime.scheduling.update import DrawnTokens, KeptTokens, keep_tokens, plain_tokens
+from kvasir_runtime.scheduling.running_rows import DrawnTokens, KeptTokens, RunningRows
+from kvasir_runtime.scheduling.update import plain_tokens
 
 
 def draw(rows: RunningRows, lines: dict[int, list[int]], *, most: int | None = None) -> KeptTokens:
@@ -19,7 +18,7 @@ def draw(rows: RunningRows, lines: dict[int, list[int]], *, most: int | None = N
     rows.most_known[numbers] += brought
     width = max(map(len, lines.values()))
     token_ids = np.array([line + [777] * (width - len(line)) for line in lines.values()], dtype=np.int32)
-    return keep_tokens(rows, DrawnTokens(numbers, token_ids, num_accepted, brought))
+    return rows.keep(DrawnTokens(numbers, token_ids, num_accepted, brought))
 
 
 def test_tokens_are_appended_and_the_last_one_is_not_written_yet():
@@ -118,7 +117,7 @@ def test_a_stop_token_as_the_last_token_allowed_is_both():
 
 def test_a_beam_draws_nothing_and_is_planned_on_when_it_gets_its_token():
     rows = make_rows()
-    beam, other = occupy(rows, beam=BeamSearch(width=2), max_total=3), occupy(rows)
+    beam, other = occupy(rows, is_grouped=True, max_total=3), occupy(rows)
     assert rows.waits_for_result[[beam, other]].tolist() == [True, False]
     kept = draw(rows, {beam: [], other: [50]}, most=1)
     assert (kept.num_kept.tolist(), kept.has_ended.tolist()) == ([0, 1], [False, False])

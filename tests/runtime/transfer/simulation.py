@@ -21,10 +21,10 @@ from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, Sequenc
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
-from kvasir_runtime.scheduling.policies import waiting_queue
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 from kvasir_runtime.scheduling.update import Outcome
+from kvasir_runtime.scheduling.waiting import waiting_queue
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import Place
 from kvasir_runtime.transfer.connector import Page

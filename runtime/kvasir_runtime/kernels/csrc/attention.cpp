@@ -19,7 +19,7 @@ namespace {
 template <typename T>
 void compute_item(const Call& call, const Item& item, const Query* queries, Scratch& scratch, float* partials) {
 #if KVASIR_AMX
-    if (item.on_tiles) {
+    if (std::is_same_v<T, bf16> && call.use_amx && call.head_dim % 32 == 0) {
         for (int head = 0; head < item.kv_heads; head++) {
             Item one = item;
             one.kv_head += head;
@@ -40,23 +40,16 @@ void combine_splits(const Call& call, const SplitRequest& split, const float* pa
     const int dim = call.head_dim;
     const int64_t rows = int64_t(split.tokens) * call.heads, step = rows * (dim + 2);
     static thread_local Scratch scratch;
-    float* factors = scratch.at_least(split.splits);
+    float* outputs = scratch.at_least(dim);
     for (int64_t row = 0; row < rows; row++) {
-        const float* first = partials + (split.partial + row) * (dim + 2);
+        const float* from = partials + (split.partial + row) * (dim + 2);
         float row_max = -INFINITY, row_sum = 0;
-        for (int s = 0; s < split.splits; s++) row_max = std::max(row_max, first[s * step]);
-        for (int s = 0; s < split.splits; s++) {
-            factors[s] = std::exp(first[s * step] - row_max);
-            row_sum += first[s * step + 1] * factors[s];
-        }
-        T* to = (T*)call.out + (call.query_starts[split.request] + row / call.heads) * call.out_stride +
-                row % call.heads * dim;
-        for (int d = 0; d < dim; d += LANES) {
-            vfloat total = {};
-            for (int s = 0; s < split.splits; s++)
-                total += load(first + s * step + 2 + d, dim - d) * factors[s];
-            store(to + d, total / row_sum, dim - d);
-        }
+        std::fill(outputs, outputs + dim, 0.0f);
+        for (int s = 0; s < split.splits; s++, from += step)
+            merge_split(dim, from + 2, from[0], from[1], outputs, row_max, row_sum);
+        write_row(outputs, row_sum, dim,
+                  (T*)call.out + (call.query_starts[split.request] + row / call.heads) * call.out_stride +
+                      row % call.heads * dim);
     }
 }
 

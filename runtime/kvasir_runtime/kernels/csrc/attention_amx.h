@@ -1,5 +1,4 @@
-// An item on AMX tiles, for many query rows in bfloat16.
-//
+// An item in bfloat16 on AMX tiles, those of few query rows too: tiles sum in an order of their own.
 #pragma once
 
 #include "attention_columns.h"
@@ -129,21 +128,16 @@ inline void accumulate_tiles(const uint32_t* weights, const uint32_t* values, in
 inline void attend_item_tiles(const Call& call, const Item& item, const Query* queries, Scratch& scratch,
                               float* partials) {
     const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, groups = (rows + TILE - 1) / TILE;
-    float* memory = scratch.at_least(int64_t(ROWS) * dim * 3 / 2 + int64_t(KEYS) * dim + 2 * KEYS * ROWS + 4 * ROWS);
-    Tile result;
-    result.outputs = memory;
-    result.row_max = result.outputs + ROWS * dim;
-    result.row_sum = result.row_max + ROWS;
+    float* memory = scratch.at_least(Results::floats(call, item) + int64_t(ROWS) * dim / 2 + int64_t(KEYS) * dim +
+                                     2 * KEYS * ROWS);
+    Results result(call, item, rows, memory);
     Tiles tiles;
-    tiles.scores = result.row_sum + ROWS;
+    tiles.scores = memory + Results::floats(call, item);
     tiles.queries = (uint32_t*)(tiles.scores + KEYS * ROWS);
     tiles.keys = (bf16*)(tiles.queries + ROWS * dim / 2);
     tiles.values = (uint32_t*)(tiles.keys + KEYS * dim);
     tiles.weights = tiles.values + KEYS * dim / 2;
 
-    memset(result.outputs, 0, groups * TILE * dim * sizeof(float));
-    std::fill(result.row_max, result.row_max + ROWS, -INFINITY);
-    std::fill(result.row_sum, result.row_sum + ROWS, 0.0f);
     load_query_columns(call, item, queries, item.kv_head, tiles.queries);
     const Sight sight(call, queries, rows);
     const TileShapes shapes;
@@ -168,6 +162,7 @@ inline void attend_item_tiles(const Call& call, const Item& item, const Query* q
             load_weight_tiles(scores, count, tiles.weights);
             accumulate_tiles(tiles.weights, tiles.values, count, outputs, dim);
         }
+        if (tile_start % SPLIT == 0 && next.count > 0) result.end_split();
     }
     _tile_release();
     write_result<bf16>(call, item, queries, result, partials);

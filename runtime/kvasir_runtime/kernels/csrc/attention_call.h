@@ -63,29 +63,31 @@ struct Item {
     int kv_head, kv_heads;
     int first_query, tokens;  // of Plan.queries
     int first_key, end_key;
-    bool on_tiles;            // computed by AMX
     int64_t cost() const { return int64_t(end_key - first_key) * tokens * kv_heads; }
 };
 
-// The keys of one tile, as offsets of their rows into the caches, alike for keys and values.
+// The keys of one tile, as offsets of their rows into the caches, alike for keys and values. It begins at a multiple of
+// KEYS for every query: those before the item's first key, which no row sees, are copies of that one.
 struct KeyTile {
     int begin = 0, count = 0;
     int64_t offsets[KEYS];
 };
 
 inline void find_keys(const Call& call, const Item& item, int tile_start, KeyTile& tile) {
-    tile.begin = std::max(tile_start, item.first_key);
-    tile.count = std::max(0, std::min(tile_start + KEYS, item.end_key) - tile.begin);
+    tile.begin = tile_start;
+    tile.count = std::max(0, std::min(KEYS, item.end_key - tile_start));
     if (tile.count == 0) return;
-    const int32_t* block = call.blocks_of(item.request) + tile.begin / call.block_size;
-    int in_block = tile.begin % call.block_size;
-    for (int k = 0; k < tile.count; k++, in_block++) {
+    const int first_key = std::max(tile_start, item.first_key), unseen = first_key - tile_start;
+    const int32_t* block = call.blocks_of(item.request) + first_key / call.block_size;
+    int in_block = first_key % call.block_size;
+    for (int k = unseen; k < tile.count; k++, in_block++) {
         if (in_block == call.block_size) {
             in_block = 0;
             block++;
         }
         tile.offsets[k] = *block * call.block_stride + in_block * call.slot_stride;
     }
+    std::fill(tile.offsets, tile.offsets + unseen, tile.offsets[unseen]);
 }
 
 // Fetches the next keys and values a few lines at a time between the arithmetic, in the order in which they lie in

@@ -1,10 +1,9 @@
-// The division of a step's attention into items, by request alone: query tiles of fixed size, key tiles at fixed
-// absolute positions, splits of fixed length. Threads and neighbours decide only who computes an item and when, so a request's
-// result does not depend on them.
+// The division of a step's attention into items. A token's numbers follow from its position alone: key tiles and splits
+// lie at fixed positions, and what splits gave is merged in their order, within an item or after it. Threads, neighbours
+// and the cut of a prompt into chunks decide only who computes what and when.
 #pragma once
 
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "attention_call.h"
@@ -13,7 +12,6 @@
 namespace kvasir {
 
 constexpr int SPLIT_MAX_QUERY = 16;  // tokens: a decode with its drafts; longer chunks have query tiles enough
-constexpr int AMX_MIN_ROWS = 16;     // fewer leave tiles mostly empty
 
 // A request whose keys are split: rows [partial, partial + splits * tokens * heads) of the partial results, by split.
 struct SplitRequest {
@@ -37,17 +35,8 @@ struct SplitReader {
     int64_t partial;
 };
 
-// The readers of a split by its blocks, so that those who share a prefix read it once; those on AMX tiles apart.
-using SplitReaders = std::map<std::pair<bool, std::vector<int32_t>>, std::vector<SplitReader>>;
-
-inline bool goes_on_tiles(const Step& step, int query_len) {
-#if KVASIR_AMX
-    return step.use_amx && step.dtype == BFLOAT16 && step.head_dim % 32 == 0 &&
-           query_len * step.group() >= AMX_MIN_ROWS;
-#else
-    return false;
-#endif
-}
+// The readers of a split by its blocks, so that those who share a prefix read it once.
+using SplitReaders = std::map<std::vector<int32_t>, std::vector<SplitReader>>;
 
 inline int query_len_of(const Step& step, int request) {
     return step.query_starts[request + 1] - step.query_starts[request];
@@ -65,10 +54,9 @@ inline int add_queries(Plan& plan, int request, int query_len, int64_t partial) 
 
 inline void add_split(Plan& plan, const SplitReader& reader, int first_key, int end_key, int heads_each) {
     const int queries = add_queries(plan, reader.request, reader.query_len, reader.partial);
-    const bool on_tiles = goes_on_tiles(plan.step, reader.query_len);
     for (int head = 0; head < plan.step.kv_heads; head += heads_each)
         plan.items.push_back({reader.request, head, std::min(heads_each, plan.step.kv_heads - head), queries,
-                              reader.query_len, first_key, end_key, on_tiles});
+                              reader.query_len, first_key, end_key});
 }
 
 // Few tokens over many keys: one query tile, divided along the keys. Whole splits are put aside in `readers`, by split,
@@ -85,7 +73,7 @@ inline void split_keys(Plan& plan, int request, int query_len, int heads_each, s
             const int32_t* blocks = step.blocks_of(request) + begin / step.block_size;
             if (int(readers.size()) <= split) readers.resize(split + 1);
             const std::vector<int32_t> split_blocks(blocks, blocks + SPLIT / step.block_size);
-            readers[split][{goes_on_tiles(step, query_len), split_blocks}].push_back(reader);
+            readers[split][split_blocks].push_back(reader);
         } else {
             add_split(plan, reader, std::max(first_key, begin), std::min(seq_len, end), heads_each);
         }
@@ -105,7 +93,7 @@ inline int tile_tokens(const Step& step, int tokens) {
 // Whole splits: as many of their readers in an item as fill a query tile.
 inline void add_shared_splits(Plan& plan, const std::vector<SplitReaders>& readers, int heads_each) {
     for (int split = 0; split < int(readers.size()); split++)
-        for (const auto& [key, together] : readers[split]) {
+        for (const auto& [blocks, together] : readers[split]) {
             int all_tokens = 0, longest = 0;
             for (const SplitReader& reader : together) {
                 all_tokens += reader.query_len;
@@ -125,8 +113,7 @@ inline void add_shared_splits(Plan& plan, const std::vector<SplitReaders>& reade
                 for (size_t i = first; i < next; i++)
                     add_queries(plan, together[i].request, together[i].query_len, together[i].partial);
                 for (int head = 0; head < plan.step.kv_heads; head++)
-                    plan.items.push_back({together[first].request, head, 1, first_query, tokens, begin, begin + SPLIT,
-                                          key.first});
+                    plan.items.push_back({together[first].request, head, 1, first_query, tokens, begin, begin + SPLIT});
             }
         }
 }
@@ -140,7 +127,7 @@ inline void tile_queries(Plan& plan, int request, int query_len) {
             const int position = step.seq_lens[request] - query_len + token;
             const int tokens = std::min(tokens_each, query_len - token);
             plan.items.push_back({request, head, 1, queries + token, tokens, step.first_key_seen(position),
-                                  position + tokens, goes_on_tiles(step, query_len)});
+                                  position + tokens});
         }
 }
 

@@ -231,13 +231,10 @@ void attend_item_products(const Call& call, const Item& item, const Query* item_
     const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, heads = item.kv_heads;
     const bool is_few = rows <= FEW_ROWS;
     const int64_t per_head = int64_t(ROWS) * dim, head_words = per_head / NUMBERS;
-    float* memory = scratch.at_least(heads * (per_head + head_words + 2 * ROWS) + 2 * KEYS * ROWS + 2 * KEYS * dim);
-    Tile result;
-    result.outputs = memory;
-    uint32_t* queries = (uint32_t*)(result.outputs + heads * per_head);
-    result.row_max = (float*)(queries + heads * head_words);
-    result.row_sum = result.row_max + heads * ROWS;
-    float* scores = result.row_sum + heads * ROWS;
+    float* memory = scratch.at_least(Results::floats(call, item) + heads * head_words + 2 * KEYS * (ROWS + dim));
+    Results result(call, item, rows, memory);
+    uint32_t* queries = (uint32_t*)(memory + Results::floats(call, item));
+    float* scores = (float*)(queries + heads * head_words);
     uint32_t* weights = (uint32_t*)(NUMBERS == 1 ? scores : scores + KEYS * ROWS);
     uint32_t* values = (uint32_t*)(scores + 2 * KEYS * ROWS);
     uint32_t* layout = values + KEYS * dim;
@@ -248,10 +245,7 @@ void attend_item_products(const Call& call, const Item& item, const Query* item_
             load_query_columns(call, item, item_queries, item.kv_head + h, pairs);
             Products::columns(pairs, (rows + LANES - 1) / LANES * dim / 2, to);
         }
-        memset(result.outputs + h * per_head, 0, (rows + LANES - 1) / LANES * LANES * dim * sizeof(float));
     }
-    std::fill(result.row_max, result.row_max + heads * ROWS, -INFINITY);
-    std::fill(result.row_sum, result.row_sum + heads * ROWS, 0.0f);
     const Sight sight(call, item_queries, is_few ? 0 : rows);
 
     KeyTile current, next;
@@ -293,6 +287,7 @@ void attend_item_products(const Call& call, const Item& item, const Query* item_
             attend_columns<Products>(tile, queries + h * head_words, sight, prefetch);
             prefetch.fetch_rest();
         }
+        if (tile_start % SPLIT == 0 && next.count > 0) result.end_split();
     }
     write_result<bf16>(call, item, item_queries, result, partials);
 }

@@ -15,9 +15,80 @@ struct Tile {
     float* query;    // [ROWS][dim]
     float* scores;   // [ROWS][KEYS]
     uint32_t* keys;  // transposed: bf16 pairs [dim / 2][KEYS], or float32 [dim][KEYS]
-    float* outputs;  // [kv_heads][ROWS][dim], before the division by row_sum
+};
+
+// Adds a row of one split to that of the splits before it, in place. Not inlined: everywhere it must round alike.
+__attribute__((noinline)) inline void merge_split(int dim, const float* split, float split_max, float split_sum,
+                                                  float* outputs, float& row_max, float& row_sum) {
+    if (split_max == -INFINITY) return;  // the row sees none of its keys
+    const float new_max = std::max(row_max, split_max);
+    const vfloat kept = exponential(splat(row_max - new_max)), added = exponential(splat(split_max - new_max));
+    for (int d = 0; d < dim; d += LANES)
+        store(outputs + d, load(outputs + d, dim - d) * kept + load(split + d, dim - d) * added, dim - d);
+    row_sum = row_sum * kept[0] + split_sum * added[0];
+    row_max = new_max;
+}
+
+// The results of an item's rows, before the division by row_sum: of one split of the keys at a time, which are merged.
+class Results {
+   public:
+    float* outputs;  // of the split at hand: [kv_heads][ROWS][dim]
     float* row_max;  // [kv_heads][ROWS] largest score so far
     float* row_sum;  // [kv_heads][ROWS] sum of exponentials so far
+
+    static int64_t floats(const Call& call, const Item& item) { return 2 * one(call, item); }
+
+    // In `memory` of so many floats. `rows` of each head are used.
+    Results(const Call& call, const Item& item, int rows, float* memory)
+        : heads_(item.kv_heads), rows_(rows), dim_(call.head_dim) {
+        merged_ = memory + one(call, item);
+        clear(memory);
+    }
+
+    // To be called when all of a split's keys are summed up.
+    void end_split() {
+        float* const split = outputs;
+        float *const split_max = row_max, *const split_sum = row_sum;
+        if (!is_merged_) {
+            clear(merged_);
+            is_merged_ = true;
+        } else {
+            place(merged_);
+        }
+        for (int h = 0; h < heads_; h++)
+            for (int at = h * ROWS; at < h * ROWS + rows_; at++)
+                merge_split(dim_, split + int64_t(at) * dim_, split_max[at], split_sum[at],
+                            outputs + int64_t(at) * dim_, row_max[at], row_sum[at]);
+        clear(split);
+    }
+
+    // Leaves the results of all splits in place of the last one's.
+    void end() {
+        if (!is_merged_) return;
+        end_split();
+        place(merged_);
+    }
+
+   private:
+    static int64_t one(const Call& call, const Item& item) { return int64_t(item.kv_heads) * ROWS * (call.head_dim + 2); }
+
+    void place(float* memory) {
+        outputs = memory;
+        row_max = outputs + int64_t(heads_) * ROWS * dim_;
+        row_sum = row_max + heads_ * ROWS;
+    }
+
+    void clear(float* memory) {
+        place(memory);
+        const int used = (rows_ + 15) / 16 * 16;  // columns are computed 16 at a time
+        for (int h = 0; h < heads_; h++) memset(outputs + int64_t(h) * ROWS * dim_, 0, used * dim_ * sizeof(float));
+        std::fill(row_max, row_max + heads_ * ROWS, -INFINITY);
+        std::fill(row_sum, row_sum + heads_ * ROWS, 0.0f);
+    }
+
+    int heads_, rows_, dim_;
+    float* merged_;
+    bool is_merged_ = false;
 };
 
 #if defined(__AVX512F__)
@@ -247,14 +318,21 @@ void load_query(const Call& call, const Item& item, const Query* queries, int kv
 }
 
 template <typename T>
-void write_result(const Call& call, const Item& item, const Query* queries, const Tile& tile, float* partials) {
+inline void write_row(const float* outputs, float row_sum, int dim, T* to) {
+    const float factor = row_sum > 0 ? 1.0f / row_sum : 0.0f;
+    for (int d = 0; d < dim; d += LANES) store(to + d, load(outputs + d, dim - d) * factor, dim - d);
+}
+
+template <typename T>
+void write_result(const Call& call, const Item& item, const Query* queries, Results& result, float* partials) {
+    result.end();
     const int group = call.group(), dim = call.head_dim;
     for (int h = 0; h < item.kv_heads; h++)
         for (int row = 0; row < item.tokens * group; row++) {
             const Query& query = queries[row / group];
             const int head = (item.kv_head + h) * group + row % group;
-            float* outputs = tile.outputs + int64_t(h * ROWS + row) * dim;
-            const float row_max = tile.row_max[h * ROWS + row], row_sum = tile.row_sum[h * ROWS + row];
+            const float* outputs = result.outputs + int64_t(h * ROWS + row) * dim;
+            const float row_max = result.row_max[h * ROWS + row], row_sum = result.row_sum[h * ROWS + row];
             if (query.partial >= 0) {
                 float* to = partials + (query.partial + head) * (dim + 2);
                 to[0] = row_max;
@@ -262,9 +340,7 @@ void write_result(const Call& call, const Item& item, const Query* queries, cons
                 memcpy(to + 2, outputs, dim * sizeof(float));
                 continue;
             }
-            T* to = (T*)call.out + query.token * call.out_stride + head * dim;
-            const float factor = row_sum > 0 ? 1.0f / row_sum : 0.0f;
-            for (int d = 0; d < dim; d += LANES) store(to + d, load(outputs + d, dim - d) * factor, dim - d);
+            write_row(outputs, row_sum, dim, (T*)call.out + query.token * call.out_stride + head * dim);
         }
 }
 
@@ -274,21 +350,14 @@ void attend_item(const Call& call, const Item& item, const Query* item_queries, 
     const int group = call.group(), dim = call.head_dim, rows = item.tokens * group, heads = item.kv_heads;
     const int words = dim * int(sizeof(T)) / 4;
     const int64_t per_head = int64_t(ROWS) * dim;
-    float* memory =
-        scratch.at_least(2 * heads * per_head + ROWS * KEYS + int64_t(words) * KEYS + 2 * heads * ROWS + 256);
+    float* queries = scratch.at_least(heads * per_head + ROWS * KEYS + int64_t(words) * KEYS +
+                                      Results::floats(call, item) + 256);
     Tile tile;
-    tile.outputs = memory;
-    float* queries = tile.outputs + heads * per_head;
     tile.scores = queries + heads * per_head;
     tile.keys = (uint32_t*)(tile.scores + ROWS * KEYS);
-    tile.row_max = (float*)(tile.keys + int64_t(words) * KEYS);
-    tile.row_sum = tile.row_max + heads * ROWS;
-    for (int h = 0; h < heads; h++) {
+    Results result(call, item, rows, (float*)(tile.keys + int64_t(words) * KEYS));
+    for (int h = 0; h < heads; h++)
         load_query<T>(call, item, item_queries, item.kv_head + h, queries + h * per_head);
-        memset(tile.outputs + h * per_head, 0, rows * dim * sizeof(float));
-    }
-    std::fill(tile.row_max, tile.row_max + heads * ROWS, -INFINITY);
-    std::fill(tile.row_sum, tile.row_sum + heads * ROWS, 0.0f);
 
     const uint32_t* key_rows[KEYS];
     const T* value_rows[KEYS];
@@ -318,15 +387,16 @@ void attend_item(const Call& call, const Item& item, const Query* item_queries, 
                 const int row_end = std::min(count, position + 1 - begin);
                 float* scores = tile.scores + row * KEYS;
                 float rescale =
-                    softmax(call, scores, row_begin, row_end, tile.row_max[at], tile.row_sum[at], scores);
-                if (rescale != 1.0f) scale_row(tile.outputs + int64_t(at) * dim, dim, rescale);
+                    softmax(call, scores, row_begin, row_end, result.row_max[at], result.row_sum[at], scores);
+                if (rescale != 1.0f) scale_row(result.outputs + int64_t(at) * dim, dim, rescale);
             }
-            float* outputs = tile.outputs + h * per_head;
+            float* outputs = result.outputs + h * per_head;
             accumulate<T>(tile.scores, rows, value_rows, 0, count, outputs, dim, prefetch);
             prefetch.fetch_rest();
         }
+        if (tile_start % SPLIT == 0 && next.count > 0) result.end_split();
     }
-    write_result<T>(call, item, item_queries, tile, partials);
+    write_result<T>(call, item, item_queries, result, partials);
 }
 
 }  // namespace kvasir
