@@ -188,7 +188,18 @@ class UpstreamUnavailableError(UpstreamError):
 
 
 class UpstreamBusyError(UpstreamUnavailableError):
-    """A 503 that says when to come back: the endpoint drains, or is full."""
+    """A 429, or a 503 that says when to come back: the endpoint drains, or is full, for `seconds` or so."""
+
+    is_endpoints_fault = False
+
+    def __init__(self, message: str, reason: str, seconds: float) -> None:
+        super().__init__(message, reason)
+        self.seconds = seconds
+
+
+class UpstreamDoubtfulError(UpstreamError):
+    """The endpoint answered 401, 403, 404 or 405: its own fault (another key, another model) where others answer the
+    request, the request's where they do not."""
 
     is_endpoints_fault = False
 

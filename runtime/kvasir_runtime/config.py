@@ -157,6 +157,11 @@ class SchedulerConfig:
     scheduling_policy: Literal["fcfs", "priority", "fair"] = option(
         "order of waiting requests: arrival, priority, or equal shares by tenant", default="fcfs"
     )
+    priority_preemption_threshold: int = option(
+        "with --scheduling-policy priority, a request that lacks a row or KV blocks takes them from running ones whose "
+        "priority is worse by so much; 0: it waits for them",
+        default=10,
+    )
     async_scheduling: bool | None = option(
         "plan the next step while the current one runs; default: on CUDA only, where it costs no core", default=None
     )

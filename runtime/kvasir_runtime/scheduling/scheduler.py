@@ -345,6 +345,7 @@ def make_scheduler(
     limits: SchedulerLimits,
     *,
     policy: PolicyName,
+    preemption_threshold: int = 0,
     num_blocks: int,
     block_size: int,
     groups: tuple[KvGroup, ...],
@@ -354,4 +355,4 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler over blocks of its own."""
     kv = KvCache(num_blocks, block_size, groups, enable_prefix_caching=enable_prefix_caching, event_log=event_log)
-    return Scheduler(limits, kv, waiting_queue(policy), depth)
+    return Scheduler(limits, kv, waiting_queue(policy, preemption_threshold), depth)

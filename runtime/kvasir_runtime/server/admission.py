@@ -4,7 +4,7 @@ The state lies in shared rows, so every process drains when one is told to and e
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from kvasir_runtime.errors import ServerUnavailableError
 from kvasir_runtime.server.errors import error_response
 from kvasir_runtime.shared_rows import SharedRows
 
-GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 # The layout of a row. The server drains when any row's first slot says so.
 DRAINING, REQUESTS, SEQUENCES = range(NUM_SLOTS := 3)
 
@@ -82,14 +81,15 @@ def forget_process(ipc_dir: Path, api_server_count: int, api_index: int) -> None
 
 
 class AdmissionMiddleware:
-    """Around the routes that generate, until the last byte of the answer is out."""
+    """Around the routes of these paths, which generate, until the last byte of the answer is out."""
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+    def __init__(self, app: ASGIApp, admission: Admission, paths: Set[str]) -> None:
         self._app = app
         self._admission = admission
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING_PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
         try:

@@ -41,7 +41,7 @@ from kvasir_runtime.server.client_limits import API_LIMITS, ApiLimits
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder
-from kvasir_runtime.server.sampling import load_sampling_defaults
+from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 from kvasir_runtime.service_secret import service_secret
