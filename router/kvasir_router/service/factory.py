@@ -10,7 +10,7 @@ import aiohttp
 
 from kvasir_router.admission.admission import Admission, QueueLimits
 from kvasir_router.admission.tenant_limits import TenantLimits
-from kvasir_router.config import PolicyName, RouterConfig
+from kvasir_router.config import PolicyName, ProbeLimits, RouterConfig
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
@@ -84,10 +84,12 @@ class ServiceFactory:
         peer_feed: "PeerFeed | None",
         tuning: Tuning = TUNING,
         prefix_memory: PrefixMemory | None = None,
+        take_heard: Callable[[str], bool] = lambda url: False,
     ) -> None:
         self._tuning = tuning
         self._config = config
         self._session = session
+        self._take_heard = take_heard
         self._probe_pace = ProbePace()
         self._tenant_limits = tenant_limits
         self._decisions = decisions
@@ -140,6 +142,8 @@ class ServiceFactory:
             self._probe_pace,
             migration if config.kv_transfer_port else None,
             self._tuning.probes,
+            ProbeLimits(config.probe_timeout, config.probe_failures, config.hung_after),
+            self._take_heard,
         )
         return Service(
             settings.name,

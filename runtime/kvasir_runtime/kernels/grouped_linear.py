@@ -14,11 +14,10 @@ from typing import Protocol
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.expert_groups import ExpertGroups
+from kvasir_runtime.kernels.experts import ExpertGroups
 from kvasir_runtime.kernels.linear import PATHS
-from kvasir_runtime.kernels.linear_choice import Choice, measured_choice
+from kvasir_runtime.kernels.linear_choice import measured_choice
 from kvasir_runtime.kernels.linear_weight import (
-    CLASS_ENDS,
     VARIANTS,
     LinearWeight,
     NativeWeight,
@@ -63,26 +62,25 @@ def make_grouped_weight(weights: Iterator[torch.Tensor], num_experts: int, path:
     if path not in PATHS:
         raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
     library = load_library()
-    choice = Choice("torch", ()) if first.dtype != torch.bfloat16 else _choice(library, path, *first.shape)
-    if choice.form == "packed" and library is not None:
-        return PackedExperts(library, weights, num_experts, choice.variants)
-    form = OneDnnWeight if choice.form == "onednn" else PlainWeight
+    choice = "torch" if first.dtype != torch.bfloat16 else _choice(library, path, *first.shape)
+    if choice in VARIANTS and library is not None:
+        return PackedExperts(library, weights, num_experts, choice)
+    form = OneDnnWeight if choice == "onednn" else PlainWeight
     return SeparateExperts([form(weight, None) for weight in weights], first.shape[0])
 
 
-def _choice(library: CDLL | None, path: str, outputs: int, inputs: int) -> Choice:
+def _choice(library: CDLL | None, path: str, outputs: int, inputs: int) -> str:
     if path == "onednn":
         check_onednn()
     if path in ("torch", "onednn"):
-        return Choice(path, ())
+        return path
     if path != "auto" and library is None:
         raise ConfigurationError(f"linear path {path!r} needs compiled kernels but no compiler was found; install g++")
     if path in VARIANTS:
         if library is not None and not library.kvasir_linear_has(VARIANTS[path]):
             raise ConfigurationError(f"linear path {path!r} needs instructions that this CPU lacks; use 'auto'")
-        return Choice("packed", (path,) * (len(CLASS_ENDS) + 1))
-    # One call for all experts is three times faster than oneDNN's for each: what is measured is its instructions.
-    return measured_choice(library, outputs, inputs, torch.get_num_threads(), library is not None)
+        return path
+    return measured_choice(library, outputs, inputs, torch.get_num_threads())
 
 
 class SeparateExperts:
@@ -119,14 +117,10 @@ class SeparateExperts:
 class PackedExperts:
     """Our panels of all experts, multiplied in one call on all threads."""
 
-    def __init__(
-        self, library: CDLL, weights: Iterator[torch.Tensor], num_experts: int, variants: tuple[str, ...]
-    ) -> None:
-        """`variants` names the instructions for each class of rows, as of a `PackedWeight`."""
+    def __init__(self, library: CDLL, weights: Iterator[torch.Tensor], num_experts: int, variant: str) -> None:
+        """`variant` as of a `PackedWeight`."""
         self._library = library
-        self._variants = variants
-        self._codes = (ctypes.c_int32 * len(variants))(*(VARIANTS[variant] for variant in variants))
-        self._class_ends = (ctypes.c_int64 * len(CLASS_ENDS))(*CLASS_ENDS)
+        self._variant = variant
         self._native = (NativeWeight * num_experts)()
         self._panels = []
         for index, weight in enumerate(weights):
@@ -136,7 +130,7 @@ class PackedExperts:
 
     @property
     def name(self) -> str:
-        return "packed:" + "/".join(self._variants)
+        return f"packed:{self._variant}"
 
     def multiply_tokens(self, x: torch.Tensor, groups: ExpertGroups) -> torch.Tensor:
         return self._multiply(x, groups, gathers=True)
@@ -149,7 +143,7 @@ class PackedExperts:
         out = torch.empty((len(groups.pairs), self._num_outputs), dtype=torch.bfloat16)
         self._library.kvasir_grouped_linear(
             *(ctypes.addressof(self._native), len(self._native), groups.ends.data_ptr(), groups.pairs.data_ptr()),
-            *(groups.top_k, gathers, ctypes.addressof(self._codes), ctypes.addressof(self._class_ends)),
+            *(groups.top_k, gathers, VARIANTS[self._variant]),
             *(x.data_ptr(), x.stride(0), out.data_ptr(), self._num_outputs),
         )
         return out

@@ -53,15 +53,13 @@ def make_weight(weight: torch.Tensor, bias: torch.Tensor | None = None, path: st
     if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
         return PlainWeight(weight, bias)
     library = load_library()
-    if path == "auto":
-        return choose_weight(library, weight, bias)
     if path == "onednn":
         check_onednn()
         return OneDnnWeight(weight, bias)
+    if path == "auto" or (path == "packed" and library is not None):
+        return choose_weight(library, weight, bias)
     if library is None:
         raise ConfigurationError(f"linear path {path!r} needs compiled kernels but no compiler was found; install g++")
-    if path == "packed":
-        return choose_weight(library, weight, bias, only_packed=True)
     if not library.kvasir_linear_has(VARIANTS[path]):
         raise ConfigurationError(f"linear path {path!r} needs instructions that this CPU or compiler lacks; use 'auto'")
-    return PackedWeight(library, weight, bias, (path,) * 4)
+    return PackedWeight(library, weight, bias, path)

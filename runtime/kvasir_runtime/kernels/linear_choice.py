@@ -3,6 +3,9 @@
 Which is fastest cannot be known from the instruction set: bf16 dot products are four times faster than float32 on one
 maker's cores and slower than it on another's. What is timed is one thread's share in that thread's processor time, so
 that neighbours on a busy machine, or a CPU quota, do not decide.
+
+One form serves every number of rows. Where our kernels are compiled only their variants stand for choice, since they
+alone promise that a row's product does not depend on the others (docs/decisions/0038-a-rows-numbers-are-its-own.md).
 """
 
 import functools
@@ -12,12 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import CDLL
-from dataclasses import dataclass
 
 import torch
 
 from kvasir_runtime.kernels.linear_weight import (
-    MEASURED_ROWS,
     VARIANTS,
     LinearWeight,
     OneDnnWeight,
@@ -27,6 +28,9 @@ from kvasir_runtime.kernels.linear_weight import (
 )
 
 logger = logging.getLogger(__name__)
+
+MEASURED_ROWS = (1, 8, 64, 256)
+"""One stream, some, many, prefill."""
 
 MOST_MEASURED_WEIGHTS = 2 * 1024 * 1024
 """A larger weight is judged by its first rows: what is timed must outgrow the L2 cache, no more."""
@@ -42,36 +46,27 @@ Measure = Callable[[dict[str, Multiply], torch.Tensor], dict[str, float]]
 """Seconds of a product by candidate."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    form: str
-    """torch, onednn or packed."""
-    variants: tuple[str, ...]
-    """Of a packed weight: the instructions for each class of rows."""
-
-
-def choose_weight(
-    library: CDLL | None, weight: torch.Tensor, bias: torch.Tensor | None, only_packed: bool = False
-) -> LinearWeight:
+def choose_weight(library: CDLL | None, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearWeight:
     """The weight in its fastest form. Measured once for each shape and number of threads in a process."""
-    choice = measured_choice(library, *weight.shape, torch.get_num_threads(), only_packed)
-    if choice.form == "packed" and library is not None:
-        return PackedWeight(library, weight, bias, choice.variants)
-    return OneDnnWeight(weight, bias) if choice.form == "onednn" else PlainWeight(weight, bias)
+    choice = measured_choice(library, *weight.shape, torch.get_num_threads())
+    if library is not None:
+        return PackedWeight(library, weight, bias, choice)
+    return OneDnnWeight(weight, bias) if choice == "onednn" else PlainWeight(weight, bias)
 
 
 @functools.cache
-def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads: int, only_packed: bool) -> Choice:
-    """The fastest form for weights [outputs, inputs], whose product so many threads share."""
+def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads: int) -> str:
+    """The fastest of VARIANTS, or without our kernels of torch and onednn, for weights [outputs, inputs], whose product
+    so many threads share."""
     started = time.perf_counter()
     share = min(-(-outputs // num_threads), MOST_MEASURED_WEIGHTS // inputs)
     with _one_thread():
-        candidates = _candidates(library, _noise(max(16, share // 16 * 16), inputs), only_packed)
+        candidates = _candidates(library, _noise(max(16, share // 16 * 16), inputs))
         times = {rows: measure(candidates, _noise(rows, inputs)) for rows in MEASURED_ROWS}
     choice = decide(times)
     logger.info(
         "linear %dx%d on %d threads: %s (measured in %.2f s; us by rows: %s)",
-        *(outputs, inputs, num_threads, " ".join((choice.form, *choice.variants)), time.perf_counter() - started),
+        *(outputs, inputs, num_threads, choice, time.perf_counter() - started),
         {rows: {name: round(seconds * 1e6) for name, seconds in of.items()} for rows, of in times.items()},
     )
     return choice
@@ -105,42 +100,31 @@ def dot_is_faster(library: CDLL, measure: Measure = measure) -> bool:
     """Whether bf16 dot products beat float32 multiply-adds here, measured once in a process: for other kernels."""
     if not library.kvasir_linear_has(VARIANTS["dot"]):
         return False
-    packed = PackedWeight(library, _noise(256, 256), None, ("fma",) * len(MEASURED_ROWS))
-    ways: dict[str, Multiply] = {
-        variant: packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply for variant in ("fma", "dot")
-    }
+    packed = PackedWeight(library, _noise(256, 256), None, "fma")
+    ways: dict[str, Multiply] = {variant: packed.with_variant(variant).multiply for variant in ("fma", "dot")}
     with _one_thread():
         times = measure(ways, _noise(MEASURED_ROWS[2], 256))
     return times["dot"] < times["fma"]
 
 
-def decide(times: dict[int, dict[str, float]]) -> Choice:
-    """From seconds by number of rows and candidate: the form whose best variants lose least over all of them."""
-    packed = {rows: {name: of[name] for name in of if name in VARIANTS} for rows, of in times.items()}
-    costs: dict[str, float] = {}
-    for form in ("torch", "onednn"):
-        if all(form in of for of in times.values()):
-            costs[form] = sum(math.log(of[form]) for of in times.values())
-    if all(packed.values()):
-        costs["packed"] = sum(math.log(min(of.values())) for of in packed.values())
-    form = min(costs, key=costs.__getitem__)
-    if form != "packed":
-        return Choice(form, ())
-    return Choice(form, tuple(min(of, key=of.__getitem__) for of in packed.values()))
+def decide(times: dict[int, dict[str, float]]) -> str:
+    """From seconds by number of rows and candidate: the candidate that loses least over all of them."""
+    candidates = next(iter(times.values()))
+    return min(candidates, key=lambda name: sum(math.log(of[name]) for of in times.values()))
 
 
-def _candidates(library: CDLL | None, weight: torch.Tensor, only_packed: bool) -> dict[str, Multiply]:
-    candidates: dict[str, Multiply] = {}
-    if not only_packed:
-        candidates["torch"] = PlainWeight(weight, None).multiply
+def _candidates(library: CDLL | None, weight: torch.Tensor) -> dict[str, Multiply]:
+    if library is None:
+        candidates: dict[str, Multiply] = {"torch": PlainWeight(weight, None).multiply}
         if has_onednn():
             candidates["onednn"] = OneDnnWeight(weight, None).multiply
-    if library is not None:
-        packed = PackedWeight(library, weight, None, ("fma",) * len(MEASURED_ROWS))
-        for variant in VARIANTS:
-            if library.kvasir_linear_has(VARIANTS[variant]):
-                candidates[variant] = packed.with_variants((variant,) * len(MEASURED_ROWS)).multiply
-    return candidates
+        return candidates
+    packed = PackedWeight(library, weight, None, "fma")
+    return {
+        variant: packed.with_variant(variant).multiply
+        for variant in VARIANTS
+        if library.kvasir_linear_has(VARIANTS[variant])
+    }
 
 
 def _noise(rows: int, columns: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The forms in which a linear layer's weight is kept, each with its product: torch's, oneDNN's, and our packed panels.
 
-`row_class` sorts numbers of rows into the four batch sizes for which a packed weight may use different instructions.
+A packed weight is multiplied by the same instructions whatever the number of rows: each variant sums in an order of its
+own, and a row's product must not depend on how many there are.
 """
 
 import copy
@@ -16,20 +17,6 @@ from kvasir_runtime.kernels.huge_pages import use_huge_pages
 
 VARIANTS = {"fma": 0, "dot": 1, "amx": 2}
 """Instructions that can multiply our packed layout: float32 multiply-add, bf16 dot product, AMX tiles."""
-
-MEASURED_ROWS = (1, 8, 64, 256)
-"""The batch size that stands for each class of rows: one stream, some, many, prefill."""
-
-CLASS_ENDS = (2, 22, 128)
-"""The most rows of each class but the last."""
-
-
-def row_class(num_rows: int) -> int:
-    """Index into MEASURED_ROWS, by the nearest ratio."""
-    for index, end in enumerate(CLASS_ENDS):
-        if num_rows <= end:
-            return index
-    return len(CLASS_ENDS)
 
 
 class LinearWeight(Protocol):
@@ -121,27 +108,23 @@ class Panels:
 class PackedWeight:
     """Our panels, and the instructions that multiply them (csrc/linear.cpp)."""
 
-    def __init__(
-        self, library: CDLL, weight: torch.Tensor, bias: torch.Tensor | None, variants: tuple[str, ...]
-    ) -> None:
-        """`variants` names the instructions for each class of rows, in the order of MEASURED_ROWS."""
+    def __init__(self, library: CDLL, weight: torch.Tensor, bias: torch.Tensor | None, variant: str) -> None:
+        """`variant` is one of VARIANTS."""
         self._library = library
         self._outputs, self._inputs = weight.shape
         self._panels = Panels(library, weight, bias)
         self._address = ctypes.addressof(self._panels.native)
-        self._variants = variants
-        self._codes = tuple(VARIANTS[variant] for variant in variants)
+        self._variant = variant
 
-    def with_variants(self, variants: tuple[str, ...]) -> "PackedWeight":
+    def with_variant(self, variant: str) -> "PackedWeight":
         """The same memory, multiplied by other instructions."""
         other = copy.copy(self)
-        other._variants = variants
-        other._codes = tuple(VARIANTS[variant] for variant in variants)
+        other._variant = variant
         return other
 
     @property
     def name(self) -> str:
-        return "packed:" + "/".join(self._variants)
+        return f"packed:{self._variant}"
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() != 2:
@@ -151,9 +134,9 @@ class PackedWeight:
         num_rows = x.shape[0]
         out = torch.empty((num_rows, self._outputs), dtype=torch.bfloat16)
         if num_rows > 0:
-            code = self._codes[row_class(num_rows)]
             self._library.kvasir_linear(
-                *(self._address, code, x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), self._outputs)
+                *(self._address, VARIANTS[self._variant]),
+                *(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), self._outputs),
             )
         return out
 

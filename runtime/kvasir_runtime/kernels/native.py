@@ -36,7 +36,7 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
         _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _LONG,
     ],
     "kvasir_argmax": [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG],
-    "kvasir_uniform": [_POINTER, _POINTER, _POINTER, _LONG],
+    "kvasir_sample": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER],
     "kvasir_prepare_inputs": [
         *(_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG),
         *(_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER),
@@ -49,7 +49,7 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
     "kvasir_linear_rows": [_POINTER, _POINTER, _LONG, _POINTER],
     "kvasir_linear": [_POINTER, _INT, _POINTER, _LONG, _LONG, _POINTER, _LONG],
     "kvasir_grouped_linear": [
-        *(_POINTER, _LONG, _POINTER, _POINTER, _LONG, _INT, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _LONG),
+        *(_POINTER, _LONG, _POINTER, _POINTER, _LONG, _INT, _INT, _POINTER, _LONG, _POINTER, _LONG),
     ],
     "kvasir_route": [_INT, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT, _POINTER, _POINTER],
     "kvasir_group_by_expert": [_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER],

@@ -35,6 +35,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The token id that ended the sequence, if one did; it is the last of `new_token_ids`."""
     error: str | None = None
     """Says why, with finish_reason `error`."""
+    is_too_large: bool = False
+    """With an error: the engine cannot hold what was asked for, whenever it is asked."""
     kv_transfer_params: KvTransferParams | None = None
     """With the end of a request whose blocks are kept: what the engine that wants them is to be asked with."""
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 
+from kvasir_runtime.kernels.experts import group_by_expert_reference
+from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import PATHS, Linear, make_weight
 from kvasir_runtime.kernels.linear_weight import VARIANTS, has_onednn
 from kvasir_runtime.kernels.native import load_library
@@ -48,6 +50,26 @@ def test_a_row_is_multiplied_alike_among_any_number_of_rows(path: str, shape: tu
     x = noise(MANY, inputs, dtype=torch.bfloat16, seed=1)
     among_many = linear(x)
     assert [n for n in range(1, 41) if not torch.equal(linear(x[:n]), among_many[:n])] == []
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if runs_here(path)])
+def test_a_token_goes_through_its_experts_alike_among_any_number_of_tokens(path: str) -> None:
+    """Of 5 experts, so that some have one row, some many."""
+    weights = noise(5, 144, 200, dtype=torch.bfloat16)
+    experts = torch.randint(5, (MANY, 2), generator=torch.Generator().manual_seed(2)).int()
+    x = noise(MANY, 200, dtype=torch.bfloat16, seed=1)
+    grouped = make_grouped_weight(iter(weights), 5, path)
+
+    def products(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """By token and expert, of both products."""
+        groups = group_by_expert_reference(experts[:num_tokens], range(5))
+        order = groups.pairs.long().argsort()
+        by_pair = x[:num_tokens].repeat_interleave(2, dim=0)[groups.pairs.long()]
+        return grouped.multiply_tokens(x[:num_tokens], groups)[order], grouped.multiply_pairs(by_pair, groups)
+
+    among_many = products(MANY)
+    for n in range(1, 41):
+        assert all(torch.equal(few, many[: 2 * n]) for few, many in zip(products(n), among_many, strict=True)), n
 
 
 def attend(batch: PagedBatch, path: AttentionPath, window: int | None) -> torch.Tensor:

@@ -668,11 +668,11 @@ void kvasir_linear(const PackedWeight* weight, int variant, const void* x, int64
 
 // The products of a mixture of experts, `groups` weights of one shape: the rows of group g are the pairs of a token and an
 // expert pairs[ends[g - 1]] to pairs[ends[g]]. With `gathers`, x holds tokens and out the pairs in this order; without, x
-// holds the pairs in this order and out in the order of their numbers. `variants` holds the instructions for numbers of
-// rows up to each of the three `class_ends`, and beyond. Threads wait for each other only at the end.
+// holds the pairs in this order and out in the order of their numbers. Threads wait for each
+// other only at the end.
 void kvasir_grouped_linear(const PackedWeight* weights, int64_t groups, const int32_t* ends, const int32_t* pairs,
-                           int64_t top_k, int gathers, const int32_t* variants, const int64_t* class_ends,
-                           const void* x, int64_t x_stride, void* out, int64_t out_stride) {
+                           int64_t top_k, int gathers, int variant, const void* x, int64_t x_stride, void* out,
+                           int64_t out_stride) {
     const bool pays = ends[groups - 1] * weights->panels * weights->depth > 4096;
     on_all_threads(pays, [&](int thread, int threads) {
         for (int64_t group = 0; group < groups; group++) {
@@ -682,7 +682,6 @@ void kvasir_grouped_linear(const PackedWeight* weights, int64_t groups, const in
             (gathers ? product.x_pairs : product.out_pairs) = pairs;
             product.top_k = top_k;
             product = product.from(start);
-            const int variant = variants[std::lower_bound(class_ends, class_ends + 3, rows) - class_ends];
             const Division division(weights[group], rows, cached_panels(weights[group], variant), threads);
             // The odd block goes to another thread in each group.
             for (int64_t i = (thread + group) % threads; i < division.blocks(); i += threads)
