@@ -17,8 +17,6 @@ class StepCosts:
     """As in `StepResult`."""
 
     processor_seconds: float | None
-    proposer_seconds: float
-    is_catching_up: bool
     is_warming_up: bool
 
 
@@ -48,7 +46,5 @@ class PendingResult:
                 for feature, columns in self._columns.items()
             },
             processor_seconds=costs.processor_seconds,
-            proposer_seconds=costs.proposer_seconds,
-            is_catching_up=costs.is_catching_up,
             is_warming_up=costs.is_warming_up,
         )
