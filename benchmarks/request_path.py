@@ -3,7 +3,7 @@
     python benchmarks/request_path.py [--runtime FOLDER]
 
 A server of the example model is asked twice; while the second answer, of 20 tokens, is made, every Python function that
-runs in its processes is noted (sys.setprofile). What runs once a second anyway may be among them.
+runs in its processes is noted (sys.setprofile), but for those that also run while nobody asks.
 """
 
 import argparse
@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "models" / "kvasir-python-7m"
 PORT = 21_199
 NUM_TOKENS = 20
+IDLE, ASKED = 1, 2
 QUIET_SECONDS = 2.0
 """After which an idle core has told everybody how things stand."""
 
@@ -45,14 +46,24 @@ def calls(runtime: Path, folder: Path) -> list[set[str]]:
     server = Server("traced", command, PORT, environment, ready_path="/ready")
     try:
         server.start(folder / "log")
-        for is_on in (b"\0", b"\1"):
-            time.sleep(QUIET_SECONDS)
+        ask()
+        time.sleep(QUIET_SECONDS)
+        for period in (IDLE, ASKED):
             with switch.open("r+b") as file:
-                file.write(is_on)
-            ask()
+                file.write(bytes([period]))
+            if period == IDLE:
+                time.sleep(QUIET_SECONDS)
+            else:
+                ask()
     finally:
         server.stop()
-    return [set(file.read_text().splitlines()) for file in folder.iterdir() if file.name.isdigit()]
+    return [_only_asked(file) for file in folder.iterdir() if file.name.isdigit()]
+
+
+def _only_asked(file: Path) -> set[str]:
+    lines = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
+    idle, asked = ({call for period, call in lines if int(period) == wanted} for wanted in (IDLE, ASKED))
+    return asked - idle
 
 
 def main() -> None:

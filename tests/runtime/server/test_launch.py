@@ -13,7 +13,7 @@ import pytest
 
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.server.launch import listen
-from kvasir_runtime.server.router_trust import is_loopback
+from kvasir_runtime.server.trust import is_loopback
 
 
 def test_port_in_use_is_told_in_one_line_with_what_to_do() -> None:
