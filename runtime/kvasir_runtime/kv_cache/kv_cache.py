@@ -5,6 +5,7 @@ needs only the blocks that its next token sees, so a prefix is found where every
 every window group the last few.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -115,6 +116,14 @@ class KvCache:
                 num_pages = min(num_pages, -(-(window + most_at_once) // self.block_size) + 1)
             total += num_pages
         return total
+
+    def num_freed(self, holders: Iterable[SequenceBlocks], prefix: Prefix) -> int:
+        """Pages that come free when all of these sequences give up their blocks, but for those of the prefix, which
+        whoever finds it takes."""
+        held = Counter(block for blocks in holders for table in blocks.tables for block in table if block is not None)
+        for block in prefix.blocks:
+            held.pop(block, None)
+        return sum(block.num_references == number for block, number in held.items())
 
     def adopt(self, blocks: SequenceBlocks, prefix: Prefix, num_queries: int) -> list[TableWrite]:
         """Begin an empty sequence with a cached prefix, after `num_queries` tokens were looked up (0: do not count)."""

@@ -151,6 +151,10 @@ class Scheduler:
         """Whether the request has not ended."""
         return self._sequences.is_known(request_id)
 
+    def requests_of(self, api_index: int) -> list[str]:
+        """Those of one API process that have not ended."""
+        return self._sequences.requests_of(api_index)
+
     @property
     def num_free_rows(self) -> int:
         """Sequences that could run besides those that do and those for which rows are reserved."""
@@ -341,6 +345,7 @@ def make_scheduler(
     limits: SchedulerLimits,
     *,
     policy: PolicyName,
+    preemption_threshold: int = 0,
     num_blocks: int,
     block_size: int,
     groups: tuple[KvGroup, ...],
@@ -350,4 +355,4 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler over blocks of its own."""
     kv = KvCache(num_blocks, block_size, groups, enable_prefix_caching=enable_prefix_caching, event_log=event_log)
-    return Scheduler(limits, kv, waiting_queue(policy), depth)
+    return Scheduler(limits, kv, waiting_queue(policy, preemption_threshold), depth)

@@ -29,6 +29,10 @@ class WaitingQueue(Protocol):
         """Of sequence `index` of the request that came as the `number`-th. Lower runs first, the highest is preempted
         first."""
 
+    def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether the one that waits may take the row and blocks of the one that runs. Only where its rank is lower, so
+        that the other one does not come back before it."""
+
     def push(self, sequence: Sequence) -> None: ...
 
     def peek(self) -> Sequence | None:
@@ -46,8 +50,10 @@ class OrderedQueue:
     """A heap by rank. Removed entries are skipped when they surface, and thrown out when they are more than the others:
     behind those that keep coming they would never surface."""
 
-    def __init__(self, *, by_priority: bool) -> None:
+    def __init__(self, *, by_priority: bool, preemption_threshold: int = 0) -> None:
+        """`preemption_threshold`: by how much better a priority preempts; 0: none does."""
         self._by_priority = by_priority
+        self._preemption_threshold = preemption_threshold
         self._heap: list[tuple[Rank, int, Sequence]] = []
         self._tickets: dict[Sequence, int] = {}
         self._next_ticket = itertools.count()
@@ -61,6 +67,10 @@ class OrderedQueue:
     def rank(self, request: Request, number: int, index: int) -> Rank:
         arrival = (request.arrival_time, number, index)
         return (request.spec.priority, *arrival) if self._by_priority else arrival
+
+    def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
+        lead = running.request.spec.priority - waiting.request.spec.priority
+        return self._by_priority and lead >= self._preemption_threshold > 0
 
     def push(self, sequence: Sequence) -> None:
         ticket = self._tickets[sequence] = next(self._next_ticket)
@@ -121,6 +131,10 @@ class FairQueue:
 
     def rank(self, request: Request, number: int, index: int) -> Rank:
         return (request.arrival_time, number, index)
+
+    def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
+        """Counters of tenants pass each other every few steps: they would preempt one another in turn."""
+        return False
 
     def push(self, sequence: Sequence) -> None:
         self._queues.setdefault(sequence.request.spec.tenant, OrderedQueue(by_priority=False)).push(sequence)
@@ -193,6 +207,9 @@ class MeasuredQueue:
     def rank(self, request: Request, number: int, index: int) -> Rank:
         return self._queue.rank(request, number, index)
 
+    def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
+        return self._queue.may_preempt(waiting, running)
+
     def push(self, sequence: Sequence) -> None:
         self._queue.push(sequence)
         num_tokens, promised = self._to_compute[sequence] = self._measure(sequence)
@@ -225,7 +242,8 @@ class MeasuredQueue:
         return num_tokens - (len(hashes) - len(own)) * self._kv.block_size, own
 
 
-def waiting_queue(policy: PolicyName) -> WaitingQueue:
+def waiting_queue(policy: PolicyName, preemption_threshold: int = 0) -> WaitingQueue:
+    """`preemption_threshold`: of the policy `priority`, see `OrderedQueue`."""
     if policy == "fair":
         return FairQueue()
-    return OrderedQueue(by_priority=policy == "priority")
+    return OrderedQueue(by_priority=policy == "priority", preemption_threshold=preemption_threshold)

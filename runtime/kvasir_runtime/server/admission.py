@@ -15,14 +15,14 @@ from kvasir_runtime.server.errors import error_response
 from kvasir_runtime.shared_rows import SharedRows
 
 # The layout of a row. The server drains when any row's first slot says so.
-DRAINING, REQUESTS, SEQUENCES = range(3)
+DRAINING, REQUESTS, SEQUENCES = range(NUM_SLOTS := 3)
 
 
 class Admission:
     """Of one API process; `max_sequences` is for all of them together."""
 
     def __init__(self, ipc_dir: Path, api_server_count: int, api_index: int, max_sequences: int) -> None:
-        self._rows = SharedRows(ipc_dir / "admission", api_server_count, 3)
+        self._rows = SharedRows(ipc_dir / "admission", api_server_count, NUM_SLOTS)
         self._row = self._rows.row(api_index)
         self._max_sequences = max_sequences
         self._is_idle = asyncio.Event()
@@ -72,6 +72,12 @@ class Admission:
             yield
         finally:
             self._row[SEQUENCES] -= num_sequences
+
+
+def forget_process(ipc_dir: Path, api_server_count: int, api_index: int) -> None:
+    """What an API process that has died was answering counts no more."""
+    row = SharedRows(ipc_dir / "admission", api_server_count, NUM_SLOTS).row(api_index)
+    row[REQUESTS] = row[SEQUENCES] = 0
 
 
 class AdmissionMiddleware:

@@ -148,7 +148,7 @@ def make_engine() -> Callable[..., Engine]:
         *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 32, chunked: bool = True, cache: bool = True,
         policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
         wrong_drafts: int = 0, num_stages: int = 1, depth: FixedDepth | None = None,
-        queue: WaitingQueue | None = None, kv_cache: type[KvCache] = KvCache,
+        threshold: int = 0, queue: WaitingQueue | None = None, kv_cache: type[KvCache] = KvCache,
         step_budget: StepBudget | None = None,
     ) -> Engine:  # fmt: skip
         log = KvEventLog(BLOCK_SIZE, groups)
@@ -159,7 +159,7 @@ def make_engine() -> Callable[..., Engine]:
             enable_chunked_prefill=chunked, num_stages=num_stages, step_budget=step_budget,
         )  # fmt: skip
         depth = FixedDepth(drafts) if drafts else depth
-        scheduler = Scheduler(limits, kv, waiting_queue(policy) if queue is None else queue, depth)
+        scheduler = Scheduler(limits, kv, waiting_queue(policy, threshold) if queue is None else queue, depth)
         return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), max(ahead, num_stages - 1), log)
 
     return make

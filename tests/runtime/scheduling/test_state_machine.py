@@ -154,6 +154,7 @@ class Setup:
     chunked: bool
     cache: bool
     policy: str
+    preemption_threshold: int
     ahead: int
     """Steps planned beyond the one that is computed."""
     depths: list[int] | None
@@ -183,7 +184,8 @@ def setups(draw: st.DrawFn) -> Setup:
         budget=draw(st.integers(2, 6) if is_tight else st.integers(1, MAX_MODEL_LEN)),
         chunked=is_tight or draw(st.booleans()),
         cache=is_tight or draw(st.booleans()),
-        policy=draw(st.sampled_from(["fcfs", "priority", "fair"])),
+        policy=draw(st.sampled_from(["fcfs", "priority", "fair", "priority"])),
+        preemption_threshold=draw(st.integers(0, 2)),
         ahead=draw(st.sampled_from([3, 0, 1, 2, 3])),
         depths=draw(st.none() | st.lists(st.integers(0, 4), min_size=1, max_size=3)),
         wrong_drafts=draw(st.integers(0, 4)),
@@ -290,7 +292,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_stages=setup.num_stages,
         )
         depth = None if setup.depths is None else VaryingDepth(setup.depths)
-        self.scheduler = Scheduler(limits, self.kv, waiting_queue(setup.policy), depth)
+        self.scheduler = Scheduler(limits, self.kv, waiting_queue(setup.policy, setup.preemption_threshold), depth)
         self.rank = FakeRank(
             setup.block_size, setup.groups, setup.wrong_drafts, setup.missing_drafts, True, setup.num_blocks,
             tells_drafts=setup.num_stages > 1,
@@ -310,7 +312,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 14), stop_at=st.integers(0, 14),
         min_tokens=st.integers(0, 3),
         wants=st.sampled_from([(None, None), (None, None), (0, None), (None, 0), (0, 0)]), tenant=st.sampled_from("ab"),
-        priority=st.integers(0, 1), way=ways_in,
+        priority=st.integers(0, 3), way=ways_in,
     )  # fmt: skip
     def add(self, prompt, seeds, num_given, max_tokens, stop_at, min_tokens, wants, tenant, priority, way) -> None:
         """`num_given` tokens of the first sequence were made elsewhere."""
