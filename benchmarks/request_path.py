@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from servers import Server
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "models" / "kvasir-python-7m"
 PORT = 21_199
 NUM_TOKENS = 20
-IDLE, ASKED = 1, 2
+OFF, IDLE, ASKED = range(3)
 QUIET_SECONDS = 2.0
 """After which an idle core has told everybody how things stand."""
 
@@ -39,7 +40,7 @@ def ask() -> None:
 def calls(runtime: Path, folder: Path) -> list[set[str]]:
     """ "file function" of everything that ran, of each process."""
     switch = folder / "is_on"
-    switch.write_bytes(b"\0")
+    switch.write_bytes(bytes([OFF]))
     paths = os.pathsep.join((str(ROOT / "benchmarks" / "traced_site"), str(runtime)))
     command = [sys.executable, "-m", "kvasir_runtime", "serve", str(MODEL), "--port", str(PORT), "--device", "cpu"]
     environment = {"PYTHONPATH": paths, "KVASIR_REQUEST_PATH": str(folder)}
@@ -48,13 +49,11 @@ def calls(runtime: Path, folder: Path) -> list[set[str]]:
         server.start(folder / "log")
         ask()
         time.sleep(QUIET_SECONDS)
-        for period in (IDLE, ASKED):
-            with switch.open("r+b") as file:
+        with switch.open("r+b", buffering=0) as file:
+            for period, wait in ((IDLE, partial(time.sleep, QUIET_SECONDS)), (ASKED, ask), (OFF, ask)):
+                file.seek(0)
                 file.write(bytes([period]))
-            if period == IDLE:
-                time.sleep(QUIET_SECONDS)
-            else:
-                ask()
+                wait()
     finally:
         server.stop()
     return [_only_asked(file) for file in folder.iterdir() if file.name.isdigit()]

@@ -1,14 +1,15 @@
-"""Loaded by each Python under request_path.py: notes the runtime's functions that are called while that says so."""
+"""Loaded by each Python under request_path.py: notes our functions that are called while that says so."""
 
 import mmap
 import os
+import re
 import sys
 import threading
 from pathlib import Path
 from types import CodeType, FrameType
 
 FOLDER = Path(os.environ["KVASIR_REQUEST_PATH"])
-PACKAGE = "/kvasir_runtime/"
+PACKAGES = re.compile(r".*/(?:kvasir_runtime/|(?=kvasir_))(.*)")
 with (FOLDER / "is_on").open("rb") as file:
     IS_ON = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
 noted: set[tuple[CodeType, int]] = set()
@@ -20,9 +21,9 @@ def note(frame: FrameType, event: str, _: object) -> None:
     if event != "call" or not period or (code, period) in noted:
         return
     noted.add((code, period))
-    if PACKAGE in code.co_filename:
+    if found := PACKAGES.match(code.co_filename):
         with (FOLDER / str(os.getpid())).open("a", encoding="utf-8") as calls:
-            calls.write(f"{period} {code.co_filename.rpartition(PACKAGE)[2]} {code.co_qualname}\n")
+            calls.write(f"{period} {found[1]} {code.co_qualname}\n")
 
 
 threading.setprofile(note)
