@@ -10,7 +10,7 @@ from starlette.responses import Response
 import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, AdmissionMiddleware
-from kvasir_runtime.server.body_budget import BodyBudget, BodyBudgetMiddleware
+from kvasir_runtime.server.body import BodyBudget, BodyBudgetMiddleware
 from kvasir_runtime.server.chat import CHAT
 from kvasir_runtime.server.completions import COMPLETIONS
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
