@@ -14,9 +14,9 @@ import msgspec
 
 from kvasir_runtime.engine.messages import RequestsMove
 from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.outputs import AddressedOutput, Outcome
 from kvasir_runtime.scheduling.remote_kv import Arrival
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.update import AddressedOutput, Outcome
 from kvasir_runtime.transfer.commands import (
     BeginOffer,
     BeginPull,

@@ -8,13 +8,12 @@ their next token in their own row.
 import logging
 from dataclasses import dataclass, field
 
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import AddressedOutput, Outcome, SequenceOutput
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, Continuation, Hypothesis, num_candidates
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
 from kvasir_runtime.scheduling.request import Request, Sequence, SequenceGroup, Status
 from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import Candidates
-from kvasir_runtime.scheduling.update import AddressedOutput, Outcome
 
 logger = logging.getLogger(__name__)
 
