@@ -20,7 +20,7 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import AddressedOutput, FinishReason, Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.scheduling.beams import BeamSearches, beam_group
+from kvasir_runtime.scheduling.beam_search import BeamSearches, beam_group
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.planner import Planner
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
