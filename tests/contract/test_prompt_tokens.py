@@ -18,8 +18,8 @@ from kvasir_runtime.server.chat_template import ChatTemplate
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
+from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import to_json
-from kvasir_runtime.server.sampling import Limits
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
 FOLDER = Path(__file__).parents[2] / "examples/models/kvasir-python-700k"

@@ -20,7 +20,7 @@ from kvasir_router.service.registry import Endpoint
 
 def client_times(**seconds: float) -> ClientTimes:
     """Of a router that ends soon: its clients ask no more."""
-    return ClientTimes(**{"next_request": 0.01} | seconds)
+    return ClientTimes(**{"next_request_seconds": 0.01} | seconds)
 
 
 def num_calls(work: Callable[[], object]) -> int:

@@ -16,7 +16,7 @@ _ERRORS_IN_A_ROW = 5
 # Errors against the share of all others, once there are enough answers to tell.
 _SHARE_ABOVE_OTHERS = 0.4
 _MIN_ANSWERS = 10.0
-_SUSPECT_SECONDS = 1.0  # after the first error, and twice as long after each further one
+SUSPECT_SECONDS = 1.0  # after the first error, and twice as long after each further one
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Ejection:
         if record is None:
             return False
         record.share.count(is_error=True, now=now)
-        record.suspect_until = now + _SUSPECT_SECONDS * 2 ** min(record.num_errors_in_a_row, _ERRORS_IN_A_ROW)
+        record.suspect_until = now + SUSPECT_SECONDS * 2 ** min(record.num_errors_in_a_row, _ERRORS_IN_A_ROW)
         record.num_errors_in_a_row += 1
         if record.breaker.state is not CircuitState.CLOSED:
             return record.breaker.failed(now)
@@ -72,11 +72,11 @@ class Ejection:
         record.breaker.trip(now)
         return True
 
-    def busy(self, url: str, now: float) -> None:
-        """It takes no requests for the moment, by its own word."""
+    def busy(self, url: str, until: float) -> None:
+        """It takes no requests until then, by its own word."""
         record = self._records.get(url)
         if record is not None:
-            record.suspect_until = max(record.suspect_until, now + _SUSPECT_SECONDS)
+            record.suspect_until = max(record.suspect_until, until)
 
     def advance(self, now: float) -> bool:
         """To be called now and then: ejections end."""

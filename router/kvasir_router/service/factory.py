@@ -10,7 +10,7 @@ import aiohttp
 
 from kvasir_router.admission.admission import Admission, QueueLimits
 from kvasir_router.admission.tenant_limits import TenantLimits
-from kvasir_router.config import PolicyName, RouterConfig
+from kvasir_router.config import PolicyName, ProbeLimits, RouterConfig
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
@@ -32,7 +32,7 @@ from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.migration import Migration
 from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.probe_pace import ProbeLimits, ProbePace
+from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Registry
 from kvasir_router.service.service import Fleet, Service

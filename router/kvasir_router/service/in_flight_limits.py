@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from kvasir_router.service import slow_start
 from kvasir_router.service.circuit_breaker import CircuitState
-from kvasir_router.service.ejection import Ejection
+from kvasir_router.service.ejection import SUSPECT_SECONDS, Ejection
 from kvasir_router.service.registry import Endpoint, EndpointState, Registry
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ class InFlightLimits:
             logger.warning("endpoint %s: circuit %s", url, ejection.state(url))
             self._apply(now)
 
-    def busy(self, url: str) -> None:
-        """An endpoint has sent a request away for the moment, which is no error."""
-        self._ejection_of(url).busy(url, self._clock())
+    def busy(self, url: str, seconds: float = SUSPECT_SECONDS) -> None:
+        """An endpoint has sent a request away for so long, which is no error."""
+        self._ejection_of(url).busy(url, self._clock() + seconds)
         self._mark(url)
 
     def refresh(self) -> None:

@@ -15,13 +15,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvasir_runtime.engine.active_request import ActiveRequest, ActiveSequence
 from kvasir_runtime.engine.channel import EngineChannel
-from kvasir_runtime.engine.core_client import CoreClient
-from kvasir_runtime.engine.core_totals import total_ready, total_stats
+from kvasir_runtime.engine.cores import CoreClient, Dispatcher, total_ready, total_stats
 from kvasir_runtime.engine.detokenizer import Detokenizer, TextOptions
-from kvasir_runtime.engine.dispatch import Dispatcher
-from kvasir_runtime.engine.generation import Generation, SequenceDelta
+from kvasir_runtime.engine.generation import ActiveRequest, ActiveSequence, Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,

@@ -15,7 +15,15 @@ from typing import Protocol
 import numpy as np
 
 from kvasir_runtime.engine.kv_transfers import KvTransfers
-from kvasir_runtime.engine.messages import Abort, AbortRequests, FromCore, MoveRequests, StepOutputs, ToCore
+from kvasir_runtime.engine.messages import (
+    Abort,
+    AbortRequests,
+    ApiGone,
+    FromCore,
+    MoveRequests,
+    StepOutputs,
+    ToCore,
+)
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.engine.step_rates import StepRates
 from kvasir_runtime.execution.executor import PendingResult
@@ -41,6 +49,9 @@ class Channel(Protocol):
     def send(self, api_index: int, message: FromCore) -> None: ...
 
     def broadcast(self, message: FromCore) -> None: ...
+
+    def forget(self, api_index: int) -> None:
+        """Send nothing more to an API process that has died."""
 
 
 class Clock(Protocol):
@@ -120,6 +131,8 @@ class EngineCore:
         self._transfers = transfers
         self._clock = clock
         self._is_blocked = False  # nothing can be planned before other engines are done with some pages
+        self._gone: set[int] = set()
+        """API processes that have died; what they sent before may still come in."""
         self._rates = StepRates()
         self._running_steps: deque[RunningStep] = deque()
         self._num_steps = 0
@@ -173,8 +186,15 @@ class EngineCore:
                         self._abort(abort)
                 case MoveRequests() if self._transfers is not None:
                     self._channel.broadcast(self._transfers.moving(message.http_request_id))
+                case ApiGone():
+                    self._gone.add(message.api_index)
+                    self._channel.forget(message.api_index)
+                    for request_id in self._scheduler.requests_of(message.api_index):
+                        self._abort(Abort(request_id))
 
     def _add(self, message: AddRequest) -> None:
+        if message.api_index in self._gone:
+            return
         if self._transfers is not None and message.spec.kv_transfer_params is not None:
             self._transfers.add(message, self._rates.prefill_tokens_per_second)
         else:

@@ -150,6 +150,10 @@ class Scheduler:
         """Whether the request has not ended."""
         return self._sequences.is_known(request_id)
 
+    def requests_of(self, api_index: int) -> list[str]:
+        """Those of one API process that have not ended."""
+        return self._sequences.requests_of(api_index)
+
     @property
     def num_free_rows(self) -> int:
         """Sequences that could run besides those that do and those for which rows are reserved."""

@@ -17,9 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir_runtime.server.errors import NotTheRouterError, error_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
-from kvasir_runtime.server.kv_transfer import STRANGER
 from kvasir_runtime.server.probes import DRAIN_PATH, MIGRATE_PATHS
-from kvasir_runtime.server.serving import TENANT_HEADER
+from kvasir_runtime.server.resolving import STRANGER, TENANT_HEADER
 from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
 from kvasir_runtime.service_secret import SECRET_VARIABLE
 

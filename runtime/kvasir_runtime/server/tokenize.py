@@ -14,8 +14,8 @@ from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import of_tokens
 from kvasir_runtime.server.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from kvasir_runtime.server.resolving import check_token_ids
 from kvasir_runtime.server.responses import DetokenizeResponse, TokenizeResponse, to_json
-from kvasir_runtime.server.sampling import check_token_ids
 from kvasir_runtime.server.serving import Serving
 
 

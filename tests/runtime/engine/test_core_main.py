@@ -83,6 +83,9 @@ class Channel:
     def broadcast(self, message: StepOutputs) -> None:
         """Nobody reads statistics."""
 
+    def forget(self, api_index: int) -> None:
+        """None dies."""
+
     def outputs(self) -> list[Any]:
         return [output for message in self.sent for output in message.outputs]
 

@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from kvasir_runtime.server.kv_transfer import STRANGER
+from kvasir_runtime.server.resolving import STRANGER
 from kvasir_runtime.server.router_trust import RouterTrustMiddleware, is_loopback
 
 BODY = {"prompt": "the quick", "max_tokens": 2, "stream": True}

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.runtime.server.one_connection import GET, Server, until
+from tests.http.one_connection import GET, Server, until
 
-from kvasir_runtime.server.client_limits import ClientLimits
+from kvasir_http.limits import ClientLimits
 
 pytestmark = pytest.mark.anyio
 BEGUN = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\n1"
@@ -45,7 +45,7 @@ async def test_after_the_rest_of_a_body_that_was_not_wanted_the_next_request_is_
 
 
 async def test_after_the_rest_of_a_body_that_was_not_wanted_a_connection_is_idle() -> None:
-    async with Server(Unread(), keep_alive_seconds=0.1).connected(BEGUN) as client:
+    async with Server(Unread(), limits=ClientLimits(keep_alive_seconds=0.1)).connected(BEGUN) as client:
         await client.read_until(b"OK")
         await client.send(REST)
         assert await client.read_until(b"") == b""
@@ -122,19 +122,23 @@ async def test_an_application_learns_that_its_client_was_refused() -> None:
     assert received.count(b"\r\n\r\n") == 1
 
 
-@pytest.mark.parametrize(("first", "starts"), [(CHUNKED, True), (GET + BROKEN, False)], ids=["begun", "due"])
-async def test_a_refusal_is_not_sent_where_another_answer_has_begun_or_is_due(first: bytes, starts: bool) -> None:
+async def test_a_refusal_is_not_sent_where_another_answer_has_begun() -> None:
     async def wait(scope: Scope, receive: Receive, send: Send) -> None:
-        if starts:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    async with Server(wait).connected(first) as client:
-        if starts:
-            await client.read_until(b"\r\n\r\n")
-            await client.send(BROKEN)
+    async with Server(wait).connected(CHUNKED) as client:
+        await client.read_until(b"\r\n\r\n")
+        await client.send(BROKEN)
         assert await client.read_until(b"") == b""
+
+
+async def test_what_was_asked_before_nonsense_is_answered_before_its_refusal() -> None:
+    async with Server(Unread()).connected(GET + BROKEN) as client:
+        received = await client.read_until(b"")
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"OKHTTP/1.1 400 Bad Request\r\n" in received
 
 
 async def test_what_was_answered_before_its_broken_end_came_is_not_answered_again() -> None:
@@ -150,3 +154,34 @@ async def test_who_is_refused_and_stays_makes_way() -> None:
         await client.read_until(b"")
         async with server.connected(GET) as another:
             await another.read_until(b"OK")
+
+
+FRAMED = {b"1.0": b"\r\n\r\nab", b"1.1": b"\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n0\r\n\r\n"}
+
+
+@pytest.mark.parametrize("version", FRAMED)
+async def test_a_stream_comes_in_chunks_to_those_alone_who_know_them(version: bytes) -> None:
+    """RFC 9112 section 6.1."""
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"a", b"b", b""):
+            await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+
+    head = b"GET / HTTP/%b\r\nConnection: close\r\n\r\n" % version
+    async with Server(stream).connected(head) as client:
+        assert await client.read_until(b"") == b"HTTP/1.1 200 OK\r\nconnection: close" + FRAMED[version]
+
+
+async def test_trailers_are_no_headers() -> None:
+    seen: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        seen.extend(name for name, _ in scope["headers"])
+        await Unread()(scope, receive, send)
+
+    async with Server(app).connected(CHUNKED + b"1\r\na\r\n0\r\nX-Forged: 1\r\n\r\n") as client:
+        await client.read_until(b"OK")
+    assert seen == [b"transfer-encoding"]

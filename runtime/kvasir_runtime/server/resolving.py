@@ -1,4 +1,4 @@
-"""From what a client asked for to the resolved values that the engine core works with.
+"""From what a client asked for to the requests, of real values only, that the engine works on.
 
 A value comes from the request, else from the checkpoint's generation_config.json, else it is OpenAI's default. What
 only the loaded model can tell (context length, vocabulary, limits of this server) is checked here.
@@ -12,13 +12,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
+from kvasir_runtime.config import KvTransferConfig
+from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError, ModelLoadError
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
+from kvasir_runtime.server.errors import NotTheRouterError
 from kvasir_runtime.server.protocol import GenerationFields
+from kvasir_runtime.service_secret import SECRET_VARIABLE
+from kvasir_runtime.transfer.params import KvTransferParams
 
+TENANT_HEADER = "x-kvasir-tenant"
+"""Set by the router from the client's key; names whose share of the engine a request uses (see `router_trust`)."""
 UINT64_MASK = 2**64 - 1
+KV_FIELD = "kv_transfer_params"
+TRUST_FLAG = "--kv-transfer-trust-clients"
+STRANGER = "kvasir.stranger"
+"""In the ASGI scope of a request that is not the router's (`router_trust`)."""
 T = TypeVar("T")
 
 
@@ -79,19 +92,48 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def sampling_params(
-    request: GenerationFields,
+def resolved(
+    wishes: GenerationFields,
+    prompts: Sequence[list[int]],
+    request: Request,
     *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-    num_prompt_tokens: int,
+    request_id: str,
     defaults: SamplingDefaults,
     limits: Limits,
+    kv_transfer: KvTransferConfig | None,
+) -> list[GenerateRequest]:
+    """One request for the token ids of each prompt. Raises InvalidRequestError, naming the field at fault."""
+    kv_transfer_params = transfer_params(request, wishes, kv_transfer, len(prompts))
+    return [
+        GenerateRequest(
+            request_id=request_id,
+            spec=RequestSpec(
+                prompt_token_ids=prompt,
+                sampling=_sampling_params(wishes, len(prompt), defaults, limits),
+                beam=_beam_search(wishes),
+                priority=wishes.priority,
+                tenant=request.headers.get(TENANT_HEADER, ""),
+                cache_salt=wishes.cache_salt,
+                kv_transfer_params=kv_transfer_params,
+            ),
+            text=TextOptions(
+                stop=wishes.stop_strings,
+                include_stop_str_in_output=wishes.include_stop_str_in_output,
+                skip_special_tokens=wishes.skip_special_tokens,
+                min_tokens=wishes.min_tokens,
+            ),
+            n=wishes.num_sequences,
+        )
+        for prompt in prompts
+    ]
+
+
+def _sampling_params(
+    request: GenerationFields, num_prompt_tokens: int, defaults: SamplingDefaults, limits: Limits
 ) -> SamplingParams:
-    """`max_tokens` None: the rest of the context. Raises InvalidRequestError, naming the field at fault."""
-    _check_limits(request, logprobs, limits)
-    max_tokens = _max_tokens(request, max_tokens, num_prompt_tokens, limits.max_model_len)
+    _check_limits(request, limits)
+    max_tokens = _max_tokens(request, num_prompt_tokens, limits.max_model_len)
+    logprobs = request.num_logprobs
     if logprobs is None and request.num_sequences > request.num_returned:
         logprobs = 0  # what candidates are ranked by
     seed = _first(request.seed, defaults.seed, None)
@@ -104,7 +146,7 @@ def sampling_params(
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=_logit_bias(request.logit_bias or {}, limits.vocab_size),
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
         stop_token_ids=_stop_token_ids(request, defaults, limits.vocab_size),
     )
     return params if request.use_beam_search else _with_draws(params, request, defaults, limits.vocab_size)
@@ -124,7 +166,7 @@ def _with_draws(
     )
 
 
-def beam_search(request: GenerationFields) -> BeamSearch | None:
+def _beam_search(request: GenerationFields) -> BeamSearch | None:
     if not request.use_beam_search:
         return None
     return BeamSearch(
@@ -134,13 +176,53 @@ def beam_search(request: GenerationFields) -> BeamSearch | None:
     )
 
 
-def text_options(request: GenerationFields) -> TextOptions:
-    return TextOptions(
-        stop=request.stop_strings,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        skip_special_tokens=request.skip_special_tokens,
-        min_tokens=request.min_tokens,
+def transfer_params(
+    request: Request, wishes: GenerationFields, transfer: KvTransferConfig | None, num_prompts: int = 1
+) -> KvTransferParams | None:
+    """None where nothing is asked for. Raises InvalidRequestError, and NotTheRouterError for a stranger's: this engine
+    would connect to whatever they name, and keep blocks for whoever comes.
+    """
+    fields = wishes.kv_transfer_params
+    if fields is None:
+        return None
+    params = KvTransferParams(
+        do_remote_prefill=bool(fields.do_remote_prefill),
+        do_remote_decode=bool(fields.do_remote_decode),
+        remote_engine_id=fields.remote_engine_id,
+        remote_request_id=fields.remote_request_id,
+        remote_host=fields.remote_host,
+        remote_port=fields.remote_port,
+        transfer_id=fields.transfer_id,
     )
+    if not (params.is_pull or params.do_remote_decode):
+        return None
+    if STRANGER in request.scope:
+        raise NotTheRouterError(
+            f"{KV_FIELD}: only the router may say whom this engine exchanges KV with; it shows the value of "
+            f"{SECRET_VARIABLE}, which both must be started with. For a router of another make start this engine with "
+            f"{TRUST_FLAG}, where nobody else reaches it"
+        )
+    _check_transfer(params, transfer, num_prompts)
+    return params
+
+
+def _check_transfer(params: KvTransferParams, transfer: KvTransferConfig | None, num_prompts: int) -> None:
+    if transfer is None:
+        raise InvalidRequestError(
+            f"{KV_FIELD}: this server exchanges no KV with other engines; start it with --kv-transfer-config", KV_FIELD
+        )
+    if params.do_remote_decode and not transfer.can_produce:
+        raise InvalidRequestError(
+            f"{KV_FIELD}: do_remote_decode was asked of a server with kv_role kv_consumer", KV_FIELD
+        )
+    if params.is_pull and not transfer.can_consume:
+        raise InvalidRequestError(
+            f"{KV_FIELD}: do_remote_prefill was asked of a server with kv_role kv_producer", KV_FIELD
+        )
+    if num_prompts > 1:
+        raise InvalidRequestError(
+            f"{KV_FIELD} belongs to one prompt, but {num_prompts} were given; send several requests", KV_FIELD
+        )
 
 
 def _first(asked: T | None, recommended: T | None, default: T) -> T:
@@ -149,7 +231,7 @@ def _first(asked: T | None, recommended: T | None, default: T) -> T:
     return default if recommended is None else recommended
 
 
-def _check_limits(request: GenerationFields, logprobs: int | None, limits: Limits) -> None:
+def _check_limits(request: GenerationFields, limits: Limits) -> None:
     if request.num_candidates > limits.max_n:
         field = "n" if request.best_of is None else "best_of"
         raise InvalidRequestError(
@@ -163,17 +245,17 @@ def _check_limits(request: GenerationFields, logprobs: int | None, limits: Limit
             f"{limits.max_num_seqs} sequences together (--max-num-seqs); ask for a narrower one",
             "use_beam_search",
         )
-    if (logprobs or 0) > limits.max_logprobs:
+    if (request.num_logprobs or 0) > limits.max_logprobs:
         raise InvalidRequestError(
-            f"{logprobs} alternatives per token were asked for, but this server reports at most "
+            f"{request.num_logprobs} alternatives per token were asked for, but this server reports at most "
             f"{limits.max_logprobs} (--max-logprobs)",
             "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs",
         )
 
 
-def _max_tokens(request: GenerationFields, asked: int | None, num_prompt_tokens: int, max_model_len: int) -> int:
+def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len: int) -> int:
     check_fits(num_prompt_tokens, max_model_len, "messages" if "messages" in type(request).model_fields else "prompt")
-    room = max_model_len - num_prompt_tokens
+    room, asked = max_model_len - num_prompt_tokens, request.max_new_tokens
     if asked is None:
         return room
     if asked > room:

@@ -4,15 +4,14 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
-from kvasir_runtime.server.connections import ConnectionLimits, Connections
-from kvasir_runtime.server.http_protocol import BoundedHttpProtocol
+from kvasir_http.connections import ConnectionLimits, Connections
+from kvasir_http.http_protocol import BoundedHttpProtocol
+from kvasir_http.limits import ClientLimits
 
 GET = b"GET / HTTP/1.1\r\n\r\n"
 
@@ -37,14 +36,12 @@ class Server:
         app: ASGIApp,
         *,
         max_connections: int = 9,
-        keep_alive_seconds: float = 60.0,
-        limits: ClientLimits = CLIENT_LIMITS,
+        limits: ClientLimits | None = None,
         protocol: type[BoundedHttpProtocol] = BoundedHttpProtocol,
     ) -> None:
         self._config = uvicorn.Config(app, lifespan="off", log_config=None)
-        self._config.timeout_keep_alive = cast(int, keep_alive_seconds)
         self._connections = Connections(ConnectionLimits(max_connections, max_connections))
-        self._limits = limits
+        self._limits = limits or ClientLimits()
         self._protocol_type = protocol
         self._state = ServerState()
 

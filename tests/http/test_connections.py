@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from kvasir_router.relay.connections import ConnectionLimits, Connections, peer_of, possible_connections
+from kvasir_http.connections import SPARE_DESCRIPTORS, ConnectionLimits, Connections, most_descriptors, peer_of
 
 
 class Client:
@@ -12,7 +12,7 @@ class Client:
         self.peer = peer
         self.fate = "served"
 
-    def close(self) -> None:
+    def abort(self) -> None:
         self.fate = "closed"
 
     def refuse_for_lack_of_room(self) -> None:
@@ -104,19 +104,38 @@ def test_one_that_has_made_way_is_not_idle_when_its_answer_ends() -> None:
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
         ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
         ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
-        ("", ""),
+        ("fe80::1%eth0", "fe80::/64"),
     ],
 )
 def test_a_peer_is_an_ipv4_address_or_an_ipv6_hosts_network(host: str, peer: str) -> None:
     assert peer_of(host) == peer
 
 
-@pytest.mark.parametrize(("hard", "expected"), [(1128, 500), (100, 1), (resource.RLIM_INFINITY, 5000), (10**6, 5000)])
-def test_no_more_connections_than_there_are_descriptors_for_both_ends(
-    hard: int, expected: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("descriptors", "per_connection", "expected"),
+    [
+        (resource.RLIM_INFINITY, 1, ConnectionLimits(4096, 2048)),
+        (4096 + SPARE_DESCRIPTORS, 1, ConnectionLimits(4096, 2048)),
+        (4095 + SPARE_DESCRIPTORS, 1, ConnectionLimits(4095, 2047)),
+        (2000 + SPARE_DESCRIPTORS, 1, ConnectionLimits(2000, 1000)),
+        (2000 + SPARE_DESCRIPTORS, 2, ConnectionLimits(1000, 500)),
+        (SPARE_DESCRIPTORS, 1, ConnectionLimits(1, 1)),
+    ],
+)
+def test_fewer_descriptors_leave_one_peer_no_more_than_half(
+    descriptors: int, per_connection: int, expected: ConnectionLimits
 ) -> None:
+    assert ConnectionLimits(4096, 2048).within(descriptors, per_connection) == expected
+
+
+def test_a_limit_a_peer_that_was_asked_for_is_kept_where_all_are_taken() -> None:
+    assert ConnectionLimits(100, 100).within(1 << 20) == ConnectionLimits(100, 100)
+
+
+@pytest.mark.parametrize("hard", [1128, resource.RLIM_INFINITY])
+def test_a_process_takes_as_many_descriptors_as_it_may(hard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-    assert possible_connections(5000) == expected
+    assert most_descriptors() == hard
     assert raised == [(hard, hard)]

@@ -1,13 +1,76 @@
-"""Log probabilities in the two shapes that OpenAI's routes have for them."""
+"""What OpenAI's two generating routes have in common: log-probabilities, usage, and how streams end."""
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
+from msgspec import UNSET, UnsetType
+
+from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.requests.outputs import TokenLogprobs
-from kvasir_runtime.server.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from kvasir_runtime.server.errors import status_and_body
+from kvasir_runtime.server.exchange import UsageMeter
+from kvasir_runtime.server.prompts import Prompt
+from kvasir_runtime.server.protocol import GenerationFields, StreamOptions
+from kvasir_runtime.server.responses import (
+    DONE,
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    TopLogprob,
+    Usage,
+    to_event,
+)
+from kvasir_runtime.server.serving import Heading
+from kvasir_runtime.transfer.params import KvTransferParams
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say (vLLM's number)."""
+ChunkUsage = Usage | UnsetType | None
+Wishes = TypeVar("Wishes", bound=GenerationFields)
+
+
+class OpenAiShape(Generic[Wishes]):
+    """What both do alike of a `Shape`."""
+
+    def __init__(self, tokenizer: Tokenizer, wishes: Wishes, prompts: Sequence[Prompt], heading: Heading) -> None:
+        self.tokenizer = tokenizer
+        self.wishes = wishes
+        self.prompts = prompts
+        self.heading = heading
+        self.stream_options = wishes.stream_options or StreamOptions()
+
+    def skip(self, sequence: SequenceDelta) -> None:
+        """Events do not depend on those before them."""
+
+    def shown(self, delta: SequenceDelta) -> SequenceDelta:
+        return delta
+
+    def end(self) -> bytes:
+        return DONE
+
+    def error_event(self, error: KvasirRuntimeError) -> bytes:
+        return to_event(status_and_body(error)[1]) + DONE
+
+    def is_worth_sending(self, delta: SequenceDelta) -> bool:
+        """Half a character or the beginning of a stop string shows nothing yet."""
+        return bool(
+            delta.text or delta.finish_reason or delta.logprobs or (delta.token_ids and self.wishes.return_token_ids)
+        )
+
+    def chunk_usage(self, meter: UsageMeter) -> ChunkUsage:
+        if self.stream_options.continuous_usage_stats:
+            return meter.usage()
+        return None if self.stream_options.include_usage else UNSET
+
+    def formatter(self) -> "LogprobsFormatter":
+        return LogprobsFormatter(self.tokenizer, tokens_as_ids=bool(self.wishes.return_tokens_as_token_ids))
+
+
+def transfer_params_of(sequences: Sequence[SequenceDelta]) -> KvTransferParams | UnsetType:
+    """Of an answer, or of a piece of it."""
+    return next((each.kv_transfer_params for each in sequences if each.kv_transfer_params is not None), UNSET)
 
 
 class LogprobsFormatter:

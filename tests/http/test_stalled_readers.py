@@ -2,28 +2,24 @@
 
 import asyncio
 import gc
-import socket
-import time
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
-import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.runtime.server.one_connection import GET, Answering, Server, until
+from tests.http.one_connection import GET, Answering, Server, until
 
-from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
-from kvasir_runtime.server.client_transport import ClientTransport
+from kvasir_http.client_transport import ClientTransport
+from kvasir_http.limits import ClientLimits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 CLOSING = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
 FULL, A_LITTLE = 1_000_000, 40_000
 """Bytes of an answer: many more than are buffered, and too few for anybody but the transport to wait for."""
 IMPATIENT = ClientLimits(reader_seconds=0.3)
-READER_BYTES = CLIENT_LIMITS.reader_bytes
+READER_BYTES = ClientLimits().reader_bytes
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
@@ -155,7 +151,7 @@ class Reader:
         self.timer = Timer(0.0, lambda: None)
         loop = SimpleNamespace(call_later=self._start_timer)
         self.transport = ClientTransport(
-            cast(asyncio.Transport, self), cast(asyncio.AbstractEventLoop, loop), CLIENT_LIMITS
+            cast(asyncio.Transport, self), cast(asyncio.AbstractEventLoop, loop), ClientLimits()
         )
 
     def takes(self, num_bytes: int) -> None:
@@ -175,7 +171,7 @@ class Reader:
     def is_closing(self) -> bool:
         return False
 
-    write = close = pause_reading = resume_reading = lambda *_: None
+    write = close = pause_reading = resume_reading = get_extra_info = lambda *_: None
 
 
 def test_a_large_answer_is_given_as_long_as_it_takes_at_the_least_speed() -> None:
@@ -207,27 +203,3 @@ def test_a_reader_that_has_made_room_is_to_take_the_rest_as_well_where_that_is_t
     reader.transport.unwatch_reader()
     reader.takes(60_000)
     assert reader.is_cut_off
-
-
-def test_the_places_of_a_reader_that_stands_still_become_free(start_server: Any) -> None:
-    """Its answer is far more than is buffered, and takes all places."""
-    body = b'{"prompt": "the quick", "n": 8, "max_tokens": 400, "ignore_eos": true, "stream": true}'
-    config = ServerConfig(max_sequences_in_flight=8)
-    with start_server(config=config, limits=IMPATIENT) as running, socket.socket() as stalled:
-        running.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        running.core.is_hanging = True
-        url = httpx.URL(running.url)
-        stalled.connect((url.host, url.port))
-        stalled.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        running.core.wait_until(lambda core: core.received)
-        assert status_of_next(running) == 503
-        running.core.is_hanging = False
-        deadline = time.monotonic() + 20
-        while status_of_next(running) != 200:
-            assert time.monotonic() < deadline, "the places never became free"
-        running.wait_idle()
-
-
-def status_of_next(running: Any) -> int:
-    return running.http.post("/v1/completions", json={"prompt": "the", "max_tokens": 1}).status_code
