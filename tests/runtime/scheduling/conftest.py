@@ -97,7 +97,7 @@ class Engine:
         arrival = remote.expect(request_id)
         assert remote.make_room(arrival, self.scheduler.last_step_under_way)
         for index, block_ids in arrival.pages.items():
-            self.rank.land(block_ids, index, prompt if index < num_good else None)
+            self.rank.read_into(block_ids, index, prompt if index < num_good else None)
         remote.settle(request_id, num_good)
         self.scheduler.release(request_id)
         return request_id

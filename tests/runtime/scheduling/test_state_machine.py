@@ -392,7 +392,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id, pull = list(self.agent.pulls.items())[which % len(self.agent.pulls)]
         if num_blocks or not self.agent.shorten(request_id):
             self.agent.read(request_id, num_blocks)
-            if then == "end" or pull.landing is None:
+            if then == "end" or pull.pages is None:
                 self.agent.end_pull(request_id)
 
     @precondition(lambda self: self.setup.cache)
