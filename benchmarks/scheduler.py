@@ -83,7 +83,7 @@ def scheduler_of(load: Load, depth: DepthPolicy | None) -> Scheduler:
     most_tokens = PROMPT_TOKENS + NUM_STEPS * (1 + load.num_drafts) + 2 * BLOCK_SIZE
     scheduler = make_scheduler(
         limits, policy="fcfs", num_blocks=load.num_seqs * most_tokens // BLOCK_SIZE, block_size=BLOCK_SIZE,
-        groups=(KvGroup((0,), None),), enable_prefix_caching=True, depth=depth,
+        groups=(KvGroup((0,)),), enable_prefix_caching=True, depth=depth,
     )  # fmt: skip
     for number in range(load.num_seqs):
         sampling = SamplingParams(max_tokens=4000, seed=0, stop_token_ids=(2,))

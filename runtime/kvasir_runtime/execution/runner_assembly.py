@@ -37,7 +37,7 @@ class RunnerMemory:
     rows: Rows
     buffer: Tensor  # uint8 [num_blocks, page_bytes]
     caches: list[LayerCache]
-    """Views of the buffer: of the rank's layers, then the proposer's."""
+    """Views of the buffer, a spec each: of the rank's layers, then the proposer's."""
     transfers: Transfers
     entering: StageBuffer | None
     """None unless a pipeline stage comes before."""
@@ -119,14 +119,14 @@ class RunnerAssembly:
         return RunnerMemory(rows, buffer, layer_caches(layout, self.kv_specs, buffer), transfers, entering)
 
     def _model_runner(self, memory: RunnerMemory, graph_bytes: int) -> ModelRunner:
-        num_layers, proposer = len(self.decoder.layers), self.proposer
+        num_own, proposer = len(self.decoder.kv_specs(self.placement.dtype)), self.proposer
         captured = () if proposer is None else proposer.captured_layers
-        eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_layers], captured, memory.entering)
+        eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_own], captured, memory.entering)
         graphs = self._graphs(memory.rows, graph_bytes)
         compute = self._on_graphs(graphs, eager, captured)
         if proposer is not None:
             setup = ProposerSetup(
-                caches=memory.caches[num_layers:],
+                caches=memory.caches[num_own:],
                 max_num_seqs=self.limits.max_num_seqs,
                 max_drafts=self.max_drafts,
                 never_waits=self.platform.never_waits,

@@ -185,7 +185,7 @@ def channel() -> MemoryChannel:
     return MemoryChannel()
 
 
-GROUPS = (KvGroup((0,), None),)
+GROUPS = (KvGroup((0,)),)
 PLACE = Place(engine_id="e", host="h", port=1)
 
 

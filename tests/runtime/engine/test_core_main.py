@@ -29,7 +29,7 @@ from kvasir_runtime.speculative.depth import DepthPolicy, FixedDepth
 
 BLOCK_SIZE = 8
 BUDGET = 16
-SPEC = KvSpec(kind="full", num_kv_heads=1, head_dim=8, dtype="float32", itemsize=4)
+SPEC = KvSpec(num_kv_heads=1, key_dim=8, value_dim=8, dtype="float32", itemsize=4)
 
 
 @dataclass

@@ -450,7 +450,7 @@ def engine_over(
 
 def _few_blocks(rank: RankDescription) -> int:
     """Enough for one sequence of the whole context, and a little more where blocks are not freed behind a window."""
-    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (3 if group.window is None else 0) for group in rank.layout.groups)
+    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (3 if group.reach.is_full else 0) for group in rank.layout.groups)
 
 
 def _make_reference(architecture: str, folder: Path) -> Reference:

@@ -27,7 +27,7 @@ settings.load_profile("same")
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
-FULL = (KvGroup((0,), None),)
+FULL = (KvGroup((0,)),)
 
 
 def least_blocks(groups: tuple[KvGroup, ...], block_size: int, max_model_len: int, budget: int) -> int:

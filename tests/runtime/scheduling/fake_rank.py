@@ -163,11 +163,11 @@ class FakeRank:
         history = row.token_ids + row.drafts
         last = row.num_computed + length
         for group, table in zip(self.groups, row.tables, strict=True):
-            first = 0 if group.window is None else max(0, row.num_computed - group.window + 1)
+            first = group.reach.first_seen(row.num_computed)
             for position in range(first, last):
                 held = self.slots.get((table[position // self.block_size], position % self.block_size))
                 assert held == tuple(history[: position + 1]), (
-                    f"slot of position {position}, window {group.window}: holds {held}, not {history[: position + 1]}"
+                    f"slot of position {position}, {group.reach}: holds {held}, not {history[: position + 1]}"
                 )
 
     def _result(self, plan: StepPlan, lengths: dict[int, int]) -> StepResult:

@@ -26,7 +26,7 @@ from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, conti
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
@@ -43,10 +43,11 @@ MOST_AHEAD = 3
 MOST_STEPS = 300
 """In which, for each sequence that is left, all of them must have ended: a budget of one token is possible."""
 LAYOUTS = (
-    (KvGroup((0,), None),),
-    (KvGroup((0,), None), KvGroup((1,), 5)),
-    (KvGroup((0,), None), KvGroup((1,), 3), KvGroup((2,), 8)),
-    (KvGroup((0,), 6),),
+    (KvGroup((0,)),),
+    (KvGroup((0,)), KvGroup((1,), Reach.window(5))),
+    (KvGroup((0,)), KvGroup((1,), Reach.window(3)), KvGroup((2,), Reach.window(8))),
+    (KvGroup((0,), Reach.window(6)),),
+    (KvGroup((0,), Reach.chunk(6)), KvGroup((1,))),
 )
 BEGINNING = list(range(5, 24))
 HERE = Place(engine_id="here", host="here", port=1)
@@ -105,7 +106,7 @@ class EventReader:
     def __init__(self, block_size: int, groups: tuple[KvGroup, ...], contents: dict[bytes, list[int]]) -> None:
         """`contents`: of blocks that other engines may have."""
         self.log = KvEventLog(block_size, groups)
-        self._has_gaps = groups[self.log.group].window is not None
+        self._has_gaps = not groups[self.log.group].reach.is_full
         self._contents = contents
         self.tokens: dict[bytes, list[int]] = {}
         """Of each block that is there, from the beginning of its sequence."""

@@ -36,7 +36,7 @@ MAX_MODEL_LEN = 64
 IDENTITY = Identity(
     model="m", revision="1", dtype="float32", block_size=BLOCK_SIZE, kv_layout="l", pipeline_cut=[2], hash_rule="h"
 )
-FULL = (KvGroup((0,), None),)
+FULL = (KvGroup((0,)),)
 
 
 class Clock:
