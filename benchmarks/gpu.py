@@ -247,7 +247,8 @@ def report(out: Path, left: Sequence[Step]) -> str:
         sections += ["## Parts", table(heading, beside_the_copy(parts))]
     sections += [file.read_text() for file in sorted(out.glob("gpu_decode-*.md"))]
     if streams := json_lines(out / "serve.jsonl"):
-        sections += ["## Server", table("flags | streams | tokens/s | ms a token | ms to the first", streams)]
+        heading = "flags | sampling | streams | tokens/s | ms a token | ms to the first"
+        sections += ["## Server", table(heading, streams)]
     if any(outcome.status != "ok" for outcome in ended.values()):
         sections += [
             "output.log tells what failed; its last lines:",

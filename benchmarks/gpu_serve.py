@@ -1,13 +1,14 @@
-"""Tokens a second of `kvasir-runtime serve` on a GPU, by number of streams: a checkpoint of real shape, random weights.
+"""Tokens a second of `kvasir-runtime serve` on a GPU, by sampling and streams: real shapes, random weights.
 
     PYTHONPATH=runtime python benchmarks/gpu_serve.py OUT [--model qwen3-0.6b] [--streams 1 8 64] [--flags=FLAGS]
     PYTHONPATH=runtime python benchmarks/gpu_serve.py OUT --device cpu --model toy --streams 1 --tokens 8
 
-One line of JSON a number of streams goes to OUT/serve.jsonl.
+One line of JSON for each goes to OUT/serve.jsonl.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import shlex
 import statistics
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from random_models import CONFIGS, make_model
 from servers import WORK, Server, end_on_sigterm
-from workloads import new_session, prompt, stream
+from workloads import SAMPLINGS, new_session, prompt, stream
 
 PORT = 21020
 NUM_PROMPT_TOKENS, NUM_WARM_UP_TOKENS = 128, 16
@@ -30,23 +31,26 @@ CAPTURE_SECONDS = 15.0
 @dataclass(frozen=True)
 class Figures:
     flags: str
+    sampling: str
     streams: int
     tokens_per_second: float
     milliseconds_per_token: float
     first_token_milliseconds: float
 
 
-async def measure(url: str, num_streams: int, num_tokens: int, flags: str) -> Figures:
+async def measure(url: str, sampling: str, num_streams: int, num_tokens: int, flags: str) -> Figures:
     """Medians over the streams, all begun at once."""
     begin = time.perf_counter()
     async with new_session() as session:
-        prompts = [prompt(f"{num_streams}-{num_tokens}-{index}", NUM_PROMPT_TOKENS) for index in range(num_streams)]
-        all_times = await asyncio.gather(*(stream(session, url, tokens, num_tokens) for tokens in prompts))
+        seed = f"{sampling}-{num_streams}-{num_tokens}"
+        prompts = [prompt(f"{seed}-{index}", NUM_PROMPT_TOKENS) for index in range(num_streams)]
+        streams = (stream(session, url, tokens, num_tokens, sampling) for tokens in prompts)
+        all_times = await asyncio.gather(*streams)
     seconds = time.perf_counter() - begin
     each = statistics.median((times[-1] - times[1]) / (num_tokens - 1) for times in all_times)
     first = statistics.median(times[1] - times[0] for times in all_times)
     rate = num_streams * num_tokens / seconds
-    return Figures(flags, num_streams, round(rate, 1), round(each * 1e3, 3), round(first * 1e3, 1))
+    return Figures(flags, sampling, num_streams, round(rate, 1), round(each * 1e3, 3), round(first * 1e3, 1))
 
 
 def main() -> None:
@@ -56,6 +60,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--samplings", choices=SAMPLINGS, nargs="+", default=list(SAMPLINGS))
     parser.add_argument("--flags", default="", help="further flags of the server")
     options = parser.parse_args()
     end_on_sigterm()
@@ -66,13 +71,14 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("r", suffix=".log") as log:
         try:
             print(f"ready after {server.start(Path(log.name)):.1f} s", flush=True)
-            for num_streams in options.streams:
-                asyncio.run(measure(server.url, num_streams, NUM_WARM_UP_TOKENS, ""))
+            cases = list(itertools.product(options.samplings, options.streams))
+            for sampling, num_streams in cases:
+                asyncio.run(measure(server.url, sampling, num_streams, NUM_WARM_UP_TOKENS, ""))
             if options.device == "cuda":
                 time.sleep(CAPTURE_SECONDS)
             with (options.out / "serve.jsonl").open("a") as file:
-                for num_streams in options.streams:
-                    figures = asyncio.run(measure(server.url, num_streams, options.tokens, options.flags))
+                for sampling, num_streams in cases:
+                    figures = asyncio.run(measure(server.url, sampling, num_streams, options.tokens, options.flags))
                     print(line := json.dumps(asdict(figures)), flush=True)
                     print(line, file=file, flush=True)
         finally:

@@ -1,9 +1,9 @@
-"""Speed of the CPU kernels beside torch's own, for the linear layers and attention of two model shapes.
+"""Speed of the CPU kernels beside torch's own, for the linear layers, attention and sampling of two model shapes.
 
 Candidates take turns and the least time of each counts. With one thread it is processor time, which other load on the
 machine hardly touches; with more it is wall time, so look at the load that is printed.
 
-    PYTHONPATH=runtime python benchmarks/kernels_cpu.py [--threads 1]
+    PYTHONPATH=runtime python benchmarks/kernels_cpu.py [--threads 1] [--only sampling]
 """
 
 import argparse
@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +22,16 @@ from torch.nn import functional
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
+from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.linear import Linear, make_weight
 from kvasir_runtime.kernels.linear_weight import VARIANTS, has_onednn
 from kvasir_runtime.kernels.native import load_library
+from kvasir_runtime.kernels.step_ops import cpu_step_ops, reference_step_ops
+from kvasir_runtime.requests.sampling_params import SamplingParams
+from kvasir_runtime.scheduling.step import StepPlan
 
 ROUNDS = 5
 WEIGHT_BYTES = 150_000_000
@@ -55,6 +64,18 @@ SHAPES = (
     ModelShape("llama-100m", 768, 2048, 12, 4, 64, 32_000),
     ModelShape("qwen3-0.6b", 1024, 3072, 16, 8, 128, 151_936),
 )
+KERNELS = ("sampling", "attention", "linear")
+QWEN3 = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+"""Its generation_config.json."""
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.0},
+    "qwen3": QWEN3,
+    "min_p": {"temperature": 1.0, "min_p": 0.05},
+    "top_p of flat logits": {"temperature": 1.0, "top_p": 0.95},
+    "greedy, presence penalty": {"temperature": 0.0, "presence_penalty": 1.5},
+    "qwen3, presence penalty": QWEN3 | {"presence_penalty": 1.5},
+}
 ATTENTION = {
     "prefill 4 x 256": [(256, 256)] * 4,
     "chunk of 32 after 1024, 8 requests": [(32, 1056)] * 8,
@@ -140,17 +161,56 @@ def bench_attention(shape: ModelShape, name: str, lengths: list[tuple[int, int]]
     print(f"{shape.name} attention, {name}: {cells}", flush=True)
 
 
+def bench_sampling(shape: ModelShape, num_rows: int, clock: Callable[[], float]) -> None:
+    """Beside the product with the head, which greedy decoding needs as well; after 256 prompt and 256 output tokens."""
+    reference = reference_step_ops(drops_missing_drafts=True)
+    logits = (torch.randn(num_rows, shape.vocab) * 3).to(torch.bfloat16)
+    head = Linear(make_weight(torch.randn(shape.vocab, shape.hidden).to(torch.bfloat16), path="auto"))
+    hidden, after = torch.randn(num_rows, shape.hidden).to(torch.bfloat16), torch.full((num_rows,), 511)
+    cells = [f"head {least_seconds({'head': lambda: head(hidden) is None}, clock)['head'] * 1e3:.2f}"]
+    for name, params in SAMPLINGS.items():
+        rows, positions = sampled_rows(shape.vocab, num_rows, params)
+        ways = {"ours": partial(draw, logits, rows, positions, after, cpu_step_ops())}
+        ways["torch"] = partial(draw, logits, rows, positions, after, reference)
+        least = least_seconds(ways, clock)
+        cells.append(f"{name} {least['ours'] * 1e3:.2f} ({least['torch'] * 1e3:.1f})")
+    print(f"{shape.name} sampling, rows {num_rows}, ms (torch): {' | '.join(cells)}", flush=True)
+
+
+def sampled_rows(vocab_size: int, num_rows: int, params: dict[str, Any]) -> tuple[Rows, SampledPositions]:
+    """Sequences of random tokens, and a decode step of all."""
+    transfers = Transfers(torch.device("cpu"))
+    rows = Rows(
+        max_num_seqs=num_rows, max_model_len=512, block_size=16, num_groups=1, max_drafts=0, vocab_size=vocab_size,
+        transfers=transfers,
+    )  # fmt: skip
+    rows.token_ids[:] = torch.randint(vocab_size, rows.token_ids.shape)
+    rows.num_prompt_tokens[:] = 256
+    rows.sampling.write(range(num_rows), [SamplingParams(max_tokens=1, seed=0, **params)] * num_rows)
+    ones = np.ones(num_rows, dtype=np.int32)
+    plan = StepPlan(
+        number=0, added=(), forks=(), table_writes=np.empty((0, 4), np.int32), token_writes=np.empty((0, 3), np.int32),
+        block_copies=np.empty((0, 2), np.int32), rows=np.arange(num_rows, dtype=np.int32), num_decodes=num_rows,
+        num_new_tokens=ones, starts=511 * ones, samples=ones > 0,
+    )  # fmt: skip
+    return rows, SampledPositionsBuilder(rows, transfers).build(plan, ones)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=KERNELS, default=KERNELS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
     print(f"threads {arguments.threads}, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for shape in SHAPES:
-        for name, lengths in ATTENTION.items():
+        for num_rows in (1, 16, 64) if "sampling" in arguments.only else ():
+            with torch.inference_mode():
+                bench_sampling(shape, num_rows, clock)
+        for name, lengths in ATTENTION.items() if "attention" in arguments.only else ():
             bench_attention(shape, name, lengths, clock)
-        for kind in shape.linears():
+        for kind in shape.linears() if "linear" in arguments.only else ():
             for rows in (1, 8, 32, 64) if kind == "head" else (1, 8, 32, 64, 256, 1024):
                 bench_linear(shape, kind, rows, clock)
     print(f"load average {os.getloadavg()[0]:.1f} at the end")

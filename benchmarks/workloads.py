@@ -17,6 +17,13 @@ import aiohttp
 
 FIRST_ID, LAST_ID = 300, 31_000
 LIMIT_SECONDS = 900
+SAMPLED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+"""As Qwen3's generation_config.json has it."""
+SAMPLINGS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": SAMPLED,
+    "penalised": SAMPLED | {"presence_penalty": 1.5},
+}
 
 
 @dataclass(frozen=True)
@@ -38,28 +45,35 @@ def prompt(seed: str, num_tokens: int) -> list[int]:
     return [rng.randint(FIRST_ID, LAST_ID) for _ in range(num_tokens)]
 
 
-async def offline(url: str, round_number: int) -> Figures:
+async def offline(url: str, round_number: int, sampling: str = "greedy") -> Figures:
     """64 requests of 256 in / 128 out, all at once."""
-    prompts = [prompt(f"offline-{round_number}-{index}", 256) for index in range(64)]
-    begin = time.perf_counter()
-    async with new_session() as session:
-        counts = await asyncio.gather(*(_complete(session, url, tokens, 128) for tokens in prompts))
-    rate = sum(counts) / (time.perf_counter() - begin)
-    return {"64 x 256 in / 128 out, output tok/s": Figure(rate, "tok/s", True)}
+    prompts = [prompt(f"offline-{sampling}-{round_number}-{index}", 256) for index in range(64)]
+    rate = 64 * 128 / await _seconds_to_complete(url, prompts, 128, sampling)
+    return {f"64 x 256 in / 128 out{_told(sampling)}, output tok/s": Figure(rate, "tok/s", True)}
 
 
-async def single_stream(url: str, round_number: int) -> Figures:
+async def single_stream(url: str, round_number: int, sampling: str = "greedy") -> Figures:
     """One stream of 32 in / 128 out, three times over; medians."""
     rates, firsts = [], []
     async with new_session() as session:
         for index in range(3):
-            times = await stream(session, url, prompt(f"single-{round_number}-{index}", 32), 128)
+            times = await stream(session, url, prompt(f"single-{sampling}-{round_number}-{index}", 32), 128, sampling)
             rates.append(127 / (times[-1] - times[1]))
             firsts.append((times[1] - times[0]) * 1000)
+    name = f"1 x 32 in / 128 out{_told(sampling)}"
     return {
-        "1 x 32 in / 128 out, decode tok/s": Figure(statistics.median(rates), "tok/s", True),
-        "1 x 32 in / 128 out, first token ms": Figure(statistics.median(firsts), "ms", False),
+        f"{name}, decode tok/s": Figure(statistics.median(rates), "tok/s", True),
+        f"{name}, first token ms": Figure(statistics.median(firsts), "ms", False),
     }
+
+
+async def sampled(url: str, round_number: int) -> Figures:
+    """One stream, and 64 at once, as clients sample who set nothing, and with a presence penalty."""
+    figures: Figures = {}
+    for sampling in ("sampled", "penalised"):
+        figures |= await single_stream(url, round_number, sampling)
+        figures |= await offline(url, round_number, sampling)
+    return figures
 
 
 async def prefill(url: str, round_number: int) -> Figures:
@@ -118,33 +132,39 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-def _body(tokens: list[int], num_output: int, *, stream: bool) -> dict[str, Any]:
-    return {
-        "model": "m", "prompt": tokens, "max_tokens": num_output, "temperature": 0, "ignore_eos": True,
-        "stream": stream,
-    }  # fmt: skip
+def _told(sampling: str) -> str:
+    return "" if sampling == "greedy" else f", {sampling}"
 
 
-async def _seconds_to_complete(url: str, prompts: list[list[int]], num_output: int) -> float:
+def _body(tokens: list[int], num_output: int, sampling: str, *, stream: bool) -> dict[str, Any]:
+    length = {"max_tokens": num_output, "ignore_eos": True}
+    return {"model": "m", "prompt": tokens, "stream": stream} | length | SAMPLINGS[sampling]
+
+
+async def _seconds_to_complete(url: str, prompts: list[list[int]], num_output: int, sampling: str = "greedy") -> float:
     begin = time.perf_counter()
     async with new_session() as session:
-        await asyncio.gather(*(_complete(session, url, tokens, num_output) for tokens in prompts))
+        await asyncio.gather(*(_complete(session, url, tokens, num_output, sampling) for tokens in prompts))
     return time.perf_counter() - begin
 
 
-async def _complete(session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int) -> int:
-    async with session.post(f"{url}/v1/completions", json=_body(tokens, num_output, stream=False)) as answer:
+async def _complete(
+    session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int, sampling: str
+) -> None:
+    body = _body(tokens, num_output, sampling, stream=False)
+    async with session.post(f"{url}/v1/completions", json=body) as answer:
         answer.raise_for_status()
         count = (await answer.json())["usage"]["completion_tokens"]
     if count != num_output:
         raise RuntimeError(f"{url} gave {count} tokens, asked for {num_output}")
-    return count
 
 
-async def stream(session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int) -> list[float]:
+async def stream(
+    session: aiohttp.ClientSession, url: str, tokens: list[int], num_output: int, sampling: str = "greedy"
+) -> list[float]:
     """Time of sending, then of each chunk with text."""
-    times = [time.perf_counter()]
-    async with session.post(f"{url}/v1/completions", json=_body(tokens, num_output, stream=True)) as answer:
+    times, body = [time.perf_counter()], _body(tokens, num_output, sampling, stream=True)
+    async with session.post(f"{url}/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.content:
             if line.startswith(b"data: ") and b'"text"' in line:

@@ -104,6 +104,21 @@ def gateway_secret_of(environment: Mapping[str, str]) -> str | None:
 
 
 @dataclass(frozen=True)
+class ProbeLimits:
+    """A busy engine may miss a probe; a refused connection or an answer counts at once."""
+
+    timeout: float = 2.0
+    """Seconds for a probe."""
+    failures: int = 3
+    """Probes without an answer, one after the other, after which an engine gets no new requests."""
+    hung_after: float = 30.0
+    """Seconds without a byte after which an engine that still takes connections is taken for hung."""
+
+
+PROBE_LIMITS = ProbeLimits()
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """Exactly one of `endpoint`, `endpoints_service` and `gateway` must be given; engines with a part only count as the
     first.
@@ -278,6 +293,18 @@ class RouterConfig:
         ),
     )
     probe_interval: float = field(default=1.0, metadata=_duration("time between two probes of an endpoint"))
+    probe_timeout: float = field(default=PROBE_LIMITS.timeout, metadata=_duration("longest time for a probe's answer"))
+    probe_failures: int = field(
+        default=PROBE_LIMITS.failures,
+        metadata=_flag("probes without an answer, one after the other, after which an engine gets no new requests"),
+    )
+    hung_after: float = field(
+        default=PROBE_LIMITS.hung_after,
+        metadata=_duration(
+            "an engine that takes connections and sends no byte for so long is hung: its requests go to others that "
+            "can take them"
+        ),
+    )
     workers: int = field(
         default=1,
         metadata=_flag(
@@ -323,6 +350,9 @@ class RouterConfig:
             "kv_index_size",
             "bytes_per_token",
             "probe_interval",
+            "probe_timeout",
+            "probe_failures",
+            "hung_after",
             "max_prefill_queue",
             "max_connections",
             "max_connections_per_peer",

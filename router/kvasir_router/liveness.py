@@ -9,8 +9,9 @@ from kvasir_router.service.ledger import Ticket
 
 
 @contextlib.contextmanager
-def while_alive(ticket: Ticket, can_go_elsewhere: Callable[[], bool]) -> Iterator[None]:
-    """Raises UpstreamUnresponsiveError from the block, which belongs to a task.
+def while_alive(ticket: Ticket, can_go_elsewhere: Callable[[bool], bool]) -> Iterator[None]:
+    """Raises UpstreamUnresponsiveError from the block, which belongs to a task. `can_go_elsewhere` is told whether the
+    endpoint is merely silent.
 
     A part of an answer that cannot be continued is left to wait. As `asyncio.timeout`, but without its timer.
     """
@@ -19,9 +20,9 @@ def while_alive(ticket: Ticket, can_go_elsewhere: Callable[[], bool]) -> Iterato
     num_cancellations = task.cancelling()
     is_interrupted = False
 
-    def interrupt() -> None:
+    def interrupt(is_silent: bool) -> None:
         nonlocal is_interrupted
-        if not is_interrupted and can_go_elsewhere():
+        if not is_interrupted and can_go_elsewhere(is_silent):
             is_interrupted = True
             task.cancel()
 

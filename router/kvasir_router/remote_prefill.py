@@ -151,7 +151,7 @@ class PrefillLeg:
         )
         try:
             async with asyncio.timeout(None) as self._patience:
-                with while_alive(self._ticket, lambda: True):
+                with while_alive(self._ticket, lambda is_silent: True):
                     return await prefill(pool, self._ticket.url, exchange.path, headers, body)
         except TimeoutError as error:
             message = f"{self._ticket.url} was still prefilling when the decode engine had done it itself"
@@ -180,7 +180,7 @@ class PrefillLeg:
         self._job.tried.add(url)
         self._job.service.note_failure(url, error)
         if isinstance(error, UpstreamRefusedError):
-            self._job.note_refused_prefill(url)
+            self._job.note_refusal(url)
         if self.decode_waits_for_it:
             self._decode_prefills()
         elif not self._has_decode_begun and self.decode_time is not None:

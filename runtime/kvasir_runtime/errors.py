@@ -8,6 +8,7 @@ KvasirRuntimeError
 +-- KernelBuildError            (kernels/build.py) the C++ compiler refuses the CPU kernels
 +-- InvalidRequestError         one request is wrong; only its sender hears of it
 |   +-- ContextLengthError
+|   +-- RequestTooLargeError
 +-- RequestFailedError          the engine gave up on one request; others go on
 +-- KvTransferError             KV blocks cannot be exchanged with another engine
 +-- StepSkippedError            a step behind a failed one was not computed; its requests are planned again
@@ -56,6 +57,10 @@ class InvalidRequestError(KvasirRuntimeError):
 
 class ContextLengthError(InvalidRequestError):
     """Prompt and requested output do not fit into the model's context."""
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """Computing the request takes more than the engine has, however little else it does."""
 
 
 class RequestFailedError(KvasirRuntimeError):

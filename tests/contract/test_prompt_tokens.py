@@ -10,20 +10,20 @@ import pytest
 import tokenizers
 
 from kvasir_router.dialects.chat import Chat
-from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.server.body import parse
 from kvasir_runtime.server.chat_template import ChatTemplate
-from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
+from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import to_json
-from kvasir_runtime.server.sampling import Limits
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
 FOLDER = Path(__file__).parents[2] / "examples/models/kvasir-python-700k"
-LIMITS = Limits(max_model_len=10_000, vocab_size=10**6, max_n=1, max_beam_width=1, max_sequences=8, max_logprobs=0)
+LIMITS = Limits(max_model_len=10_000, vocab_size=10**6, max_n=1, max_num_seqs=1, max_sequences=8, max_logprobs=0)
 TEMPLATES = {
     "example": (FOLDER / "chat_template.jinja").read_text(),
     "trims": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"

@@ -8,7 +8,6 @@ import aiohttp
 import pytest
 
 from kvasir_router.relay.journal import JournalBounds
-from kvasir_router.service.health import ProbeTimes
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -314,12 +313,28 @@ async def test_a_moved_stream_is_counted_where_it_is(
 async def test_streams_of_a_silent_engine_go_elsewhere(
     engines: Any, whole: bytes, start_router: Any, client: Any
 ) -> None:
-    router = await start_router(*engines, tuned={"probes": ProbeTimes(timeout=0.1)})
+    router = await start_router(*engines, probe_timeout=0.1, hung_after=0.1)
     engines[0].hang_after_tokens = 4
     answer = asyncio.create_task(stream(client, router))
     await engines[0].wait_for_requests(1)
     engines[0].is_silent = True
     assert await answer == whole
+
+
+async def test_requests_of_an_only_engine_that_is_silent_for_a_while_are_answered_there(
+    engines: Any, start_router: Any, client: Any, until: Any
+) -> None:
+    engine, num_requests = engines[0], 8
+    router = await start_router(engine, probe_timeout=0.05, hung_after=0.05)
+    engine.gate.clear()
+    asked = [asyncio.create_task(client.post(router.url + CHAT, json=BODY)) for _ in range(num_requests)]
+    await engine.wait_for_requests(num_requests)
+    engine.is_silent = True
+    await until(lambda: [one["state"] for one in router.services.describe()] == ["not_ready"])
+    engine.is_silent = False
+    engine.gate.set()
+    assert [(await each).status for each in asked] == [200] * num_requests
+    assert len(engine.requests) == num_requests
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

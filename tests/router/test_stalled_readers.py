@@ -14,13 +14,13 @@ from tests.router.parts import client_times
 from tests.router.test_http_semantics import RawEngine
 from uvicorn.server import ServerState
 
+from kvasir_http.connections import ConnectionLimits, Connections
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.errors import RequestError
 from kvasir_router.relay.body import Body, BodyBudget
-from kvasir_router.relay.connections import ConnectionLimits, Connections
 from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
-from kvasir_router.relay.http_protocol import BoundedHttpProtocol, Forwarding
+from kvasir_router.relay.http_protocol import Forwarding, ForwardingHttpProtocol
 from kvasir_router.relay.idle_timeouts import IdleTimeouts
 from kvasir_router.relay.upstream_answer import UpstreamAnswer
 
@@ -29,7 +29,7 @@ STREAMED = b'{"model":"tiny","stream":true,"messages":[]}'
 WHOLE = b'{"model":"tiny","messages":[]}'
 
 
-IMPATIENT = {"clients": client_times(reader=0.3)}
+IMPATIENT = {"clients": client_times(reader_seconds=0.3)}
 
 
 @asynccontextmanager
@@ -156,7 +156,7 @@ class Server:
     """One connection to an application, on which either side buffers a few kB."""
 
     def __init__(self, reader_seconds: float = 0.3) -> None:
-        self.times = client_times(reader=reader_seconds)
+        self.times = client_times(reader_seconds=reader_seconds)
         self.connections = Connections(ConnectionLimits(9, 9))
         self.drain = Drain()
 
@@ -173,11 +173,11 @@ class Server:
         theirs.setblocking(False)
         with theirs:
             await loop.connect_accepted_socket(
-                lambda: BoundedHttpProtocol(
-                    counted_in=self.connections,
+                lambda: ForwardingHttpProtocol(
+                    connections=self.connections,
                     drain=self.drain,
                     forwarding=forwarding,
-                    times=self.times,
+                    limits=self.times,
                     config=config,
                     server_state=ServerState(),
                     app_state={},

@@ -51,6 +51,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.url = url
         self.idle_since = 0.0
         self.is_silent = True  # nothing has come since the last request
+        self.has_been_heard = False  # since somebody last asked
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._parser = httptools.HttpResponseParser(self)
@@ -115,6 +116,7 @@ class UpstreamConnection(asyncio.Protocol):
         _probe_when_silent(transport)
 
     def data_received(self, data: bytes) -> None:
+        self.has_been_heard = True
         answer = self._answer
         if answer is None:  # nobody has asked
             self.abort()

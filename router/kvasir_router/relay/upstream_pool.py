@@ -88,6 +88,14 @@ class UpstreamPool:
         """`send` and `answer` in one."""
         return await self.answer(self.send(url, target, headers, content))
 
+    def take_heard(self, url: str) -> bool:
+        """Whether a byte has come from there since this was last asked."""
+        was_heard = False
+        for connection in self._open:
+            if connection.url == url and connection.has_been_heard:
+                was_heard, connection.has_been_heard = True, False
+        return was_heard
+
     def send(self, url: str, target: bytes, headers: bytes, content: Sequence[bytes]) -> Sending:
         """At once where a connection is idle, so that whoever calls has time for what the engine need not wait for.
 

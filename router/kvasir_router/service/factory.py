@@ -10,17 +10,14 @@ import aiohttp
 
 from kvasir_router.admission.admission import Admission, QueueLimits
 from kvasir_router.admission.tenant_limits import TenantLimits
-from kvasir_router.config import PolicyName, RouterConfig
+from kvasir_router.config import PolicyName, ProbeLimits, RouterConfig
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
-from kvasir_router.placement.least_work import LeastWork
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
-from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.policies import LeastWork, PowerOfTwo, RoundRobin, SessionAffinity
 from kvasir_router.placement.prefix_fetching import PrefixFetching
-from kvasir_router.placement.round_robin import RoundRobin
-from kvasir_router.placement.session_affinity import SessionAffinity
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, PrefixMemory
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.service.catalog import ModelCatalog
@@ -84,10 +81,12 @@ class ServiceFactory:
         peer_feed: "PeerFeed | None",
         tuning: Tuning = TUNING,
         prefix_memory: PrefixMemory | None = None,
+        take_heard: Callable[[str], bool] = lambda url: False,
     ) -> None:
         self._tuning = tuning
         self._config = config
         self._session = session
+        self._take_heard = take_heard
         self._probe_pace = ProbePace()
         self._tenant_limits = tenant_limits
         self._decisions = decisions
@@ -140,6 +139,8 @@ class ServiceFactory:
             self._probe_pace,
             migration if config.kv_transfer_port else None,
             self._tuning.probes,
+            ProbeLimits(config.probe_timeout, config.probe_failures, config.hung_after),
+            self._take_heard,
         )
         return Service(
             settings.name,

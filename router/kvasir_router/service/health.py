@@ -1,9 +1,10 @@
 """Probes every endpoint: does it live, is it ready, which models has it, how full is its KV cache.
 
 An endpoint that refused a connection is out at once and back as soon as a probe succeeds, tried five times a second.
-One that is unhealthy by its own word, or silent to probe after probe (stopped, or its node is lost), will not end what
-it has begun either: its requests in flight are interrupted. Endpoints that Kubernetes has taken away are watched until
-those are over.
+One that is unhealthy by its own word will not end what it has begun either: its requests in flight are interrupted. Of
+one that is silent those are that another can take: once it takes no connection (its node is lost), and where it does
+(it is busy, or stopped), after a longer time in which no byte of any answer has come. Endpoints that Kubernetes has
+taken away are watched until their requests are over.
 """
 
 import asyncio
@@ -13,13 +14,14 @@ import logging
 import math
 import random
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import aiohttp
 import msgspec
 
+from kvasir_router.config import PROBE_LIMITS, ProbeLimits
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.service.kv_metrics import parse_kv_metrics
@@ -33,9 +35,6 @@ logger = logging.getLogger(__name__)
 _RECOVERY_INTERVAL_SECONDS = 0.2
 # Adapters come and go seldom; so many probes later their list is read again.
 _PROBES_PER_LISTING = 5
-# A busy engine may miss a probe; a refused connection or an answer counts at once. With the default interval a stopped
-# engine is found within 7.4 s: 1 s until the next probe, three of 2 s, and 0.2 s between them.
-_SILENT_PROBES_TO_EJECT = 3
 _NO_ANSWER = (aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeError)
 # An engine of another make has no /ready, or keeps it to itself.
 _NO_WORD = frozenset({401, 403, 404, 405})
@@ -51,7 +50,6 @@ class ProbeTimes:
     bounds, so that the probes of a thousand engines do not come all at once.
     """
 
-    timeout: float = 2.0
     instance_timeout: float = 0.5
     """An engine that came back gets no requests until it has said which process it is, or has not in this time."""
     idle_after: float = 5.0
@@ -60,6 +58,8 @@ class ProbeTimes:
 
 
 PROBE_TIMES = ProbeTimes()
+_CONNECT_SHARE = 0.75
+"""Of the time for a probe: what is left tells an engine that has taken the connection from one that has not."""
 
 
 class _Finding(Enum):
@@ -67,6 +67,7 @@ class _Finding(Enum):
     NOT_READY = auto()  # it says so: loading or draining
     UNHEALTHY = auto()  # it says so: its engine is dead or makes no progress
     REFUSED = auto()  # nothing listens there; what it has begun it may yet end
+    BUSY = auto()  # it took the connection, and did not answer in time
     SILENT = auto()
 
 
@@ -91,6 +92,7 @@ class _Watch:
     address: Address
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     num_silent: int = 0
+    heard_at: float = 0.0  # of the event loop's clock: an answer to a probe, or a byte of any other
     instance: str | None = None  # of the process that was ready last; None: not known
     has_been_ready: bool = False
     has_listed: bool = False  # its models
@@ -117,7 +119,10 @@ class Prober:
         pace: ProbePace,
         migration: Migration | None = None,
         times: ProbeTimes = PROBE_TIMES,
+        limits: ProbeLimits = PROBE_LIMITS,
+        take_heard: Callable[[str], bool] = lambda url: False,
     ) -> None:
+        """`take_heard`: whether a byte of an answer has come from a url since it was last asked."""
         self._registry = registry
         self._ledger = ledger
         self._index = index
@@ -126,7 +131,9 @@ class Prober:
         self._pace = pace
         self._migration = migration
         self._times = times
-        self._timeout = aiohttp.ClientTimeout(total=times.timeout)
+        self._limits = limits
+        self._take_heard = take_heard
+        self._timeout = aiohttp.ClientTimeout(total=limits.timeout, sock_connect=_CONNECT_SHARE * limits.timeout)
         self._watches: dict[Address, _Watch] = {}
         self._last_request = -math.inf  # of the event loop's clock
 
@@ -192,15 +199,21 @@ class Prober:
 
     async def _probe(self, watch: _Watch) -> None:
         finding = await self._find(watch.url)
-        watch.num_silent = watch.num_silent + 1 if finding is _Finding.SILENT else 0
+        is_silent, now = finding in (_Finding.BUSY, _Finding.SILENT), asyncio.get_running_loop().time()
+        if not is_silent or self._take_heard(watch.url):
+            watch.num_silent, watch.heard_at = 0, now
+        else:
+            watch.num_silent += 1
         if finding is _Finding.READY and not watch.has_listed and not watch.is_gone:
             await self._learn_instance(watch)
         if not watch.is_gone:
             self._report(watch, self._state(watch, finding))
         if finding is _Finding.NOT_READY and self._migration is not None:
             await self._migration.drains(watch.address)
-        if finding is _Finding.UNHEALTHY or watch.num_silent >= _SILENT_PROBES_TO_EJECT:
+        if finding is _Finding.UNHEALTHY:
             self._ledger.interrupt(watch.url)
+        elif self._is_out(watch) and (finding is _Finding.SILENT or now - watch.heard_at > self._limits.hung_after):
+            self._ledger.interrupt(watch.url, is_silent=True)
         if finding is not _Finding.READY:
             watch.has_listed = False  # it may come back as another process
         elif not watch.is_gone:
@@ -219,8 +232,10 @@ class Prober:
             # Perhaps it has no /health either: then that it lists its models must do.
             alive = await self._status(f"{url}/v1/models") if health == 404 else health
             return _Finding.READY if alive == 200 else _Finding.NOT_READY
-        except TimeoutError:
+        except aiohttp.ConnectionTimeoutError:
             return _Finding.SILENT
+        except TimeoutError:
+            return _Finding.BUSY
         except aiohttp.ClientConnectorError as error:
             return _Finding.SILENT if error.os_error.errno in _NOBODY_THERE else _Finding.REFUSED
         except (aiohttp.ClientError, OSError):
@@ -232,9 +247,18 @@ class Prober:
                 return EndpointState.READY
             case _Finding.NOT_READY:
                 return EndpointState.NOT_READY
-            case _Finding.SILENT if watch.num_silent < _SILENT_PROBES_TO_EJECT and self._is_ready(watch):
+            case _Finding.SILENT | _Finding.BUSY if not self._is_out(watch) and self._is_ready(watch):
                 return EndpointState.READY
+            case _Finding.BUSY if self._is_known(watch):
+                return EndpointState.NOT_READY  # what it has cached is there still
         return EndpointState.UNREACHABLE
+
+    def _is_out(self, watch: _Watch) -> bool:
+        return watch.num_silent >= self._limits.failures
+
+    def _is_known(self, watch: _Watch) -> bool:
+        """It has answered, and still counts as the process that did."""
+        return self._registry.state_of(watch.url) in (EndpointState.READY, EndpointState.NOT_READY)
 
     @property
     def _is_idle(self) -> bool:

@@ -14,7 +14,8 @@ MAX_NAMED_LENGTH = 256
 class Ticket:
     """One leg's share of an endpoint's load. Every step may be repeated; only the first call counts.
 
-    `on_interrupt`, set by whoever waits for the answer, is called when the endpoint is found to answer no more.
+    `on_interrupt`, set by whoever waits for the answer, is called when the endpoint is found to answer no more; with
+    True where that is only concluded from its silence.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Ticket:
         self.number = number
         self.url = url
         self.request = request
-        self.on_interrupt: Callable[[], None] = _do_nothing
+        self.on_interrupt: Callable[[bool], None] = _do_nothing
         self._load = load
         self._on_prefilled = on_prefilled
         self._on_finish = on_finish
@@ -107,7 +108,7 @@ OnPrefilled = Callable[[Ticket, int | None], None]
 """(ticket, tokens generated elsewhere that were computed again; None: its first token was not seen)."""
 
 
-def _do_nothing() -> None:
+def _do_nothing(is_silent: bool) -> None:
     """A request that nobody can interrupt."""
 
 
@@ -136,10 +137,11 @@ class Ledger:
         self._num_dispatches += 1
         return tuple(self._ticket(leg, request, placement, now) for leg in placement.legs)
 
-    def interrupt(self, url: str) -> None:
-        """Tells the requests in flight there, known endpoint or gone, that no answer will come."""
+    def interrupt(self, url: str, *, is_silent: bool = False) -> None:
+        """Tells the requests in flight there, known endpoint or gone, that no answer will come. `is_silent`: as far as
+        its silence tells."""
         for ticket in self.tickets(url):
-            ticket.on_interrupt()
+            ticket.on_interrupt(is_silent)
 
     def has_in_flight(self, url: str) -> bool:
         return url in self._tickets

@@ -42,7 +42,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's part of the KV buffer: views with strides, [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """What a KV spec has in the KV buffer: views with strides, [num_blocks, block_size, num_kv_heads, size of one]."""
 
     key: Tensor
     value: Tensor
@@ -89,8 +89,8 @@ class AttentionStep(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Causal attention [num_tokens, num_heads, head_dim], contiguous; `window` counts the keys seen including the
-        token itself, `softcap` bounds the logits."""
+        """Causal attention [num_tokens, num_heads, size of a value], contiguous; `window` counts the keys seen, the
+        token's own included, `softcap` bounds the logits."""
 
 
 class AttentionBackend(Protocol):

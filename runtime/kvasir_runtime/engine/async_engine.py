@@ -15,13 +15,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvasir_runtime.engine.active_request import ActiveRequest, ActiveSequence
 from kvasir_runtime.engine.channel import EngineChannel
-from kvasir_runtime.engine.core_client import CoreClient
-from kvasir_runtime.engine.core_totals import total_ready, total_stats
+from kvasir_runtime.engine.cores import CoreClient, Dispatcher, total_ready, total_stats
 from kvasir_runtime.engine.detokenizer import Detokenizer, TextOptions
-from kvasir_runtime.engine.dispatch import Dispatcher
-from kvasir_runtime.engine.generation import Generation, SequenceDelta
+from kvasir_runtime.engine.generation import ActiveRequest, ActiveSequence, Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
@@ -39,6 +36,7 @@ from kvasir_runtime.errors import (
     KvasirRuntimeError,
     RequestFailedError,
     RequestMovedError,
+    RequestTooLargeError,
     ServerUnavailableError,
 )
 from kvasir_runtime.metrics import RequestMetrics
@@ -53,7 +51,7 @@ _NOTHING: Mapping[int, SequenceDelta] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One prompt and how it is continued, in `n` sequences: of a beam search its best."""
+    """One prompt and how it is continued, in `n` sequences that are handed out."""
 
     request_id: str
     """Shown in logs; need not be unique."""
@@ -290,7 +288,8 @@ class AsyncEngine:
             self._end(core, request, output, delta.finish_reason, now)
         if delta.finish_reason == "error":
             error = output.error or "the engine gave up on this request and did not say why"
-            request.generation.fail(RequestFailedError(error))
+            kind = RequestTooLargeError if output.is_too_large else RequestFailedError
+            request.generation.fail(kind(error))
         else:
             request.generation.receive(delta)
 

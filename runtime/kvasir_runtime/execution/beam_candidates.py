@@ -41,5 +41,6 @@ class BeamCandidates(StepFeature):
         if drawn is None or own is None:
             return None
         numbers = self._numbers[own.host_rows]
-        likely = own.of(drawn.adjusted).topk(min(int(numbers.max()), drawn.adjusted.shape[1]), dim=-1)
+        adjusted = own.of(drawn.adjusted())
+        likely = adjusted.topk(min(int(numbers.max()), adjusted.shape[1]), dim=-1)
         return {"rows": own.host_rows, "numbers": numbers, "token_ids": likely.indices, "logprobs": likely.values}

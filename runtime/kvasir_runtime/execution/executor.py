@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TokenMask = NDArray[np.bool_]
-"""[positions sampled, vocab_size]: which tokens may be drawn."""
+TokenMask = NDArray[np.int32]
+"""[positions sampled, vocab_size / 32, rounded up]: bit t % 32 of number t / 32 says whether token t may be drawn, as
+xgrammar and llguidance pack it."""
 
 
 class PendingResult(Protocol):

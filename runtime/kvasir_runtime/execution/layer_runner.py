@@ -22,7 +22,7 @@ from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import StepPlan
 
 DRAWS_NOTHING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
-"""Of every sequence, so that rows keep no parameters and count nothing for penalties."""
+"""Of every sequence, so that rows keep no parameters."""
 
 
 @dataclass(frozen=True, slots=True)

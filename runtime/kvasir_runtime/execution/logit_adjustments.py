@@ -7,43 +7,62 @@ from torch import Tensor
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampled_positions import SampledPositions, Subset
 
-_NEVER = float("-inf")
+_NEVER, _LARGEST = float("-inf"), torch.finfo(torch.float32).max
 
 
 def adjust_logits(
-    logits: Tensor, rows: Rows, positions: SampledPositions, after: Tensor, mask: Tensor | None
+    logits: Tensor,
+    rows: Rows,
+    positions: SampledPositions,
+    after: Tensor,
+    mask: Tensor | None,
+    max_seq_len: int | None = None,
 ) -> Tensor:
-    """Adjust float32 logits [num_positions, vocab_size], in place.
+    """The adjusted logits, new and float32 [num_positions, vocab_size]; `after` and the others as of `sampler.draw`.
 
-    `after` int64 [num_positions] are the positions before the tokens about to be drawn, `mask` bool as the logits says
-    which are allowed. NaN is never drawn, and infinity is the largest number.
+    NaN is never drawn, and infinity is the largest number.
     """
-    logits.nan_to_num_(nan=_NEVER, posinf=torch.finfo(logits.dtype).max, neginf=_NEVER)
+    adjusted = logits.float().nan_to_num(nan=_NEVER, posinf=_LARGEST, neginf=_NEVER)
     if mask is not None:
-        logits.masked_fill_(~mask, _NEVER)
+        adjusted.masked_fill_(~_is_allowed(mask, adjusted.shape[1]), _NEVER)
     if positions.penalised is not None:
-        _penalize(logits, rows, positions, positions.penalised)
+        _penalize(adjusted, rows, positions, positions.penalised, after, max_seq_len)
     if positions.biased is not None:
-        _add_bias(logits, rows, positions.biased)
+        _add_bias(adjusted, rows, positions.biased)
     if positions.min_tokens is not None:
-        _forbid_stop_tokens(logits, rows, positions.min_tokens, after)
-    return logits
+        _forbid_stop_tokens(adjusted, rows, positions.min_tokens, after)
+    return adjusted
 
 
-def _penalize(logits: Tensor, rows: Rows, positions: SampledPositions, penalised: Subset) -> None:
-    """Repetition scales what prompt or output hold, once; presence and frequency are subtracted for the output's."""
+def _is_allowed(mask: Tensor, vocab_size: int) -> Tensor:
+    """Bool [num_positions, vocab_size] of packed bits."""
+    bits = mask.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=mask.device)
+    return (bits & 1).bool().flatten(1)[:, :vocab_size]
+
+
+def _penalize(
+    logits: Tensor, rows: Rows, positions: SampledPositions, penalised: Subset, after: Tensor, max_seq_len: int | None
+) -> None:
+    """Repetition scales what prompt or output hold, once; presence and frequency are subtracted for the output's, as
+    Hugging Face and OpenAI define them."""
     sampling, own = rows.sampling, penalised.rows
-    counts = rows.penalty_counts.in_output[own]
+    some, num_earlier = penalised.of(logits), penalised.of(positions.num_earlier)
+    token_ids = rows.token_ids[:, :max_seq_len][own].long()
+    column = torch.arange(token_ids.shape[1], device=token_ids.device)
+    is_known = column < (penalised.of(after) + 1 - num_earlier).unsqueeze(1)
+    is_output = is_known & (column >= rows.num_prompt_tokens[own].unsqueeze(1))
+    counts = torch.zeros(some.shape, dtype=torch.int32, device=some.device)
+    is_in_prompt = torch.zeros_like(counts).scatter_add_(1, token_ids, (is_known & ~is_output).int()) > 0
+    counts.scatter_add_(1, token_ids, is_output.int())
     if positions.width > 1:
-        _count_drafts(counts, rows.drafts[own, : positions.width - 1], penalised.of(positions.num_earlier))
-    some = penalised.of(logits)
+        _count_drafts(counts, rows.drafts[own, : positions.width - 1], num_earlier)
     is_in_output = counts > 0
     penalty = sampling.repetition_penalty[own].unsqueeze(1)
     scaled = torch.where(some > 0, some / penalty, some * penalty)
-    some = torch.where(is_in_output | rows.penalty_counts.in_prompt[own], scaled, some)
+    some = torch.where(is_in_output | is_in_prompt, scaled, some)
     some -= is_in_output * sampling.presence_penalty[own].unsqueeze(1)
     some -= counts * sampling.frequency_penalty[own].unsqueeze(1)
-    logits[penalised.index] = some
+    logits[penalised.index] = some.clamp_(max=_LARGEST)
 
 
 def _count_drafts(counts: Tensor, drafts: Tensor, num_earlier: Tensor) -> None:

@@ -7,6 +7,7 @@ before the scheduler has seen them; their results are read whenever the reader c
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
+from kvasir_runtime.execution.executor import TokenMask
 from kvasir_runtime.execution.kv_buffer import copy_blocks
+from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.pending_result import PendingResult, StepCosts
 from kvasir_runtime.execution.rows import Rows, store_drafts
 from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
-from kvasir_runtime.execution.sampler import adjusted_logits, draw
+from kvasir_runtime.execution.sampler import draw, takes_most_likely
 from kvasir_runtime.execution.stage_buffer import StageBuffer
 from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, StepFeature
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
@@ -27,10 +30,8 @@ from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
-from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.scheduling.step import BoolArray, StepPlan
 from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
-
-TokenMask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class ModelRunner:
     def sample(self, mask: TokenMask | None = None) -> PendingResult:
         """Draw after the forwarded step's positions, keep what holds in the rows, and propose the next drafts.
 
-        `mask` bool [num_positions, vocab_size] says which tokens are allowed.
+        `mask` says which tokens are allowed after each position.
         """
         forwarded, self._forwarded = self._forwarded, None
         assert forwarded is not None, "sample() follows a forward() that ended well"
@@ -210,27 +211,30 @@ class ModelRunner:
         after = step.inputs.positions
         after = after if positions.num_positions == len(after) else after[positions.tokens]
         allowed = None if mask is None else self._transfers.upload(mask)[0]
-        adjusted = adjusted_logits(logits, self._rows, positions, after, allowed)
-        return DrawnStep(adjusted, self._draw_and_verify(adjusted, positions, after))
+        adjusted = partial(adjust_logits, logits, self._rows, positions, after, allowed)
+        max_seq_len = step.inputs.lengths.max_seq_len
+        return DrawnStep(adjusted, self._draw_and_verify(logits, positions, after, allowed, max_seq_len))
 
-    def _draw_and_verify(self, adjusted: Tensor, positions: SampledPositions, after: Tensor) -> VerifiedTokens:
+    def _draw_and_verify(
+        self, logits: Tensor, positions: SampledPositions, after: Tensor, mask: Tensor | None, max_seq_len: int
+    ) -> VerifiedTokens:
         """Which drafts hold; the rows know the tokens that do from now on."""
         ops = self._ops
         drawn = DrawnPositions(after, positions.starts, positions.rows, positions.draws, positions.width)
-        if positions.random is None:
-            return ops.verify_most_likely(adjusted, drawn, self._known)
-        token_ids = draw(adjusted, self._rows, positions, after, ops)
+        if takes_most_likely(positions, mask):
+            return ops.verify_most_likely(logits, drawn, self._known)
+        token_ids = draw(logits, self._rows, positions, after, ops, mask=mask, max_seq_len=max_seq_len)
         return ops.verify_drafts(token_ids, drawn, self._known)
 
-    def _note_shown(self, plan: StepPlan) -> TokenMask:
+    def _note_shown(self, plan: StepPlan) -> BoolArray:
         """Which of the step's sequences the proposer has not seen the step before of."""
         self._was_shown[[new.row for new in plan.added] + [fork.target_row for fork in plan.forks]] = False
-        is_resumed: TokenMask = ~self._was_shown[plan.rows]
+        is_resumed: BoolArray = ~self._was_shown[plan.rows]
         self._was_shown[plan.rows] = plan.num_proposals > 0
         return is_resumed
 
     def _propose(
-        self, proposer: Proposer, forwarded: Forwarded, verified: VerifiedTokens, is_resumed: TokenMask
+        self, proposer: Proposer, forwarded: Forwarded, verified: VerifiedTokens, is_resumed: BoolArray
     ) -> None:
         """Let the proposer see the step; its guesses wait in the rows."""
         step, output = forwarded.step, forwarded.output

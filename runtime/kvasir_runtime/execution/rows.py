@@ -2,17 +2,16 @@
 
 A row's tokens, lengths and block tables are the truth about its sequence, drafts and tokens of steps under way
 included: the scheduler names rows, and hears of the tokens when they have come back. Parameters of sampling are in
-`sampling_rows`, counts for penalties in `penalty_counts`.
+`sampling_rows`.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.execution.penalty_counts import PenaltyCounts
 from kvasir_runtime.execution.sampling_rows import Int32Array, SamplingRows
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.prepare_inputs import RowTensors
+from kvasir_runtime.kernels.inputs import RowTensors
 from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
 
 
@@ -41,10 +40,8 @@ class Rows:
         self.drafts = torch.full((max_num_seqs, max_drafts), -1, dtype=torch.int32, device=device)
         """Guesses of the tokens after the known ones; -1 from where there is none."""
         self.sampling = SamplingRows(max_num_seqs, vocab_size, transfers)
-        self.penalty_counts = PenaltyCounts(max_num_seqs, vocab_size, device)
-        """Kept up by the feature `Penalties`."""
         self.draws = np.ones(max_num_seqs, dtype=np.bool_)
-        """Whether the rank chooses the tokens; beams' are chosen elsewhere. On the host, as `prompt_lens` is."""
+        """Whether the rank chooses the tokens, or the core does. On the host, as `prompt_lens` is."""
         self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self.extra_keys: list[tuple[bytes, ...]] = [()] * max_num_seqs
         """See `RequestSpec`."""

@@ -15,7 +15,6 @@ from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, a
 from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
 from kvasir_runtime.execution.logprobs import Logprobs
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
-from kvasir_runtime.execution.penalties import Penalties
 from kvasir_runtime.execution.pipeline import Pipeline
 from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
 from kvasir_runtime.execution.platform import GraphSetup, Platform
@@ -38,7 +37,7 @@ class RunnerMemory:
     rows: Rows
     buffer: Tensor  # uint8 [num_blocks, page_bytes]
     caches: list[LayerCache]
-    """Views of the buffer: of the rank's layers, then the proposer's."""
+    """Views of the buffer, a spec each: of the rank's layers, then the proposer's."""
     transfers: Transfers
     entering: StageBuffer | None
     """None unless a pipeline stage comes before."""
@@ -120,14 +119,14 @@ class RunnerAssembly:
         return RunnerMemory(rows, buffer, layer_caches(layout, self.kv_specs, buffer), transfers, entering)
 
     def _model_runner(self, memory: RunnerMemory, graph_bytes: int) -> ModelRunner:
-        num_layers, proposer = len(self.decoder.layers), self.proposer
+        num_own, proposer = len(self.decoder.kv_specs(self.placement.dtype)), self.proposer
         captured = () if proposer is None else proposer.captured_layers
-        eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_layers], captured, memory.entering)
+        eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_own], captured, memory.entering)
         graphs = self._graphs(memory.rows, graph_bytes)
         compute = self._on_graphs(graphs, eager, captured)
         if proposer is not None:
             setup = ProposerSetup(
-                caches=memory.caches[num_layers:],
+                caches=memory.caches[num_own:],
                 max_num_seqs=self.limits.max_num_seqs,
                 max_drafts=self.max_drafts,
                 never_waits=self.platform.never_waits,
@@ -144,7 +143,7 @@ class RunnerAssembly:
             proposer=proposer,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
-            features=step_features(memory.rows, memory.transfers, self.decoder.logits),
+            features=step_features(memory.rows, self.decoder.logits),
             tensor=self.placement.tensor,
             idle_work=_idle_work(memory, graphs),
             take_warming_up=graphs.take_warming_up,
@@ -206,9 +205,9 @@ class RunnerAssembly:
         return LineFormat(num_planes, self.decoder.options.hidden_size, placement.dtype, placement.device)
 
 
-def step_features(rows: Rows, transfers: Transfers, to_logits: Callable[[Tensor], Tensor]) -> tuple[StepFeature, ...]:
+def step_features(rows: Rows, to_logits: Callable[[Tensor], Tensor]) -> tuple[StepFeature, ...]:
     """In the order in which they see logits: whoever wants raw ones comes before who changes them."""
-    return Logprobs(rows), PromptScores(rows, to_logits), BeamCandidates(rows), Penalties(rows, transfers)
+    return Logprobs(rows), PromptScores(rows, to_logits), BeamCandidates(rows)
 
 
 def _idle_work(memory: RunnerMemory, graphs: RunnerGraphs) -> Callable[[], bool]:

@@ -42,7 +42,7 @@ class SampledPositions:
     requests: Tensor  # int64 [num_sampled]
     rows: Tensor  # int32 [num_sampled]
     starts: Tensor  # int32 [num_sampled + 1]
-    draws: Tensor  # bool [num_sampled]; beams draw nothing
+    draws: Tensor  # bool [num_sampled]; else the core chooses
     tokens: Tensor  # int64 [num_positions], the step's token that is drawn after
     rows_of: Tensor  # int64 [num_positions]
     num_earlier: Tensor  # int64 [num_positions], drafts of the sequence before the position's token is drawn
@@ -52,7 +52,7 @@ class SampledPositions:
     traits: int
     """All that some of the rows need."""
     drawing: Subset | None
-    """Sequences (not positions) that draw; None: there are no beams, so all do."""
+    """Sequences (not positions) that draw; None: all do."""
     random: Subset | None
     truncated: Subset | None
     """Within `random`, as `min_p`."""

@@ -1,41 +1,55 @@
 """Draws a token after each wanted position of a step: greedy, or by the sequence's parameters.
 
 Order: logit adjustments, temperature, min_p, top_k, top_p, draw. Positions do not influence each other, and a draw is
-keyed by (seed, position), so a sequence's tokens do not depend on its batch or on drafts. One code for all devices;
-on CUDA nothing in it waits for the device.
+keyed by (seed, position), so a sequence's tokens do not depend on its batch or on drafts. A CPU does it in one kernel
+(kernels/sample.py), of which the passes over all logits here are the twin; on CUDA nothing waits for the device.
 """
 
+import torch
 from torch import Tensor
 
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampled_positions import SampledPositions, Subset
 from kvasir_runtime.execution.sampling_rows import Trait
+from kvasir_runtime.kernels.sample import PositionTensors, SamplingTensors
 from kvasir_runtime.kernels.step_ops import StepOps
 
 
-def adjusted_logits(
-    logits: Tensor, rows: Rows, positions: SampledPositions, after: Tensor, mask: Tensor | None
+def takes_most_likely(positions: SampledPositions, mask: Tensor | None) -> bool:
+    """Whether all of the step's tokens are the most likely by the logits as they are."""
+    return mask is None and not positions.traits & (Trait.RANDOM | Trait.ADJUSTMENTS)
+
+
+def draw(
+    logits: Tensor,
+    rows: Rows,
+    positions: SampledPositions,
+    after: Tensor,
+    ops: StepOps,
+    *,
+    mask: Tensor | None = None,
+    max_seq_len: int | None = None,
 ) -> Tensor:
-    """The logits that tokens are drawn from; the same ones where nothing changes which is the most likely."""
-    needs_none = not positions.traits & (Trait.RANDOM | Trait.ADJUSTMENTS)
-    if needs_none and mask is None:
-        return logits
-    return adjust_logits(logits.float(), rows, positions, after, mask)
+    """Token ids int64 [num_positions] for logits [num_positions, vocab_size], which are left as they are.
 
 
-def draw(logits: Tensor, rows: Rows, positions: SampledPositions, after: Tensor, ops: StepOps) -> Tensor:
-    """Token ids int64 [num_positions] from adjusted logits, which may be overwritten, after the positions `after`.
-
-    Where no token is possible (all logits are NaN or forbidden), token 0 is drawn.
+    `after` int64 [num_positions] are the positions before the tokens, below `max_seq_len` if one is given; `mask` is
+    that of `PositionTensors`. Where no token is possible (all logits are NaN or forbidden), token 0 is drawn.
     """
+    if takes_most_likely(positions, mask):
+        return ops.argmax(logits)
+    if ops.sample is not None:
+        of_positions = PositionTensors(positions.rows_of, after, positions.num_earlier, mask)
+        return ops.sample(logits, of_positions, _sampling_tensors(rows))
+    adjusted = adjust_logits(logits, rows, positions, after, mask, max_seq_len)
     random = positions.random
     if random is None:
-        return ops.argmax(logits)
+        return ops.argmax(adjusted)
     if random.is_all:
-        return _draw_random(logits, rows, positions, random, after, ops)
-    token_ids = ops.argmax(logits)
-    token_ids[random.index] = _draw_random(random.of(logits), rows, positions, random, random.of(after), ops)
+        return _draw_random(adjusted, rows, positions, random, after, ops)
+    token_ids = ops.argmax(adjusted)
+    token_ids[random.index] = _draw_random(random.of(adjusted), rows, positions, random, random.of(after), ops)
     return token_ids
 
 
@@ -44,11 +58,11 @@ def _draw_random(
 ) -> Tensor:
     """One token id for each of the random positions from their logits, which are overwritten."""
     sampling = rows.sampling
-    logits.div_(sampling.temperature[random.rows].unsqueeze(1))
     logits.sub_(logits.amax(dim=-1, keepdim=True))  # NaN where all are -inf, which draws token 0 in the end
+    logits.mul_(sampling.inverse_temperature[random.rows].unsqueeze(1))
     if positions.min_p is not None:
         some = positions.min_p.of(logits)
-        cut = sampling.min_p[positions.min_p.rows].log().unsqueeze(1)
+        cut = sampling.log_min_p[positions.min_p.rows].unsqueeze(1)
         logits[positions.min_p.index] = some.masked_fill(some < cut, float("-inf"))
     weights = logits.exp_()
     if positions.truncated is not None:
@@ -60,3 +74,26 @@ def _draw_random(
         if not own.is_all:
             weights[own.index] = some
     return ops.look_up(weights, ops.uniform(sampling.seeds[random.rows], after + 1))
+
+
+def _sampling_tensors(rows: Rows) -> SamplingTensors:
+    sampling = rows.sampling
+    return SamplingTensors(
+        inverse_temperature=sampling.inverse_temperature,
+        top_p=sampling.top_p,
+        log_min_p=sampling.log_min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        top_k=sampling.top_k,
+        min_tokens=sampling.min_tokens,
+        seeds=sampling.seeds,
+        num_stop_ids=torch.from_numpy(sampling.num_stop_ids),
+        stop_ids=sampling.stop_token_ids,
+        num_biases=torch.from_numpy(sampling.num_biases),
+        bias_ids=sampling.bias_token_ids,
+        biases=sampling.bias_values,
+        token_ids=rows.token_ids,
+        num_prompt_tokens=rows.num_prompt_tokens,
+        drafts=rows.drafts,
+    )

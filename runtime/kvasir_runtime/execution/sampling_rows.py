@@ -4,6 +4,7 @@ The host keeps a row's traits in one number: what a step needs is known without 
 have no trait is one argmax.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,7 +46,8 @@ class SamplingRows:
         self.vocab_size = vocab_size
         self._transfers = transfers
         self._floats = torch.ones((6, num_rows), device=device)
-        self.temperature, self.top_p, self.min_p = self._floats[:3]
+        self.inverse_temperature, self.top_p, self.log_min_p = self._floats[:3]
+        """`inverse_temperature` is 0 of a greedy row."""
         self.presence_penalty, self.frequency_penalty, self.repetition_penalty = self._floats[3:]
         self._integers = torch.ones((2, num_rows), dtype=torch.int32, device=device)
         self.top_k, self.min_tokens = self._integers
@@ -53,10 +55,10 @@ class SamplingRows:
         """The bits of unsigned seeds."""
         self.stop_token_ids = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
         """Kept from being sampled before min_tokens; a row's last is repeated to the width of the longest."""
-        self._num_stop_ids = np.zeros(num_rows, dtype=np.int64)
+        self.num_stop_ids = np.zeros(num_rows, dtype=np.int64)
         self.bias_token_ids = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
         self.bias_values = torch.zeros((num_rows, 0), device=device)
-        self._num_biases = np.zeros(num_rows, dtype=np.int64)
+        self.num_biases = np.zeros(num_rows, dtype=np.int64)
         self.traits = np.zeros(num_rows, dtype=np.uint16)
         self.num_logprobs = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt_logprobs = np.zeros(num_rows, dtype=np.int64)
@@ -95,11 +97,11 @@ class SamplingRows:
         """To the longest lists that there are now: those that the rows held before are forgotten."""
         for row, sampling in zip(rows, samplings, strict=True):
             is_limited = self.traits[row] & Trait.MIN_TOKENS
-            self._num_stop_ids[row] = len(self._known(sampling.stop_token_ids)) if is_limited else 0
-            self._num_biases[row] = len(self._known(sampling.logit_bias))
-        self.stop_token_ids = _resized(self.stop_token_ids, int(self._num_stop_ids.max()))
-        self.bias_token_ids = _resized(self.bias_token_ids, int(self._num_biases.max()))
-        self.bias_values = _resized(self.bias_values, int(self._num_biases.max()))
+            self.num_stop_ids[row] = len(self._known(sampling.stop_token_ids)) if is_limited else 0
+            self.num_biases[row] = len(self._known(sampling.logit_bias))
+        self.stop_token_ids = _resized(self.stop_token_ids, int(self.num_stop_ids.max()))
+        self.bias_token_ids = _resized(self.bias_token_ids, int(self.num_biases.max()))
+        self.bias_values = _resized(self.bias_values, int(self.num_biases.max()))
 
     def _integers_of(self, sampling: SamplingParams) -> tuple[int, int]:
         return min(sampling.top_k or self.vocab_size, self.vocab_size), sampling.min_tokens
@@ -122,9 +124,9 @@ class SamplingRows:
 
 def _floats(sampling: SamplingParams) -> tuple[float, ...]:
     return (
-        max(sampling.temperature, MIN_TEMPERATURE),
+        1.0 / sampling.temperature if sampling.temperature >= MIN_TEMPERATURE else 0.0,
         sampling.top_p,
-        sampling.min_p,
+        math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
         sampling.presence_penalty,
         sampling.frequency_penalty,
         sampling.repetition_penalty,

@@ -5,7 +5,7 @@ A feature keeps its own state by row, sees the step at the points below, and han
 sequences cost nothing. A new one is a class, and its place in `runner_assembly.step_features`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,9 +37,8 @@ class ForwardedStep:
 class DrawnStep:
     """What has been drawn."""
 
-    adjusted: Tensor
-    """Logits [num_positions, vocab_size] after all adjustments; of positions that draw by chance they may have been
-    overwritten since."""
+    adjusted: Callable[[], Tensor]
+    """Works out the logits [num_positions, vocab_size] after all adjustments."""
     verified: VerifiedTokens
 
 

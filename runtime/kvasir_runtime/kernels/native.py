@@ -36,7 +36,7 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
         _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _LONG,
     ],
     "kvasir_argmax": [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG],
-    "kvasir_uniform": [_POINTER, _POINTER, _POINTER, _LONG],
+    "kvasir_sample": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER],
     "kvasir_prepare_inputs": [
         *(_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG),
         *(_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER),

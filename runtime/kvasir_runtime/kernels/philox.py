@@ -5,7 +5,6 @@ preemption, on another pod, and with any drafts.
 """
 
 from collections.abc import Callable
-from ctypes import CDLL
 
 import torch
 from torch import Tensor
@@ -42,16 +41,3 @@ def philox4x32(
         )
         k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
     return c0, c1, c2, c3
-
-
-def cpu_uniform(library: CDLL) -> Uniform:
-    """The compiled form."""
-    native = library.kvasir_uniform
-
-    def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-        out = torch.empty(seeds.shape[0], dtype=torch.float64)
-        seeds, positions = seeds.contiguous(), positions.contiguous()
-        native(seeds.data_ptr(), positions.data_ptr(), out.data_ptr(), seeds.shape[0])
-        return out
-
-    return uniform

@@ -1,20 +1,22 @@
 """The kernels of a step around the decoder, gathered by device: its inputs from the rows, and what sampling needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
-from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
-from kvasir_runtime.kernels.look_up import LookUp, look_up_in_chunks, look_up_reference
+from kvasir_runtime.kernels.inputs import (
+    LoadInputs,
+    PrepareInputs,
+    cpu_prepare_inputs,
+    load_inputs_reference,
+    prepare_inputs_reference,
+)
+from kvasir_runtime.kernels.look_up import LookUp, look_up_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Argmax
-from kvasir_runtime.kernels.philox import Uniform, cpu_uniform, uniform_reference
-from kvasir_runtime.kernels.prepare_inputs import PrepareInputs, cpu_prepare_inputs, prepare_inputs_reference
-from kvasir_runtime.kernels.top_k_top_p import (
-    LeastLikelyKept,
-    least_likely_kept_of_candidates,
-    least_likely_kept_reference,
-)
+from kvasir_runtime.kernels.philox import Uniform, uniform_reference
+from kvasir_runtime.kernels.sample import Sample, cpu_sample
+from kvasir_runtime.kernels.top_k_top_p import LeastLikelyKept, least_likely_kept_reference
 from kvasir_runtime.kernels.verify_drafts import (
     VerifyDrafts,
     VerifyMostLikely,
@@ -34,6 +36,8 @@ class StepOps:
     uniform: Uniform
     least_likely_kept: LeastLikelyKept
     look_up: LookUp
+    sample: Sample | None
+    """A whole draw in one kernel; None: it is made of the three before."""
     verify_drafts: VerifyDrafts
     verify_most_likely: VerifyMostLikely
 
@@ -47,6 +51,7 @@ def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
         uniform=uniform_reference,
         least_likely_kept=least_likely_kept_reference,
         look_up=look_up_reference,
+        sample=None,
         verify_drafts=verify_drafts_reference,
         verify_most_likely=verify_most_likely(argmax_reference, verify_drafts_reference),
     )
@@ -58,13 +63,11 @@ def cpu_step_ops() -> StepOps:
     if library is None:
         return reference_step_ops(drops_missing_drafts=True)
     argmax, verify_drafts = cpu_argmax(library), cpu_verify_drafts(library)
-    return StepOps(
+    return replace(
+        reference_step_ops(drops_missing_drafts=True),
         prepare_inputs=cpu_prepare_inputs(library),
-        load_inputs=load_inputs_reference,
         argmax=argmax,
-        uniform=cpu_uniform(library),
-        least_likely_kept=least_likely_kept_of_candidates,
-        look_up=look_up_in_chunks,
+        sample=cpu_sample(library),
         verify_drafts=verify_drafts,
         verify_most_likely=verify_most_likely(argmax, verify_drafts),
     )

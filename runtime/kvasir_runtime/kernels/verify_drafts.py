@@ -19,7 +19,7 @@ class DrawnPositions:
     positions: Tensor  # int64 [num_positions], those drawn after
     starts: Tensor  # int32 [num_sampled + 1], first position of each sequence, then their number
     rows: Tensor  # int32 [num_sampled]
-    draws: Tensor  # bool [num_sampled]; a beam draws nothing
+    draws: Tensor  # bool [num_sampled]; where the core chooses nothing is drawn
     width: int
     """Most positions of a sequence: its drafts and one."""
 
@@ -42,7 +42,7 @@ class VerifiedTokens:
 
     @property
     def num_accepted(self) -> Tensor:
-        """Int32 [num_sampled], the drafts that hold and one more; 0 of a beam."""
+        """Int32 [num_sampled], the drafts that hold and one more; 0 where nothing is drawn."""
         return self.packed[self._num_sampled * self.width :][: self._num_sampled]
 
     @property
@@ -72,8 +72,9 @@ VerifyMostLikely = Callable[[Tensor, DrawnPositions, KnownTokens], VerifiedToken
 def verify_drafts_reference(token_ids: Tensor, drawn: DrawnPositions, known: KnownTokens) -> VerifiedTokens:
     """Accept the longest run of drafts that hold and the token drawn after it; the rows know them from now on.
 
-    `token_ids` int64 [num_positions] were drawn. A beam knows no more than before, but its last known token is
-    computed. Tokens that do not hold are stored behind those that are known, where nobody reads them.
+    `token_ids` int64 [num_positions] were drawn. A row that draws nothing knows no more than before, but its
+    last known token is computed. Tokens that do not hold are stored behind those that are known, where nobody reads
+    them.
     """
     rows = drawn.rows.long()
     first, counts = drawn.starts[:-1].long(), drawn.starts.diff()

@@ -1,6 +1,6 @@
 """Multi-head attention with shared key and value heads, over the paged KV cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +28,15 @@ class GroupedQueryAttention:
     sin: Tensor
     norms: FullWidthNorms | HeadNorms | None
 
-    def kv_spec(self, dtype: torch.dtype) -> KvSpec:
-        return self.options.kv_spec(dtype)
+    cache_index: int
+    """Of its cache among those of the rank's layers."""
 
-    def __call__(self, hidden: Tensor, step: AttentionStep, cache: LayerCache) -> Tensor:
+    def kv_specs(self, dtype: torch.dtype) -> tuple[KvSpec, ...]:
+        return self.options.kv_specs(dtype)
+
+    def __call__(self, hidden: Tensor, step: AttentionStep, caches: Sequence[LayerCache]) -> Tensor:
         """Attention of this rank's heads, before the output projection: [num_tokens, num_heads * head_dim]."""
-        options = self.options
+        options, cache = self.options, caches[self.cache_index]
         query, key, value = self._project(hidden)
         head_norms = self.norms if isinstance(self.norms, HeadNorms) else None
         query = step.rotate_and_write(query, key, value, cache, self.cos, self.sin, head_norms)
@@ -62,6 +65,7 @@ def load_grouped_query(
     options: GroupedQueryOptions,
     hidden_size: int,
     in_features: int,
+    cache_index: int,
 ) -> GroupedQueryAttention:
     """This rank's heads of the attention of the layer `prefix`, from inputs [num_tokens, in_features] to the hidden
     size. `options` are the whole layer's. Raises ConfigurationError, CheckpointError."""
@@ -88,6 +92,7 @@ def load_grouped_query(
         output=row_parallel(output, tensor),
         cos=cos,
         sin=sin,
+        cache_index=cache_index,
         norms=_load_norms(modules, f"{prefix}.{names.query_norm}", f"{prefix}.{names.key_norm}", options),
     )
 

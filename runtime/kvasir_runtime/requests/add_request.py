@@ -30,6 +30,15 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return len(self.prompt_token_ids)
 
     @property
+    def comes_whole(self) -> bool:
+        """Whether outputs come at their end alone, so that a stream of them cannot be continued elsewhere."""
+        return self.beam is not None
+
+    def num_computed(self, num_wanted: int) -> int:
+        """Sequences that are computed together for so many that are handed out."""
+        return num_wanted if self.beam is None else self.beam.width
+
+    @property
     def extra_keys(self) -> tuple[bytes, ...]:
         """What keeps its blocks apart from those of equal tokens."""
         return () if self.cache_salt is None else (self.cache_salt.encode(),)

@@ -1,5 +1,6 @@
 """What steps bring for sequences."""
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -35,6 +36,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The token id that ended the sequence, if one did; it is the last of `new_token_ids`."""
     error: str | None = None
     """Says why, with finish_reason `error`."""
+    is_too_large: bool = False
+    """With an error: the engine cannot hold what was asked for, whenever it is asked."""
     kv_transfer_params: KvTransferParams | None = None
     """With the end of a request whose blocks are kept: what the engine that wants them is to be asked with."""
 
@@ -48,3 +51,20 @@ class PlainTokens(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: list[int]
     """How many of `token_ids`, in order, belong to each sequence."""
     token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AddressedOutput:
+    """An output and the API process that it goes to."""
+
+    api_index: int
+    output: SequenceOutput
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one step brought for all clients."""
+
+    outputs: list[AddressedOutput] = field(default_factory=list)
+    plain: dict[int, PlainTokens] = field(default_factory=dict)
+    """API process -> tokens of its sequences that go on and have nothing else to tell."""

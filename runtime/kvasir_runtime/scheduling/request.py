@@ -53,6 +53,11 @@ class Request:
         return 1 if self.group is None else self.group.num_rows
 
     @property
+    def description(self) -> str:
+        """As errors name it."""
+        return "the request" if self.group is None else self.group.description
+
+    @property
     def lacks_prompt_logprobs(self) -> bool:
         """Prompt positions must be computed, cached or not."""
         return self.spec.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
@@ -76,14 +81,13 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """A request whose sequences advance together, by tokens that the core chooses among candidates (beams.py).
+    """A request whose sequences advance together, by tokens that the core chooses among candidates.
 
     It starts as one sequence that computes the prompt, with rows reserved for all that fork from it later. Its
     sequences are preempted together and then start again from the prompt.
     """
 
     description: str
-    """As errors name it."""
     num_rows: int
     num_candidates: int
     """Most likely tokens that a rank reports for each sequence, instead of drawing one."""

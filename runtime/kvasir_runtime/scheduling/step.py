@@ -34,7 +34,7 @@ class NewSequence:
     num_computed_tokens: int
     """Found in the prefix cache; the sequence's first chunk starts here."""
     num_candidates: int = 0
-    """Of a beam: so many most likely tokens are reported instead of one being drawn; 0 draws."""
+    """So many most likely tokens are reported, for the core to choose, instead of one being drawn; 0 draws."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -96,7 +96,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The most likely next tokens of a beam, the most likely first, with natural-log probabilities."""
+    """The most likely next tokens of a row, the most likely first, with natural-log probabilities."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -110,7 +110,8 @@ Columns = dict[str, NDArray[Any]]
 
 
 class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Tokens of the plan's requests that sample, in the plan's order; a beam's line is empty (`num_accepted` 0)."""
+    """Tokens of the plan's requests that sample, in the plan's order; a line is empty (`num_accepted` 0) where the core
+    chooses."""
 
     token_ids: Int32Array  # [num_sampled, 1 + most drafts]
     num_accepted: Int32Array  # [num_sampled], how many of a line's tokens hold: the accepted drafts and one more
@@ -144,7 +145,7 @@ class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def candidates(self) -> dict[int, Candidates]:
-        """Row of a beam -> its candidates."""
+        """Row -> its candidates, where the core chooses."""
         columns = self.columns.get(CANDIDATES)
         if columns is None:
             return {}

@@ -10,6 +10,7 @@ from kvasir_runtime.errors import (
     InvalidRequestError,
     KvasirRuntimeError,
     RequestFailedError,
+    RequestTooLargeError,
     ServerUnavailableError,
 )
 from kvasir_runtime.server.responses import ErrorBody, ErrorResponse, to_json
@@ -46,6 +47,7 @@ class NotTheRouterError(KvasirRuntimeError):
 # error -> HTTP status, OpenAI's `type`, OpenAI's `code`; the first that fits counts
 _KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
+    (RequestTooLargeError, 400, "invalid_request_error", "request_too_large"),
     (InvalidRequestError, 400, "invalid_request_error", None),
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
     (OtherModelError, 409, "invalid_request_error", "other_model"),

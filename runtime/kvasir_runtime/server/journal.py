@@ -17,7 +17,7 @@ from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.requests.outputs import FinishReason
 from kvasir_runtime.server.errors import OtherModelError
-from kvasir_runtime.server.sampling import UINT64_MASK, check_token_ids
+from kvasir_runtime.server.resolving import UINT64_MASK, check_token_ids
 from kvasir_runtime.transfer.params import KvTransferParams
 
 RESUMABLE_HEADER = "x-kvasir-resumable"
@@ -100,9 +100,9 @@ class Journal:
             return list(requests)
         if not is_stream:
             raise InvalidRequestError("a journal continues streams only; send the request with stream: true")
-        if any(request.spec.beam for request in requests):
+        if any(request.spec.comes_whole for request in requests):
             raise InvalidRequestError(
-                "a beam search cannot be continued: what other engines made of it says too little"
+                "an answer that is searched for cannot be continued: what other engines made of it says too little"
             )
         if self.beginning.model != model:
             raise OtherModelError("the stream was begun by another model than the one served here")
@@ -263,7 +263,7 @@ class JournalWriter(EventWriter):
 def event_writer(
     headers: Mapping[str, str], requests: Sequence[GenerateRequest], created: int, model: str, journal: Journal
 ) -> EventWriter:
-    """As the request's sender wants it; a beam search comes whole at its end, so there is nothing to continue."""
-    if RESUMABLE_HEADER not in headers or any(request.spec.beam for request in requests):
+    """As the request's sender wants it; what comes whole at its end is not continued."""
+    if RESUMABLE_HEADER not in headers or any(request.spec.comes_whole for request in requests):
         return WITHOUT_JOURNAL
     return JournalWriter(requests, created, model, journal.num_bytes)

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from tests.router.parts import a_request
 
+from kvasir_router.config import PROBE_LIMITS, ProbeLimits
 from kvasir_router.endpoints.address import Address
 from kvasir_router.placement.placement import Placement, leg_on
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
@@ -26,7 +27,7 @@ from kvasir_router.service.registry import EndpointState, Registry
 
 pytestmark = pytest.mark.anyio
 ENGINE = Address("http://engine")
-SILENT, READY, LOADING = None, 200, 503
+SILENT, BUSY, READY, LOADING = None, -1, 200, 503
 SELDOM = ProbeTimes(idle_intervals=(1e9, 1e9))
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
@@ -51,10 +52,18 @@ class ScriptedEngine:
         self.index.insert(ENGINE.url, BlockHashes(1, (7,)), 0.0, None)
 
     @contextlib.asynccontextmanager
-    async def probed(self, interval_seconds: float = 0.001, times: ProbeTimes = PROBE_TIMES) -> AsyncIterator[Prober]:
-        session = cast(aiohttp.ClientSession, self)
-        pace = ProbePace(per_second=1e6)
-        prober = Prober(self.registry, self.ledger, self.index, session, interval_seconds, pace, times=times)
+    async def probed(
+        self,
+        interval_seconds: float = 0.001,
+        times: ProbeTimes = PROBE_TIMES,
+        limits: ProbeLimits = PROBE_LIMITS,
+        take_heard: Callable[[str], bool] = lambda url: False,
+    ) -> AsyncIterator[Prober]:
+        session, pace = cast(aiohttp.ClientSession, self), ProbePace(per_second=1e6)
+        prober = Prober(
+            self.registry, self.ledger, self.index, session, interval_seconds, pace,
+            times=times, limits=limits, take_heard=take_heard,
+        )  # fmt: skip
         prober.follow({ENGINE})
         yield prober
         await prober.close()
@@ -76,6 +85,8 @@ class ScriptedEngine:
             await asyncio.Event().wait()
         answer = self.answers.pop(0)
         if answer is SILENT:
+            raise aiohttp.ConnectionTimeoutError
+        if answer == BUSY:
             raise TimeoutError
         yield SimpleNamespace(status=answer)
 
@@ -164,6 +175,41 @@ async def test_a_busy_engine_may_miss_two_probes_and_not_a_third(until: Until) -
 async def test_probes_are_missed_in_a_row_or_do_not_count(until: Until) -> None:
     answers = (READY, SILENT, SILENT, READY, SILENT, SILENT)
     assert await states_after(until, *answers) == [UP] * len(answers)
+
+
+async def test_an_engine_that_takes_connections_and_does_not_answer_is_busy_and_keeps_what_it_has_cached(
+    until: Until,
+) -> None:
+    engine = ScriptedEngine(READY, BUSY, BUSY, BUSY, BUSY, READY)
+    engine.loads = [b'{"instance": "a"}']
+    async with engine.probed():
+        await until(lambda: len(engine.states) == 7)
+    assert engine.states[1:] == [UP, UP, UP, NOT_READY, NOT_READY, UP]
+    assert engine.index.num_blocks(ENGINE.url) == 1
+
+
+async def test_an_engine_that_sends_bytes_of_answers_lives_whatever_its_probes_say(until: Until) -> None:
+    engine = ScriptedEngine(READY, BUSY, BUSY, BUSY, BUSY)
+    async with engine.probed(take_heard=lambda url: url == ENGINE.url):
+        await until(lambda: len(engine.states) == 6)
+    assert engine.states[1:] == [UP] * 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "hung_after", "is_interrupted"), [(SILENT, 1e9, True), (BUSY, 1e9, False), (BUSY, 0.0, True)]
+)
+async def test_requests_are_interrupted_where_nobody_is_there_or_nothing_has_come_for_long(
+    until: Until, answer: int | None, hung_after: float, is_interrupted: bool
+) -> None:
+    engine = ScriptedEngine(READY, answer, answer, answer)
+    endpoint = engine.registry.get(ENGINE.url)
+    assert endpoint is not None
+    [ticket] = engine.ledger.dispatch(a_request(), Placement(leg_on(endpoint, a_request(), {})), 0.0)
+    interruptions: list[bool] = []
+    ticket.on_interrupt = interruptions.append
+    async with engine.probed(limits=ProbeLimits(hung_after=hung_after)):
+        await until(lambda: len(engine.states) == 5)
+    assert interruptions == [True] * is_interrupted
 
 
 async def test_an_engine_that_was_never_ready_is_out_at_its_first_silence(until: Until) -> None:

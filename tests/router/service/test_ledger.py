@@ -1,8 +1,8 @@
 import pytest
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_router.dialects.embeddings import Embeddings
 from kvasir_router.dialects.openai import EXPECTED_OUTPUT_TOKENS
+from kvasir_router.dialects.text_prompts import Embeddings
 from kvasir_router.placement.placement import Leg, Placement
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import work
@@ -110,7 +110,7 @@ def test_those_in_flight_at_one_endpoint_are_interrupted() -> None:
     one, other = an_endpoint("a"), an_endpoint("b")
     for name, endpoint in (("first", one), ("second", one), ("elsewhere", other), ("over", one)):
         ticket = dispatch(ledger, endpoint)
-        ticket.on_interrupt = lambda name=name: interrupted.append(name)  # type: ignore[misc]
+        ticket.on_interrupt = lambda _, name=name: interrupted.append(name)  # type: ignore[misc]
         if name == "over":
             ticket.finish()
     ledger.interrupt("a")
@@ -168,7 +168,7 @@ def test_requests_of_one_id_are_counted_apart() -> None:
     assert endpoint.load.num_in_flight == 2
     interrupted: list[str] = []
     for ticket in (first, second):
-        ticket.on_interrupt = lambda ticket=ticket: interrupted.append(ticket.request_id)  # type: ignore[misc]
+        ticket.on_interrupt = lambda _, ticket=ticket: interrupted.append(ticket.request_id)  # type: ignore[misc]
     ledger.interrupt("a")
     assert len(set(interrupted)) == 2
     first.finish()

@@ -17,7 +17,7 @@ from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineReady, StepOutputs, ToCore
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import EngineDeadError, RequestFailedError, ServerUnavailableError
+from kvasir_runtime.errors import EngineDeadError, RequestFailedError, RequestTooLargeError, ServerUnavailableError
 from kvasir_runtime.metrics import RequestMetrics, request_rows
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
@@ -275,16 +275,23 @@ def test_statistics_of_an_idle_core_are_taken_over(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(play(), 5))
 
 
-def test_request_that_the_core_gives_up_raises_its_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_too_large", "error"), [(False, RequestFailedError), (True, RequestTooLargeError)])
+def test_request_that_the_core_gives_up_raises_its_words(
+    tmp_path: Path, is_too_large: bool, error: type[Exception]
+) -> None:
     async def play() -> None:
         async with engine_and_core(tmp_path) as (engine, core):
             with engine.generate([request()]) as generation:
                 [added] = await core.receive(1)
                 failed = SequenceOutput(
-                    request_id=added.request_id, new_token_ids=[], finish_reason="error", error="no room"
+                    request_id=added.request_id,
+                    new_token_ids=[],
+                    finish_reason="error",
+                    error="no room",
+                    is_too_large=is_too_large,
                 )
                 core.step(failed)
-                with pytest.raises(RequestFailedError, match="no room"):
+                with pytest.raises(error, match="no room"):
                     await first_turn(generation)
 
     asyncio.run(play())

@@ -14,7 +14,7 @@ from tests.runtime.scheduling.step_columns import columns
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
-from kvasir_runtime.engine.messages import Abort, AbortRequests, StepOutputs
+from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, StepOutputs
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
@@ -43,6 +43,7 @@ class MemoryChannel:
         self.sent: list[tuple[int, StepOutputs]] = []
         self.broadcasts: list[StepOutputs] = []
         self.timeouts: list[float | None] = []
+        self.forgotten: list[int] = []
 
     def receive(self, timeout_seconds: float | None) -> list:
         self.timeouts.append(timeout_seconds)
@@ -55,6 +56,9 @@ class MemoryChannel:
 
     def broadcast(self, message: StepOutputs) -> None:
         self.broadcasts.append(message)
+
+    def forget(self, api_index: int) -> None:
+        self.forgotten.append(api_index)
 
 
 class DoneResult:
@@ -181,7 +185,7 @@ def channel() -> MemoryChannel:
     return MemoryChannel()
 
 
-GROUPS = (KvGroup((0,), None),)
+GROUPS = (KvGroup((0,)),)
 PLACE = Place(engine_id="e", host="h", port=1)
 
 
@@ -322,6 +326,18 @@ def test_an_abort_of_the_last_request_ends_it_without_a_word_and_everybody_hears
     assert channel.timeouts[-1] is None
     last = channel.broadcasts[-1].stats
     assert (last.num_running, last.num_waiting, last.num_blocks_used) == (0, 0, 0)
+
+
+def test_requests_of_an_api_process_that_has_died_end_and_its_late_ones_do_not_begin(make_core, channel):
+    core = make_core(CountingRunner(), ahead=0)
+    channel.inbox.extend([add("a", api_index=0), add("b", api_index=1, max_tokens=50)])
+    core.step()
+    channel.inbox.extend([ApiGone(1), add("late", api_index=1)])
+    for _ in range(4):
+        core.step()
+    assert (tokens_of(channel, "a"), tokens_of(channel, "b"), tokens_of(channel, "late")) == ([1, 2, 3], [1], [])
+    assert channel.forgotten == [1]
+    assert channel.broadcasts[-1].stats.num_blocks_used == 0
 
 
 def test_the_device_is_offered_time_whenever_the_core_has_nothing_to_do(make_core, channel):

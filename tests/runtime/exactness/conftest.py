@@ -1,5 +1,10 @@
-"""Tiny random float32 models of every architecture, Hugging Face's outputs of them, and the real engine core."""
+"""Tiny random models of every architecture, what must be said of them, and the real engine core.
 
+In float32 that is what Hugging Face says. In bfloat16, the dtype of the fast path, no two implementations round alike:
+there it is, to the last bit, what the plain engine says while it serves nothing else.
+"""
+
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -33,6 +38,8 @@ from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.speculative.select import proposer_of
 from kvasir_runtime.transfer.params import KvTransferParams
 
+Dtype = Literal["bfloat16", "float32"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 NUM_NEW_TOKENS = 48
 BLOCK_SIZE = 8
 MAX_MODEL_LEN = 112
@@ -45,15 +52,19 @@ SMALLEST_MARGIN = 5e-4
 """Between the two best logits of a reference, and between its last chosen expert and the next: less could be decided by
 how a processor rounds."""
 
+VOCAB_SIZE = 320
+TOLERANCES: dict[Dtype, float] = {"bfloat16": 0.0, "float32": 1e-4}
+"""Of a log-probability. In float32 the reference adds up in another order."""
+
 SHAPE: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 48,
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,  # heads of 32, as the compiled attention by bf16 dot products wants them
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    "initializer_range": 0.25,
+    "initializer_range": 0.15,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": 0,
@@ -71,22 +82,22 @@ GEMMA: dict[str, Any] = {
     "sliding_window": WINDOW,
     "layer_types": ALTERNATING,
     "query_pre_attn_scalar": 1,
-    "head_dim": 16,
+    "head_dim": 32,
 }
 
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE}),
-    "MistralForCausalLM": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 16}),
+    "MistralForCausalLM": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 32}),
     "Qwen2ForCausalLM": (
         "Qwen2Config",
         {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2, "tie_word_embeddings": True},
     ),
-    "Qwen3ForCausalLM": ("Qwen3Config", {"head_dim": 16}),
+    "Qwen3ForCausalLM": ("Qwen3Config", {"head_dim": 32}),
     "Gemma2ForCausalLM": ("Gemma2Config", GEMMA | {"attn_logit_softcapping": 30.0, "final_logit_softcapping": 10.0}),
     "Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA),
-    "Phi3ForCausalLM": ("Phi3Config", {"partial_rotary_factor": 0.5, "hidden_size": 64, "sliding_window": WINDOW}),
+    "Phi3ForCausalLM": ("Phi3Config", {"partial_rotary_factor": 0.5, "sliding_window": WINDOW}),
     "Olmo2ForCausalLM": ("Olmo2Config", {}),
     "MixtralForCausalLM": ("MixtralConfig", EXPERTS | {"sliding_window": WINDOW}),
     "Qwen2MoeForCausalLM": (
@@ -95,19 +106,33 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3MoeForCausalLM": (
         "Qwen3MoeConfig",
-        EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "decoder_sparse_step": 2},
+        EXPERTS | {"head_dim": 32, "norm_topk_prob": True, "decoder_sparse_step": 2},
     ),
 }
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What Hugging Face says: for each prompt 48 greedy tokens, and log-probabilities of every next token."""
+    """What must be said: for each prompt 48 greedy tokens, and log-probabilities of every next token."""
 
     folder: Path
     prompts: list[list[int]]
     outputs: list[list[int]]
     logprobs: list[torch.Tensor]  # each [len(prompt) + 48, vocab_size], of the token after each position
+    dtype: Dtype = "float32"
+
+    def check(self, generated: "Generated", name: str, index: int, cut: int = 0) -> None:
+        """A prompt's output but for its first `cut` tokens, and its log-probabilities where they were asked for."""
+        assert generated.token_ids(name) == self.outputs[index][cut:], name
+        entries = generated.logprobs(name)
+        if not entries:
+            return
+        own = self.logprobs[index][len(self.prompts[index]) - 1 + cut :][: len(entries)]
+        token_ids = torch.tensor([entry.token_ids for entry in entries])
+        found = torch.tensor([entry.logprobs for entry in entries])
+        closeness = {"atol": TOLERANCES[self.dtype], "rtol": 0.0}
+        torch.testing.assert_close(found, own.gather(1, token_ids), **closeness)
+        torch.testing.assert_close(found[:, 1:], own.topk(found.shape[1] - 1).values, **closeness)
 
 
 @dataclass(frozen=True)
@@ -159,6 +184,9 @@ class MemoryChannel:
 
     def _keep(self, output: SequenceOutput) -> None:
         self.outputs.setdefault(name_of(output.request_id, output.index), []).append(output)
+
+    def forget(self, api_index: int) -> None:
+        """None dies."""
 
     def broadcast(self, message: FromCore) -> None:
         assert isinstance(message, StepOutputs)
@@ -313,12 +341,16 @@ TransfersFactory = Callable[[Worker, Scheduler, threading.Event], KvTransfers]
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
     """Makes an architecture's model and its outputs when first asked for."""
-    made: dict[str, Reference] = {}
 
-    def of(architecture: str) -> Reference:
-        if architecture not in made:
-            made[architecture] = _make_reference(architecture, tmp_path_factory.mktemp(architecture))
-        return made[architecture]
+    @functools.cache
+    def of(architecture: str, dtype: Dtype = "float32") -> Reference:
+        folder = tmp_path_factory.mktemp(f"{architecture}-{dtype}")
+        if dtype == "float32":
+            return _make_reference(architecture, folder)
+        exact = of(architecture)
+        model = getattr(transformers, architecture).from_pretrained(exact.folder, dtype=torch.bfloat16)
+        model.save_pretrained(folder)
+        return said_alone(folder, exact.prompts)
 
     return of
 
@@ -342,14 +374,7 @@ def start_engine() -> Iterator[EngineFactory]:
         platform: Platform | None = None,
         **execution: Any,
     ) -> Engine:
-        worker = load_worker(
-            ModelConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, device="cpu"),
-            CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_cache_dtype),
-            ExecutionConfig(num_threads=1, **execution),
-            SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
-            proposer_of(ExecutionConfig(**execution)),
-            platform=platform,
-        )
+        worker = _load(folder, kv_cache_dtype, platform, **execution)
         executors.append(Executor(worker.runner))
         own_transfers = None if make_transfers is None else partial(make_transfers, worker)
         depth = depth or draft_depth(execution.get("speculative_config"), MAX_NUM_SEQS)
@@ -358,6 +383,36 @@ def start_engine() -> Iterator[EngineFactory]:
     yield start
     for executor in executors:
         executor.close()
+
+
+def _load(folder: Path, kv_cache_dtype: Any = "auto", platform: Platform | None = None, **execution: Any) -> Worker:
+    return load_worker(
+        ModelConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, device="cpu"),
+        CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_cache_dtype),
+        ExecutionConfig(num_threads=1, **execution),
+        SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
+        proposer_of(ExecutionConfig(**execution)),
+        platform=platform,
+    )
+
+
+def said_alone(folder: Path, prompts: list[list[int]]) -> Reference:
+    """What the plain engine says to each prompt while it serves no other."""
+    worker = _load(folder)
+    executor, reference = Executor(worker.runner), Reference(folder, prompts, [], [], "bfloat16")
+    engine = engine_over(executor, worker.description, PLAIN, None)
+    all_tokens = worker.description.vocab_size
+    for number, prompt in enumerate(prompts):
+        name = str(number)
+        engine.add(name, prompt, logprobs=all_tokens, prompt_logprobs=all_tokens)
+        generated = engine.finish(name)
+        reference.outputs.append(generated.token_ids(name))
+        entries = [*generated.outputs[name][0].prompt_logprobs[1:], *generated.logprobs(name)]  # none of the first
+        token_ids = torch.tensor([entry.token_ids[1:] for entry in entries])
+        logprobs = torch.tensor([entry.logprobs[1:] for entry in entries])
+        reference.logprobs.append(torch.empty_like(logprobs).scatter_(1, token_ids, logprobs))
+    executor.close()
+    return reference
 
 
 def engine_over(
@@ -395,7 +450,7 @@ def engine_over(
 
 def _few_blocks(rank: RankDescription) -> int:
     """Enough for one sequence of the whole context, and a little more where blocks are not freed behind a window."""
-    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (3 if group.window is None else 0) for group in rank.layout.groups)
+    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (3 if group.reach.is_full else 0) for group in rank.layout.groups)
 
 
 def _make_reference(architecture: str, folder: Path) -> Reference:

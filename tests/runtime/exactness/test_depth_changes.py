@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.exactness.conftest import EngineFactory, Features, Reference
+from tests.runtime.crossed import crossed
+from tests.runtime.exactness.conftest import DTYPES, Dtype, EngineFactory, Features, Reference
 from tests.runtime.exactness.speculators import METHODS, NUM_DRAFTS, speculative_config
 from tests.runtime.watched_platform import WatchedPlatform
 
@@ -15,6 +16,8 @@ from kvasir_runtime.speculative.depth import Depths, FixedDepth, IntArray
 FEATURES = (Features(prefix_cache=True, chunked=True), Features(few_blocks=True, one_step_ahead=True))
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "repetition_penalty": 1.2}
 SEEDS = (11, 12, 13)
+SCORED = (2, 5)
+"""Of which log-probabilities are asked for."""
 
 
 class ChangingDepth(FixedDepth):
@@ -34,12 +37,18 @@ class ChangingDepth(FixedDepth):
         return int(self.depths(rows).max())
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("features", FEATURES, ids=["cached", "preempted"])
+@pytest.mark.parametrize(
+    ("method", "features", "dtype"),
+    crossed(
+        [pytest.param(name, id=name) for name in METHODS],
+        [pytest.param(FEATURES[0], id="cached"), pytest.param(FEATURES[1], id="preempted")],
+        [pytest.param(name, id=name) for name in DTYPES],
+    ),
+)
 def test_depth_that_comes_and_goes_changes_no_token(
-    method: str, features: Features, reference: Any, start_engine: Any, tmp_path: Path
+    method: str, features: Features, dtype: Dtype, reference: Any, start_engine: Any, tmp_path: Path
 ) -> None:
-    assert_no_token_changes(method, features, reference("LlamaForCausalLM"), start_engine, tmp_path)
+    assert_no_token_changes(method, features, reference("LlamaForCausalLM", dtype), start_engine, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
@@ -49,7 +58,7 @@ def test_nor_does_it_where_drafts_are_made_without_waiting(
 ) -> None:
     """As on CUDA."""
     start = partial(start_engine, platform=WatchedPlatform(never_waits=True))
-    assert_no_token_changes(method, features, reference("LlamaForCausalLM"), start, tmp_path)
+    assert_no_token_changes(method, features, reference("LlamaForCausalLM", "bfloat16"), start, tmp_path)
 
 
 def assert_no_token_changes(
@@ -63,10 +72,10 @@ def assert_no_token_changes(
     engine = start_engine(expected.folder, features, depth=ChangingDepth(), speculative_config=config)
     engine.add("several", expected.prompts[3], seeds=SEEDS, **SAMPLING)
     for index in (0, 2, 4, 5):  # the last two share a prefix
-        engine.add(f"greedy-{index}", expected.prompts[index])
+        engine.add(f"greedy-{index}", expected.prompts[index], logprobs=1 if index in SCORED else None)
     generated = engine.finish(*names, *(f"greedy-{index}" for index in (0, 2, 4, 5)))
     for index in (0, 2, 4, 5):
-        assert generated.token_ids(f"greedy-{index}") == expected.outputs[index]
+        expected.check(generated, f"greedy-{index}", index)
     assert [generated.token_ids(name) for name in names] == [sampled.token_ids(name) for name in names]
     assert generated.stats.num_drafts or method in ("ngram", "suffix")
 
@@ -75,7 +84,7 @@ def assert_no_token_changes(
 def test_a_draft_that_is_the_target_stays_right_whatever_it_has_missed(
     features: Features, reference: Any, start_engine: Any, tmp_path: Path
 ) -> None:
-    assert_all_drafts_hold(features, reference("LlamaForCausalLM"), start_engine, tmp_path)
+    assert_all_drafts_hold(features, reference("LlamaForCausalLM", "bfloat16"), start_engine, tmp_path)
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=["cached", "preempted"])
@@ -83,7 +92,7 @@ def test_it_stays_right_where_drafts_are_made_without_waiting(
     features: Features, reference: Any, start_engine: Any, tmp_path: Path
 ) -> None:
     start = partial(start_engine, platform=WatchedPlatform(never_waits=True))
-    assert_all_drafts_hold(features, reference("LlamaForCausalLM"), start, tmp_path)
+    assert_all_drafts_hold(features, reference("LlamaForCausalLM", "bfloat16"), start, tmp_path)
 
 
 def assert_all_drafts_hold(

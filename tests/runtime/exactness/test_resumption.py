@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime.crossed import crossed
-from tests.runtime.exactness.conftest import Features
+from tests.runtime.exactness.conftest import DTYPES, TOLERANCES, Dtype, Features
 
 FEATURES = ["prefix_cache", "chunked", "few_blocks", "one_step_ahead"]
 CUTS = [1, 2, 15, 30, 46, 47]
@@ -27,9 +27,12 @@ SAMPLED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("architecture", *FEATURES), crossed(["Llama", "Gemma3"], *[[True, False]] * len(FEATURES)))
-def test_greedy_output_goes_on_as_hugging_faces(
+@pytest.mark.parametrize(
+    ("architecture", "dtype", *FEATURES), crossed(["Llama", "Gemma3"], DTYPES, *[[True, False]] * len(FEATURES))
+)
+def test_greedy_output_goes_on_as_it_must(
     architecture: str,
+    dtype: Dtype,
     prefix_cache: bool,
     chunked: bool,
     few_blocks: bool,
@@ -37,23 +40,23 @@ def test_greedy_output_goes_on_as_hugging_faces(
     reference: Any,
     start_engine: Any,
 ) -> None:
-    expected = reference(f"{architecture}ForCausalLM")
+    expected = reference(f"{architecture}ForCausalLM", dtype)
     engine = start_engine(expected.folder, Features(prefix_cache, chunked, few_blocks, one_step_ahead))
     cases = list(zip(expected.prompts, expected.outputs, CUTS, strict=True))
     for number, (prompt, output, cut) in enumerate(cases):
-        engine.add(str(number), prompt, output[:cut])
+        engine.add(str(number), prompt, output[:cut], logprobs=1 if number % 2 else None)
     generated = engine.finish(*map(str, range(len(cases))))
-    assert [generated.token_ids(str(number)) for number in range(len(cases))] == [
-        output[cut:] for _, output, cut in cases
-    ]
+    for number, cut in enumerate(CUTS):
+        expected.check(generated, str(number), number, cut)
 
 
 @pytest.mark.parametrize("features", [(), ("chunked", "one_step_ahead")], indirect=True, ids=["plain", "chunked"])
 @pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sampled_output_goes_on_as_in_the_unbroken_run(
-    name: str, features: Any, reference: Any, start_engine: Any
+    dtype: Dtype, name: str, features: Any, reference: Any, start_engine: Any
 ) -> None:
-    expected = reference("LlamaForCausalLM")
+    expected = reference("LlamaForCausalLM", dtype)
     prompt, sampling = expected.prompts[2], SAMPLED[name] | {"logprobs": 2}
     engine = start_engine(expected.folder, features)
     engine.add("whole", prompt, **sampling)
@@ -67,10 +70,11 @@ def test_sampled_output_goes_on_as_in_the_unbroken_run(
     for cut in cuts:
         assert resumed.token_ids(str(cut)) == tokens[cut:]
         assert resumed.outputs[str(cut)][-1].finish_reason == whole.outputs["whole"][-1].finish_reason
-        scores = torch.tensor([entry.logprobs for entry in resumed.logprobs(str(cut))])
-        torch.testing.assert_close(
-            scores, torch.tensor([entry.logprobs for entry in whole.logprobs("whole")[cut:]]), atol=1e-4, rtol=0
+        scores, own = (
+            torch.tensor([entry.logprobs for entry in entries])
+            for entries in (resumed.logprobs(str(cut)), whole.logprobs("whole")[cut:])
         )
+        torch.testing.assert_close(scores, own, atol=TOLERANCES[dtype], rtol=0)
 
 
 @pytest.mark.parametrize("features", [("prefix_cache",)], indirect=True, ids=["prefix_cache"])

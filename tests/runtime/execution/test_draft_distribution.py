@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
-from kvasir_runtime.execution.sampler import adjusted_logits, draw
+from kvasir_runtime.execution.sampler import draw
 from kvasir_runtime.kernels.step_ops import cpu_step_ops
 from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
 
@@ -61,8 +61,7 @@ def test_tokens_after_any_draft_have_the_targets_distribution(
             rows.drafts[:, place] = drafted(place)
         positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
         after = torch.arange(1 + NUM_DRAFTS).repeat(NUM_ROWS)
-        logits = adjusted_logits(LOGITS.repeat(NUM_ROWS, 1), rows, positions, after, None)
-        token_ids = draw(logits, rows, positions, after, ops)
+        token_ids = draw(LOGITS.repeat(NUM_ROWS, 1), rows, positions, after, ops)
         drawn = DrawnPositions(after, positions.starts, positions.rows, positions.draws, positions.width)
         verified = ops.verify_drafts(token_ids, drawn, known)
         has_second = verified.num_accepted > 1

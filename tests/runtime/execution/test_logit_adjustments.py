@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
-from kvasir_runtime.execution.penalties import Penalties
 from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
 
 VOCAB_SIZE = 12
@@ -26,14 +25,13 @@ def adjust(make_rows: Any, make_plan: Any, new_sequence: Any, transfers: Any) ->
         rows = make_rows(vocab_size=VOCAB_SIZE)
         added = [new_sequence(row, tokens, prompt, **params) for row, (tokens, prompt, params) in enumerate(requests)]
         rows.apply(make_plan(added=added))
-        Penalties(rows, transfers).on_rows(make_plan(added=added))
         if drafts:
             rows.drafts[:] = torch.tensor(drafts)
         counts = [1 + len(drafts or ())] * len(requests)
         plan = make_plan(decodes=list(enumerate(counts)))
         positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
         after = torch.tensor([len(tokens) - 1 + j for tokens, _, _ in requests for j in range(counts[0])])
-        return adjust_logits(logits.clone(), rows, positions, after, None)
+        return adjust_logits(logits, rows, positions, after, None)
 
     return adjust_of
 

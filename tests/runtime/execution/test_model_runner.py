@@ -425,7 +425,7 @@ def without_a_decoder(rows: Rows, ops: StepOps, transfers: Any, proposer: Any = 
         proposer=proposer,
         max_num_batched_tokens=16,
         transfers=transfers,
-        features=step_features(rows, transfers, lambda hidden: hidden),
+        features=step_features(rows, lambda hidden: hidden),
     )
 
 
@@ -547,6 +547,5 @@ def test_a_backend_prepares_once_a_step_for_all_layers(tmp_path: Path, make_plan
 def test_a_mask_forbids_tokens_of_this_step(load: Any, generate: Any, make_plan: Any) -> None:
     runner = load().runner
     generate(runner, 1)
-    mask = np.zeros((1, 64), dtype=np.bool_)
-    mask[0, 33] = True
+    mask = np.array([[0, 2]], dtype=np.int32)  # two words of 32 tokens
     assert step(runner, make_plan(decodes=[(0, 1)], starts=[5]), mask).token_ids[0, 0] == 33

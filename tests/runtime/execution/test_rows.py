@@ -81,7 +81,7 @@ def test_a_fork_is_a_copy_with_its_own_sampling(make_rows: Any, make_plan: Any, 
     assert rows.drafts[3].tolist() == [7, 7]
     assert (rows.draws[3], rows.prompt_lens[3]) == (False, 2)
     assert rows.sampling.seeds[[0, 3]].tolist() == [0, -1]
-    assert float(rows.sampling.temperature[3]) == 0.5
+    assert float(rows.sampling.inverse_temperature[3]) == 2.0
 
 
 def test_a_row_has_the_extra_keys_of_its_sequence_and_a_fork_its_sources(

@@ -5,7 +5,7 @@ import torch
 from tests.runtime.kernels.triton_device import GPU_MARKS, on_device
 from torch import Tensor
 
-from kvasir_runtime.kernels.look_up import LookUp, look_up_in_chunks, look_up_reference
+from kvasir_runtime.kernels.look_up import LookUp, look_up_reference
 from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 
 TRITON = TritonLookUp()
@@ -17,7 +17,6 @@ def on_gpu(weights: Tensor, draws: Tensor) -> Tensor:
 
 WAYS = [
     pytest.param(look_up_reference, id="integers"),
-    pytest.param(look_up_in_chunks, id="chunks"),
     pytest.param(on_gpu, id="triton", marks=GPU_MARKS),
 ]
 

@@ -1,15 +1,11 @@
-"""Where top_k and top_p cut: by a few candidates, and by histograms of many programs, as by sorting everything."""
+"""Where top_k and top_p cut: by histograms of many programs, as by sorting everything."""
 
 import pytest
 import torch
 from tests.runtime.kernels.triton_device import GPU_MARKS, on_device
 from torch import Tensor
 
-from kvasir_runtime.kernels.top_k_top_p import (
-    LeastLikelyKept,
-    least_likely_kept_of_candidates,
-    least_likely_kept_reference,
-)
+from kvasir_runtime.kernels.top_k_top_p import LeastLikelyKept, least_likely_kept_reference
 from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
 
 VOCAB_SIZE = 400
@@ -23,7 +19,6 @@ def on_gpu(weights: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tenso
 
 WAYS = [
     pytest.param(least_likely_kept_reference, id="sorted"),
-    pytest.param(least_likely_kept_of_candidates, id="candidates"),
     pytest.param(on_gpu, id="triton", marks=GPU_MARKS),
 ]
 
@@ -86,16 +81,6 @@ def test_equally_likely_tokens_stay_together(
 def test_a_flat_distribution_keeps_its_share(least_likely_kept: LeastLikelyKept) -> None:
     probabilities = torch.linspace(1.0, 0.99, VOCAB_SIZE).softmax(0)
     assert num_kept(least_likely_kept, probabilities, VOCAB_SIZE, 0.9) == pytest.approx(0.9 * VOCAB_SIZE, abs=2)
-
-
-def test_rows_are_cut_by_their_own_parameters() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn((4, VOCAB_SIZE), generator=generator) * torch.tensor([[0.01], [1.0], [3.0], [1.0]])
-    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp()
-    top_k = torch.tensor([VOCAB_SIZE, 7, VOCAB_SIZE, 200], dtype=torch.int32)
-    top_p = torch.tensor([0.95, 1.0, 0.5, 0.8])
-    expected = least_likely_kept_reference(weights, top_k, top_p)
-    torch.testing.assert_close(least_likely_kept_of_candidates(weights, top_k, top_p), expected)
 
 
 def hostile_weights() -> Tensor:

@@ -5,12 +5,12 @@ import pytest
 from tests.runtime.scheduling.fake_rank import candidates_after, continuation
 
 from kvasir_runtime.kv_cache.block_hash import hash_blocks
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.beam_search import BeamSearchState
 
-FULL = (KvGroup((0,), None),)
-WINDOWS = (KvGroup((0,), None), KvGroup((1,), 6), KvGroup((2,), 6))
+FULL = (KvGroup((0,)),)
+WINDOWS = (KvGroup((0,)), KvGroup((1,), Reach.window(6)), KvGroup((2,), Reach.window(6)))
 
 
 def chunks(plan):
@@ -543,7 +543,10 @@ def test_a_beam_search_that_outgrows_the_cache_is_answered(make_engine):
     engine = make_engine(num_blocks=5, cache=False)
     request = engine.add([1] * 3, beam=BeamSearch(width=4), max_tokens=16)
     engine.run()
-    assert "outgrew the KV cache of 5 blocks" in engine.outputs[request][0].error
+    output = engine.outputs[request][0]
+    assert output.is_too_large
+    for part in ("the beam search of width 4", "a prompt of 3 tokens, with up to 16 more", "KV cache of 5 blocks of 4"):
+        assert part in output.error
     assert engine.kv.pool.num_used == 0
 
 
@@ -552,7 +555,7 @@ def test_a_sequence_that_outgrows_the_cache_is_answered_and_later_ones_are_serve
     engine = make_engine(num_blocks=3)
     outgrowing, later = engine.add([1] * 3, n=2, max_tokens=20), engine.add([2] * 3, max_tokens=5)
     engine.run()
-    assert "the request outgrew the KV cache of 3 blocks" in engine.outputs[outgrowing][-1].error
+    assert "outgrew the KV cache of 3 blocks" in engine.outputs[outgrowing][-1].error
     assert engine.outputs[f"{outgrowing}.1"][-1].finish_reason == "error"
     assert engine.tokens[later] == continuation([2] * 3, 5)
     assert engine.kv.pool.num_used == 0

@@ -41,7 +41,7 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
+from kvasir_runtime.server.body import API_LIMITS, ApiLimits
 from kvasir_runtime.server.launch import ApiServer, listen, run_api_server
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.transfer.metrics import TransferStats
@@ -84,6 +84,7 @@ class FakeCore:
         self.step_seconds = 0.001
         self.num_cached_tokens = 0
         self.error: str | None = None
+        self.is_too_large = False
         self.kv_transfer_params: KvTransferParams | None = None
         """With the end of each request."""
         self._thread = threading.Thread(target=self._run)
@@ -193,6 +194,7 @@ class FakeCore:
                 new_token_ids=[],
                 finish_reason="error",
                 error=self.error,
+                is_too_large=self.is_too_large,
             )
         if request.spec.beam is not None:
             token_ids = request.spec.prompt_token_ids[: sampling.max_tokens]
@@ -332,7 +334,7 @@ def running_server(
     shutdown_timeout: float = 5.0,
     vocab_size: int | None = None,
     cache: CacheConfig | None = None,
-    limits: ClientLimits = CLIENT_LIMITS,
+    limits: ApiLimits = API_LIMITS,
 ) -> Iterator[Running]:
     config = dataclasses.replace(config or ServerConfig(), shutdown_timeout=shutdown_timeout)
     listener = listen("127.0.0.1", 0)
@@ -389,6 +391,7 @@ def running(shared: Running) -> Running:
     core = shared.core
     core.received, core.aborted = [], []
     core.is_hanging, core.step_seconds, core.num_cached_tokens, core.error = False, 0.001, 0, None
+    core.is_too_large = False
     return shared
 
 

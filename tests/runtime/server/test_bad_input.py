@@ -32,7 +32,10 @@ BAD_COMPLETIONS = [
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"n": 129}, "n", "at most 128 per prompt"),
     ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
-    ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
+    ({"temperature": 1e31}, "temperature", "less than or equal to 1"),
+    ({"max_tokens": 5.5}, "max_tokens", "valid integer"),
+    ({"n": -1.0}, "n", "greater than or equal to 1"),
+    ({"request_id": ""}, "request_id", "at least 1 character"),
     ({"temperature": "hot"}, "temperature", "valid number"),
     ({"temperature": float("nan")}, "temperature", "finite number"),
     ({"temperature": float("inf")}, "temperature", "finite number"),
@@ -223,6 +226,13 @@ def test_request_that_the_engine_gives_up_is_a_server_error(running) -> None:
     for stream in (False, True):
         status, error = post(running, "/v1/completions", {**TEXT, "stream": stream})
         assert (status, error["message"], error["code"]) == (500, "the step failed: no memory", "request_failed")
+
+
+def test_request_that_is_larger_than_the_engine_is_its_senders_error(running) -> None:
+    running.core.error, running.core.is_too_large = "the beam search of width 4 outgrew the KV cache", True
+    status, error = post(running, "/v1/completions", TEXT)
+    assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "request_too_large")
+    assert error["message"] == running.core.error
 
 
 def test_bad_requests_leave_a_stream_beside_them_unharmed(running) -> None:

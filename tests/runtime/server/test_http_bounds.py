@@ -1,15 +1,17 @@
 """What a client sends before it is answered, and how long it takes, has bounds; others are served meanwhile."""
 
 import socket
+import time
 from collections.abc import Iterable
+from typing import Any
 
 import httpx
 import pytest
 from tests.runtime.server.conftest import running_server
 
+from kvasir_http.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server.client_limits import ClientLimits
-from kvasir_runtime.server.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from kvasir_runtime.server.body import ApiLimits
 
 pytestmark = pytest.mark.alone
 
@@ -48,7 +50,7 @@ def status_of(running, head: bytes) -> int:
 
 
 def test_a_head_of_the_greatest_size_is_taken_and_one_byte_more_refused(running) -> None:
-    size = MAX_HEAD_BYTES - len("Connection" + "close" + "X")
+    size = MAX_HEAD_BYTES - len("/version" + "Connection" + "close" + "X")
     assert status_of(running, b"X: " + b"a" * size + b"\r\n") == 200
     assert status_of(running, b"X: " + b"a" * (size + 1) + b"\r\n") == 431
 
@@ -114,7 +116,7 @@ def test_a_body_behind_an_offer_of_http2_is_read(running, is_chunked: bool, is_c
 @pytest.fixture(scope="module")
 def hasty(model_folder, tmp_path_factory: pytest.TempPathFactory):
     """A server with no patience."""
-    limits = ClientLimits(head_seconds=1.0, body_seconds=0.2)
+    limits = ApiLimits(head_seconds=1.0, body_seconds=0.2)
     with running_server(model_folder, tmp_path_factory.mktemp("hasty"), limits=limits) as running:
         yield running
 
@@ -124,17 +126,18 @@ def test_a_head_that_does_not_come_is_not_waited_for(hasty) -> None:
         ask_version(second)
         second.sendall(b"GET")
         slow.sendall(b"GET /version HTTP/1.1\r\n")
-        for connection in (silent, slow, second):
+        for connection in (slow, second):
             received = answer_to(connection)
             assert b" 408 " in received
             assert b"head_timeout" in received
+        assert answer_to(silent) == b"", "it has asked nothing"
 
 
 def test_a_connection_between_requests_is_kept_longer(hasty) -> None:
     with connect(hasty) as kept:
         ask_version(kept)
         with connect(hasty) as silent:
-            assert b" 408 " in answer_to(silent), "so that time is over"
+            assert answer_to(silent) == b"", "so that time is over"
         ask_version(kept)
 
 
@@ -195,3 +198,27 @@ def test_when_all_connections_are_busy_the_next_is_sent_away(limit: str, start_s
             assert b"400 Bad Request" in answer_to(connection, [b"{"])
             connection.close()
         assert status_of(running, b"") == 200
+
+
+def test_the_places_of_a_reader_that_stands_still_become_free(start_server: Any) -> None:
+    """Its answer is far more than is buffered, and takes all places."""
+    body = b'{"prompt": "the quick", "n": 8, "max_tokens": 400, "ignore_eos": true, "stream": true}'
+    config = ServerConfig(max_sequences_in_flight=8)
+    with start_server(config=config, limits=ApiLimits(reader_seconds=0.3)) as running, socket.socket() as stalled:
+        running.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections inherit it
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        running.core.is_hanging = True
+        url = httpx.URL(running.url)
+        stalled.connect((url.host, url.port))
+        stalled.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        running.core.wait_until(lambda core: core.received)
+        assert status_of_next(running) == 503
+        running.core.is_hanging = False
+        deadline = time.monotonic() + 20
+        while status_of_next(running) != 200:
+            assert time.monotonic() < deadline, "the places never became free"
+        running.wait_idle()
+
+
+def status_of_next(running: Any) -> int:
+    return running.http.post("/v1/completions", json={"prompt": "the", "max_tokens": 1}).status_code

@@ -85,7 +85,7 @@ class Rank:
         self._pages = iter(range(1, 100))
         self.tables = [torch.full((MAX_NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), POISON_PAGE, dtype=torch.int32)]
         self.tables *= len(layout.groups)
-        shapes = [(100, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        shapes = [(100, BLOCK_SIZE, spec.num_kv_heads, spec.key_dim) for spec in specs]
         self.caches = [
             LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), place.group)
             for shape, place in zip(shapes, layout.places, strict=True)

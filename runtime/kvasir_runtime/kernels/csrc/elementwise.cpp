@@ -145,13 +145,23 @@ void rotate_and_write(const Heads& query, const Heads& key, const Heads& value, 
 
 template <typename T>
 int64_t index_of_largest(const T* row, int64_t width) {
-    vfloat best = splat(-INFINITY);
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) best = maximum(load(row + i), best);
-    float maximum_of_row = largest(best);
-    for (; i < width; i++) maximum_of_row = widen(row[i]) > maximum_of_row ? widen(row[i]) : maximum_of_row;
-    for (i = 0; i < width; i++)
-        if (widen(row[i]) == maximum_of_row) return i;
+    constexpr int64_t CHUNK = 32 * LANES;
+    float best = -INFINITY;
+    int64_t first = 0;  // of the chunk that holds it
+    for (int64_t begin = 0; begin < width; begin += CHUNK) {
+        const int64_t end = std::min(width, begin + CHUNK);
+        vfloat highest[2] = {splat(-INFINITY), splat(-INFINITY)};
+        int64_t i = begin;
+        for (; i + 2 * LANES <= end; i += 2 * LANES) {
+            highest[0] = maximum(load(row + i), highest[0]);
+            highest[1] = maximum(load(row + i + LANES), highest[1]);
+        }
+        float of_chunk = largest(maximum(highest[0], highest[1]));
+        for (; i < end; i++) of_chunk = widen(row[i]) > of_chunk ? widen(row[i]) : of_chunk;
+        if (of_chunk > best) best = of_chunk, first = begin;
+    }
+    for (int64_t i = first; i < width; i++)
+        if (widen(row[i]) == best) return i;
     return 0;
 }
 

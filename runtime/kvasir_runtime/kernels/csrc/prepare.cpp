@@ -1,29 +1,10 @@
-// What a step needs around the decoder: its tokens from the rows (prepare_inputs.py), the uniform numbers that it draws
-// with (philox.py), and which drafts hold (verify_drafts.py). One thread: even a full step is a few thousand numbers.
+// What a step needs around the decoder: its tokens from the rows (prepare_inputs.py), and which drafts hold
+// (verify_drafts.py). One thread: even a full step is a few thousand numbers.
 
 #include <algorithm>
 #include <cstdint>
 
 namespace {
-
-constexpr int NUM_ROUNDS = 10;
-
-// Philox4x32-10 of the counter (position, 0) under the key `seed`: 48 of its bits as a number in [0, 1).
-double uniform(uint64_t seed, uint64_t position) {
-    uint32_t c0 = uint32_t(position), c1 = uint32_t(position >> 32), c2 = 0, c3 = 0;
-    uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-    for (int round = 0; round < NUM_ROUNDS; round++) {
-        uint64_t product0 = uint64_t(c0) * 0xD2511F53u, product1 = uint64_t(c2) * 0xCD9E8D57u;
-        uint32_t old_c1 = c1, old_c3 = c3;
-        c0 = uint32_t(product1 >> 32) ^ old_c1 ^ k0;
-        c1 = uint32_t(product1);
-        c2 = uint32_t(product0 >> 32) ^ old_c3 ^ k1;
-        c3 = uint32_t(product0);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return double((uint64_t(c0) << 16) | (c1 >> 16)) * 0x1p-48;
-}
 
 // Tokens of a decode that can be computed: its last known one and the planned drafts up to the first missing.
 int32_t num_present(const int32_t* drafts, int32_t planned) {
@@ -35,10 +16,6 @@ int32_t num_present(const int32_t* drafts, int32_t planned) {
 }  // namespace
 
 extern "C" {
-
-void kvasir_uniform(const int64_t* seeds, const int64_t* positions, double* out, int64_t count) {
-    for (int64_t i = 0; i < count; i++) out[i] = uniform(uint64_t(seeds[i]), uint64_t(positions[i]));
-}
 
 void kvasir_prepare_inputs(const int32_t* token_ids, int64_t token_stride, const int32_t* num_computed,
                            const int32_t* drafts, int64_t max_drafts, const int32_t* block_tables, int64_t num_groups,
