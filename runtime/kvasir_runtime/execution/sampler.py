@@ -1,8 +1,9 @@
 """Draws a token after each wanted position of a step: greedy, or by the sequence's parameters.
 
 Order: logit adjustments, temperature, min_p, top_k, top_p, draw. Positions do not influence each other, and a draw is
-keyed by (seed, position), so a sequence's tokens do not depend on its batch or on drafts. A CPU does it in one kernel
-(kernels/sample.py), of which the passes over all logits here are the twin; on CUDA nothing waits for the device.
+keyed by (seed, position), so equal logits give equal tokens in any batch, with drafts and without (where logits are
+equal: docs/decisions/0042-a-rows-numbers-are-its-own.md). A CPU does it in one kernel (kernels/sample.py), of which the
+passes over all logits here are the twin; on CUDA nothing waits for the device.
 """
 
 import torch

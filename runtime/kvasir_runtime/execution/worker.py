@@ -98,8 +98,10 @@ def load_worker(
         device=device,
         dtype=select_dtype(model.dtype, config.dtype),
         ops=platform.ops(),
-        make_weight=partial(_measured_weight, timer, execution.linear_path),
-        make_grouped_weight=partial(make_grouped_weight, path=execution.linear_path),
+        make_weight=partial(_measured_weight, timer, execution),
+        make_grouped_weight=partial(
+            make_grouped_weight, path=execution.linear_path, batch_invariant=execution.batch_invariant
+        ),
         tensor=groups.tensor,
         expert_parallel=place.topology.expert_parallel,
     )
@@ -205,10 +207,12 @@ def _pipeline(stage: Stage, groups: RankGroups, specs: list[KvSpec], proposer: P
     return join_pipeline(stage, groups.link, specs, () if proposer is None else proposer.captured_layers)
 
 
-def _measured_weight(timer: StartupTimer, path: str, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+def _measured_weight(
+    timer: StartupTimer, execution: ExecutionConfig, weight: Tensor, bias: Tensor | None
+) -> LinearWeight:
     """Most of the time goes into measuring compute paths."""
     with timer.measure("measure_linear"):
-        return make_weight(weight, bias, path=path)
+        return make_weight(weight, bias, path=execution.linear_path, batch_invariant=execution.batch_invariant)
 
 
 def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> None:
