@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from kvasir_router.dialects.chat import Chat
-from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError

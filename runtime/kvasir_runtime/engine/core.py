@@ -27,12 +27,11 @@ from kvasir_runtime.engine.messages import (
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.requests.add_request import AddRequest
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
 from kvasir_runtime.scheduling.step_budget import DecayingRate, StepBudget
-from kvasir_runtime.scheduling.update import Outcome
 
 logger = logging.getLogger(__name__)
 
