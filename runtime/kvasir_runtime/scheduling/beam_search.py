@@ -252,7 +252,7 @@ class BeamSearches:
             continuations = group.advance()  # touches nothing but the search, so it can fail alone
         except Exception as error:
             logger.exception("the beam search of %s failed", group.request.request_id)
-            outcome.outputs += self._sequences.give_up(group.request, f"the beam search failed: {error}")
+            outcome.outputs += self._sequences.give_up(group.request.request_id, f"the beam search failed: {error}")
             return
         if not continuations:
             self._end(group, outcome)
