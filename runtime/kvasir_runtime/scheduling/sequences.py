@@ -138,7 +138,7 @@ class Sequences:
         """Of a group: the sequence that computes the prompt."""
         assert request.group is not None
         sequence = self.new_member(request, request.spec.sampling, token_ids, blocks)
-        request.sequences, request.group.sequences = [sequence], [sequence]
+        request.sequences = [sequence]
         return sequence
 
     def new_member(
@@ -320,10 +320,10 @@ class Sequences:
         """Take all rows away and begin again from the prompt, which comes to the same tokens."""
         group = request.group
         assert group is not None
-        first = group.sequences[0]
+        first = request.sequences[0]
         token_ids = self.rows.known(first.row)[: request.num_prompt_tokens].tolist()
         blocks = self.kv.empty(first.blocks.extra_keys)
-        for sequence in group.sequences:
+        for sequence in request.sequences:
             self.stop(sequence)
         self.rows.give_back(group.spare_rows)
         group.restart()
