@@ -1,8 +1,11 @@
 """Captures one shape of decode step as a CUDA graph: the thin part of `graphs` that needs a device."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from kvasir_runtime.attention.backend import NO_EXTRAS
 from kvasir_runtime.execution.captured_graph import CapturedGraph
 from kvasir_runtime.execution.graphs import CapturedStep, CaptureError, GraphShape
 from kvasir_runtime.execution.static_inputs import StaticInputs
@@ -22,13 +25,16 @@ class CudaGraphCapture:
         max_seq_len: int,
         counts: CollectiveCounts | None = None,
         load_inputs: LoadInputs = load_inputs_reference,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
     ) -> None:
-        """`counts` are of the collectives in `compute`, if there are any; `load_inputs` comes before each replay."""
+        """`counts` are of the collectives in `compute`, if there are any; `load_inputs` comes before each replay;
+        `extras` are those of all its inputs."""
         self._compute = compute
         self._block_tables = block_tables
         self._max_seq_len = max_seq_len
         self._counts = CollectiveCounts() if counts is None else counts
         self._load_inputs = load_inputs
+        self._extras = extras
         self._pool = torch.cuda.graph_pool_handle()
 
     @torch.inference_mode()
@@ -43,6 +49,7 @@ class CudaGraphCapture:
             self._max_seq_len,
             shape.max_query_len,
             self._load_inputs,
+            self._extras,
         )
         graph = torch.cuda.CUDAGraph()
         try:

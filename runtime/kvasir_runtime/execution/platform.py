@@ -3,7 +3,7 @@
 `load_worker` is given another where a step is to be computed in another way: by plain twins, or watched.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,8 @@ class GraphSetup:
     """What the graphs of a runner are made for."""
 
     block_tables: Tensor
+    extras: Mapping[str, Tensor]
+    """Of all steps."""
     max_seq_len: int
     max_num_seqs: int
     num_bytes: int
@@ -84,7 +86,9 @@ class Platform:
 
         def capture_of(compute: ComputeStep) -> Capture:
             assert library is not None, "there is memory for recordings only where there are kernels to record"
-            return setup.agreed(RecordingCapture(library, compute, setup.block_tables, setup.max_seq_len, setup.counts))
+            return setup.agreed(
+                RecordingCapture(library, compute, setup.block_tables, setup.max_seq_len, setup.counts, setup.extras)
+            )
 
         return RunnerGraphs(capture_of, sizes, GraphMemory(setup.num_bytes if library else 0), is_exact=True)
 
@@ -105,7 +109,7 @@ class CudaPlatform(Platform):
     def graphs(self, setup: GraphSetup) -> RunnerGraphs:
         def capture_of(compute: ComputeStep) -> Capture:
             what = (compute, setup.block_tables, setup.max_seq_len, setup.counts)
-            return setup.agreed(CudaGraphCapture(*what, self.step_ops().load_inputs))
+            return setup.agreed(CudaGraphCapture(*what, self.step_ops().load_inputs, setup.extras))
 
         return RunnerGraphs(capture_of, graph_sizes(setup.max_num_seqs), GraphMemory(setup.num_bytes))
 

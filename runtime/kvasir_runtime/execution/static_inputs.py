@@ -5,11 +5,13 @@ tokens: slots -1, so they write none. Where requests may differ in length a padd
 what is computed of it is undefined: NaN, maybe.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import GroupInputs, StepInputs
+from kvasir_runtime.attention.backend import NO_EXTRAS, GroupInputs, StepInputs
 from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.kernels.load_inputs import DecodeTensors, LoadInputs, load_inputs_reference
 
@@ -23,10 +25,11 @@ class StaticInputs:
         max_seq_len: int,
         max_query_len: int | None = None,
         load_inputs: LoadInputs = load_inputs_reference,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
     ) -> None:
         """For decodes over block_tables int32 [num_groups, max_num_seqs, max_blocks], all padding to begin with.
 
-        `num_tokens` and `max_query_len` as in `GraphShape`.
+        `num_tokens` and `max_query_len` as in `GraphShape`; `extras` are those of all steps.
         """
         device = block_tables.device
         longest = num_tokens // num_requests if max_query_len is None else max_query_len
@@ -44,6 +47,7 @@ class StaticInputs:
                 for table in block_tables
             ),
             lengths=StepLengths(np.diff(ends), num_requests, max_seq_len),
+            extras=extras,
         )
         self._load = load_inputs
         self._tensors = _tensors(self.inputs)
