@@ -32,7 +32,8 @@ neither head nor body."""
 MAX_HEADERS = 128
 """Trailers included."""
 SLICE_BYTES = 4096
-"""Parsed before anybody asks whose turn it is: of such a slice come 227 requests at most, each 2 kB of objects."""
+"""Parsed before anybody asks whose turn it is: of such a slice come 227 requests at most, each 2 kB of objects. Larger
+reads are cut where a head ends."""
 RETRY_AFTER_SECONDS = 1
 
 
@@ -211,18 +212,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._client_transport.is_closing():
             self._client_transport.discard(len(data))
             return
-        self._read(data)
+        if len(data) <= SLICE_BYTES and not self.unanswered:
+            self._parse(data)
+        else:
+            self._read(data)
         self._watch_client()
 
     def _read(self, data: bytes) -> None:
-        """Slice by slice, but a body of known length at once: nobody's request can hide in it."""
-        while data and not self._client_transport.is_closing():
+        """Slice by slice, as long as it is anybody's turn."""
+        begin = 0
+        while begin < len(data) and not self._client_transport.is_closing():
             if self._is_ahead_of_its_turn:
-                self._keep_for_later(data)
+                self._keep_for_later(data[begin:])
                 return
-            num_bytes = max(SLICE_BYTES, self.num_body_bytes_left)
-            self._parse(data if len(data) <= num_bytes else data[:num_bytes])
-            data = data[num_bytes:]
+            end = self._end_of_slice(data, begin)
+            self._parse(memoryview(data)[begin:end])
+            begin = end
+
+    def _end_of_slice(self, data: bytes, begin: int) -> int:
+        """A head, or a body of known length, is one: nobody's request can hide in it."""
+        if self.num_body_bytes_left:
+            return begin + self.num_body_bytes_left
+        end_of_head = data.find(b"\r\n\r\n", begin, begin + SLICE_BYTES)
+        return begin + SLICE_BYTES if end_of_head < 0 else end_of_head + 4
 
     @property
     def _is_ahead_of_its_turn(self) -> bool:
@@ -239,7 +251,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self._ahead) <= MAX_HEAD_BYTES and not self.flow.read_paused:
             self._client_transport.resume_reading()
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         self._has_understood = False
         try:
             self.parser.feed_data(data)
@@ -289,7 +301,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._has_understood = True
-        self.num_body_bytes_left -= len(body)
+        if self.num_body_bytes_left:
+            self.num_body_bytes_left -= len(body)
         self.take_body(body)
 
     def on_message_complete(self) -> None:
@@ -359,7 +372,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _watch_client(self) -> None:
         """For the rest of what has begun to come, or for the next request."""
         if self.unanswered or self._client_transport.is_closing():
-            self._stop_head_timer()
+            if self._head_timer is not None:
+                self._stop_head_timer()
         elif self._client_transport.is_client_sending or self._num_held_bytes:
             self._start_head_timer()
         else:

@@ -24,12 +24,12 @@ class RequestParser:
         """What is complete is the head alone: the second parser will say when the message is."""
         return bool(self._parser.should_upgrade()) and self._parser.get_method() != b"CONNECT"
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes | memoryview) -> None:
         """Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
         while data:
             data = self._feed_until_upgrade(data)
 
-    def _feed_until_upgrade(self, data: bytes) -> bytes:
+    def _feed_until_upgrade(self, data: bytes | memoryview) -> bytes | memoryview:
         """What is left, for the parser of what follows."""
         try:
             self._parser.feed_data(data)

@@ -84,6 +84,16 @@ async def test_a_body_comes_whole_wherever_it_was_when_the_answer_before_it_ende
     assert b"[/2 " + b"b" * size + b"]" in received
 
 
+async def test_a_body_in_chunks_comes_whole_however_much_is_read_at_once() -> None:
+    app = Echo()
+    app.may_answer.set()
+    chunk = b"%x\r\n%s\r\n" % (3 * SLICE_BYTES, b"b" * 3 * SLICE_BYTES)
+    chunked = b"POST /1 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%s%s0\r\n\r\n" % (chunk, chunk)
+    async with Server(app).connected(chunked + post(b"/2", b"c")) as client:
+        received = await client.read_until(b"[/2 c]")
+    assert b"[/1 %s]" % (b"b" * 6 * SLICE_BYTES) in received
+
+
 LONG_GET = b"GET / HTTP/1.1\r\nX: %s\r\n\r\n" % (b"x" * 2000)
 
 

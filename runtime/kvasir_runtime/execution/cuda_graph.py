@@ -9,7 +9,7 @@ from kvasir_runtime.attention.backend import NO_EXTRAS
 from kvasir_runtime.execution.captured_graph import CapturedGraph
 from kvasir_runtime.execution.graphs import CapturedStep, CaptureError, GraphShape
 from kvasir_runtime.execution.static_inputs import StaticInputs
-from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs import LoadInputs, load_inputs_reference
 from kvasir_runtime.models.decoder import ComputeStep
 from kvasir_runtime.parallel.counts import CollectiveCounts
 

@@ -102,7 +102,7 @@ class CudaPlatform(Platform):
         return triton_ops()
 
     def step_ops(self) -> StepOps:
-        from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
+        from kvasir_runtime.kernels.ops_triton import triton_step_ops
 
         return triton_step_ops()
 

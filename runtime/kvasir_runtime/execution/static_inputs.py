@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, GroupInputs, StepInputs
 from kvasir_runtime.attention.step_lengths import StepLengths
-from kvasir_runtime.kernels.load_inputs import DecodeTensors, LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs import DecodeTensors, LoadInputs, load_inputs_reference
 
 
 class StaticInputs:

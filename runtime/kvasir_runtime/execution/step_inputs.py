@@ -12,7 +12,7 @@ from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampling_rows import Int32Array
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, PrepareInputs
+from kvasir_runtime.kernels.inputs import InputBuffers, PlannedTokens, PrepareInputs
 from kvasir_runtime.scheduling.step import StepPlan
 
 PlanKey = tuple[int, bytes, bytes]

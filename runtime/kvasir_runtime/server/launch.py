@@ -5,7 +5,6 @@ one socket. The process ends with 0 after a drain that it was asked for and with
 """
 
 import asyncio
-import errno
 import gc
 import logging
 import os
@@ -25,6 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from kvasir_http.connections import ConnectionLimits, Connections, most_descriptors
 from kvasir_http.http_protocol import BoundedHttpProtocol
+from kvasir_http.sockets import BACKLOG, bound_socket
 from kvasir_runtime.config import RuntimeConfig, ServerConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.channel import EngineChannel
@@ -35,9 +35,8 @@ from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics,
 from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
-from kvasir_runtime.server.body_budget import BodyBudget
+from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
 from kvasir_runtime.server.chat_template import load_chat_template
-from kvasir_runtime.server.client_limits import API_LIMITS, ApiLimits
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder
@@ -50,8 +49,6 @@ from kvasir_runtime.shared_rows import SharedRows
 logger = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "KVASIR_API_KEY"
-ANY_ADDRESS, ANY_IPV4_ADDRESS = "::", "0.0.0.0"
-BACKLOG = 2048
 MOST_KEPT_SECONDS = 10.0
 """How long blocks are kept for other engines after the last answer: a pod's grace ends some time after its drain."""
 LAST_ANSWERS_SECONDS = 2.0
@@ -64,37 +61,13 @@ def listen(host: str, port: int) -> socket.socket:
     Raises ConfigurationError when it cannot be had.
     """
     try:
-        if host == ANY_ADDRESS:
-            return _listen_everywhere(port)
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return _listening_socket(socket.socket(family, kind, protocol), address)
+        listener = bound_socket(host, port)
+        listener.listen(BACKLOG)
     except OSError as error:
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ConfigurationError(
             f"cannot listen on {where}: {error.strerror}; stop what uses it or choose another --port or --host"
         ) from error
-
-
-def _listen_everywhere(port: int) -> socket.socket:
-    """One socket for both families; of IPv4 alone where the kernel has no IPv6, or none switched on."""
-    try:
-        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # the system's default may be 1
-        return _listening_socket(listener, (ANY_ADDRESS, port))
-    except OSError as error:
-        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-            raise
-        return _listening_socket(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (ANY_IPV4_ADDRESS, port))
-
-
-def _listening_socket(listener: socket.socket, address: Any) -> socket.socket:
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
     return listener
 
 

@@ -29,8 +29,8 @@ from kvasir_runtime.execution.graphs import (
 )
 from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.static_inputs import StaticInputs
-from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
-from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
+from kvasir_runtime.kernels.inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.models.decoder import DecoderOutput
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvasir_runtime.kernels.prepare_inputs import (
+from kvasir_runtime.kernels.inputs import (
     InputBuffers,
     PlannedTokens,
     PrepareInputs,

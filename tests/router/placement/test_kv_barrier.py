@@ -1,15 +1,14 @@
 import pytest
 from tests.router.parts import a_request, an_endpoint, chatting
 
-from kvasir_router.placement.costs import kv_barrier
-from kvasir_router.placement.costs.kv_barrier import KV_BARRIER_START, barrier_seconds
+from kvasir_router.placement.costs import KV_BARRIER_START, barrier_seconds, kv_barrier
 from kvasir_router.service.registry import Endpoint
 
 CAPACITY = 10_000
 
 
 def barrier(endpoint: Endpoint, num_tokens: int, cached: int = 0) -> float:
-    return kv_barrier.seconds(a_request(num_tokens), [endpoint], {endpoint.url: cached}, 0.0)[0]
+    return kv_barrier(a_request(num_tokens), [endpoint], {endpoint.url: cached}, 0.0)[0]
 
 
 def test_it_rises_without_a_jump() -> None:

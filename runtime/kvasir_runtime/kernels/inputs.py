@@ -1,12 +1,13 @@
-"""From the rows on the device and one step's plan to the tokens that the decoder computes: one call a step.
+"""A step's inputs: from the rows on the device and the plan to the tokens that the decoder computes, in one call a
+step; and those of a decode step into the tensors that a graph was captured with.
 
 The rows, not the plan, say where a request's tokens start: steps under way may still decide how many drafts hold. A
 decode computes its last known token and its drafts, a prefill chunk the next known tokens.
 """
 
+from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,8 +45,7 @@ class InputBuffers:
     seq_lens: Tensor  # int32 [max_requests], positions before the end of the request's tokens
 
 
-class PrepareInputs(Protocol):
-    def __call__(self, state: RowTensors, planned: PlannedTokens, block_size: int, out: InputBuffers, /) -> None: ...
+PrepareInputs = Callable[[RowTensors, PlannedTokens, int, InputBuffers], None]
 
 
 def prepare_inputs_reference(
@@ -115,3 +115,49 @@ def _without_missing_drafts(drafts: Tensor, rows: Tensor, lengths: Tensor, num_d
     num_drafts = (drafts[rows[:num_decodes]] >= 0).cumprod(dim=1).sum(dim=1)
     decodes = torch.minimum(lengths[:num_decodes], 1 + num_drafts)
     return torch.cat((decodes, lengths[num_decodes:]))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTensors:
+    """All contiguous."""
+
+    token_ids: Tensor  # int64 [num_tokens]
+    positions: Tensor  # int64 [num_tokens]
+    slots: tuple[Tensor, ...]  # of each KV group int64 [num_tokens]; -1: not written
+    query_starts: Tensor  # int32 [num_requests + 1]
+    seq_lens: Tensor  # int32 [num_requests]; 0: reads nothing
+    rows: Tensor  # int32 [num_requests]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_requests(self) -> int:
+        return self.seq_lens.shape[0]
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether requests may have different numbers of tokens."""
+        return self.num_tokens > self.num_requests
+
+
+LoadInputs = Callable[[DecodeTensors, DecodeTensors], None]
+
+
+def load_inputs_reference(step: DecodeTensors, graph: DecodeTensors) -> None:
+    """Copy a step of no more requests and tokens to the front of a graph's."""
+    num_requests, num_tokens = step.num_requests, step.num_tokens
+    graph.token_ids[:num_tokens].copy_(step.token_ids)
+    graph.positions[:num_tokens].copy_(step.positions)
+    graph.seq_lens[:num_requests].copy_(step.seq_lens)
+    graph.rows[:num_requests].copy_(step.rows)
+    for slots, own in zip(step.slots, graph.slots, strict=True):
+        own[:num_tokens].copy_(slots)
+        if num_tokens < graph.num_tokens:
+            own[num_tokens:].fill_(-1)
+    if num_requests < graph.num_requests:
+        graph.seq_lens[num_requests:].zero_()
+    if graph.may_differ:
+        graph.query_starts[: num_requests + 1].copy_(step.query_starts)
+        graph.query_starts[num_requests + 1 :].fill_(num_tokens)

@@ -1,8 +1,7 @@
 import pytest
 from tests.router.parts import a_request, an_endpoint, chatting
 
-from kvasir_router.placement.costs import decode_stall
-from kvasir_router.placement.costs.decode_stall import STALL_WEIGHT
+from kvasir_router.placement.costs import STALL_WEIGHT, decode_stall
 from kvasir_router.service.prefill_rate import work
 
 
@@ -12,7 +11,7 @@ def test_a_prefill_costs_every_request_that_decodes_there_its_time() -> None:
         chatting(busy, str(number), cached=0, uncached=10)
     before, after = (endpoint.load.num_decoding for endpoint in (quiet, busy))
     assert after - before == 4
-    one, other = decode_stall.seconds(a_request(1000), [quiet, busy], {}, 0.0)
+    one, other = decode_stall(a_request(1000), [quiet, busy], {}, 0.0)
     assert other - one == pytest.approx(4 * STALL_WEIGHT * work(1000) / 1000)
 
 
@@ -20,5 +19,5 @@ def test_what_is_cached_stalls_nobody() -> None:
     busy = an_endpoint("a")
     for name in "abc":
         chatting(busy, name, cached=0, uncached=10)
-    cached, uncached = (decode_stall.seconds(a_request(1000), [busy], {"a": num}, 0.0)[0] for num in (900, 0))
+    cached, uncached = (decode_stall(a_request(1000), [busy], {"a": num}, 0.0)[0] for num in (900, 0))
     assert cached < uncached / 5

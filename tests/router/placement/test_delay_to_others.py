@@ -1,8 +1,7 @@
 import pytest
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, columns_of
-from kvasir_router.placement.costs.delay_to_others import DELAY_PER_QUEUE_SECOND, MOST_DELAY
+from kvasir_router.placement.costs import DELAY_PER_QUEUE_SECOND, DERIVED_TERMS, MOST_DELAY, TERMS, columns_of
 from kvasir_router.service.prefill_rate import work
 from kvasir_router.service.registry import Endpoint
 
