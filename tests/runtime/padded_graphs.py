@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, StepInputs
+from kvasir_runtime.execution.captures import StaticInputs
 from kvasir_runtime.execution.graphs import Capture, GraphMemory, GraphShape, RunnerGraphs
-from kvasir_runtime.execution.static_inputs import StaticInputs
 from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput
 
 

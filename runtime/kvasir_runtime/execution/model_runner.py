@@ -18,7 +18,7 @@ from kvasir_runtime.attention.backend import NO_EXTRAS, AttentionBackend, LayerC
 from kvasir_runtime.execution.executor import TokenMask
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
-from kvasir_runtime.execution.pending_result import PendingResult, StepCosts
+from kvasir_runtime.execution.pending_result import PendingResult
 from kvasir_runtime.execution.rows import Rows, store_drafts
 from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw, takes_most_likely
@@ -30,7 +30,7 @@ from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
-from kvasir_runtime.scheduling.step import BoolArray, StepPlan
+from kvasir_runtime.scheduling.step import BoolArray, StepPlan, StepTimes
 from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
 
 
@@ -148,9 +148,9 @@ class ModelRunner:
         is_warming_up = self._take_warming_up is not None and self._take_warming_up()
         is_on_cpu = self._transfers.device.type == "cpu"
         seconds = forwarded.seconds + time.thread_time() - start if is_on_cpu else None
-        costs = StepCosts(seconds, proposer_seconds, is_catching_up, is_warming_up)
+        times = StepTimes(seconds, proposer_seconds, is_catching_up, is_warming_up)
         columns = {name: each for name, each in collected.items() if each is not None}
-        return PendingResult(verified, columns, costs, self._transfers)
+        return PendingResult(verified, columns, times, self._transfers)
 
     def use_idle_time(self) -> bool:
         """Do one piece of what makes later steps faster (capture a graph); to be called between steps while there is no

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import AttentionBackend
 from kvasir_runtime.attention.select import select_backend
 from kvasir_runtime.attention.step_lengths import DecodeBounds
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.captures import CudaGraphCapture, RecordingCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import (
     MOST_RECORDED_REQUESTS,
@@ -23,7 +23,6 @@ from kvasir_runtime.execution.graphs import (
 )
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
 from kvasir_runtime.execution.memory_profile import measure_memory
-from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Ops, cpu_ops

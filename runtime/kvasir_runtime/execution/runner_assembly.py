@@ -7,8 +7,8 @@ from functools import partial
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
-from kvasir_runtime.execution.agreed_capture import AgreedCapture
 from kvasir_runtime.execution.beam_candidates import BeamCandidates
+from kvasir_runtime.execution.captures import AgreedCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, allocate_kv_buffer, layer_caches

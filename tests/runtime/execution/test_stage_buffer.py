@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from kvasir_runtime.execution.captures import StaticInputs
 from kvasir_runtime.execution.stage_buffer import ENTERING, LineFormat, StageBuffer, entering_states, lines_of
-from kvasir_runtime.execution.static_inputs import StaticInputs
 from kvasir_runtime.models.decoder import HiddenStates
 
 

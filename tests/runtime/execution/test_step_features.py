@@ -13,10 +13,10 @@ from tests.runtime.padded_graphs import PaddedGraphs
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
+from kvasir_runtime.execution.captures import RecordingCapture
 from kvasir_runtime.execution.graphs import STEPS_BEFORE_RECORDING, DecodeGraphs, GraphMemory
 from kvasir_runtime.execution.layer_runner import LayerRunner
 from kvasir_runtime.execution.model_runner import ModelRunner
-from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.step_features import (
     DrawnStep,
