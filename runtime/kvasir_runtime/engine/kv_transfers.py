@@ -14,20 +14,20 @@ import msgspec
 
 from kvasir_runtime.engine.messages import RequestsMove
 from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.outputs import AddressedOutput, Outcome
 from kvasir_runtime.scheduling.remote_kv import Arrival
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.update import AddressedOutput, Outcome
 from kvasir_runtime.transfer.commands import (
     BeginOffer,
     BeginPull,
     CancelPull,
     FromAgent,
-    Land,
     LookUp,
     OfferBlocks,
     OfferEnded,
     Place,
     PullEnded,
+    ReadInto,
     Shortened,
     ToAgent,
     WithdrawOffer,
@@ -190,7 +190,7 @@ class KvTransfers:
         if arrival.is_missing_some:
             self._waiting_for_pages.append(arrival)
         else:  # the other side alone is to hear of it
-            self._agent.post(Land(request_id, {}))
+            self._agent.post(ReadInto(request_id, {}))
             self._scheduler.release(request_id)
 
     def _can_be_looked_up(self, arrival: Arrival, rate: float | None) -> bool:
@@ -223,7 +223,7 @@ class KvTransfers:
             if self._scheduler.has_ended(arrival.after_step):
                 assert arrival.pages is not None
                 self._waiting_for_pages.remove(arrival)
-                self._agent.post(Land(arrival.request_id, arrival.pages, len(arrival.hashes)))
+                self._agent.post(ReadInto(arrival.request_id, arrival.pages, len(arrival.hashes)))
 
     def _shorten(self, event: Shortened) -> None:
         """It has its turn before others: the pages that it takes are among those that it has given back."""

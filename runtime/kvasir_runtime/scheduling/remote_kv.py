@@ -107,7 +107,7 @@ class RemoteKv:
         self._arrivals.pop(request_id, None)
 
     def make_room(self, arrival: Arrival, last_step: int | None) -> bool:
-        """Take the pages that it lands in, where they are free. `last_step`: the last that is under way."""
+        """Take the pages to read into, where they are free. `last_step`: the last that is under way."""
         new = self._kv.arrange(arrival.token_ids, arrival.blocks, len(arrival.hashes))
         if new is None:
             return False
@@ -120,7 +120,7 @@ class RemoteKv:
         return True
 
     def shorten(self, arrival: Arrival, num_blocks: int, last_step: int | None) -> None:
-        """Only so many will come, and none has: the pages taken are given back for those that these few land in."""
+        """Only so many will come, and none has: the pages taken are given back for those that these few need."""
         arrival.hashes = arrival.hashes[:num_blocks]
         if arrival.pages is not None:
             self._kv.release(arrival.blocks)

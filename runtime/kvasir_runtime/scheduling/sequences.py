@@ -15,14 +15,13 @@ from kvasir_runtime.kv_cache.kept_blocks import KeptBlocks
 from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import AddRequest
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import AddressedOutput, SequenceOutput
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Request, Sequence, Status, sequences_of
 from kvasir_runtime.scheduling.running_rows import RunningRows
 from kvasir_runtime.scheduling.step import Fork, NewSequence
-from kvasir_runtime.scheduling.update import AddressedOutput
-from kvasir_runtime.scheduling.waiting import WaitingQueue
+from kvasir_runtime.scheduling.waiting import UncachedTokens, WaitingQueue
 
 by_rank = attrgetter("rank")
 
@@ -40,6 +39,7 @@ class Sequences:
         self.kv = kv
         self.kept = KeptBlocks(kv)
         self.waiting = waiting
+        self.uncached = UncachedTokens(kv)
         self.running: list[Sequence] = []
         """By rank."""
         self.prefilling: list[Sequence] = []
@@ -111,7 +111,7 @@ class Sequences:
                 sequence.status = Status.HELD
         else:
             for sequence in ready:
-                self.waiting.push(sequence)
+                self._wait(sequence)
 
     def release(self, request_id: str) -> None:
         for sequence in self._held.pop(request_id, ()):
@@ -157,6 +157,11 @@ class Sequences:
     def _wait(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
         self.waiting.push(sequence)
+        self.uncached.add(sequence)
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.uncached.remove(sequence)
 
     def _wait_apart(self, child: Sequence, parent: Sequence) -> None:
         """Let a child wait for itself. It knows the same tokens as its parent, so none is hashed again."""
@@ -168,7 +173,7 @@ class Sequences:
     def admit(self, sequence: Sequence, prefix: Prefix) -> None:
         """Let a waiting sequence run from its cached prefix. The caller has made sure of rows and pages."""
         request, token_ids = sequence.request, sequence.token_ids
-        self.waiting.remove(sequence)
+        self._stop_waiting(sequence)
         is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)
         writes = self.kv.adopt(sequence.blocks, prefix, len(token_ids) if is_first_lookup else 0)
         self.kept.release(request.request_id)
@@ -381,7 +386,7 @@ class Sequences:
             case Status.RUNNING:
                 self.stop(sequence)
             case Status.WAITING:
-                self.waiting.remove(sequence)
+                self._stop_waiting(sequence)
             case Status.HELD:
                 self._drop_held(sequence)
         sequence.status = Status.FINISHED

@@ -149,7 +149,7 @@ class Offers:
         self._tell(offer)
 
     def withdraw(self, command: WithdrawOffer) -> None:
-        """The core has let go of the blocks itself."""
+        """The core has freed the blocks itself."""
         offer = self._offer_of(command.key, command.request_id)
         if offer is None:
             return

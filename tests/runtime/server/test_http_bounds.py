@@ -11,7 +11,7 @@ from tests.runtime.server.conftest import running_server
 
 from kvasir_http.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server.client_limits import ApiLimits
+from kvasir_runtime.server.body import ApiLimits
 
 pytestmark = pytest.mark.alone
 

@@ -1,5 +1,8 @@
-"""Which requests are the router's: only it may name a tenant, ask for a journal, hand one over, have streams leave or
-the server drain, get the tokenizer, and say whom KV is exchanged with.
+"""Who may ask for what: the API key, and the router's secret.
+
+With an API key set, every route but the probes asks for it, also routes that do not exist. Only the router may name a
+tenant, ask for a journal, hand one over, have streams leave or the server drain, get the tokenizer, and say whom KV is
+exchanged with.
 
 With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
 is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
@@ -15,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvasir_runtime.server.errors import NotTheRouterError, error_response
+from kvasir_runtime.server.errors import AuthenticationError, NotTheRouterError, error_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_runtime.server.probes import DRAIN_PATH, MIGRATE_PATHS
 from kvasir_runtime.server.resolving import STRANGER, TENANT_HEADER
@@ -24,6 +27,27 @@ from kvasir_runtime.service_secret import SECRET_VARIABLE
 
 SECRET_HEADER = "x-kvasir-router-secret"
 _DROPPED = frozenset(name.encode() for name in (TENANT_HEADER, RESUMABLE_HEADER, JOURNAL_HEADER))
+OPEN_PATHS = frozenset({"/health", "/ready", TOKENIZER_PATH}) | MIGRATE_PATHS
+"""What the kubelet calls, which has no key, and what the router proves itself for in another way."""
+
+
+class ApiKeyMiddleware:
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._api_key = api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        error = AuthenticationError(
+            "the request has no valid API key; send the header 'Authorization: Bearer KEY' with this server's key"
+        )
+        await error_response(error)(scope, receive, send)
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and secrets.compare_digest(key.strip().encode(), self._api_key)
 
 
 class RouterTrustMiddleware:

@@ -6,7 +6,6 @@ from tests.runtime.scheduling.rows_by_hand import PROMPT, make_rows, occupy
 
 from kvasir_runtime.requests.outputs import PlainTokens
 from kvasir_runtime.scheduling.running_rows import DrawnTokens, KeptTokens, RunningRows
-from kvasir_runtime.scheduling.update import plain_tokens
 
 
 def draw(rows: RunningRows, lines: dict[int, list[int]], *, most: int | None = None) -> KeptTokens:
@@ -132,16 +131,16 @@ def test_outputs_that_are_nothing_but_tokens_go_in_columns():
     first, second = occupy(rows), occupy(rows, index=2)
     kept = draw(rows, {first: [50], second: [60, 61]})
     expected = PlainTokens(["api-0", "api-0"], [0, 2], [1, 2], [50, 60, 61])
-    assert plain_tokens(rows, kept, np.array([0, 1])) == {0: expected}
-    assert plain_tokens(rows, kept, np.array([1])) == {0: PlainTokens(["api-0"], [2], [2], [60, 61])}
-    assert plain_tokens(rows, kept, np.array([], dtype=np.int64)) == {}
+    assert rows.plain_tokens(kept, np.array([0, 1])) == {0: expected}
+    assert rows.plain_tokens(kept, np.array([1])) == {0: PlainTokens(["api-0"], [2], [2], [60, 61])}
+    assert rows.plain_tokens(kept, np.array([], dtype=np.int64)) == {}
 
 
 def test_columns_are_parted_by_api_process():
     rows = make_rows()
     lines = {occupy(rows, api_index=index): [50 + place] for place, index in enumerate((1, 0, 1))}
     kept = draw(rows, lines)
-    assert plain_tokens(rows, kept, np.array([0, 1, 2])) == {
+    assert rows.plain_tokens(kept, np.array([0, 1, 2])) == {
         0: PlainTokens(["api-0"], [0], [1], [51]),
         1: PlainTokens(["api-1", "api-1"], [0, 0], [1, 1], [50, 52]),
     }
@@ -151,4 +150,4 @@ def test_columns_stop_at_a_stop_token():
     rows = make_rows()
     row = occupy(rows, stop=(9,))
     kept = draw(rows, {row: [50, 9, 51]})
-    assert plain_tokens(rows, kept, np.array([0]))[0].token_ids == [50, 9]
+    assert rows.plain_tokens(kept, np.array([0]))[0].token_ids == [50, 9]
