@@ -120,7 +120,7 @@ class RemoteKv:
         return True
 
     def shorten(self, arrival: Arrival, num_blocks: int, last_step: int | None) -> None:
-        """Expect the first `num_blocks` only, of which none has been read: give back the pages that these do not need."""
+        """Expect the first `num_blocks` only, of which none has been read; the pages of the others are freed."""
         arrival.hashes = arrival.hashes[:num_blocks]
         if arrival.pages is not None:
             self._kv.release(arrival.blocks)
