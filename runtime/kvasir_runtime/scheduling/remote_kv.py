@@ -120,7 +120,7 @@ class RemoteKv:
         return True
 
     def shorten(self, arrival: Arrival, num_blocks: int, last_step: int | None) -> None:
-        """Expect the first `num_blocks` only, of which none has been read; the pages of the others are freed."""
+        """Expect the first `num_blocks` only, none of them read yet: give back the pages that they do not need."""
         arrival.hashes = arrival.hashes[:num_blocks]
         if arrival.pages is not None:
             self._kv.release(arrival.blocks)
