@@ -22,7 +22,7 @@ from torch import Tensor, profiler
 
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.captures import CudaGraphCapture
 from kvasir_runtime.execution.graphs import Capture, CaptureError, DecodeGraphs, GraphMemory, GraphShape
 from kvasir_runtime.execution.kv_buffer import allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
