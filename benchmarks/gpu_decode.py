@@ -22,14 +22,13 @@ from torch import Tensor, profiler
 
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.captures import CudaGraphCapture
 from kvasir_runtime.execution.graphs import Capture, CaptureError, DecodeGraphs, GraphMemory, GraphShape
 from kvasir_runtime.execution.kv_buffer import allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.ops_triton import triton_ops
-from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
+from kvasir_runtime.kernels.ops_triton import triton_ops, triton_step_ops
 from kvasir_runtime.kv_cache.spec import make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
 from kvasir_runtime.models.decoder import ComputeStep

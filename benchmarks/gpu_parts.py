@@ -27,9 +27,8 @@ from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
-from kvasir_runtime.kernels.ops_triton import triton_ops
+from kvasir_runtime.kernels.ops_triton import triton_ops, triton_step_ops
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
-from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
 
 NUM_CALLS, NUM_REPLAYS, NUM_WARM_UPS = 20, 15, 3
 ROTATED_BYTES = 400 * 10**6

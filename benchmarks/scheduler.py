@@ -26,11 +26,11 @@ import numpy as np
 
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
+from kvasir_runtime.requests.outputs import Outcome
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
-from kvasir_runtime.scheduling.update import Outcome
 from kvasir_runtime.speculative.depth import DepthPolicy
 
 BLOCK_SIZE = 16
@@ -83,7 +83,7 @@ def scheduler_of(load: Load, depth: DepthPolicy | None) -> Scheduler:
     most_tokens = PROMPT_TOKENS + NUM_STEPS * (1 + load.num_drafts) + 2 * BLOCK_SIZE
     scheduler = make_scheduler(
         limits, policy="fcfs", num_blocks=load.num_seqs * most_tokens // BLOCK_SIZE, block_size=BLOCK_SIZE,
-        groups=(KvGroup((0,), None),), enable_prefix_caching=True, depth=depth,
+        groups=(KvGroup((0,)),), enable_prefix_caching=True, depth=depth,
     )  # fmt: skip
     for number in range(load.num_seqs):
         sampling = SamplingParams(max_tokens=4000, seed=0, stop_token_ids=(2,))

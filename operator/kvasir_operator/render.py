@@ -7,6 +7,7 @@ import yaml
 
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.objects import Manifest, desired_objects
+from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.settings import OperatorSettings
 
@@ -23,7 +24,13 @@ def render_services(services: Sequence[InferenceService], settings: OperatorSett
     """All children of all services, but for owner references, as a file has no uid, and the values of Secrets."""
     objects = [_shown(child) for service in services for child in desired_objects(service, settings)]
     has_gateway = settings.defaults.gateway is not None
-    features = [(service, unsupported_features(service, has_gateway=has_gateway)) for service in services]
+    features = [
+        (
+            service,
+            unsupported_features(service, has_gateway=has_gateway, roles=engine_roles(service, settings.defaults)),
+        )
+        for service in services
+    ]
     warnings = [f"{service.name}: {feature}" for service, lacking in features for feature in lacking]
     return Rendered(yaml.dump_all(objects, Dumper=_PlainDumper, sort_keys=False, explicit_start=True), tuple(warnings))
 

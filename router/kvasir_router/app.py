@@ -23,6 +23,7 @@ from kvasir_router.errors import (
     StreamInterruptedError,
     StreamMovedError,
     UpstreamConnectError,
+    UpstreamDoubtfulError,
     UpstreamError,
 )
 from kvasir_router.job import Job
@@ -33,7 +34,7 @@ from kvasir_router.placement.placement import Fetch, Placement
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import RawHeaders
 from kvasir_router.relay.kv_transfer import lookup_params, without_clients_params
-from kvasir_router.relay.proxy import Proxy, forwarded_headers
+from kvasir_router.relay.proxy import BUSY_STATUS, DOUBTFUL_STATUS, Proxy, forwarded_headers
 from kvasir_router.relay.upstream_pool import Sending
 from kvasir_router.remote_prefill import PrefillLeg, RemotePrefills
 from kvasir_router.request import InferenceRequest
@@ -261,7 +262,8 @@ class Handler:
         now = time.perf_counter()
         if prefill is not None:
             prefill.decode_has_begun(now, is_from_start=status == 200)
-        job.service.in_flight_limits.answered(ticket.url, is_error=_is_endpoints_fault(status))
+        if status not in _SAYS_NOTHING:
+            job.service.in_flight_limits.answered(ticket.url, is_error=_is_endpoints_fault(status))
         if status == 200:
             job.note_answer()
         if status == 200 and not job.request.is_stream:
@@ -295,6 +297,8 @@ class Handler:
         if not is_last:
             self._parts.metrics.retries(error.reason).inc()
         job.service.note_failure(endpoint.url, error)
+        if isinstance(error, UpstreamDoubtfulError):
+            job.note_refusal(endpoint.url)
         if not job.exchange.has_started:
             job.service.withdraw(job.request, endpoint.url)
 
@@ -317,6 +321,10 @@ def _can_go_elsewhere(job: Job, url: str, is_silent: bool) -> bool:
 
 def _lookup(fetch: Fetch | None) -> bytes | None:
     return None if fetch is None else lookup_params(fetch.peer_url, fetch.peer_port)
+
+
+_SAYS_NOTHING = DOUBTFUL_STATUS | {BUSY_STATUS}
+"""Of an only endpoint: neither that it is well nor that it fails."""
 
 
 def _is_endpoints_fault(status: int) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvasir_router.errors import ConfigError
-from kvasir_router.service.probe_pace import PROBE_LIMITS
 
 PolicyName = Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"]
 KvTransferProtocolName = Literal["kvasir", "vllm"]
@@ -102,6 +101,21 @@ def router_secret_of(environment: Mapping[str, str]) -> str | None:
 def gateway_secret_of(environment: Mapping[str, str]) -> str | None:
     """None where nothing is set."""
     return environment.get(GATEWAY_SECRET_VARIABLE) or None
+
+
+@dataclass(frozen=True)
+class ProbeLimits:
+    """A busy engine may miss a probe; a refused connection or an answer counts at once."""
+
+    timeout: float = 2.0
+    """Seconds for a probe."""
+    failures: int = 3
+    """Probes without an answer, one after the other, after which an engine gets no new requests."""
+    hung_after: float = 30.0
+    """Seconds without a byte after which an engine that still takes connections is taken for hung."""
+
+
+PROBE_LIMITS = ProbeLimits()
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,6 @@ class MalformedRequestError(RequestError):
     status, type, code = 400, "invalid_request_error", "malformed_json"
 
 
-class MalformedHttpError(RequestError):
-    status, type, code = 400, "invalid_request_error", "malformed_http"
-
-
 class KvTransferParamsError(RequestError):
     status, type, code = 400, "invalid_request_error", "kv_transfer_params_not_allowed"
 
@@ -104,10 +100,6 @@ class MethodNotAllowedError(RequestError):
         return [*super().headers(), (b"allow", self._allowed.encode())]
 
 
-class HeadTimeoutError(RequestError):
-    status, type, code = 408, "invalid_request_error", "head_timeout"
-
-
 class BodyTimeoutError(RequestError):
     status, type, code = 408, "invalid_request_error", "body_timeout"
 
@@ -121,14 +113,6 @@ class UnknownContentEncodingError(RequestError):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [*super().headers(), (b"accept-encoding", b"identity")]
-
-
-class HeadTooLargeError(RequestError):
-    status, type, code = 431, "invalid_request_error", "head_too_large"
-
-
-class TooManyConnectionsError(RequestError):
-    status, type, code = 503, "server_error", "too_many_connections"
 
 
 class QueueFullError(RequestError):
@@ -204,7 +188,18 @@ class UpstreamUnavailableError(UpstreamError):
 
 
 class UpstreamBusyError(UpstreamUnavailableError):
-    """A 503 that says when to come back: the endpoint drains, or is full."""
+    """A 429, or a 503 that says when to come back: the endpoint drains, or is full, for `seconds` or so."""
+
+    is_endpoints_fault = False
+
+    def __init__(self, message: str, reason: str, seconds: float) -> None:
+        super().__init__(message, reason)
+        self.seconds = seconds
+
+
+class UpstreamDoubtfulError(UpstreamError):
+    """The endpoint answered 401, 403, 404 or 405: its own fault (another key, another model) where others answer the
+    request, the request's where they do not."""
 
     is_endpoints_fault = False
 

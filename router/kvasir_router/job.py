@@ -40,7 +40,7 @@ class Job:
     revision: str | None = None  # of the endpoint tried last; None: it got to none
     lost_reason: str = ""  # why the stream had to go elsewhere
     _is_answered: bool = False  # an engine has begun to, and refuses nothing
-    _refused_prefill: set[str] = field(default_factory=set)  # endpoints that would not prefill it for another
+    _doubted: set[str] = field(default_factory=set)  # endpoints that refused it, by whose fault is not known yet
     _begun_by: str | None = None  # revision of the endpoint that has got the stream this far
     _refused_by: set[str] = field(default_factory=set)  # since the stream last got further
     _num_failures: int = 0
@@ -81,14 +81,15 @@ class Job:
         self.lost_reason = "moved"
 
     def note_answer(self) -> None:
-        """An engine answers the request, so nothing was wrong with it where others would not prefill it."""
+        """An engine answers the request, so nothing was wrong with it where others refused it."""
         self._is_answered = True
-        for url in self._refused_prefill:
+        for url in self._doubted:
             self.service.in_flight_limits.answered(url, is_error=True)
-        self._refused_prefill.clear()
+        self._doubted.clear()
 
-    def note_refused_prefill(self, url: str) -> None:
-        self._refused_prefill.add(url)
+    def note_refusal(self, url: str) -> None:
+        """An error of the engine's, if another answers the request."""
+        self._doubted.add(url)
         if self._is_answered:
             self.note_answer()
 

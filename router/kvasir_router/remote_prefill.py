@@ -180,7 +180,7 @@ class PrefillLeg:
         self._job.tried.add(url)
         self._job.service.note_failure(url, error)
         if isinstance(error, UpstreamRefusedError):
-            self._job.note_refused_prefill(url)
+            self._job.note_refusal(url)
         if self.decode_waits_for_it:
             self._decode_prefills()
         elif not self._has_decode_begun and self.decode_time is not None:

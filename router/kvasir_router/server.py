@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import uvloop
 
+from kvasir_http.connections import ConnectionLimits, Connections, most_descriptors
 from kvasir_router.admin import create_admin_app
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.api_keys import ApiKeys
@@ -28,7 +29,6 @@ from kvasir_router.heap import collect_garbage_seldom, return_free_memory
 from kvasir_router.listener import listening, url_of
 from kvasir_router.metrics import Metrics
 from kvasir_router.relay.body import BodyBudget
-from kvasir_router.relay.connections import ConnectionLimits, Connections, possible_connections
 from kvasir_router.relay.http_protocol import Forwarding
 from kvasir_router.relay.http_server import http_server
 from kvasir_router.relay.kv_transfer import HANDOVERS
@@ -149,9 +149,8 @@ async def running(
             )
         )
         app = create_app(found.services, parts.api_keys, config.cors_origin)
-        connections = Connections(
-            ConnectionLimits(possible_connections(config.max_connections), config.max_connections_per_peer)
-        )
+        wanted = ConnectionLimits(config.max_connections, config.max_connections_per_peer)
+        connections = Connections(wanted.within(most_descriptors(), per_connection=2))  # one of an engine each
         metrics.observe_connections(lambda: len(connections))
         await stack.enter_async_context(
             http_server(

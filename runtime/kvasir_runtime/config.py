@@ -157,6 +157,11 @@ class SchedulerConfig:
     scheduling_policy: Literal["fcfs", "priority", "fair"] = option(
         "order of waiting requests: arrival, priority, or equal shares by tenant", default="fcfs"
     )
+    priority_preemption_threshold: int = option(
+        "with --scheduling-policy priority, a request that lacks a row or KV blocks takes them from running ones whose "
+        "priority is worse by so much; 0: it waits for them",
+        default=10,
+    )
     async_scheduling: bool | None = option(
         "plan the next step while the current one runs; default: on CUDA only, where it costs no core", default=None
     )
@@ -224,6 +229,12 @@ class ServerConfig:
     api_key: str | None = option(
         "key that clients must send, on every route but the probes; also read from KVASIR_API_KEY", default=None
     )
+    allowed_origins: tuple[str, ...] = option(
+        "origins of pages whose scripts may use this server, * for all; no option: none", default=()
+    )
+    allowed_methods: tuple[str, ...] = option("HTTP methods that they may use", default=("*",))
+    allowed_headers: tuple[str, ...] = option("request headers that they may send", default=("*",))
+    allow_credentials: bool = option("whether they may send cookies and the like", default=False)
     max_logprobs: int = option("most alternatives that a client may ask for per token", default=20)
     max_n: int = option("most sequences that a client may ask for per prompt", default=128)
     max_request_sequences: int = option(

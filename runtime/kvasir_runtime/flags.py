@@ -70,7 +70,7 @@ def _flags_of(parser: argparse.ArgumentParser) -> list[str]:
 
 def _value(namespace: argparse.Namespace, name: str) -> Any:
     value = getattr(namespace, name)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(name for names in value for name in names) if isinstance(value, list) else value
 
 
 def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
@@ -87,7 +87,7 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     elif value_type == tuple[int, ...]:
         options.update(type=_integers, metavar="N,N,...")
     elif get_origin(value_type) is tuple:
-        options.update(nargs="+", metavar="NAME")
+        options.update(nargs="+", type=_names, metavar="NAME")
     elif dataclasses.is_dataclass(value_type):
         options.update(type=lambda text: _from_json(text, value_type), metavar="JSON")
     else:
@@ -100,6 +100,14 @@ def _integers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; write them with commas, as 3,5") from None
+
+
+def _names(text: str) -> list[str]:
+    """One, or a JSON list of them, as vLLM takes them."""
+    try:
+        return msgspec.json.decode(text, type=list[str]) if text.startswith("[") else [text]
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON list of strings: {error}") from None
 
 
 def _from_json(text: str, kind: Any) -> Any:

@@ -166,7 +166,9 @@ class MetricsCollector(Collector):
             stats.last_step_time,
         )
         preemptions = CounterMetricFamily(
-            "kvasir_num_preemptions", "Requests set back for want of KV blocks.", labels=["model_name", "mode"]
+            "kvasir_num_preemptions",
+            "Requests set back for want of KV blocks, or for those of a better priority.",
+            labels=["model_name", "mode"],
         )
         preemptions.add_metric([self._model_name, "recompute"], stats.num_preemptions)
         yield preemptions

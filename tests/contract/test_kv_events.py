@@ -70,7 +70,7 @@ def published(publish) -> list[bytes]:
 
 def events_of_a_request() -> list[KvEvent]:
     """A prompt's two full blocks come, and are lost to another sequence, the tail first."""
-    groups = (KvGroup((0,), None),)
+    groups = (KvGroup((0,)),)
     log = KvEventLog(4, groups)
     kv = KvCache(3, 4, groups, enable_prefix_caching=True, event_log=log)
     blocks = kv.empty((b"salt",))

@@ -49,7 +49,7 @@ class Engine:
     def __init__(
         self, config: KvEventsConfig, *, num_blocks: int = 64, buffer_steps: int = 100, rank: int | None = None
     ) -> None:
-        groups = (KvGroup((0,), None),)
+        groups = (KvGroup((0,)),)
         self.log = KvEventLog(SIZE, groups)
         self.kv = KvCache(num_blocks, SIZE, groups, enable_prefix_caching=True, event_log=self.log)
         self.publisher = EventPublisher(dataclasses.replace(config, buffer_steps=buffer_steps), rank)

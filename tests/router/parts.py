@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.relay.client_times import ClientTimes
@@ -20,7 +20,7 @@ from kvasir_router.service.registry import Endpoint
 
 def client_times(**seconds: float) -> ClientTimes:
     """Of a router that ends soon: its clients ask no more."""
-    return ClientTimes(**{"next_request": 0.01} | seconds)
+    return ClientTimes(**{"next_request_seconds": 0.01} | seconds)
 
 
 def num_calls(work: Callable[[], object]) -> int:

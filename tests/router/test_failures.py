@@ -28,7 +28,14 @@ def code_of(body: bytes) -> str:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    "trouble", [{"status": 503}, {"status": 502}, {"die_before_headers": True}, {"die_before_first_token": True}]
+    "trouble",
+    [
+        {"status": 503},
+        {"status": 502},
+        *({"status": each} for each in (401, 403, 404, 405, 429)),
+        {"die_before_headers": True},
+        {"die_before_first_token": True},
+    ],
 )
 async def test_another_endpoint_answers_when_one_fails_before_the_first_byte(
     trouble: dict[str, Any], stream: bool, engines: Any, start_router: Any, client: Any

@@ -68,7 +68,7 @@ def test_who_refuses_to_prefill_what_another_answers_is_to_blame_once(is_late: b
     job = Job(unused, cast(Any, SimpleNamespace(in_flight_limits=limits)), unused, unused, b"", 0.0, 1)
     if is_late:
         job.note_answer()
-    job.note_refused_prefill("a")
+    job.note_refusal("a")
     assert blamed == ([("a", True)] if is_late else []), "whoever asked nonsense is refused everywhere"
     job.note_answer()
     job.note_answer()

@@ -29,6 +29,11 @@ def limits_of(router: Any) -> Any:
     return service.in_flight_limits
 
 
+def registry_of(router: Any) -> Any:
+    (service,) = router.services
+    return service.registry
+
+
 async def test_an_engine_that_fails_at_once_does_not_draw_the_traffic(
     engines: Any, start_router: Any, client: Any
 ) -> None:
@@ -70,6 +75,47 @@ async def test_half_of_the_engines_serve_on_where_all_fail(engines: Any, start_r
         engine.status = 500
     assert [await ask(client, router) for _ in range(30)] == [500] * 30
     assert limits_of(router).num_ejected == 1
+
+
+@pytest.mark.parametrize(("status", "is_ejected"), [(429, False), (401, True), (403, True), (404, True), (405, True)])
+async def test_an_engine_that_refuses_at_once_does_not_draw_the_traffic(
+    status: int, is_ejected: bool, engines: Any, start_router: Any, client: Any
+) -> None:
+    """It is idle, and so the cheapest to send to. Beside others that answer, 429 says that it is full, and the rest
+    that something is wrong with it."""
+    clock = Clock()
+    router = await start_router(*engines, policy="roundRobin", tuned={"clock": clock, "refresh_seconds": 0.01})
+    engines[0].status, engines[0].retry_after = status, "5"
+    assert [await ask(client, router) for _ in range(30)] == [200] * 30
+    assert len(engines[0].requests) <= 2
+    for _ in range(30):
+        clock.seconds_ahead += 40.0  # it is no suspect any more
+        assert await ask(client, router) == 200
+        if limits_of(router).num_ejected:
+            break
+    assert (limits_of(router).num_ejected == 1) is is_ejected
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 429])
+async def test_what_all_engines_refuse_is_the_requests_fault_and_relayed(
+    status: int, engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines)
+    for engine in engines:
+        engine.status = status
+    assert [await ask(client, router) for _ in range(20)] == [status] * 20
+    assert limits_of(router).num_ejected == 0
+
+
+@pytest.mark.parametrize(("retry_after", "seconds"), [(None, 1), ("0", 1), ("7", 7), ("999", 30), ("soon", 1)])
+async def test_a_busy_engine_is_passed_over_for_as_long_as_it_says_within_bounds(
+    retry_after: str | None, seconds: float, engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines, policy="roundRobin", tuned={"clock": lambda: 100.0})
+    engines[0].status, engines[0].retry_after = 429, retry_after
+    assert [await ask(client, router) for _ in range(2)] == [200, 200]
+    until = {each.url: each.suspect_until for each in registry_of(router)}
+    assert until == {engines[0].url: 100.0 + seconds, engines[1].url: 0.0}
 
 
 async def test_an_engine_that_drains_is_passed_over_and_not_ejected(

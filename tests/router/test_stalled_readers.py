@@ -14,13 +14,13 @@ from tests.router.parts import client_times
 from tests.router.test_http_semantics import RawEngine
 from uvicorn.server import ServerState
 
+from kvasir_http.connections import ConnectionLimits, Connections
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.errors import RequestError
 from kvasir_router.relay.body import Body, BodyBudget
-from kvasir_router.relay.connections import ConnectionLimits, Connections
 from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
-from kvasir_router.relay.http_protocol import BoundedHttpProtocol, Forwarding
+from kvasir_router.relay.http_protocol import Forwarding, ForwardingHttpProtocol
 from kvasir_router.relay.idle_timeouts import IdleTimeouts
 from kvasir_router.relay.upstream_answer import UpstreamAnswer
 
@@ -29,7 +29,7 @@ STREAMED = b'{"model":"tiny","stream":true,"messages":[]}'
 WHOLE = b'{"model":"tiny","messages":[]}'
 
 
-IMPATIENT = {"clients": client_times(reader=0.3)}
+IMPATIENT = {"clients": client_times(reader_seconds=0.3)}
 
 
 @asynccontextmanager
@@ -156,7 +156,7 @@ class Server:
     """One connection to an application, on which either side buffers a few kB."""
 
     def __init__(self, reader_seconds: float = 0.3) -> None:
-        self.times = client_times(reader=reader_seconds)
+        self.times = client_times(reader_seconds=reader_seconds)
         self.connections = Connections(ConnectionLimits(9, 9))
         self.drain = Drain()
 
@@ -173,11 +173,11 @@ class Server:
         theirs.setblocking(False)
         with theirs:
             await loop.connect_accepted_socket(
-                lambda: BoundedHttpProtocol(
-                    counted_in=self.connections,
+                lambda: ForwardingHttpProtocol(
+                    connections=self.connections,
                     drain=self.drain,
                     forwarding=forwarding,
-                    times=self.times,
+                    limits=self.times,
                     config=config,
                     server_state=ServerState(),
                     app_state={},
@@ -187,23 +187,6 @@ class Server:
             )
             await loop.sock_sendall(theirs, request)
             yield theirs
-
-
-async def test_a_reader_that_is_only_slow_gets_everything() -> None:
-    """Each time that it has made room its time begins anew."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"300000")]})
-        for number in range(30):
-            await send({"type": "http.response.body", "body": b"x" * 10_000, "more_body": number < 29})
-
-    received = b""
-    async with Server(reader_seconds=1.0).asked(answer) as client:
-        while not received.endswith(b"x") or len(received.partition(b"\r\n\r\n")[2]) < 300_000:
-            chunk = await asyncio.get_running_loop().sock_recv(client, 20_000)
-            assert chunk, "the router has closed"
-            received += chunk
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("is_broken", [True, False])
@@ -219,18 +202,4 @@ async def test_neither_the_end_nor_the_error_that_ends_a_stream_is_waited_for(is
     server = Server()
     async with server.asked(handle=handle, request=b"POST /chat HTTP/1.1\r\ncontent-length: 0\r\n\r\n"):
         await asyncio.wait_for(has_ended.wait(), 5)
-        await until(lambda: len(server.connections) == 0)
-
-
-async def test_the_rest_of_an_answer_does_not_keep_a_closed_connection_open(until: Any) -> None:
-    """So little is left that nobody waits for it but the transport, which would for ever."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-length", b"40000"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"x" * 40000})
-
-    server = Server()
-    async with server.asked(answer):
-        assert len(server.connections) == 1
         await until(lambda: len(server.connections) == 0)

@@ -34,6 +34,11 @@ def test_flags_are_typed_as_their_fields():
     assert config.scheduler.async_scheduling is True
 
 
+@pytest.mark.parametrize("names", [["https://a", "https://b"], ['["https://a", "https://b"]']])
+def test_names_may_be_words_or_a_list_of_json_as_for_vllm(names: list[str]):
+    assert parse("folder", "--allowed-origins", *names).server.allowed_origins == ("https://a", "https://b")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -46,6 +51,7 @@ def test_flags_are_typed_as_their_fields():
             "'3;5' is no list of numbers; write them with commas, as 3,5",
         ),
         (["folder", "--pipeline-layer-partition", ""], "'' is no list of numbers"),
+        (["folder", "--allowed-origins", "[*]"], "'[*]' is no JSON list of strings"),
         ([], "the following arguments are required: MODEL"),
         (["folder", *SPECULATIVE, "{"], "'{' is no such JSON object: Input data was truncated"),
         (["folder", *SPECULATIVE, "[]"], "Expected `object`, got `array`"),

@@ -149,6 +149,7 @@ def desired_service(
                 server_version,
                 has_gateway=settings.defaults.gateway is not None,
                 has_prometheus=settings.prometheus_url is not None,
+                roles=roles,
             )
         ),
         tuple(_shared(service, roles, settings, with_pod_monitors)),

@@ -23,6 +23,8 @@ from kvasir_operator.api.model import (
 )
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.api.source import ModelSource
+from kvasir_operator.desired.roles import EngineRole
+from kvasir_operator.resources.accelerator import accelerator
 
 # Kubernetes has had image volumes behind a feature gate since 1.31; from here on they are on by default.
 IMAGE_VOLUMES_SINCE: Final = (1, 35)
@@ -31,6 +33,23 @@ _PARTITION_FLAG: Final = "--pipeline-layer-partition"
 _MOST_EXCHANGING_COPIES: Final = min(
     labels.ENGINE_KV_TRANSFER_PORT - labels.ENGINE_KV_EVENTS_PORT,
     labels.ENGINE_KV_REPLAY_PORT - labels.ENGINE_KV_TRANSFER_PORT,
+)
+# Whose devices are not NVIDIA's: others (vGPUs, shares of GPUs) have domains of their own for those.
+_OTHER_VENDORS: Final = (
+    "amd.com",
+    "amazonaws.com",
+    "aws.amazon.com",
+    "cambricon.com",
+    "furiosa.ai",
+    "google.com",
+    "habana.ai",
+    "huawei.com",
+    "intel.com",
+    "metax-tech.com",
+    "mthreads.com",
+    "qualcomm.com",
+    "rebellions.ai",
+    "tenstorrent.com",
 )
 _NOTHING_DOWNLOADED: Final = "nothing is downloaded: only hf:// and s3:// use it, so leave it out"
 
@@ -52,16 +71,19 @@ def unsupported_features(
     server_version: tuple[int, int] | None = None,
     has_gateway: bool = False,
     has_prometheus: bool = False,
+    roles: Iterable[EngineRole] = (),
 ) -> list[UnsupportedFeature]:
     """In the manifest's order; empty where all of it is acted on.
 
     `server_version`: major and minor of the cluster; None where there is none to ask (`render`, `local`).
     `has_gateway`: whether the installation has a shared router. `has_prometheus`: whether it reads one.
+    `roles`: as they would run in a cluster.
     """
     spec = service.spec
     return [
         *_model(spec.model, spec.engine, server_version),
         *_engine(spec.engine, server_version),
+        *(feature for role in roles for feature in _accelerator(role)),
         *_kv_transfer(spec),
         *(() if has_prometheus else _scaling(spec)),
         *_router(spec.router, has_gateway),
@@ -115,6 +137,19 @@ def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Itera
         yield from _source(engine.speculative.model, "spec.engine.speculative.model", server_version)
     if engine.adapters is not None:
         yield UnsupportedFeature("spec.engine.adapters", "LoRA is not supported yet: only the base model is served")
+
+
+def _accelerator(role: EngineRole) -> Iterator[UnsupportedFeature]:
+    named = accelerator(role)
+    if named is None or role.pod.image is not None:
+        return
+    domain = named.partition("/")[0]
+    if any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _OTHER_VENDORS):
+        owner = "spec" if role.name == "serve" else f"spec.disaggregation.{role.name}"
+        message = f"{named}, but no image of this release computes on it, and its pods would hold it and use CPUs"
+        yield _blocking(
+            f"{owner}.resources.accelerator", f"{message}: name NVIDIA's, or an image of your own in pod.image"
+        )
 
 
 def _kv_transfer(spec: ServiceSpec) -> Iterator[UnsupportedFeature]:

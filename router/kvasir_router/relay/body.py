@@ -126,14 +126,14 @@ class Body:
 
         def look() -> None:
             nonlocal timer
-            seconds_left = begin + times.body + self._num_bytes / times.body_bytes_per_second - loop.time()
+            seconds_left = begin + times.body_seconds + self._num_bytes / times.body_bytes_per_second - loop.time()
             if seconds_left > 0:
                 timer = loop.call_later(seconds_left, look)
             else:
                 message = f"the request body stalled after {self._num_bytes} bytes; send it faster"
                 self._refuse(BodyTimeoutError(message))
 
-        timer = loop.call_later(times.body, look)
+        timer = loop.call_later(times.body_seconds, look)
         try:
             await self._waiter
         finally:

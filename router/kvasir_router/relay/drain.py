@@ -14,7 +14,7 @@ from kvasir_router.relay.client_times import CLIENT_TIMES
 class Drain:
     """Of one server, which tells it of every request."""
 
-    def __init__(self, next_request_seconds: float = CLIENT_TIMES.next_request) -> None:
+    def __init__(self, next_request_seconds: float = CLIENT_TIMES.next_request_seconds) -> None:
         self.is_draining = False
         self._next_request_seconds = next_request_seconds
         self._num_begun = 0

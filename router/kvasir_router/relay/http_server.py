@@ -11,10 +11,10 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvasir_http.connections import Connections
 from kvasir_router.relay.client_times import CLIENT_TIMES, ClientTimes
-from kvasir_router.relay.connections import Connections
 from kvasir_router.relay.drain import Drain
-from kvasir_router.relay.http_protocol import BoundedHttpProtocol, Forwarding
+from kvasir_router.relay.http_protocol import Forwarding, ForwardingHttpProtocol
 
 _LOOK_SECONDS = 0.01
 # For answers that are under way when clients have used up the time.
@@ -75,8 +75,10 @@ async def http_server(
     times: ClientTimes = CLIENT_TIMES,
 ) -> AsyncIterator[None]:
     """Serves while the block runs: what `forwarding` names as bytes, everything else by `app`. Drains at its end."""
-    drain = Drain(times.next_request)
-    protocol = partial(BoundedHttpProtocol, counted_in=connections, drain=drain, forwarding=forwarding, times=times)
+    drain = Drain(times.next_request_seconds)
+    protocol = partial(
+        ForwardingHttpProtocol, connections=connections, drain=drain, forwarding=forwarding, limits=times
+    )
     config = uvicorn.Config(
         app,
         loop="none",
@@ -88,7 +90,6 @@ async def http_server(
         proxy_headers=False,
         server_header=False,
         date_header=False,  # an engine's own headers pass through unchanged
-        timeout_keep_alive=cast(Any, times.keepalive),  # an int for uvicorn's own clock, which is not used
     )
     server = _Server(config, drain, shutdown_timeout_seconds)
     async with asyncio.TaskGroup() as group:

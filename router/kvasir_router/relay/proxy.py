@@ -11,6 +11,7 @@ from kvasir_router.errors import (
     StreamMovedError,
     UpstreamBrokenError,
     UpstreamBusyError,
+    UpstreamDoubtfulError,
     UpstreamRedirectedError,
     UpstreamRefusedError,
     UpstreamUnavailableError,
@@ -22,7 +23,11 @@ from kvasir_router.relay.kv_transfer import decode_body
 from kvasir_router.relay.upstream_answer import UpstreamAnswer, ignore
 from kvasir_router.relay.upstream_pool import Sending, UpstreamPool
 
-_RETRYABLE_STATUS = frozenset({502, 503, 504})
+BUSY_STATUS = 429
+DOUBTFUL_STATUS = frozenset({401, 403, 404, 405})
+_RETRYABLE_STATUS = frozenset({BUSY_STATUS, 502, 503, 504})
+_BUSY_SECONDS = (1.0, 30.0)
+"""What is believed of a Retry-After: the least, which holds without one too, and the most."""
 ROUTER_SECRET_HEADER = "x-kvasir-router-secret"
 """Proves to an engine that tenant and journal come from its own router."""
 _REQUEST_ID = b"x-request-id"
@@ -86,9 +91,10 @@ class Proxy:
     ) -> int:
         """Returns the answer's status once its body has been relayed; `Exchange.end` is the caller's.
 
-        The body is dropped as soon as no other attempt can follow. `relay_unavailable`: pass a 502, 503 or 504 on,
-        because there is nowhere else to go. `on_first_byte` is told the status when the client has been written the
-        first of the body. Raises UpstreamError, RequestTimeoutError, StreamMovedError.
+        The body is dropped as soon as no other attempt can follow. `relay_unavailable`: pass on what another endpoint
+        might answer better (429, 502, 503, 504, and 401, 403, 404, 405), because there is nowhere else to go.
+        `on_first_byte` is told the status when the client has been written the first of the body. Raises UpstreamError,
+        RequestTimeoutError, StreamMovedError.
         """
         answer = await self._pool.answer(sending)
         try:
@@ -125,6 +131,8 @@ def _check_whether_it_is_relayed(answer: UpstreamAnswer, *, relay_unavailable: b
     reason = str(answer.status)
     if answer.status in _RETRYABLE_STATUS and not relay_unavailable:
         raise unavailable(answer)
+    if answer.status in DOUBTFUL_STATUS and not relay_unavailable:
+        raise UpstreamDoubtfulError(f"{answer.url} answered {reason}", reason)
     if 300 <= answer.status < 400:
         raise UpstreamRedirectedError(f"{answer.url} answered {reason}, and no redirect is relayed", reason)
 
@@ -138,9 +146,19 @@ def _check_whether_it_continues(answer: UpstreamAnswer) -> None:
 
 
 def unavailable(answer: UpstreamAnswer) -> UpstreamUnavailableError:
-    is_busy = answer.status == 503 and value_of(answer.headers, b"retry-after") is not None
-    kind = UpstreamBusyError if is_busy else UpstreamUnavailableError
-    return kind(f"{answer.url} answered {answer.status}", str(answer.status))
+    message, reason, retry_after = f"{answer.url} answered {answer.status}", str(answer.status), _retry_after(answer)
+    if answer.status == BUSY_STATUS or (answer.status == 503 and retry_after is not None):
+        least, most = _BUSY_SECONDS
+        return UpstreamBusyError(message, reason, min(max(retry_after or 0.0, least), most))
+    return UpstreamUnavailableError(message, reason)
+
+
+def _retry_after(answer: UpstreamAnswer) -> float | None:
+    """Seconds; 0 where the header says a date, which is for those who share a clock."""
+    value = value_of(answer.headers, b"retry-after")
+    if value is None:
+        return None
+    return float(value) if value.isdigit() and len(value) < 10 else 0.0
 
 
 async def _relay_events(

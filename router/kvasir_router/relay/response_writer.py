@@ -33,7 +33,6 @@ class ResponseWriter:
         """Whether the connection is for another request after this one."""
         self._last = b""
         self._transport = transport
-        self._is_closing = transport.is_closing
         self._send = transport.write
         self._drain = drain
         self._on_end = on_end
@@ -62,7 +61,7 @@ class ResponseWriter:
         self._last = data = b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
         if self._head:
             data, self._head = self._head + data, b""
-        if not self._is_closing():
+        if not self._transport.is_closing():
             self._send(data)
 
     @property
@@ -73,7 +72,7 @@ class ResponseWriter:
     def _write_chunk(self, chunk: bytes) -> None:
         """Never the first piece: with that goes the head."""
         self._last = chunk
-        if not self._is_closing():
+        if not self._transport.is_closing():
             self._send(chunk)
 
     def has_sent_last(self, end: bytes) -> bool:
@@ -82,7 +81,7 @@ class ResponseWriter:
 
     def end(self) -> None:
         last = self._head + b"0\r\n\r\n" if self._is_chunked else self._head
-        if last and not self._is_closing():
+        if last and not self._transport.is_closing():
             self._send(last)
         self._head = b""
         self.has_ended = True
@@ -92,7 +91,7 @@ class ResponseWriter:
 
     def send_interim(self) -> None:
         """A client that asked for it (`expect: 100-continue`) sends its body now."""
-        if not self.has_started and not self._is_closing():
+        if not self.has_started and not self._transport.is_closing():
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 

@@ -6,17 +6,47 @@ endpoint whose last answer was an error is a suspect for a while and used where 
 fails fast does not look idle, and best. Pure bookkeeping: no clock, no network.
 """
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass, field
 
 from kvasir_router.service.circuit_breaker import CircuitBreaker, CircuitState
-from kvasir_router.service.error_share import ErrorShare
 
 _ERRORS_IN_A_ROW = 5
 # Errors against the share of all others, once there are enough answers to tell.
 _SHARE_ABOVE_OTHERS = 0.4
 _MIN_ANSWERS = 10.0
-_SUSPECT_SECONDS = 1.0  # after the first error, and twice as long after each further one
+_MEMORY_SECONDS = 20.0
+"""Of answers that count in a share."""
+SUSPECT_SECONDS = 1.0  # after the first error, and twice as long after each further one
+
+
+class ErrorShare:
+    """The share of an endpoint's recent answers that were errors; old ones fade."""
+
+    def __init__(self) -> None:
+        self._num_answers = 0.0
+        self._num_errors = 0.0
+        self._counted_at = 0.0
+
+    def count(self, *, is_error: bool, now: float) -> None:
+        self._fade(now)
+        self._num_answers += 1
+        self._num_errors += is_error
+
+    def num_answers(self, now: float) -> float:
+        self._fade(now)
+        return self._num_answers
+
+    def num_errors(self, now: float) -> float:
+        self._fade(now)
+        return self._num_errors
+
+    def _fade(self, now: float) -> None:
+        weight = math.exp(-(now - self._counted_at) / _MEMORY_SECONDS)
+        self._num_answers *= weight
+        self._num_errors *= weight
+        self._counted_at = now
 
 
 @dataclass(slots=True)
@@ -63,7 +93,7 @@ class Ejection:
         if record is None:
             return False
         record.share.count(is_error=True, now=now)
-        record.suspect_until = now + _SUSPECT_SECONDS * 2 ** min(record.num_errors_in_a_row, _ERRORS_IN_A_ROW)
+        record.suspect_until = now + SUSPECT_SECONDS * 2 ** min(record.num_errors_in_a_row, _ERRORS_IN_A_ROW)
         record.num_errors_in_a_row += 1
         if record.breaker.state is not CircuitState.CLOSED:
             return record.breaker.failed(now)
@@ -72,11 +102,11 @@ class Ejection:
         record.breaker.trip(now)
         return True
 
-    def busy(self, url: str, now: float) -> None:
-        """It takes no requests for the moment, by its own word."""
+    def busy(self, url: str, until: float) -> None:
+        """It takes no requests until then, by its own word."""
         record = self._records.get(url)
         if record is not None:
-            record.suspect_until = max(record.suspect_until, now + _SUSPECT_SECONDS)
+            record.suspect_until = max(record.suspect_until, until)
 
     def advance(self, now: float) -> bool:
         """To be called now and then: ejections end."""

@@ -10,17 +10,14 @@ import aiohttp
 
 from kvasir_router.admission.admission import Admission, QueueLimits
 from kvasir_router.admission.tenant_limits import TenantLimits
-from kvasir_router.config import PolicyName, RouterConfig
+from kvasir_router.config import PolicyName, ProbeLimits, RouterConfig
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
-from kvasir_router.placement.least_work import LeastWork
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
-from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.policies import LeastWork, PowerOfTwo, RoundRobin, SessionAffinity
 from kvasir_router.placement.prefix_fetching import PrefixFetching
-from kvasir_router.placement.round_robin import RoundRobin
-from kvasir_router.placement.session_affinity import SessionAffinity
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, PrefixMemory
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.service.catalog import ModelCatalog
@@ -32,7 +29,7 @@ from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.migration import Migration
 from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.probe_pace import ProbeLimits, ProbePace
+from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Registry
 from kvasir_router.service.service import Fleet, Service

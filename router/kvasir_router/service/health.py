@@ -21,12 +21,13 @@ from enum import Enum, auto
 import aiohttp
 import msgspec
 
+from kvasir_router.config import PROBE_LIMITS, ProbeLimits
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.service.kv_metrics import parse_kv_metrics
 from kvasir_router.service.ledger import Ledger
 from kvasir_router.service.migration import Migration
-from kvasir_router.service.probe_pace import PROBE_LIMITS, ProbeLimits, ProbePace
+from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.registry import EndpointState, Registry
 
 logger = logging.getLogger(__name__)

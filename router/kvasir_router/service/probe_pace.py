@@ -5,25 +5,9 @@ turn, first come, first served; so intervals stretch where there are more endpoi
 """
 
 import asyncio
-from dataclasses import dataclass
 
 PROBES_PER_SECOND = 200.0
 _BURST_SECONDS = 0.25
-
-
-@dataclass(frozen=True)
-class ProbeLimits:
-    """A busy engine may miss a probe; a refused connection or an answer counts at once."""
-
-    timeout: float = 2.0
-    """Seconds for a probe."""
-    failures: int = 3
-    """Probes without an answer, one after the other, after which an engine gets no new requests."""
-    hung_after: float = 30.0
-    """Seconds without a byte after which an engine that still takes connections is taken for hung."""
-
-
-PROBE_LIMITS = ProbeLimits()
 
 
 class ProbePace:

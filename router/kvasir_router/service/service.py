@@ -13,9 +13,15 @@ from msgspec.structs import replace
 from kvasir_router.admission.admission import Admission
 from kvasir_router.config import PolicyName
 from kvasir_router.endpoints.address import Address
-from kvasir_router.errors import UpstreamBusyError, UpstreamConnectError, UpstreamError, UpstreamLateError
+from kvasir_router.errors import (
+    UpstreamBusyError,
+    UpstreamConnectError,
+    UpstreamDoubtfulError,
+    UpstreamError,
+    UpstreamLateError,
+)
 from kvasir_router.picker import Picker
-from kvasir_router.placement.costs.own_prefill import work_left
+from kvasir_router.placement.costs import work_left
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Placement, decode_leg_on
 from kvasir_router.placement.prefix_fetching import PrefixFetching, Written
@@ -171,7 +177,9 @@ class Service:
         """What an attempt there says of the engine."""
         if error.is_endpoints_fault:
             self.in_flight_limits.answered(url, is_error=True)
-        elif isinstance(error, (UpstreamBusyError, UpstreamLateError)):
+        elif isinstance(error, UpstreamBusyError):
+            self.in_flight_limits.busy(url, error.seconds)
+        elif isinstance(error, (UpstreamDoubtfulError, UpstreamLateError)):
             self.in_flight_limits.busy(url)
         if isinstance(error, UpstreamConnectError):
             self.prober.eject(url)

@@ -17,10 +17,10 @@ from typing import Any
 
 import uvloop
 
+from kvasir_http.connections import ConnectionLimits, Connections
 from kvasir_router.config import RouterConfig
 from kvasir_router.errors import StartupError
 from kvasir_router.listener import listening, reserved, url_of
-from kvasir_router.relay.connections import ConnectionLimits, Connections
 from kvasir_router.relay.http_server import http_server
 from kvasir_router.server import set_up_logging
 from kvasir_router.workers.admin import WorkerAdmins, create_supervisor_app

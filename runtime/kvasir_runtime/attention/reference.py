@@ -6,7 +6,6 @@ It alone reads a quantised cache.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import HeadNorms, LayerCache, StepInputs
@@ -38,7 +37,7 @@ class ReferenceStep:
         return paged_attention_reference(
             query, cache.key, cache.value, inputs.query_starts, inputs.seq_lens,
             inputs.groups[cache.group].block_table, inputs.rows, scale, window, softcap,
-            torch.zeros(query.shape, dtype=query.dtype, device=query.device), cache.key_scale, cache.value_scale,
+            query.new_zeros(*query.shape[:2], cache.value.shape[3]), cache.key_scale, cache.value_scale,
         )  # fmt: skip
 
 

@@ -77,9 +77,10 @@ class CoreChannel:
     def __init__(self, ipc_dir: Path, api_server_count: int, data_rank: int = 0) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._pull = _bind_pull(self._context, core_address(ipc_dir, data_rank))
-        self._pushes = [
-            _connect_push(self._context, api_address(ipc_dir, index, data_rank)) for index in range(api_server_count)
-        ]
+        self._pushes = {
+            index: _connect_push(self._context, api_address(ipc_dir, index, data_rank))
+            for index in range(api_server_count)
+        }
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToCore)
 
@@ -92,17 +93,23 @@ class CoreChannel:
         return _receive_all(self._pull, self._decoder)
 
     def send(self, api_index: int, message: FromCore) -> None:
-        self._pushes[api_index].send(self._encoder.encode(message), zmq.NOBLOCK)
+        if (push := self._pushes.get(api_index)) is not None:
+            push.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def broadcast(self, message: FromCore) -> None:
         payload = self._encoder.encode(message)
-        for push in self._pushes:
+        for push in self._pushes.values():
             push.send(payload, zmq.NOBLOCK)
+
+    def forget(self, api_index: int) -> None:
+        """Send nothing more to an API process that has died, and keep nothing for it."""
+        if (push := self._pushes.pop(api_index, None)) is not None:
+            push.close(linger=0)
 
     def close(self) -> None:
         """Waits up to a second until the other side has taken what was sent."""
         self._pull.close(linger=0)
-        for push in self._pushes:
+        for push in self._pushes.values():
             push.close()
         self._context.term()
 
@@ -126,10 +133,19 @@ class CoreWaker:
 
 def tell_api_processes(ipc_dir: Path, api_server_count: int, data_rank: int, message: FromCore) -> None:
     """For a core that cannot speak any more; takes up to a second until the other side has taken it."""
+    _tell([api_address(ipc_dir, index, data_rank) for index in range(api_server_count)], message)
+
+
+def tell_cores(ipc_dir: Path, num_cores: int, message: ToCore) -> None:
+    """For an API process that cannot speak any more; takes as long."""
+    _tell([core_address(ipc_dir, data_rank) for data_rank in range(num_cores)], message)
+
+
+def _tell(addresses: list[str], message: FromCore | ToCore) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     payload = msgspec.msgpack.encode(message)
-    for index in range(api_server_count):
-        push = _connect_push(context, api_address(ipc_dir, index, data_rank))
+    for address in addresses:
+        push = _connect_push(context, address)
         push.send(payload, zmq.NOBLOCK)
         push.close()
     context.term()

@@ -15,22 +15,32 @@ from typing import Protocol
 import numpy as np
 
 from kvasir_runtime.engine.kv_transfers import KvTransfers
-from kvasir_runtime.engine.messages import Abort, AbortRequests, FromCore, MoveRequests, StepOutputs, ToCore
+from kvasir_runtime.engine.messages import (
+    Abort,
+    AbortRequests,
+    ApiGone,
+    FromCore,
+    MoveRequests,
+    StepOutputs,
+    ToCore,
+)
 from kvasir_runtime.engine.router_feed import RouterFeed
-from kvasir_runtime.engine.step_rates import StepRates
 from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.requests.add_request import AddRequest
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
-from kvasir_runtime.scheduling.step_budget import StepBudget
-from kvasir_runtime.scheduling.update import Outcome
+from kvasir_runtime.scheduling.step_budget import DecayingRate, StepBudget
 
 logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_SECONDS = 0.25
 MAX_FAILED_STEPS_IN_A_ROW = 3
+HALF_LIFE_SECONDS = 5.0
+"""Of work: after so much of it an observation counts half."""
+MIN_PREFILL_TOKENS = 128
+"""In a step, before it says how fast prompts are computed: fewer tell what a step costs whatever is in it."""
 
 
 class Channel(Protocol):
@@ -42,6 +52,9 @@ class Channel(Protocol):
     def send(self, api_index: int, message: FromCore) -> None: ...
 
     def broadcast(self, message: FromCore) -> None: ...
+
+    def forget(self, api_index: int) -> None:
+        """Send nothing more to an API process that has died."""
 
 
 class Clock(Protocol):
@@ -97,6 +110,31 @@ class Moment:
     processor: float
 
 
+class StepRates:
+    """How fast the engine works, over the last seconds in which it did: what an idle hour does not dilute.
+
+    Both figures count what steps took on the clock, planning and other sequences' decodes included.
+    """
+
+    def __init__(self) -> None:
+        self._steps = DecayingRate(HALF_LIFE_SECONDS)
+        self._prefill = DecayingRate(HALF_LIFE_SECONDS)
+
+    @property
+    def steps_per_second(self) -> float:
+        return self._steps.value or 0.0
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """None before a step computed many tokens of prompts."""
+        return self._prefill.value
+
+    def observe_step(self, step: TimedStep) -> None:
+        self._steps.observe(1, step.clock_seconds)
+        if step.num_prompt_tokens >= MIN_PREFILL_TOKENS:
+            self._prefill.observe(step.num_prompt_tokens, step.clock_seconds)
+
+
 class EngineCore:
     def __init__(
         self,
@@ -121,6 +159,8 @@ class EngineCore:
         self._transfers = transfers
         self._clock = clock
         self._is_blocked = False  # nothing can be planned before other engines are done with some pages
+        self._gone: set[int] = set()
+        """API processes that have died; what they sent before may still come in."""
         self._rates = StepRates()
         self._running_steps: deque[RunningStep] = deque()
         self._num_steps = 0
@@ -174,8 +214,15 @@ class EngineCore:
                         self._abort(abort)
                 case MoveRequests() if self._transfers is not None:
                     self._channel.broadcast(self._transfers.moving(message.http_request_id))
+                case ApiGone():
+                    self._gone.add(message.api_index)
+                    self._channel.forget(message.api_index)
+                    for request_id in self._scheduler.requests_of(message.api_index):
+                        self._abort(Abort(request_id))
 
     def _add(self, message: AddRequest) -> None:
+        if message.api_index in self._gone:
+            return
         if self._transfers is not None and message.spec.kv_transfer_params is not None:
             self._transfers.add(message, self._rates.prefill_tokens_per_second)
         else:
@@ -215,8 +262,8 @@ class EngineCore:
         now, before = self._now(), self._last_end
         self._last_end = now
         seconds = clock_seconds = now.clock - before.clock
-        if result.processor_seconds is not None:
-            seconds = now.processor - before.processor + result.processor_seconds
+        if result.times.processor_seconds is not None:
+            seconds = now.processor - before.processor + result.times.processor_seconds
         num_decode_tokens = int(plan.num_new_tokens[: plan.num_decodes].sum())
         num_asked = num_decode_tokens - plan.num_decodes
         step = TimedStep(
@@ -227,9 +274,9 @@ class EngineCore:
             num_proposals=plan.num_proposals,
             seconds=seconds,
             clock_seconds=clock_seconds,
-            proposer_seconds=result.proposer_seconds,
-            is_catching_up=result.is_catching_up,
-            is_warming_up=result.is_warming_up,
+            proposer_seconds=result.times.proposer_seconds,
+            is_catching_up=result.times.is_catching_up,
+            is_warming_up=result.times.is_warming_up,
         )
         self._rates.observe_step(step)
         if self._step_costs is not None:

@@ -167,6 +167,7 @@ def engine_core(
     scheduler = make_scheduler(
         limits,
         policy=config.scheduler.scheduling_policy,
+        preemption_threshold=config.scheduler.priority_preemption_threshold,
         num_blocks=rank.num_blocks,
         block_size=config.cache.block_size,
         groups=rank.layout.groups,

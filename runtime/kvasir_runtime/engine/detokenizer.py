@@ -2,7 +2,8 @@
 
 `TextStream`s turn token ids into text and never give out half a character; `StopStrings` holds back what may yet become
 a stop string; `Detokenizer` joins both for one request. The texts given out add up to what decoding all tokens at once
-gives, and a stream and a whole answer go through the same code, so they are equal.
+gives, but where byte tokens are no valid UTF-8: there the valid bytes before are given out as text. A stream and a
+whole answer go through the same code, so they are equal.
 """
 
 import codecs

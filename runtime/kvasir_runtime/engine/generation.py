@@ -1,19 +1,25 @@
-"""The answer to one HTTP request as it comes: text and tokens of its sequences, until each has its end."""
+"""The answer to one HTTP request as it comes: text and tokens of its sequences, until each has its end.
+
+Text is made and stop strings are found on arrival, however slowly the client reads: a sequence is ended in the core at
+the step that completes its stop string.
+"""
 
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
 
+from kvasir_runtime.engine.detokenizer import Detokenizer
 from kvasir_runtime.errors import KvasirRuntimeError, RequestMovedError
-from kvasir_runtime.requests.outputs import FinishReason, TokenLogprobs
+from kvasir_runtime.requests.outputs import FinishReason, SequenceOutput, TokenLogprobs
 from kvasir_runtime.transfer.params import KvTransferParams
 
 
 class SequenceDelta(msgspec.Struct, kw_only=True):
-    """What has come for one sequence since the last delta, or (without text) what another engine has made of it.
+    """What has come for one sequence since the last delta, or what another engine has made of it.
 
     One is made for each token, and a struct takes a quarter of the time of a dataclass.
     """
@@ -96,7 +102,7 @@ class Generation:
             self._has_news.clear()
             await self._has_news.wait()
         arrived, self._arrived = self._arrived, {}
-        return [joined(deltas) for deltas in arrived.values()]
+        return [deltas[0] if len(deltas) == 1 else joined(deltas) for deltas in arrived.values()]
 
     async def whole(self) -> list[SequenceDelta]:
         """All sequences in the order of their indices, once each has its end. Raises what `fail` was given."""
@@ -121,3 +127,56 @@ class Generation:
         self._error = self._error or error
         self._has_news.set()
         self._has_ended.set()
+
+
+@dataclass(slots=True)
+class ActiveSequence:
+    """One that has not ended."""
+
+    delta_index: int
+    """Among all sequences of its generation, which may be of several requests."""
+    detokenizer: Detokenizer
+    last_token: float | None = None
+    """Monotonic seconds."""
+
+
+@dataclass(slots=True)
+class ActiveRequest:
+    """A request that a core works on."""
+
+    generation: Generation
+    num_prompt_tokens: int
+    arrival: float
+    """Monotonic seconds."""
+    sequences: dict[int, ActiveSequence]
+    """Those that have not ended, by their index in the request."""
+    prefill_tokens: int = 0
+    """Of its prompt, that its core is still expected to compute."""
+    has_begun: bool = False
+    """Whether a token of any sequence has come."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Sent by the core once, shown with the first token of each sequence."""
+
+    def delta(self, sequence: ActiveSequence, output: SequenceOutput) -> SequenceDelta:
+        """What an output brings for one of its sequences."""
+        token_ids, detokenizer = output.new_token_ids, sequence.detokenizer
+        if output.finish_reason is None:
+            new = detokenizer.feed(token_ids)
+        else:
+            new = detokenizer.finish(token_ids, output.stop_token_id)
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        delta = SequenceDelta(
+            index=sequence.delta_index,
+            text=new.text,
+            token_ids=token_ids,
+            logprobs=output.logprobs or [],
+            prompt_logprobs=self.prompt_logprobs if sequence.last_token is None else None,
+            num_cached_tokens=output.num_cached_tokens,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_token_id,
+            kv_transfer_params=output.kv_transfer_params,
+        )
+        if new.stop is not None:
+            delta.token_ids, delta.logprobs = token_ids[: new.num_tokens], delta.logprobs[: new.num_tokens]
+            delta.finish_reason, delta.stop_reason = "stop", new.stop
+        return delta

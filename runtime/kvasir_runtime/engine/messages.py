@@ -30,6 +30,12 @@ class MoveRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Only those that came with it; None: all."""
 
 
+class ApiGone(msgspec.Struct, frozen=True, tag=True):
+    """From the parent of the API processes: one of them has died, and with it whoever waited for its requests."""
+
+    api_index: int
+
+
 class Wake(msgspec.Struct, frozen=True, tag=True):
     """Something has happened beside the channel, in the core's own process; from nobody else."""
 
@@ -73,5 +79,5 @@ class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str
 
 
-ToCore = AddRequest | AbortRequests | MoveRequests | Wake
+ToCore = AddRequest | AbortRequests | MoveRequests | ApiGone | Wake
 FromCore = StepOutputs | EngineReady | RequestsMove | EngineFailed

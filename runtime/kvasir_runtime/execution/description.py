@@ -9,7 +9,7 @@ from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec
 class RankDescription:
     layout: KvLayout
     kv_specs: tuple[KvSpec, ...]
-    """Of this rank's layers, in the order of their places in the layout."""
+    """Of all that this rank's layers keep, in the order of their places in the layout."""
     num_blocks: int
     max_model_len: int
     max_num_batched_tokens: int

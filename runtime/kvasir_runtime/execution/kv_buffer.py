@@ -16,7 +16,7 @@ from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.huge_pages import populate, use_huge_pages
-from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, LayerPlace
+from kvasir_runtime.kv_cache.spec import KvLayout, KvPlace, KvSpec
 
 DEFAULT_CPU_BYTES = 4 * 1024**3
 """Where one sequence does not take more; pages that are never used take no memory."""
@@ -46,18 +46,9 @@ class SequenceLimits:
 
 
 def blocks_of_sequence(layout: KvLayout, num_tokens: int, max_num_batched_tokens: int) -> int:
-    """Most blocks that a sequence of so many tokens holds at once, over all groups.
-
-    A group with a window needs no more than the window and a step's tokens touch, wherever in a block they begin.
-    """
+    """Most blocks that a sequence of so many tokens holds at once, over all groups."""
     num_full = -(-num_tokens // layout.block_size)
-    total = 0
-    for group in layout.groups:
-        if group.window is None:
-            total += num_full
-        else:
-            total += min(num_full, -(-(group.window + max_num_batched_tokens) // layout.block_size) + 1)
-    return total
+    return sum(group.reach.most_blocks(num_full, max_num_batched_tokens, layout.block_size) for group in layout.groups)
 
 
 def num_kv_blocks(cache: CacheConfig, layout: KvLayout, memory: DeviceMemory, limits: SequenceLimits) -> int:
@@ -118,19 +109,21 @@ def copy_blocks(buffer: Tensor, copies: NDArray[np.int32]) -> None:
 
 
 def layer_caches(layout: KvLayout, specs: Sequence[KvSpec], buffer: Tensor) -> list[LayerCache]:
-    """Each layer's views into the buffer."""
+    """Each spec's views into the buffer."""
     return [
         _layer_cache(layout.block_size, spec, place, buffer) for spec, place in zip(specs, layout.places, strict=True)
     ]
 
 
-def _layer_cache(block_size: int, spec: KvSpec, place: LayerPlace, buffer: Tensor) -> LayerCache:
+def _layer_cache(block_size: int, spec: KvSpec, place: KvPlace, buffer: Tensor) -> LayerCache:
     """Scales first, so that they lie on their own multiples, whatever the heads' size; a latent layer has one vector
     for keys and values."""
     sizes = [block_size * spec.num_kv_heads * head_bytes for head_bytes in spec.head_parts]
     parts = torch.split(buffer[:, place.offset_bytes : place.offset_bytes + sum(sizes)], sizes, dim=1)
     heads, dtype = (len(buffer), block_size, spec.num_kv_heads), getattr(torch, spec.dtype)
-    tensors = [part.view(dtype).view(*heads, spec.head_dim) for part in parts[-spec.num_tensors :]]
+    tensors = [
+        part.view(dtype).view(*heads, dim) for part, dim in zip(parts[-spec.num_tensors :], spec.head_dims, strict=True)
+    ]
     scales: list[torch.Tensor | None] = [
         part.view(torch.float32).view(heads) for part in parts[: -spec.num_tensors]
     ] or [None]

@@ -1,7 +1,6 @@
 """A step's results on their way from the device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,34 +8,24 @@ from torch import Tensor
 from kvasir_runtime.execution.step_features import TensorColumns
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.verify_drafts import VerifiedTokens
-from kvasir_runtime.scheduling.step import StepResult
-
-
-@dataclass(frozen=True, slots=True)
-class StepCosts:
-    """As in `StepResult`."""
-
-    processor_seconds: float | None
-    proposer_seconds: float
-    is_catching_up: bool
-    is_warming_up: bool
+from kvasir_runtime.scheduling.step import StepResult, StepTimes
 
 
 class PendingResult:
     """`result` waits for the device; steps may be computed in between."""
 
     def __init__(
-        self, verified: VerifiedTokens, columns: Mapping[str, TensorColumns], costs: StepCosts, transfers: Transfers
+        self, verified: VerifiedTokens, columns: Mapping[str, TensorColumns], times: StepTimes, transfers: Transfers
     ) -> None:
         self._width = verified.width
         self._columns = columns
-        self._costs = costs
+        self._times = times
         of_features = [column for each in columns.values() for column in each.values() if isinstance(column, Tensor)]
         self._download = transfers.download([verified.packed, *of_features])
 
     def result(self) -> StepResult:
         packed, *of_features = self._download.arrays()
-        verified, costs, arrived = VerifiedTokens(torch.from_numpy(packed), self._width), self._costs, iter(of_features)
+        verified, arrived = VerifiedTokens(torch.from_numpy(packed), self._width), iter(of_features)
         return StepResult(
             token_ids=verified.token_ids.numpy(),
             num_accepted=verified.num_accepted.numpy(),
@@ -47,8 +36,5 @@ class PendingResult:
                 }
                 for feature, columns in self._columns.items()
             },
-            processor_seconds=costs.processor_seconds,
-            proposer_seconds=costs.proposer_seconds,
-            is_catching_up=costs.is_catching_up,
-            is_warming_up=costs.is_warming_up,
+            times=self._times,
         )

@@ -3,7 +3,7 @@
 `load_worker` is given another where a step is to be computed in another way: by plain twins, or watched.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import AttentionBackend
 from kvasir_runtime.attention.select import select_backend
 from kvasir_runtime.attention.step_lengths import DecodeBounds
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.captures import CudaGraphCapture, RecordingCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import (
     MOST_RECORDED_REQUESTS,
@@ -23,7 +23,6 @@ from kvasir_runtime.execution.graphs import (
 )
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
 from kvasir_runtime.execution.memory_profile import measure_memory
-from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Ops, cpu_ops
@@ -37,6 +36,8 @@ class GraphSetup:
     """What the graphs of a runner are made for."""
 
     block_tables: Tensor
+    extras: Mapping[str, Tensor]
+    """Of all steps."""
     max_seq_len: int
     max_num_seqs: int
     num_bytes: int
@@ -84,7 +85,9 @@ class Platform:
 
         def capture_of(compute: ComputeStep) -> Capture:
             assert library is not None, "there is memory for recordings only where there are kernels to record"
-            return setup.agreed(RecordingCapture(library, compute, setup.block_tables, setup.max_seq_len, setup.counts))
+            return setup.agreed(
+                RecordingCapture(library, compute, setup.block_tables, setup.max_seq_len, setup.counts, setup.extras)
+            )
 
         return RunnerGraphs(capture_of, sizes, GraphMemory(setup.num_bytes if library else 0), is_exact=True)
 
@@ -98,14 +101,14 @@ class CudaPlatform(Platform):
         return triton_ops()
 
     def step_ops(self) -> StepOps:
-        from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
+        from kvasir_runtime.kernels.ops_triton import triton_step_ops
 
         return triton_step_ops()
 
     def graphs(self, setup: GraphSetup) -> RunnerGraphs:
         def capture_of(compute: ComputeStep) -> Capture:
             what = (compute, setup.block_tables, setup.max_seq_len, setup.counts)
-            return setup.agreed(CudaGraphCapture(*what, self.step_ops().load_inputs))
+            return setup.agreed(CudaGraphCapture(*what, self.step_ops().load_inputs, setup.extras))
 
         return RunnerGraphs(capture_of, graph_sizes(setup.max_num_seqs), GraphMemory(setup.num_bytes))
 

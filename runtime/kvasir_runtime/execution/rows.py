@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvasir_runtime.execution.sampling_rows import Int32Array, SamplingRows
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.prepare_inputs import RowTensors
+from kvasir_runtime.kernels.inputs import RowTensors
 from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend
+from kvasir_runtime.attention.select import check_readable
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
 from kvasir_runtime.execution.description import RankDescription
@@ -21,18 +22,17 @@ from kvasir_runtime.execution.limits import (
     resolve_max_model_len,
     resolve_max_num_batched_tokens,
 )
-from kvasir_runtime.execution.loading_progress import LoadingProgress
 from kvasir_runtime.execution.memory_profile import memory_before_loading
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.platform import Platform, platform_of
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
-from kvasir_runtime.execution.startup_timer import StartupTimer
+from kvasir_runtime.execution.startup import LoadingProgress, StartupTimer
 from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, decode_step, prefill_step, run
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import make_weight
 from kvasir_runtime.kernels.linear_weight import LinearWeight
-from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
+from kvasir_runtime.kv_cache.spec import KvSpec, make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint, stored_bytes
 from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.families import read_options
@@ -106,9 +106,11 @@ def load_worker(
         execution.attention_backend, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts), cache.kv_cache_dtype
     )
     fitted = partial(fitted_max_model_len, cache, is_wanted=model.max_model_len is not None)
-    layout = _expected_layout(options, stage, placement, cache)
+    expected = _expected_specs(options, stage, placement, cache)
+    check_readable(backend.name, expected)
     least_bytes = _least_weight_bytes(Path(model.model), config.dtype, placement.dtype) // place.topology.num_ranks
     memory = memory_before_loading(device, least_bytes, num_sharers)
+    layout = make_layout(expected, cache.block_size)
     limits = replace(limits, max_model_len=groups.least(fitted(layout, memory, limits)))
     with timer.measure("load_weights"):
         with Checkpoint(Path(model.model)) as checkpoint:
@@ -165,11 +167,11 @@ def load_worker(
     return Worker(runner=runner, description=description, prepare_thread=partial(_prepare_thread, device, num_threads))
 
 
-def _expected_layout(options: DecoderOptions, stage: Stage, placement: Placement, cache: CacheConfig) -> KvLayout:
-    """Of the target's layers on this rank, before they are loaded."""
+def _expected_specs(options: DecoderOptions, stage: Stage, placement: Placement, cache: CacheConfig) -> list[KvSpec]:
+    """What the target's layers on this rank will keep, before they are loaded."""
     layers = [options.layers[i] for i in stage.layers(options.num_layers)]
-    specs = [own_heads(layer.attention, placement.tensor).kv_spec(placement.dtype) for layer in layers]
-    return make_layout([spec.as_cached(cache.kv_cache_dtype) for spec in specs], cache.block_size)
+    specs = [s for each in layers for s in own_heads(each.attention, placement.tensor).kv_specs(placement.dtype)]
+    return [spec.as_cached(cache.kv_cache_dtype) for spec in specs]
 
 
 def _least_weight_bytes(folder: Path, stored: str | None, dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""The engine's numeric kernels: one module a kernel, each fast version beside its plain torch twin.
+"""The engine's numeric kernels: each fast version beside its plain torch twin.
 
 `ops.py` gathers one implementation of every kernel for the decoder; nothing here knows about requests or models.
 """

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.expert_groups import ExpertGroups
+from kvasir_runtime.kernels.experts import ExpertGroups
 from kvasir_runtime.kernels.linear import PATHS
 from kvasir_runtime.kernels.linear_choice import measured_choice
 from kvasir_runtime.kernels.linear_weight import (

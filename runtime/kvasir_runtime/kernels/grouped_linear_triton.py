@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvasir_runtime.kernels.expert_groups import ExpertGroups
+from kvasir_runtime.kernels.experts import ExpertGroups
 
 
 @dataclass(frozen=True, slots=True)

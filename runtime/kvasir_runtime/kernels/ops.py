@@ -4,10 +4,10 @@ The decoder calls these by name and never asks which implementation it holds. At
 happens to its inputs, and linear layers, grouped ones too, are apart.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from kvasir_runtime.kernels.activation import (
     cpu_gelu_tanh_and_mul,
@@ -16,9 +16,16 @@ from kvasir_runtime.kernels.activation import (
     silu_and_mul_reference,
 )
 from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
-from kvasir_runtime.kernels.combine_experts import combine_experts_reference, cpu_combine_experts
-from kvasir_runtime.kernels.expert_groups import ExpertGroups, cpu_group_by_expert, group_by_expert_reference
-from kvasir_runtime.kernels.expert_routing import Routing, cpu_route, route_reference
+from kvasir_runtime.kernels.experts import (
+    ExpertGroups,
+    Routing,
+    combine_experts_reference,
+    cpu_combine_experts,
+    cpu_group_by_expert,
+    cpu_route,
+    group_by_expert_reference,
+    route_reference,
+)
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.rms_norm import (
     add_rms_norm_reference,
@@ -27,35 +34,13 @@ from kvasir_runtime.kernels.rms_norm import (
     rms_norm_reference,
 )
 
-
-class RmsNorm(Protocol):
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor: ...
-
-
-class AddRmsNorm(Protocol):
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, /
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-class GatedActivation(Protocol):
-    def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor: ...
-
-
-class Argmax(Protocol):
-    def __call__(self, logits: torch.Tensor, /) -> torch.Tensor: ...
-
-
-class Route(Protocol):
-    def __call__(self, logits: torch.Tensor, top_k: int, renormalises: bool, /) -> Routing: ...
-
-
-class GroupByExpert(Protocol):
-    def __call__(self, experts: torch.Tensor, local: range, /) -> ExpertGroups: ...
-
-
-class CombineExperts(Protocol):
-    def __call__(self, outputs: torch.Tensor, routing: Routing, local: range, /) -> torch.Tensor: ...
+RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
+AddRmsNorm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+GatedActivation = Callable[[Tensor], Tensor]
+Argmax = Callable[[Tensor], Tensor]
+Route = Callable[[Tensor, int, bool], Routing]
+GroupByExpert = Callable[[Tensor, range], ExpertGroups]
+CombineExperts = Callable[[Tensor, Routing, range], Tensor]
 
 
 @dataclass(frozen=True)

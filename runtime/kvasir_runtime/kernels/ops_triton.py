@@ -1,12 +1,16 @@
-"""The decoder's small kernels for GPUs; apart from `ops`, since importing Triton takes a second that CPUs can save."""
+"""All small kernels for GPUs; apart from `ops` and `step_ops`, since importing Triton takes a second that CPUs save."""
 
 from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, triton_silu_and_mul
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
-from kvasir_runtime.kernels.combine_experts_triton import triton_combine_experts
-from kvasir_runtime.kernels.expert_groups_triton import triton_group_by_expert
-from kvasir_runtime.kernels.expert_routing_triton import triton_route
+from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
+from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
+from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
+from kvasir_runtime.kernels.step_ops import StepOps
+from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
+from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 
 def triton_ops() -> Ops:
@@ -20,4 +24,19 @@ def triton_ops() -> Ops:
         route=triton_route,
         group_by_expert=triton_group_by_expert,
         combine_experts=triton_combine_experts,
+    )
+
+
+def triton_step_ops() -> StepOps:
+    """Our Triton kernels, for one stream: steps run one at a time."""
+    return StepOps(
+        prepare_inputs=triton_prepare_inputs,
+        load_inputs=triton_load_inputs,
+        argmax=triton_argmax,
+        uniform=triton_uniform,
+        least_likely_kept=TritonLeastLikelyKept(),
+        look_up=TritonLookUp(),
+        sample=None,
+        verify_drafts=triton_verify_drafts,
+        verify_most_likely=TritonVerifyMostLikely(),
     )

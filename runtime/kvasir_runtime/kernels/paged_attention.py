@@ -30,8 +30,8 @@ def paged_attention_reference(
     key_scale: torch.Tensor | None = None,
     value_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Fill out [T, Hq, D] for query [T, Hq, D] and caches [num_blocks, block_size, Hk, D], of which quantised ones have
-    scales [num_blocks, block_size, Hk]; float32 inside.
+    """Fill out [T, Hq, Dv] for query [T, Hq, D] and caches [num_blocks, block_size, Hk, D or Dv], of which quantised
+    ones have scales [num_blocks, block_size, Hk]; float32 inside.
 
     Request i reads row `rows[i]` of block_table. Neither table entries nor keys that no query of it sees are read.
     """

@@ -1,5 +1,10 @@
 """What happens to query, key and value between their projection and attention, as one kernel: each head's norm where
-the architecture has one, the rotary embedding, and the write into the paged cache.
+the architecture has one, the rotary embedding (Su et al. 2021; the half-split style of GPT-NeoX), and the write into
+the paged cache.
+
+The first `rotary_dim` numbers of each head turn; the rest pass through. A slot is block * block_size + offset; -1
+writes nothing. A quantised cache holds each head's numbers as codes of one byte, which its scale turns back: code *
+scale.
 """
 
 from collections.abc import Callable
@@ -9,8 +14,6 @@ import torch
 
 from kvasir_runtime.kernels.native import DTYPE_CODES, warn_of_twin
 from kvasir_runtime.kernels.rms_norm import rms_norm_reference
-from kvasir_runtime.kernels.rotary import rotary_reference
-from kvasir_runtime.kernels.write_kv import write_kv_reference
 
 
 def rotate_and_write_reference(
@@ -100,3 +103,56 @@ def _words(query: torch.Tensor, key_cache: torch.Tensor, weight: torch.Tensor) -
         f"the query is {query.dtype} with strides {query.stride()}, the cache {key_cache.dtype} with strides "
         f"{key_cache.stride()}, the norm's weight {weight.dtype}"
     )
+
+
+def rotary_reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+) -> None:
+    """Turn query [T, Hq, D] and key [T, Hk, D] in place by their positions int64 [T].
+
+    cos and sin are float32 [max_position, R], the second half of the columns equal to the first: number i of a head
+    turns with number i + R / 2 by the angle of column i.
+    """
+    half = cos.shape[-1] // 2
+    turn_cos = cos[positions, :half].unsqueeze(1)  # [T, 1, R / 2]
+    turn_sin = sin[positions, :half].unsqueeze(1)
+    for heads in (query, key):
+        first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
+        turned = (first * turn_cos - second * turn_sin, second * turn_cos + first * turn_sin)
+        heads[..., :half], heads[..., half : 2 * half] = turned[0].to(heads.dtype), turned[1].to(heads.dtype)
+
+
+def write_kv_reference(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+) -> None:
+    """Store key and value [T, Hk, D] at slots int64 [T] of the caches [num_blocks, block_size, Hk, D], any strides;
+    of quantised ones with scales float32 [num_blocks, block_size, Hk]."""
+    block_size = key_cache.shape[1]
+    kept = slots >= 0
+    blocks = slots[kept] // block_size
+    offsets = slots[kept] % block_size
+    for numbers, cache, scale in ((key[kept], key_cache, key_scale), (value[kept], value_cache, value_scale)):
+        if scale is None:
+            cache[blocks, offsets] = numbers.to(cache.dtype)
+        else:
+            cache[blocks, offsets], scale[blocks, offsets] = quantise(numbers, cache.dtype)
+
+
+def quantise(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [..., D] of numbers [..., D], and scales float32 [...]: the largest of D becomes the type's largest."""
+    largest = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    wide = numbers.float()
+    scale = wide.abs().amax(-1) / largest
+    codes = wide / torch.where(scale > 0, scale, 1.0)[..., None]
+    codes = codes.clamp(-largest, largest)  # a scale too small to be exact
+    return (codes if dtype.is_floating_point else codes.round()).to(dtype), scale

@@ -4,12 +4,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
-from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs import (
+    LoadInputs,
+    PrepareInputs,
+    cpu_prepare_inputs,
+    load_inputs_reference,
+    prepare_inputs_reference,
+)
 from kvasir_runtime.kernels.look_up import LookUp, look_up_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Argmax
 from kvasir_runtime.kernels.philox import Uniform, uniform_reference
-from kvasir_runtime.kernels.prepare_inputs import PrepareInputs, cpu_prepare_inputs, prepare_inputs_reference
 from kvasir_runtime.kernels.sample import Sample, cpu_sample
 from kvasir_runtime.kernels.top_k_top_p import LeastLikelyKept, least_likely_kept_reference
 from kvasir_runtime.kernels.verify_drafts import (

@@ -149,5 +149,5 @@ def reported_group(groups: Sequence[KvGroup]) -> int:
     """The last of those that keep all tokens, else the last: what a router compares is whole prefixes, and of blocks
     released together the last group's are reused first, so what is reported as there is lost no later than the rest.
     """
-    full = [index for index, group in enumerate(groups) if group.window is None]
+    full = [index for index, group in enumerate(groups) if group.reach.is_full]
     return full[-1] if full else len(groups) - 1

@@ -1,10 +1,11 @@
-"""What the scheduler asks of the KV cache: find a prefix, give a sequence blocks, share them between forks, let go.
+"""What the scheduler asks of the KV cache: find a prefix, give a sequence blocks, share them between forks, free them.
 
-One pool serves all KV groups, since their pages are equally large. Only full blocks are findable. A group with a window
-needs only the blocks that its next token sees, so a prefix is found where every full group has all of its blocks and
-every window group the last few.
+One pool serves all KV groups, since their pages are equally large. Only full blocks are findable. A group of
+another reach than full needs only the blocks that its next token sees, so a prefix is found where every full group has
+all of its blocks and every other group the last few.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 from kvasir_runtime.kv_cache.block_pool import Block, BlockPool, ContentKey
 from kvasir_runtime.kv_cache.events import AnnouncedBlock, KvEventLog
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks, Tokens
-from kvasir_runtime.kv_cache.spec import KvGroup, num_tokens_in
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach, num_tokens_in
 
 TableWrite = tuple[int, int, int]
 """KV group, index in the sequence's table of that group, block id."""
@@ -49,28 +50,29 @@ class KvCache:
         self.block_size = block_size
         self.num_queries = 0
         self.num_hits = 0
-        self._windows = tuple(group.window for group in groups)
-        self._window_groups = [(index, group.window) for index, group in enumerate(groups) if group.window is not None]
+        self._reaches = tuple(group.reach for group in groups)
+        self._short = [(group, reach) for group, reach in enumerate(self._reaches) if not reach.is_full]
+        """Groups of which a token does not see all before it."""
         self._is_caching = enable_prefix_caching
         self._event_log = event_log
 
     @property
     def num_groups(self) -> int:
-        return len(self._windows)
+        return len(self._reaches)
 
     @property
     def num_used_tokens(self) -> int:
         """That the blocks in use have room for."""
-        return num_tokens_in(self.pool.num_used, self.block_size, len(self._windows))
+        return num_tokens_in(self.pool.num_used, self.block_size, len(self._reaches))
 
     @property
     def num_tokens(self) -> int:
         """That all blocks have room for."""
-        return num_tokens_in(self.pool.num_blocks, self.block_size, len(self._windows))
+        return num_tokens_in(self.pool.num_blocks, self.block_size, len(self._reaches))
 
     def empty(self, extra_keys: tuple[bytes, ...] = ()) -> SequenceBlocks:
         """Tables of a sequence that holds nothing yet."""
-        return SequenceBlocks(self.block_size, tuple([] for _ in self._windows), [0] * len(self._windows), extra_keys)
+        return SequenceBlocks(self.block_size, tuple([] for _ in self._reaches), [0] * len(self._reaches), extra_keys)
 
     def match(self, token_ids: Tokens, blocks: SequenceBlocks) -> Prefix:
         """The longest cached beginning.
@@ -79,8 +81,8 @@ class KvCache:
         """
         num_blocks = self._num_cached(token_ids, blocks, self._num_to_look_up(token_ids))
         tables = tuple(
-            self._found(token_ids, blocks, group, self._first_seen(window, num_blocks * self.block_size), num_blocks)
-            for group, window in enumerate(self._windows)
+            self._found(token_ids, blocks, group, self._first_seen(reach, num_blocks * self.block_size), num_blocks)
+            for group, reach in enumerate(self._reaches)
         )
         return Prefix(num_blocks * self.block_size, tables)
 
@@ -93,28 +95,34 @@ class KvCache:
     def num_written(self, hashes: Sequence[bytes]) -> int:
         """The same of what no step under way has yet to write."""
         for index, block_hash in enumerate(hashes):
-            found = [self.pool.find((group, block_hash)) for group in range(len(self._windows))]
+            found = [self.pool.find((group, block_hash)) for group in range(len(self._reaches))]
             if any(block is not None and block.num_writers for block in found):
                 return self.num_cached(hashes[:index])
         return self.num_cached(hashes)
 
     def no_prefix(self) -> Prefix:
-        return Prefix(0, tuple([] for _ in self._windows))
+        return Prefix(0, tuple([] for _ in self._reaches))
 
     def num_pages_to_admit(self, prefix: Prefix, num_tokens: int, most_at_once: int) -> int:
         """Free pages to have before a sequence of `num_tokens` tokens is begun, computed `most_at_once` at a time.
 
-        Window groups give blocks back while they go on, so they never hold more than a window and a step's tokens,
-        cached blocks included.
+        Groups that are not full give blocks back while they go on, so they never hold more than their reach and a
+        step's tokens, cached blocks included.
         """
         num_new = -(-num_tokens // self.block_size) - prefix.num_tokens // self.block_size
         total = 0
-        for window, found in zip(self._windows, prefix.tables, strict=True):
+        for reach, found in zip(self._reaches, prefix.tables, strict=True):
             num_pages = num_new + sum(block is not None and block.num_references == 0 for block in found)
-            if window is not None:
-                num_pages = min(num_pages, -(-(window + most_at_once) // self.block_size) + 1)
-            total += num_pages
+            total += reach.most_blocks(num_pages, most_at_once, self.block_size)
         return total
+
+    def num_freed(self, holders: Iterable[SequenceBlocks], prefix: Prefix) -> int:
+        """Pages that come free when all of these sequences give up their blocks, but for those of the prefix, which
+        whoever finds it takes."""
+        held = Counter(block for blocks in holders for table in blocks.tables for block in table if block is not None)
+        for block in prefix.blocks:
+            held.pop(block, None)
+        return sum(block.num_references == number for block, number in held.items())
 
     def adopt(self, blocks: SequenceBlocks, prefix: Prefix, num_queries: int) -> list[TableWrite]:
         """Begin an empty sequence with a cached prefix, after `num_queries` tokens were looked up (0: do not count)."""
@@ -134,12 +142,12 @@ class KvCache:
 
     def num_pages(self, blocks: SequenceBlocks, num_tokens: int) -> int:
         """Pages to allocate before `num_tokens` tokens fit."""
-        return blocks.num_missing(num_tokens) * len(self._windows)
+        return blocks.num_missing(num_tokens) * len(self._reaches)
 
     def grow(self, blocks: SequenceBlocks, num_tokens: int) -> list[TableWrite] | None:
         """Make `num_tokens` tokens fit; None, and nothing has changed, where not so many pages are free."""
         first, num_missing = len(blocks.tables[0]), blocks.num_missing(num_tokens)
-        if num_missing * len(self._windows) > self.pool.num_free:
+        if num_missing * len(self._reaches) > self.pool.num_free:
             return None
         writes: list[TableWrite] = []
         for index in range(first, first + num_missing):
@@ -202,7 +210,7 @@ class KvCache:
     def groups_seeing(self, index: int, num_blocks: int) -> list[int]:
         """KV groups of which block `index` is seen by the token behind the first `num_blocks` blocks."""
         num_tokens = num_blocks * self.block_size
-        return [group for group, window in enumerate(self._windows) if index >= self._first_seen(window, num_tokens)]
+        return [group for group, reach in enumerate(self._reaches) if index >= self._first_seen(reach, num_tokens)]
 
     def hashes_to_look_up(self, token_ids: Tokens, blocks: SequenceBlocks) -> list[bytes]:
         """Of all full blocks that `match` may find."""
@@ -212,10 +220,10 @@ class KvCache:
         return blocks.hashes[:num_blocks]
 
     def free_behind(self, blocks: SequenceBlocks, num_tokens: int) -> None:
-        """Let go of blocks that no token from position `num_tokens` on can see."""
-        for group, window in self._window_groups:
+        """Release blocks that no token from position `num_tokens` on can see."""
+        for group, reach in self._short:
             table, first = blocks.tables[group], blocks.num_passed[group]
-            last = min(self._first_seen(window, num_tokens), len(table))
+            last = min(self._first_seen(reach, num_tokens), len(table))
             if first < last:
                 self.pool.release([block for block in table[first:last] if block is not None])
                 table[first:last] = [None] * (last - first)
@@ -247,7 +255,7 @@ class KvCache:
         return child, writes, copies
 
     def fork_pages(self, num_tokens: int) -> int:
-        return len(self._windows) if num_tokens % self.block_size else 0
+        return len(self._reaches) if num_tokens % self.block_size else 0
 
     def release(self, blocks: SequenceBlocks) -> None:
         self.pool.release(blocks.take_all())
@@ -295,10 +303,10 @@ class KvCache:
 
     def _num_cached(self, token_ids: Tokens, blocks: SequenceBlocks, most: int) -> int:
         """Length of the longest beginning of which every group has what the next token sees."""
-        for group, window in enumerate(self._windows):
-            if window is None:
+        for group, reach in enumerate(self._reaches):
+            if reach.is_full:
                 most = self._num_found(token_ids, blocks, group, most)
-        return self._shrink_to_windows(token_ids, blocks, most)
+        return self._shrink_to_seen(token_ids, blocks, most)
 
     def _num_found(self, token_ids: Tokens, blocks: SequenceBlocks, group: int, most: int) -> int:
         """Length of the group's chain of findable blocks."""
@@ -307,13 +315,13 @@ class KvCache:
                 return index
         return most
 
-    def _shrink_to_windows(self, token_ids: Tokens, blocks: SequenceBlocks, num_blocks: int) -> int:
-        """The most blocks, up to `num_blocks`, for which every window group has what the next token sees."""
+    def _shrink_to_seen(self, token_ids: Tokens, blocks: SequenceBlocks, num_blocks: int) -> int:
+        """The most blocks, up to `num_blocks`, for which every group has what the next token sees."""
         settled = False
         while num_blocks and not settled:
             settled = True
-            for group, window in self._window_groups:
-                first = self._first_seen(window, num_blocks * self.block_size)
+            for group, reach in self._short:
+                first = self._first_seen(reach, num_blocks * self.block_size)
                 missing = self._last_missing(token_ids, blocks, group, first, num_blocks)
                 if missing is not None:
                     num_blocks, settled = missing, False  # any length above needs the missing block
@@ -333,6 +341,6 @@ class KvCache:
         ]
         return [None] * first + seen
 
-    def _first_seen(self, window: int | None, num_tokens: int) -> int:
-        """Index of the first block that the token at position `num_tokens` sees."""
-        return 0 if window is None else max(0, num_tokens - window + 1) // self.block_size
+    def _first_seen(self, reach: Reach, position: int) -> int:
+        """Index of the first block that the token at this position sees."""
+        return reach.first_seen(position) // self.block_size

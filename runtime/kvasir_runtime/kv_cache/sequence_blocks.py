@@ -1,7 +1,7 @@
 """The blocks that one sequence holds, a table for each KV group, and the hashes of its full blocks as far as known.
 
 All tables count blocks alike: entry i of every table holds tokens [i * block_size, (i + 1) * block_size). An entry is
-None where its block lies behind the group's window.
+None where its block lies behind what the group's tokens see.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class SequenceBlocks:
     block_size: int
     tables: tuple[list[Block | None], ...]
     num_passed: list[int]
-    """Of each group: entries at the beginning that are behind the window."""
+    """Of each group: entries at the beginning that are behind what is seen."""
     extra_keys: tuple[bytes, ...] = ()
     """Part of the first block's hash: prefixes are shared only under equal keys."""
     num_offered: int = 0

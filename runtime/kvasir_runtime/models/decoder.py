@@ -60,8 +60,8 @@ class Decoder:
     ) -> DecoderOutput:
         """Hidden states of the tokens whose logits are wanted, `kept_tokens` int64 [num_kept]; None keeps all.
 
-        `caches` holds one entry a layer; the step's keys and values are stored in them. For each of `captured_layers`
-        the residual stream that enters this layer is copied out, of all tokens.
+        `caches` holds one entry for each of `kv_specs`; the step's keys and values are stored in them. For each of
+        `captured_layers` the residual stream that enters this layer is copied out, of all tokens.
         """
         assert self.norm is not None, "hidden states leave the last stage only"
         left = self.states(token_ids, attention, caches, kept_tokens, captured_layers, entering)
@@ -84,12 +84,12 @@ class Decoder:
         before = (layer for layer in captured_layers if layer < self.first_layer)
         captured = dict(zip(before, entering.captured, strict=True))
         last = self.first_layer + len(self.layers) - 1
-        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True), start=self.first_layer):
+        for index, layer in enumerate(self.layers, start=self.first_layer):
             if index in captured_layers:
                 captured[index] = residual_stream(delta, residual)
             # Past the last attention only the kept tokens matter: a prefill saves most of that layer.
             kept = kept_tokens if index == last else None
-            delta, residual = layer(delta, residual, attention, cache, kept)
+            delta, residual = layer(delta, residual, attention, caches, kept)
         return HiddenStates(delta, residual, tuple(captured[layer] for layer in captured_layers if layer in captured))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -100,5 +100,5 @@ class Decoder:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def kv_specs(self, dtype: torch.dtype) -> tuple[KvSpec, ...]:
-        """What each of its layers keeps of a token in a KV cache of type `dtype`."""
-        return tuple(layer.attention.kv_spec(dtype) for layer in self.layers)
+        """What its layers keep of a token in a KV cache of type `dtype`, layer by layer."""
+        return tuple(spec for layer in self.layers for spec in layer.attention.kv_specs(dtype))

@@ -28,13 +28,15 @@ _MLP: Mapping[type[MlpOptions], Callable[..., Callable[[Tensor], Tensor]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayerLoader:
     """The layers of a decoder, or the one layer of a draft head: prefixes and names are whatever its checkpoint has."""
 
     modules: ModuleLoader
     names: LayerNames
     hidden_size: int
+    _num_caches: int = 0
+    """Of the layers loaded so far."""
 
     def layer(self, prefix: str, options: LayerOptions) -> DecoderLayer:
         """The layer whose modules begin with `prefix`. Raises CheckpointError, ModelLoadError."""
@@ -48,10 +50,13 @@ class LayerLoader:
         )
 
     def attention(self, prefix: str, options: AttentionOptions, in_features: int | None = None) -> Attention:
-        """`in_features`: size of the inputs where it is not the hidden size (EAGLE-3 joins two streams)."""
+        """`in_features`: size of the inputs where it is not the hidden size (EAGLE-3 joins two streams). Its caches
+        come behind those of the layers loaded before."""
         load = _ATTENTION[type(options)]
         size = self.hidden_size if in_features is None else in_features
-        return load(self.modules, prefix, self.names, options, self.hidden_size, size)
+        attention = load(self.modules, prefix, self.names, options, self.hidden_size, size, self._num_caches)
+        self._num_caches += len(attention.kv_specs(self.modules.placement.dtype))
+        return attention
 
     def mlp(self, prefix: str, options: MlpOptions) -> Callable[[Tensor], Tensor]:
         return _MLP[type(options)](self.modules, prefix, self.names, options, self.hidden_size)

@@ -3,7 +3,7 @@
 The residual stream travels apart from the sublayers' outputs (`delta`), so that adding and normalising are one kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,11 +37,12 @@ class Attention(Protocol):
     @property
     def output(self) -> Callable[[Tensor], Tensor]: ...
 
-    def kv_spec(self, dtype: torch.dtype) -> KvSpec:
-        """What this rank keeps of each token in a KV cache of type `dtype`."""
+    def kv_specs(self, dtype: torch.dtype) -> tuple[KvSpec, ...]:
+        """What this rank keeps of each token in a KV cache of type `dtype`; nothing where another layer's is read."""
 
-    def __call__(self, hidden: Tensor, step: AttentionStep, cache: LayerCache, /) -> Tensor:
-        """The input of `output`, of all tokens; their keys and values are stored in the cache."""
+    def __call__(self, hidden: Tensor, step: AttentionStep, caches: Sequence[LayerCache], /) -> Tensor:
+        """The input of `output`, of all tokens; what is kept of them is stored. The caches are those of all layers of
+        the rank, spec by spec: a layer knows which it has to do with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +61,12 @@ class DecoderLayer:
         delta: Tensor,
         residual: Tensor | None,
         step: AttentionStep,
-        cache: LayerCache,
+        caches: Sequence[LayerCache],
         kept_tokens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(delta, residual) after the layer. With `kept_tokens` int64 [num_kept], only those go on after attention."""
         normed, residual = enter(self.before_attention, delta, residual)
-        attended = self.attention(normed, step, cache)
+        attended = self.attention(normed, step, caches)
         if kept_tokens is not None:
             attended, residual = attended[kept_tokens], residual[kept_tokens]
         delta = _leave(self.after_attention, self.attention.output(attended))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from kvasir_runtime.kv_cache.spec import KvSpec
+from kvasir_runtime.kv_cache.spec import FULL, KvSpec, Reach
 from kvasir_runtime.models.rope import RopeOptions
 
 QueryKeyNorm = Literal["per_head", "full_width"]
@@ -51,17 +51,18 @@ class GroupedQueryOptions:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
-    def kv_spec(self, dtype: torch.dtype) -> KvSpec:
+    def kv_specs(self, dtype: torch.dtype) -> tuple[KvSpec, ...]:
         """What the layer keeps of each token in a KV cache of type `dtype`."""
-        return KvSpec(
-            kind="full" if self.window is None else "window",
+        spec = KvSpec(
             num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            key_dim=self.head_dim,
+            value_dim=self.head_dim,
             dtype=str(dtype).removeprefix("torch."),
             itemsize=dtype.itemsize,
-            window=self.window,
+            reach=FULL if self.window is None else Reach.window(self.window),
             num_copies=self.kv_copies,
         )
+        return (spec,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

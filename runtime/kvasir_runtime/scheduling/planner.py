@@ -6,12 +6,14 @@ highest rank is preempted; a step that preempted admits nobody. A chunk of a pro
 
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import chain, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.kv_cache import Prefix
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.running_rows import PendingUpdates, where
@@ -118,6 +120,7 @@ class Planner:
         """The next step; what it computes counts as planned from now on."""
         draft = StepDraft.empty(self._limits.max_num_batched_tokens)
         self._sequences.fork_ready()
+        self._preempt_for_first()
         num_running = len(self._sequences.running)
         rows = self._decoding_rows()[: draft.budget]
         depths = self._depths(rows)
@@ -253,6 +256,37 @@ class Planner:
         draft.keep_decodes(self._rows.capacity[draft.decode_rows] > 0)
         assert all(self._rows.capacity[draft.chunk_rows] > 0)
 
+    def _preempt_for_first(self) -> None:
+        """Where the sequence that comes first lacks a row or pages, preempt running ones that the policy lets it, and
+        only where that makes room for it. They wait behind it, so none takes its place back."""
+        first, running = self._sequences.waiting.peek(), self._sequences.running
+        if first is None or not running or not self._sequences.waiting.may_preempt(first, running[-1]):
+            return
+        victims = list(takewhile(partial(self._sequences.waiting.may_preempt, first), reversed(running)))
+        if not self._can_make_room(first, victims):
+            return
+        for victim in victims:
+            if not self._lacks_room(first):
+                return
+            if victim.status is Status.RUNNING:  # a group is preempted as one
+                self._sequences.preempt(victim)
+
+    def _can_make_room(self, first: Sequence, victims: list[Sequence]) -> bool:
+        prefix, num_pages = self._prefix_of(first)
+        if first.request.num_rows > self._rows.num_free + len(victims):
+            return False
+        return num_pages <= self._kv.pool.num_free + self._kv.num_freed((each.blocks for each in victims), prefix)
+
+    def _lacks_room(self, first: Sequence) -> bool:
+        return first.request.num_rows > self._rows.num_free or self._prefix_of(first)[1] > self._kv.pool.num_free
+
+    def _prefix_of(self, sequence: Sequence) -> tuple[Prefix, int]:
+        """What is cached of a sequence that waits, and the pages that must be free before it is admitted."""
+        kv, token_ids = self._kv, sequence.token_ids
+        lacks_scores = sequence.request.lacks_prompt_logprobs
+        prefix = kv.no_prefix() if lacks_scores else kv.match(token_ids, sequence.blocks)
+        return prefix, kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
+
     def _admit_waiting(self, draft: StepDraft) -> None:
         while draft.budget and self._rows.num_free:
             sequence = self._sequences.waiting.peek()
@@ -276,11 +310,10 @@ class Planner:
         request, kv, token_ids = sequence.request, self._kv, sequence.token_ids
         if request.num_rows > self._rows.num_free:
             return False
-        prefix = kv.no_prefix() if request.lacks_prompt_logprobs else kv.match(token_ids, sequence.blocks)
+        prefix, num_pages = self._prefix_of(sequence)
         num_new = sequence.num_to_compute(len(token_ids)) - prefix.num_tokens
         if num_new > draft.budget and not self._limits.enable_chunked_prefill:
             return False
-        num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
         while num_pages > kv.pool.num_free and self._sequences.give_up_one_kept(keep=request.request_id):
             num_pages = kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
         if num_pages > kv.pool.num_free and not self._sequences.running and self._sequences.give_up_one_kept():

@@ -20,14 +20,18 @@ class WaitingQueue(Protocol):
     """Sequences that hold no blocks yet."""
 
     def arrive(self, request: Request) -> int:
-        """Told of every request before its sequences are pushed; the number of its tenant, for `served`."""
+        """Count a request in, before its sequences are pushed; the number of its tenant, for `served`."""
 
     def leave(self, request: Request) -> None:
-        """Told of every request that has ended."""
+        """Count a request out that has ended."""
 
     def rank(self, request: Request, number: int, index: int) -> Rank:
         """Of sequence `index` of the request that came as the `number`-th. Lower runs first, the highest is preempted
         first."""
+
+    def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether the one that waits may take the row and blocks of the one that runs. Only where its rank is lower, so
+        that the other one does not come back before it."""
 
     def push(self, sequence: Sequence) -> None: ...
 
@@ -37,7 +41,7 @@ class WaitingQueue(Protocol):
     def remove(self, sequence: Sequence) -> None: ...
 
     def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
-        """Told of every step: tokens that each of its sequences, of tenants by number, gets computed."""
+        """Count what a step computes: so many tokens for each of its sequences, of tenants by number."""
 
     def __len__(self) -> int: ...
 
@@ -46,8 +50,10 @@ class OrderedQueue:
     """A heap by rank. Removed entries are skipped when they surface, and thrown out when they are more than the others:
     behind those that keep coming they would never surface."""
 
-    def __init__(self, *, by_priority: bool) -> None:
+    def __init__(self, *, by_priority: bool, preemption_threshold: int = 0) -> None:
+        """`preemption_threshold`: by how much better a priority preempts; 0: none does."""
         self._by_priority = by_priority
+        self._preemption_threshold = preemption_threshold
         self._heap: list[tuple[Rank, int, Sequence]] = []
         self._tickets: dict[Sequence, int] = {}
         self._next_ticket = itertools.count()
@@ -61,6 +67,10 @@ class OrderedQueue:
     def rank(self, request: Request, number: int, index: int) -> Rank:
         arrival = (request.arrival_time, number, index)
         return (request.spec.priority, *arrival) if self._by_priority else arrival
+
+    def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
+        lead = running.request.spec.priority - waiting.request.spec.priority
+        return self._by_priority and lead >= self._preemption_threshold > 0
 
     def push(self, sequence: Sequence) -> None:
         ticket = self._tickets[sequence] = next(self._next_ticket)
@@ -122,6 +132,10 @@ class FairQueue:
     def rank(self, request: Request, number: int, index: int) -> Rank:
         return (request.arrival_time, number, index)
 
+    def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
+        """Counters of tenants pass each other every few steps: they would preempt one another in turn."""
+        return False
+
     def push(self, sequence: Sequence) -> None:
         self._queues.setdefault(sequence.request.spec.tenant, OrderedQueue(by_priority=False)).push(sequence)
         self._num_waiting += 1
@@ -165,8 +179,8 @@ class FairQueue:
         return self._numbers[tenant]
 
 
-class MeasuredQueue:
-    """Any queue's order, with the sum of the tokens that are to be computed for those in it: what a router asks first.
+class UncachedTokens:
+    """How many tokens are to be computed for those that wait: what a router asks first.
 
     Each sequence is measured once, when it begins to wait: its tokens less those that are cached by then, or that
     another one which waits already will have computed. So a burst with one new system prompt counts that once. The
@@ -175,44 +189,23 @@ class MeasuredQueue:
     waits.
     """
 
-    def __init__(self, queue: WaitingQueue, kv: KvCache) -> None:
-        self._queue = queue
+    def __init__(self, kv: KvCache) -> None:
         self._kv = kv
         self._to_compute: dict[Sequence, tuple[int, list[bytes]]] = {}
         """Tokens of each that waits, and the blocks that it is the first to need."""
         self._promised: set[bytes] = set()
         """All of those blocks."""
-        self.num_uncached_tokens = 0
+        self.num_tokens = 0
 
-    def arrive(self, request: Request) -> int:
-        return self._queue.arrive(request)
-
-    def leave(self, request: Request) -> None:
-        self._queue.leave(request)
-
-    def rank(self, request: Request, number: int, index: int) -> Rank:
-        return self._queue.rank(request, number, index)
-
-    def push(self, sequence: Sequence) -> None:
-        self._queue.push(sequence)
+    def add(self, sequence: Sequence) -> None:
         num_tokens, promised = self._to_compute[sequence] = self._measure(sequence)
         self._promised.update(promised)
-        self.num_uncached_tokens += num_tokens
-
-    def peek(self) -> Sequence | None:
-        return self._queue.peek()
+        self.num_tokens += num_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        self._queue.remove(sequence)
         num_tokens, promised = self._to_compute.pop(sequence)
         self._promised.difference_update(promised)
-        self.num_uncached_tokens -= num_tokens
-
-    def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
-        self._queue.served(tenants, num_tokens)
-
-    def __len__(self) -> int:
-        return len(self._queue)
+        self.num_tokens -= num_tokens
 
     def _measure(self, sequence: Sequence) -> tuple[int, list[bytes]]:
         """(tokens to compute, blocks that it promises to compute)"""
@@ -225,7 +218,8 @@ class MeasuredQueue:
         return num_tokens - (len(hashes) - len(own)) * self._kv.block_size, own
 
 
-def waiting_queue(policy: PolicyName) -> WaitingQueue:
+def waiting_queue(policy: PolicyName, preemption_threshold: int = 0) -> WaitingQueue:
+    """`preemption_threshold`: of the policy `priority`, see `OrderedQueue`."""
     if policy == "fair":
         return FairQueue()
-    return OrderedQueue(by_priority=policy == "priority")
+    return OrderedQueue(by_priority=policy == "priority", preemption_threshold=preemption_threshold)

@@ -4,7 +4,7 @@ The state lies in shared rows, so every process drains when one is told to and e
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,16 +14,15 @@ from kvasir_runtime.errors import ServerUnavailableError
 from kvasir_runtime.server.errors import error_response
 from kvasir_runtime.shared_rows import SharedRows
 
-GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 # The layout of a row. The server drains when any row's first slot says so.
-DRAINING, REQUESTS, SEQUENCES = range(3)
+DRAINING, REQUESTS, SEQUENCES = range(NUM_SLOTS := 3)
 
 
 class Admission:
     """Of one API process; `max_sequences` is for all of them together."""
 
     def __init__(self, ipc_dir: Path, api_server_count: int, api_index: int, max_sequences: int) -> None:
-        self._rows = SharedRows(ipc_dir / "admission", api_server_count, 3)
+        self._rows = SharedRows(ipc_dir / "admission", api_server_count, NUM_SLOTS)
         self._row = self._rows.row(api_index)
         self._max_sequences = max_sequences
         self._is_idle = asyncio.Event()
@@ -75,15 +74,22 @@ class Admission:
             self._row[SEQUENCES] -= num_sequences
 
 
-class AdmissionMiddleware:
-    """Around the routes that generate, until the last byte of the answer is out."""
+def forget_process(ipc_dir: Path, api_server_count: int, api_index: int) -> None:
+    """What an API process that has died was answering counts no more."""
+    row = SharedRows(ipc_dir / "admission", api_server_count, NUM_SLOTS).row(api_index)
+    row[REQUESTS] = row[SEQUENCES] = 0
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+
+class AdmissionMiddleware:
+    """Around the routes of these paths, which generate, until the last byte of the answer is out."""
+
+    def __init__(self, app: ASGIApp, admission: Admission, paths: Set[str]) -> None:
         self._app = app
         self._admission = admission
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING_PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
         try:

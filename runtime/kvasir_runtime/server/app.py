@@ -1,23 +1,27 @@
 """The HTTP application of one API process: its routes, its guards, and one place where errors become answers."""
 
-from fastapi import FastAPI
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, AdmissionMiddleware
-from kvasir_runtime.server.auth import ApiKeyMiddleware
-from kvasir_runtime.server.body_budget import BodyBudget, BodyBudgetMiddleware
-from kvasir_runtime.server.chat import chat_routes
-from kvasir_runtime.server.completions import completion_routes
+from kvasir_runtime.server.body import BodyBudget, BodyBudgetMiddleware
+from kvasir_runtime.server.chat import CHAT
+from kvasir_runtime.server.completions import COMPLETIONS
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
-from kvasir_runtime.server.models import model_routes
 from kvasir_runtime.server.probes import Probes, probe_routes
-from kvasir_runtime.server.router_trust import RouterTrustMiddleware
-from kvasir_runtime.server.serving import Serving
+from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
+from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
 from kvasir_runtime.server.tokenizer_description import tokenizer_routes
+from kvasir_runtime.server.trust import ApiKeyMiddleware, RouterTrustMiddleware
+
+GENERATING: tuple[Route[Any], ...] = (CHAT, COMPLETIONS)
 
 
 def create_app(
@@ -31,8 +35,7 @@ def create_app(
     kv_transfer_trust_clients: bool,
 ) -> FastAPI:
     app = FastAPI(title="Kvasir", version=kvasir_runtime.__version__, docs_url=None, redoc_url=None)
-    app.include_router(chat_routes(serving))
-    app.include_router(completion_routes(serving))
+    app.include_router(generating_routes(serving, GENERATING))
     app.include_router(model_routes(serving))
     app.include_router(tokenize_routes(serving))
     app.include_router(tokenizer_routes(serving.description))
@@ -42,8 +45,34 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_defect)
     app.add_middleware(BodyBudgetMiddleware, budget=bodies)
-    app.add_middleware(AdmissionMiddleware, admission=admission)
+    app.add_middleware(AdmissionMiddleware, admission=admission, paths={route.path for route in GENERATING})
     app.add_middleware(RouterTrustMiddleware, secret=router_secret, kv_transfer_trust_clients=kv_transfer_trust_clients)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)  # added last, so it comes first
     return app
+
+
+def model_routes(serving: Serving) -> APIRouter:
+    """The names under which this server's model is known."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        return _json(ModelList([_card(serving, name) for name in serving.model_names]))
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Response:
+        return _json(_card(serving, serving.check_model(name)))
+
+    return router
+
+
+def _card(serving: Serving, name: str) -> ModelCard:
+    """The context length is known once the engine is ready."""
+    ready = serving.engine.ready
+    max_model_len = None if ready is None else ready.max_model_len
+    return ModelCard(id=name, created=serving.created, root=serving.model_folder, max_model_len=max_model_len)
+
+
+def _json(value: ModelCard | ModelList) -> Response:
+    return Response(to_json(value), media_type="application/json")

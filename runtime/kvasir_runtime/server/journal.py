@@ -17,7 +17,7 @@ from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.requests.outputs import FinishReason
 from kvasir_runtime.server.errors import OtherModelError
-from kvasir_runtime.server.sampling import UINT64_MASK, check_token_ids
+from kvasir_runtime.server.resolving import UINT64_MASK, check_token_ids
 from kvasir_runtime.transfer.params import KvTransferParams
 
 RESUMABLE_HEADER = "x-kvasir-resumable"

@@ -5,11 +5,9 @@ one socket. The process ends with 0 after a drain that it was asked for and with
 """
 
 import asyncio
-import errno
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import time
@@ -20,9 +18,14 @@ from typing import Any, cast
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.middleware.cors import CORSMiddleware
 
-from kvasir_runtime.config import RuntimeConfig
+from kvasir_http.connections import ConnectionLimits, Connections, most_descriptors
+from kvasir_http.http_protocol import BoundedHttpProtocol
+from kvasir_http.sockets import BACKLOG, bound_socket
+from kvasir_runtime.config import RuntimeConfig, ServerConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.tokenizer import Tokenizer
@@ -32,15 +35,12 @@ from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics,
 from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
-from kvasir_runtime.server.body_budget import BodyBudget
+from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
 from kvasir_runtime.server.chat_template import load_chat_template
-from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
-from kvasir_runtime.server.connections import ConnectionLimits, Connections
-from kvasir_runtime.server.http_protocol import BoundedHttpProtocol
 from kvasir_runtime.server.model_digest import model_digest
-from kvasir_runtime.server.probes import Probes
+from kvasir_runtime.server.probes import Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder
-from kvasir_runtime.server.sampling import load_sampling_defaults
+from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 from kvasir_runtime.service_secret import service_secret
@@ -49,10 +49,6 @@ from kvasir_runtime.shared_rows import SharedRows
 logger = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "KVASIR_API_KEY"
-ANY_ADDRESS, ANY_IPV4_ADDRESS = "::", "0.0.0.0"
-BACKLOG = 2048
-KEEP_ALIVE_SECONDS = 75
-"""Longer than the pools of usual clients and proxies keep a connection, so that they close it and never we."""
 MOST_KEPT_SECONDS = 10.0
 """How long blocks are kept for other engines after the last answer: a pod's grace ends some time after its drain."""
 LAST_ANSWERS_SECONDS = 2.0
@@ -65,37 +61,13 @@ def listen(host: str, port: int) -> socket.socket:
     Raises ConfigurationError when it cannot be had.
     """
     try:
-        if host == ANY_ADDRESS:
-            return _listen_everywhere(port)
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return _listening_socket(socket.socket(family, kind, protocol), address)
+        listener = bound_socket(host, port)
+        listener.listen(BACKLOG)
     except OSError as error:
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ConfigurationError(
             f"cannot listen on {where}: {error.strerror}; stop what uses it or choose another --port or --host"
         ) from error
-
-
-def _listen_everywhere(port: int) -> socket.socket:
-    """One socket for both families; of IPv4 alone where the kernel has no IPv6, or none switched on."""
-    try:
-        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # the system's default may be 1
-        return _listening_socket(listener, (ANY_ADDRESS, port))
-    except OSError as error:
-        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-            raise
-        return _listening_socket(socket.socket(socket.AF_INET, socket.SOCK_STREAM), (ANY_IPV4_ADDRESS, port))
-
-
-def _listening_socket(listener: socket.socket, address: Any) -> socket.socket:
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
     return listener
 
 
@@ -121,7 +93,7 @@ class ApiServer:
         api_index: int,
         sockets: list[socket.socket],
         ipc_dir: Path,
-        limits: ClientLimits = CLIENT_LIMITS,
+        limits: ApiLimits = API_LIMITS,
     ) -> None:
         """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
         self._sockets = sockets
@@ -141,7 +113,7 @@ class ApiServer:
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
         serving = _serving(config, self.engine, self.admission, tokenizer, limits.body_seconds)
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
-        probes = Probes(
+        self._probes = probes = Probes(
             self.engine,
             self.admission,
             _registry(serving.model_names[0], rows, self.engine, self.admission, collectives),
@@ -161,8 +133,9 @@ class ApiServer:
             router_secret=router_secret,
             kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,
         )
+        _allow_browsers(app, config.server)
         wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
-        connections = Connections(wanted.within(_most_descriptors()))
+        connections = Connections(wanted.within(most_descriptors()))
         self._server = _HttpServer(_uvicorn_config(app, connections, limits), self._heartbeats)
 
     def stop(self) -> None:
@@ -199,7 +172,8 @@ class ApiServer:
             logger.error("%s", self.engine.dead)
         else:
             logger.info("draining: %d requests in flight", self.admission.num_in_flight)
-            await self._wait_any(self._shutdown_timeout, self.admission.wait_idle(), self._is_hurried.wait())
+            hung = until_hung(self._probes.check_health)
+            await self._wait_any(self._shutdown_timeout, self.admission.wait_idle(), self._is_hurried.wait(), hung)
             self.engine.give_up(ServerUnavailableError("the server stops and cannot wait any longer for this answer"))
             await self._wait_any(self._kept_seconds, self.engine.wait_until_pulled(), self._is_hurried.wait())
         await self._wait_any(LAST_ANSWERS_SECONDS, self.admission.wait_idle())
@@ -237,15 +211,19 @@ class _HttpServer(uvicorn.Server):
         self._has_to_stop.set()
 
 
-def _most_descriptors() -> int:
-    """That the system lets the process have, and that it takes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+def _allow_browsers(app: FastAPI, config: ServerConfig) -> None:
+    """Pages of other origins may use the API, as far as they are told to; a preflight brings no key."""
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        )
 
 
-def _uvicorn_config(app: Any, connections: Connections, limits: ClientLimits) -> uvicorn.Config:
+def _uvicorn_config(app: Any, connections: Connections, limits: ApiLimits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=cast(Any, partial(BoundedHttpProtocol, connections=connections, limits=limits)),
@@ -257,7 +235,6 @@ def _uvicorn_config(app: Any, connections: Connections, limits: ClientLimits) ->
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,
     )
 

@@ -5,6 +5,8 @@ Health is progress: an engine that has died, that has work and does not step, or
 life is unhealthy although this process lives.
 """
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +19,7 @@ from starlette.responses import Response
 import kvasir_runtime
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.errors import EngineDeadError, InvalidRequestError, ServerUnavailableError
-from kvasir_runtime.heartbeat import SILENT_SECONDS, Heartbeats
+from kvasir_runtime.heartbeat import BEAT_SECONDS, SILENT_SECONDS, Heartbeats
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.responses import DrainResponse, LoadResponse, VersionResponse, to_json
@@ -67,15 +69,28 @@ class Probes:
             raise ServerUnavailableError("this server drains")
 
 
+async def until_hung(check_health: Callable[[], None]) -> None:
+    """Until it has failed for as long as a silent process is waited for: what is in flight will not be answered."""
+    num_failures = 0
+    while num_failures * BEAT_SECONDS < SILENT_SECONDS:
+        await asyncio.sleep(BEAT_SECONDS)
+        try:
+            check_health()
+        except EngineDeadError:
+            num_failures += 1
+        else:
+            num_failures = 0
+
+
 def probe_routes(probes: Probes) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/health")
+    @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         probes.check_health()
         return Response()
 
-    @router.get("/ready")
+    @router.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         probes.check_ready()
         return Response()

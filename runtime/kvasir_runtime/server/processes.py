@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,7 +13,11 @@ from types import FrameType
 
 from kvasir_runtime.child_process import follow_parent
 from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.engine.channel import tell_cores
+from kvasir_runtime.engine.messages import ApiGone
+from kvasir_runtime.heartbeat import api_heartbeats
 from kvasir_runtime.logs import configure_logging
+from kvasir_runtime.server.admission import forget_process
 from kvasir_runtime.server.launch import run_api_server
 
 
@@ -26,12 +30,20 @@ def run_api_processes(config: RuntimeConfig, listener: socket.socket, ipc_dir: P
         )
         for index in range(config.server.api_server_count)
     ]
-    return supervise(processes)
+
+    def give_up_requests(api_index: int) -> None:
+        """Its clients are gone with it: neither the core works for them, nor do they take the others' places."""
+        count, num_cores = config.server.api_server_count, config.parallel.data_parallel_size
+        forget_process(ipc_dir, count, api_index)
+        api_heartbeats(ipc_dir, count, num_cores, api_index).leave()
+        tell_cores(ipc_dir, num_cores, ApiGone(api_index))
+
+    return supervise(processes, give_up_requests)
 
 
-def supervise(processes: Sequence[BaseProcess]) -> int:
-    """Start them and pass SIGTERM on to them, until all have ended; when one fails the others are terminated. Returns
-    the exit status."""
+def supervise(processes: Sequence[BaseProcess], give_up_requests: Callable[[int], None]) -> int:
+    """Start them and pass SIGTERM on to them, until all have ended; when one fails its requests are given up and the
+    others are terminated. Returns the exit status."""
     started = _start(processes)
     running: dict[object, BaseProcess] = {process.sentinel: process for process in started}
     while running:
@@ -39,6 +51,7 @@ def supervise(processes: Sequence[BaseProcess]) -> int:
             ended = running.pop(sentinel)
             ended.join()
             if ended.exitcode:
+                give_up_requests(started.index(ended))
                 _terminate(list(running.values()))
     return max(abs(process.exitcode or 0) for process in processes) and 1
 

@@ -16,7 +16,7 @@ from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError
 from kvasir_runtime.server.chat_template import ChatTemplate, Message
 from kvasir_runtime.server.protocol import ChatMessage, ChatPrompt, CompletionRequest
-from kvasir_runtime.server.sampling import Limits, check_fits, check_token_ids
+from kvasir_runtime.server.resolving import Limits, check_fits, check_token_ids
 
 INLINE_CHARS = 8192
 """Shorter texts are tokenised on the event loop: about 2 ms, less than a thread's switch costs beside a busy core."""

@@ -7,7 +7,7 @@ error that names it. `None` always means: not given.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
@@ -17,6 +17,10 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1024
 """Of each. With every token all are looked for: 32 of them, as long as this, take 0.04 ms, at worst 0.5 ms."""
 MAX_MESSAGES = 16384
+MAX_TEMPERATURE = 1e30
+"""OpenAI takes at most 2, vLLM anything; this one leaves logits in float32 as far apart as one can tell."""
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's for completions."""
 
 
 def _refuse_unless_empty(value: Any) -> Any:
@@ -37,7 +41,17 @@ def _refuse_tool_choice(value: Any) -> Any:
     raise PydanticCustomError("unsupported", "this server does not support tools; leave it out")
 
 
+def _whole(value: Any) -> Any:
+    """JSON knows one kind of number, and some clients write every one with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_number(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value
+
+
 Ignored = Any
+Whole = Annotated[int, BeforeValidator(_whole)]
 Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
@@ -66,6 +80,7 @@ class IgnoredFields(RequestModel):
     include_reasoning: Ignored = None
     separate_reasoning: Ignored = None
     stream_reasoning: Ignored = None
+    detokenize: Ignored = None
 
 
 class UnsupportedFields(RequestModel):
@@ -125,23 +140,25 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     """What both ways of asking for text have in common."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    n: Annotated[int, Field(ge=1)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    request_id: Key | None = None
+    """Of the client; the answer's id ends with it."""
+    max_tokens: Annotated[Whole, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=0)] | None = None
+    min_tokens: Annotated[Whole, Field(ge=0)] = 0
+    n: Annotated[Whole, Field(ge=1)] | None = None
+    best_of: Annotated[Whole, Field(ge=1)] | None = None
     use_beam_search: bool = False
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: EarlyStopping | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: LogitBias | None = None
-    seed: Annotated[int, Field(ge=-INT64, lt=2 * INT64)] | None = None
+    seed: Annotated[Whole, Field(ge=-INT64, lt=2 * INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
@@ -151,7 +168,7 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] = 0
+    priority: Annotated[Whole, Field(ge=-INT64, lt=INT64)] = 0
     cache_salt: Key | None = None
     kv_transfer_params: KvTransferFields | None = None
 
@@ -197,15 +214,20 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
             raise PydanticCustomError(
                 "stop", "stop cannot be used with use_beam_search: hypotheses end at token ids only, see stop_token_ids"
             )
-        elif self.wants_logprobs:
+        elif self.num_logprobs is not None:
             raise PydanticCustomError(
                 "logprobs", "logprobs cannot be used with use_beam_search: a hypothesis is ranked by their sum alone"
             )
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Of the tokens generated; each route has a field of its own for it."""
-        return False
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report with each token generated; None: nothing. Each route has a field of its own for it."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same with the prompt's tokens."""
+        return None
 
     @property
     def num_returned(self) -> int:
@@ -228,6 +250,11 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def max_new_tokens(self) -> int | None:
+        """Of a sequence that the engine is to make; None: what the context has room for."""
+        return self.token_limit
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
@@ -238,13 +265,31 @@ class CompletionRequest(GenerationFields):
     prompt: Any = None
     """A string, a list of strings, a list of token ids, or a list of those."""
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[Whole, BeforeValidator(_as_number), Field(ge=0)] | None = None
+    """True is 1, as vLLM has it."""
     suffix: Unsupported = None
     add_special_tokens: bool = True
 
     @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs is not None
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    @property
+    def is_echo_only(self) -> bool:
+        """Nothing but the prompt's own log probabilities is asked for; evaluation harnesses do that."""
+        return bool(self.echo) and self.token_limit == 0
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        if self.is_echo_only:
+            return 1  # made and dropped: the engine always makes a token
+        if self.token_limit is None and "max_tokens" not in self.model_fields_set:
+            return DEFAULT_MAX_TOKENS
+        return self.token_limit
 
 
 def _refuse_other_media(value: str) -> str:
@@ -298,7 +343,7 @@ class ChatCompletionRequest(ChatPrompt, GenerationFields):
     """POST /v1/chat/completions."""
 
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
     echo: Unsupported = None
     tool_choice: Annotated[Any, AfterValidator(_refuse_tool_choice)] = None
     functions: Unsupported = None
@@ -309,8 +354,8 @@ class ChatCompletionRequest(ChatPrompt, GenerationFields):
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        return bool(self.logprobs)
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:

@@ -1,24 +1,34 @@
-"""What the routes work with, made once per API process."""
+"""What the routes work with, made once per API process, and how those that generate answer.
 
+A `Route` is what differs between them: the parser of a body, how prompts become token ids, and the shape of answers.
+"""
+
+import time
 import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Generic, TypeVar
 
+from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import ServerUnavailableError
+from kvasir_runtime.errors import KvasirRuntimeError, ServerUnavailableError
 from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.body import parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
-from kvasir_runtime.server.prompts import PromptBuilder
-from kvasir_runtime.server.sampling import Limits, SamplingDefaults
+from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
+from kvasir_runtime.server.journal import body_limit, event_writer, split_body
+from kvasir_runtime.server.prompts import Prompt, PromptBuilder
+from kvasir_runtime.server.protocol import GenerationFields
+from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
-TENANT_HEADER = "x-kvasir-tenant"
-"""Set by the router from the client's key; names whose share of the engine a request uses (see `router_trust`)."""
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 256
 NUM_SHAPERS = 2
@@ -75,12 +85,92 @@ class Serving:
         return name
 
 
-def new_request_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+Wishes = TypeVar("Wishes", bound=GenerationFields)
 
 
-def tenant_of(request: Request) -> str:
-    return request.headers.get(TENANT_HEADER, "")
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What stands at the top of an answer, and of each event."""
+
+    id: str
+    created: int
+    """Seconds since the epoch."""
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Generic[Wishes]):
+    path: str
+    id_prefix: str
+    wishes: type[Wishes]
+    """What a body is parsed to."""
+    prompts: Callable[[PromptBuilder, Wishes, Limits], Awaitable[list[Prompt]]]
+    shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading], Shape]
+    refusal: Callable[[KvasirRuntimeError], Response]
+    """In the words of the route's API, where an answer has not begun; its shape has those for later."""
+
+
+def generating_routes(serving: Serving, routes: Sequence[Route[Any]]) -> APIRouter:
+    router = APIRouter()
+    for route in routes:
+        schema = {"content": {"application/json": {"schema": route.wishes.model_json_schema()}}}
+        router.add_api_route(
+            route.path,
+            _endpoint(serving, route),
+            methods=["POST"],
+            name="create_" + route.path.removeprefix("/v1/").replace("/", "_"),
+            openapi_extra={"requestBody": schema},
+        )
+    return router
+
+
+def _endpoint(serving: Serving, route: Route[Wishes]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await serve(serving, route, request)
+        except KvasirRuntimeError as error:
+            return route.refusal(error)
+
+    return endpoint
+
+
+async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Response:
+    """Parse, resolve, continue what another engine began, generate, and answer whole or as a stream."""
+    max_bytes = body_limit(serving.max_body_bytes, request.headers)
+    body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
+    wishes = parse(route.wishes, body)
+    model = serving.check_model(wishes.model)
+    limits = serving.limits()
+    prompts = await route.prompts(serving.prompts, wishes, limits)
+    requests = journal.continued(
+        resolved(
+            wishes,
+            [prompt.token_ids for prompt in prompts],
+            request,
+            request_id=f"{route.id_prefix}-{wishes.request_id or uuid.uuid4().hex}",
+            defaults=serving.defaults,
+            limits=limits,
+            kv_transfer=serving.kv_transfer,
+        ),
+        serving.model_digest,
+        limits.vocab_size,
+        is_stream=bool(wishes.stream),
+        kv_transfer=serving.kv_transfer,
+    )
+    heading = Heading(requests[0].request_id, journal.created(int(time.time())), model)
+    writer = event_writer(request.headers, requests, heading.created, serving.model_digest, journal)
+    exchange = Exchange(
+        engine=serving.engine,
+        admission=serving.admission,
+        requests=requests,
+        shape=route.shape(serving.tokenizer, wishes, prompts, heading),
+        shapers=serving.shapers,
+        num_returned=wishes.num_returned,
+        journal=journal,
+        writer=writer,
+        http_request_id=http_request_id_of(request),
+    )
+    return await (event_stream if wishes.stream else answer)(request, exchange)
 
 
 def http_request_id_of(request: Request) -> str | None:

@@ -30,13 +30,15 @@ class EagleHead(Protocol):
         """Layers of the target before which its residual stream is wanted; none: its last hidden states are."""
 
     @property
-    def kv_spec(self) -> KvSpec:
+    def kv_specs(self) -> tuple[KvSpec, ...]:
         """Of the head's one layer."""
 
     def target_states(self, hidden: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
         """What entries are made of, [num_tokens, hidden_size], from what the target gave."""
 
-    def forward(self, states: Tensor, token_ids: Tensor, attention: AttentionStep, cache: LayerCache) -> Tensor:
+    def forward(
+        self, states: Tensor, token_ids: Tensor, attention: AttentionStep, caches: Sequence[LayerCache]
+    ) -> Tensor:
         """Own states [num_tokens, hidden_size] of the entries (state of p, token id of p + 1)."""
 
     def most_likely(self, states: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ class EagleProposer:
         self.captured_layers = head.captured_layers
         self.wants_hidden = not head.captured_layers
         self.is_catching_up = False
-        self.kv_specs: Sequence[KvSpec] = (head.kv_spec,)
+        self.kv_specs: Sequence[KvSpec] = head.kv_specs
         self._head = head
         self._backend = backend
         self._entering: Tensor | None = None
@@ -61,9 +63,9 @@ class EagleProposer:
         CUDA graphs may read it."""
 
     def bind(self, setup: ProposerSetup) -> None:
-        self._cache = setup.caches[0]
+        self._caches = setup.caches
         self._context = EagleContext(
-            self._cache,
+            self._caches[0],
             setup.max_num_seqs,
             always_cuts=setup.never_waits,
             agree=setup.agree,
@@ -109,12 +111,12 @@ class EagleProposer:
     def _forward(self, states: Tensor, inputs: StepInputs) -> Tensor:
         self._context.note(inputs)
         attention = self._backend.prepare(self._context.cut(inputs))
-        return self._head.forward(states, inputs.token_ids, attention, self._cache)
+        return self._head.forward(states, inputs.token_ids, attention, self._caches)
 
     def _draft(self, step: VerifiedStep, states: Tensor) -> Tensor:
         """Guesses int32 [num_sampled, num_proposals] after the last entries' own states [num_sampled, hidden_size]."""
         head = self._head
-        sequences = draft_rows(step, self._cache.key.shape[1], step.num_proposals)
+        sequences = draft_rows(step, self._caches[0].key.shape[1], step.num_proposals)
         last = step.num_known - 2  # position of the last entry
         drafts = [head.most_likely(states)]
         for place in range(1, step.num_proposals):

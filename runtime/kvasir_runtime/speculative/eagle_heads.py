@@ -5,7 +5,7 @@ published heads often does not. Speculators writes EAGLE-3 with `layers.0`, and 
 for the layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -44,15 +44,17 @@ class Eagle1Head:
     embedding: Embedding
     layer: DecoderLayer
     to_logits: Callable[[Tensor], Tensor]
-    kv_spec: KvSpec
+    kv_specs: tuple[KvSpec, ...]
     captured_layers: tuple[int, ...] = ()
 
     def target_states(self, hidden: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
         return hidden
 
-    def forward(self, states: Tensor, token_ids: Tensor, attention: AttentionStep, cache: LayerCache) -> Tensor:
+    def forward(
+        self, states: Tensor, token_ids: Tensor, attention: AttentionStep, caches: Sequence[LayerCache]
+    ) -> Tensor:
         fused = self.fusion(torch.cat((self.embedding(token_ids), states), -1))
-        return residual_stream(*self.layer(fused, None, attention, cache))
+        return residual_stream(*self.layer(fused, None, attention, caches))
 
     def most_likely(self, states: Tensor) -> Tensor:
         return self.to_logits(states).argmax(-1)
@@ -75,16 +77,18 @@ class Eagle3Head:
     norm: Norm
     lm_head: Linear
     draft_to_target: Tensor | None  # int64 [draft_vocab_size], the target's id of each draft token; None: the same
-    kv_spec: KvSpec
+    kv_specs: tuple[KvSpec, ...]
     captured_layers: tuple[int, ...]
 
     def target_states(self, hidden: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
         return self.fusion(torch.cat(captured, -1))
 
-    def forward(self, states: Tensor, token_ids: Tensor, attention: AttentionStep, cache: LayerCache) -> Tensor:
+    def forward(
+        self, states: Tensor, token_ids: Tensor, attention: AttentionStep, caches: Sequence[LayerCache]
+    ) -> Tensor:
         normed = self.hidden_norm(states)
         entered = torch.cat((self.embedding_norm(self.embedding(token_ids)), normed), -1)
-        attended = self.attention.output(self.attention(entered, attention, cache))
+        attended = self.attention.output(self.attention(entered, attention, caches))
         normed, residual = self.mlp_norm.add(attended, normed if self.norm_before_residual else states)
         return residual_stream(self.mlp(normed), residual)
 
@@ -113,7 +117,7 @@ def load_eagle1(folder: Path, target: Decoder, placement: Placement, max_model_l
             embedding=_embedding(modules, target, size),
             layer=LayerLoader(modules, LayerNames(), size).layer(prefix, layer),
             to_logits=target.logits,
-            kv_spec=layer.attention.kv_spec(placement.dtype),
+            kv_specs=layer.attention.kv_specs(placement.dtype),
         )
         checkpoint.check_all_taken(ignored=("lm_head.weight", *_LEFTOVERS))  # a copy of the target's
     return head
@@ -143,7 +147,7 @@ def load_eagle3(folder: Path, target: Decoder, placement: Placement, max_model_l
             norm=modules.norm("norm", size),
             lm_head=modules.linear(["lm_head"], [draft_vocab_size], size),
             draft_to_target=_draft_to_target(checkpoint, draft_vocab_size, options.vocab_size, placement.device),
-            kv_spec=layer.attention.kv_spec(placement.dtype),
+            kv_specs=layer.attention.kv_specs(placement.dtype),
             captured_layers=captured,
         )
         checkpoint.check_all_taken(ignored=("t2d", *_LEFTOVERS))  # d2t read backwards

@@ -48,10 +48,12 @@ def _described(layout: KvLayout, specs: Sequence[KvSpec], tensor_size: int) -> s
 
 
 def _layer(spec: KvSpec, tensor_size: int) -> str:
-    window = "" if spec.window is None else f" window {spec.window}"
+    kind = spec.reach.kind if spec.value_dim else "latent"
+    dims = "+".join(map(str, dict.fromkeys(spec.head_dims)))
+    size = "" if spec.reach.is_full else f" {spec.reach.kind} {spec.reach.size}"
     scales = f" scales {spec.scale_bytes}" if spec.scale_bytes else ""
-    return f"{spec.kind} {spec.num_kv_heads * tensor_size // spec.num_copies} heads of {spec.head_dim}{window}{scales}"
+    return f"{kind} {spec.num_kv_heads * tensor_size // spec.num_copies} heads of {dims}{size}{scales}"
 
 
 def _groups(groups: Sequence[KvGroup]) -> str:
-    return "/".join(str(len(group.layers)) for group in groups)
+    return "/".join(str(len(group.specs)) for group in groups)

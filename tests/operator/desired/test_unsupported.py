@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.crd import crd
+from kvasir_operator.api.defaults import InstallationDefaults
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.desired.unsupported import blocking, unsupported_features
 
 MakeService = Callable[..., InferenceService]
@@ -50,6 +52,34 @@ def test_what_would_crash_or_waste_devices_starts_no_engine(
     assert str(feature).startswith(f"{path}: ")
     assert message in feature.message
     assert feature.message.endswith("; no engine is started")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_blocked"),
+    [
+        ("amd.com/gpu", True),
+        ("gpu.intel.com/i915", True),
+        ("habana.ai/gaudi", True),
+        ("google.com/tpu", True),
+        ("aws.amazon.com/neuron", True),
+        ("huawei.com/Ascend910", True),
+        ("nvidia.com/gpu", False),
+        ("nvidia.com/mig-1g.5gb", False),
+        ("volcano.sh/vgpu-number", False),
+        ("example.com/gpu", False),
+    ],
+)
+@pytest.mark.parametrize("is_split", [False, True])
+def test_devices_of_other_vendors_are_not_held_by_engines_that_cannot_use_them(
+    make_service: MakeService, name: str, is_blocked: bool, is_split: bool
+) -> None:
+    resources = {"resources": {"accelerator": name}}
+    spec = {"disaggregation": {"prefill": {}, "decode": resources}} if is_split else resources
+    path = "spec.disaggregation.decode.resources.accelerator" if is_split else "spec.resources.accelerator"
+    for changes, blocked in (({}, is_blocked), ({"pod": {"image": "mine"}}, False)):
+        service = make_service(**spec, **changes)
+        found = blocking(unsupported_features(service, roles=engine_roles(service, InstallationDefaults())))
+        assert [feature.field_path for feature in found] == [path] * blocked
 
 
 ENGINE_FIELDS = sorted({path for _, path, _ in (*TABLE, *BLOCKING) if path.startswith("spec.engine.")})

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kvasir_runtime.attention.select import select_backend
+from kvasir_runtime.attention.select import check_readable, select_backend
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.kv_cache.spec import KvSpec, Reach
 
 
 @pytest.mark.parametrize(("name", "chosen"), [("auto", "cpu"), ("cpu", "cpu"), ("reference", "reference")])
@@ -28,3 +31,21 @@ def test_a_quantised_cache_is_refused_where_nothing_reads_it(name: str) -> None:
     assert (
         select_backend("reference", torch.device("cpu"), DecodeBounds(1, 1), "int8_per_token_head").name == "reference"
     )
+
+
+SPEC = KvSpec(num_kv_heads=2, key_dim=24, value_dim=24, dtype="bfloat16", itemsize=2)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton", "reference"])
+def test_chunks_are_refused_before_anything_is_loaded(backend: str) -> None:
+    with pytest.raises(ConfigurationError, match="their own chunk of 8192 tokens"):
+        check_readable(backend, [SPEC, replace(SPEC, reach=Reach.chunk(8192))])
+
+
+def test_keys_and_values_of_two_sizes_are_read_by_the_reference_alone() -> None:
+    uneven = replace(SPEC, value_dim=16)
+    check_readable("reference", [uneven])
+    for backend in ("cpu", "triton"):
+        check_readable(backend, [SPEC, replace(SPEC, reach=Reach.window(4))])
+        with pytest.raises(ConfigurationError, match=f"{backend}.* keys of 24 numbers and values of 16: add"):
+            check_readable(backend, [SPEC, uneven])

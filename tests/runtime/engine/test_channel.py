@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_runtime.engine.channel import CoreChannel, EngineChannel, api_address
-from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineFailed
+from kvasir_runtime.engine.channel import CoreChannel, EngineChannel, api_address, tell_cores
+from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, EngineFailed
 from kvasir_runtime.errors import ConfigurationError, EngineDeadError
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.sampling_params import SamplingParams
@@ -55,6 +55,32 @@ def test_each_api_process_gets_its_own_messages_and_every_broadcast(tmp_path: Pa
         return seen
 
     assert asyncio.run(exchange()) == [["only for 0", "for all"], ["for all"]]
+    core.close()
+
+
+def test_nothing_more_is_kept_for_an_api_process_that_has_died(tmp_path: Path) -> None:
+    core = CoreChannel(tmp_path, api_server_count=2)
+    core.send(1, EngineFailed(error="before"))
+    core.forget(1)
+    core.send(1, EngineFailed(error="after"))
+    core.broadcast(EngineFailed(error="for all"))
+
+    async def received(api: EngineChannel) -> list[str]:
+        messages = await asyncio.wait_for(api.receive(), 5)
+        return [message.error for message in messages if isinstance(message, EngineFailed)]
+
+    other, successor = EngineChannel(tmp_path, 0), EngineChannel(tmp_path, 1)
+    assert asyncio.run(received(other)) == ["for all"]
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(successor.receive(), 0.1))
+    for end in (core, other, successor):
+        end.close()
+
+
+def test_a_core_hears_that_an_api_process_has_died(tmp_path: Path) -> None:
+    core = CoreChannel(tmp_path, api_server_count=2)
+    tell_cores(tmp_path, 1, ApiGone(1))
+    assert core.receive(5.0) == [ApiGone(1)]
     core.close()
 
 

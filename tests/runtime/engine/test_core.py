@@ -14,7 +14,7 @@ from tests.runtime.scheduling.step_columns import columns
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
-from kvasir_runtime.engine.messages import Abort, AbortRequests, StepOutputs
+from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, StepOutputs
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
@@ -25,7 +25,7 @@ from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import Candidates, StepPlan, StepResult, TimedStep
+from kvasir_runtime.scheduling.step import Candidates, StepPlan, StepResult, StepTimes, TimedStep
 from kvasir_runtime.scheduling.step_budget import StepBudget
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
@@ -43,6 +43,7 @@ class MemoryChannel:
         self.sent: list[tuple[int, StepOutputs]] = []
         self.broadcasts: list[StepOutputs] = []
         self.timeouts: list[float | None] = []
+        self.forgotten: list[int] = []
 
     def receive(self, timeout_seconds: float | None) -> list:
         self.timeouts.append(timeout_seconds)
@@ -55,6 +56,9 @@ class MemoryChannel:
 
     def broadcast(self, message: StepOutputs) -> None:
         self.broadcasts.append(message)
+
+    def forget(self, api_index: int) -> None:
+        self.forgotten.append(api_index)
 
 
 class DoneResult:
@@ -91,9 +95,8 @@ class CountingRunner:
         ones = np.ones(self._num_sampled, dtype=np.int32)
         tokens = ones[:, None] * self.num_steps
         is_warming_up = self.num_steps in self.warming_up
-        return DoneResult(
-            StepResult(tokens, ones, ones * 0, processor_seconds=self.processor_seconds, is_warming_up=is_warming_up)
-        )
+        times = StepTimes(processor_seconds=self.processor_seconds, is_warming_up=is_warming_up)
+        return DoneResult(StepResult(tokens, ones, ones * 0, times=times))
 
     def use_idle_time(self) -> bool:
         return False
@@ -145,7 +148,7 @@ class MemoryPublisher:
         self.reports.append(report)
 
 
-class StepTimes:
+class TimedSteps:
     def __init__(self) -> None:
         self.observed: list[TimedStep] = []
 
@@ -181,7 +184,7 @@ def channel() -> MemoryChannel:
     return MemoryChannel()
 
 
-GROUPS = (KvGroup((0,), None),)
+GROUPS = (KvGroup((0,)),)
 PLACE = Place(engine_id="e", host="h", port=1)
 
 
@@ -219,7 +222,7 @@ def make_core(channel: MemoryChannel, clock: Clock) -> Iterator[Callable[..., En
     executors: list[Executor] = []
 
     def make(
-        runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None,
+        runner: CountingRunner, *, ahead: int = 1, step_costs: TimedSteps | None = None, feed: RouterFeed | None = None,
         agent: "MemoryAgent | None" = None, depth: FixedDepth | None = None, executor: type[Executor] = Executor,
         step_budget: StepBudget | None = None,
     ) -> EngineCore:  # fmt: skip
@@ -324,6 +327,18 @@ def test_an_abort_of_the_last_request_ends_it_without_a_word_and_everybody_hears
     assert (last.num_running, last.num_waiting, last.num_blocks_used) == (0, 0, 0)
 
 
+def test_requests_of_an_api_process_that_has_died_end_and_its_late_ones_do_not_begin(make_core, channel):
+    core = make_core(CountingRunner(), ahead=0)
+    channel.inbox.extend([add("a", api_index=0), add("b", api_index=1, max_tokens=50)])
+    core.step()
+    channel.inbox.extend([ApiGone(1), add("late", api_index=1)])
+    for _ in range(4):
+        core.step()
+    assert (tokens_of(channel, "a"), tokens_of(channel, "b"), tokens_of(channel, "late")) == ([1, 2, 3], [1], [])
+    assert channel.forgotten == [1]
+    assert channel.broadcasts[-1].stats.num_blocks_used == 0
+
+
 def test_the_device_is_offered_time_whenever_the_core_has_nothing_to_do(make_core, channel):
     offers: list[int] = []
 
@@ -415,7 +430,7 @@ def test_the_device_is_driven_by_one_thread_of_its_own(make_core, channel):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_steps_are_timed_from_the_end_of_the_step_before(make_core, channel, clock, ahead):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(), ahead=ahead, step_costs=costs)
     channel.inbox.extend([add("a", max_tokens=4), add("b", max_tokens=4)])
     for _ in range(3 + ahead):
@@ -435,7 +450,7 @@ def test_chunks_follow_the_time_that_steps_took_by_the_clock(make_core, channel,
 
 
 def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(HoldingRunner(), ahead=0, step_costs=costs, depth=FixedDepth(2))
     channel.inbox.extend([add("a", max_tokens=20), add("b", max_tokens=20)])
     for _ in range(3):
@@ -446,7 +461,7 @@ def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(mak
 
 
 def test_on_a_cpu_the_work_of_the_threads_counts_and_not_the_clock(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, step_costs=costs)
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(3):
@@ -455,7 +470,7 @@ def test_on_a_cpu_the_work_of_the_threads_counts_and_not_the_clock(make_core, ch
 
 
 def test_steps_that_warm_up_are_told_apart(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(warming_up=(2,)), ahead=0, step_costs=costs)
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(3):
@@ -464,7 +479,7 @@ def test_steps_that_warm_up_are_told_apart(make_core, channel, clock):
 
 
 def test_the_time_that_an_idle_core_sleeps_is_no_steps(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(), ahead=0, step_costs=costs)
     for _ in range(5):
         clock.monotonic()
@@ -474,7 +489,7 @@ def test_the_time_that_an_idle_core_sleeps_is_no_steps(make_core, channel, clock
 
 
 def test_a_failed_step_is_not_timed(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(fails=(2,)), ahead=0, step_costs=costs)
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(2):

@@ -29,7 +29,7 @@ from kvasir_runtime.speculative.depth import DepthPolicy, FixedDepth
 
 BLOCK_SIZE = 8
 BUDGET = 16
-SPEC = KvSpec(kind="full", num_kv_heads=1, head_dim=8, dtype="float32", itemsize=4)
+SPEC = KvSpec(num_kv_heads=1, key_dim=8, value_dim=8, dtype="float32", itemsize=4)
 
 
 @dataclass
@@ -82,6 +82,9 @@ class Channel:
 
     def broadcast(self, message: StepOutputs) -> None:
         """Nobody reads statistics."""
+
+    def forget(self, api_index: int) -> None:
+        """None dies."""
 
     def outputs(self) -> list[Any]:
         return [output for message in self.sent for output in message.outputs]
@@ -166,6 +169,19 @@ def test_the_policy_orders_those_that_wait(policy: Any, order: list[int]) -> Non
     engine.add("a", 1, tenant="first")
     engine.add("b", 2, tenant="first")
     engine.add("c", 3, tenant="second", priority=-1)
+    engine.run(12)
+    assert engine.admitted() == order
+
+
+@pytest.mark.parametrize(("threshold", "order"), [(0, [1, 2]), (10, [1, 2]), (9, [1, 2, 1])])
+def test_a_better_priority_preempts_as_the_flags_say(threshold: int, order: list[int]) -> None:
+    scheduler = SchedulerConfig(
+        scheduling_policy="priority", max_num_seqs=1, priority_preemption_threshold=threshold, async_scheduling=False
+    )
+    engine = make_engine(scheduler=scheduler)
+    engine.add("a", 1, priority=9)
+    engine.run(1)
+    engine.add("b", 2)
     engine.run(12)
     assert engine.admitted() == order
 

@@ -62,7 +62,7 @@ def test_a_report_says_how_many_cores_report_for_themselves(size):
         parallel=ParallelConfig(data_parallel_size=size),
     )
     rank, publisher = Mock(), Mock()
-    rank.layout.groups = (KvGroup((0,), None),)
+    rank.layout.groups = (KvGroup((0,)),)
     router_feed(config, rank, publisher, "cafe").publish(IDLE)
     [report] = publisher.publish_load.call_args.args
     assert report.data_parallel_size == size
@@ -95,7 +95,7 @@ def test_a_report_names_the_port_of_the_first_rank(configured, own, told):
 
 def first_report(config, agent):
     rank, publisher = Mock(), Mock()
-    rank.layout.groups = (KvGroup((0,), None),)
+    rank.layout.groups = (KvGroup((0,)),)
     router_feed(config, rank, publisher, "cafe", agent).publish(IDLE)
     [report] = publisher.publish_load.call_args.args
     return report

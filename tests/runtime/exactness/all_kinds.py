@@ -5,8 +5,9 @@ beams; log-probabilities of what is generated and of a prompt."""
 from typing import Any
 
 import pytest
-from tests.runtime.exactness.conftest import Engine, Generated
+from tests.runtime.exactness.conftest import TOLERANCES, Dtype, Engine, Generated, Reference
 
+from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch
 
 GREEDY = (0, 2, 4, 5)
@@ -21,24 +22,38 @@ NAMES = [
 ]  # fmt: skip
 
 
-def run_all_kinds(engine: Engine, expected: Any) -> Generated:
+def run_all_kinds(engine: Engine, expected: Reference, *, one_by_one: bool = False) -> Generated:
+    def added(*names: str) -> None:
+        if one_by_one:
+            engine.finish(*names)
+
     for index in GREEDY:
         engine.add(f"greedy-{index}", expected.prompts[index], logprobs=2, prompt_logprobs=1 if index == 2 else None)
+        added(f"greedy-{index}")
     engine.add("resumed", expected.prompts[RESUMED], expected.outputs[RESUMED][:NUM_DONE])
+    added("resumed")
     engine.add("several", expected.prompts[4], seeds=SEEDS, **SAMPLING)
+    added("several", "several.1", "several.2")
     engine.add("beams", expected.prompts[3], seeds=range(2), beam=BeamSearch(width=2), max_tokens=40)
     return engine.finish(*NAMES)
 
 
-def check_all_kinds(generated: Generated, alone: Generated, expected: Any) -> None:
-    """`alone`: what one rank gave."""
-    for index in GREEDY:
-        assert generated.token_ids(f"greedy-{index}") == expected.outputs[index]
-    assert generated.token_ids("resumed") == expected.outputs[RESUMED][NUM_DONE:]
+def check_all_kinds(generated: Generated, alone: Generated, dtype: Dtype) -> None:
+    """`alone`: what the plain engine gave."""
     assert {name: generated.token_ids(name) for name in NAMES} == {name: alone.token_ids(name) for name in NAMES}
-    for entry, alone_entry in zip(generated.logprobs("several.1"), alone.logprobs("several.1"), strict=True):
-        assert entry.logprobs == pytest.approx(alone_entry.logprobs, abs=1e-4)
+    for name in ("greedy-0", "greedy-5", "several.1"):
+        check_logprobs(generated.logprobs(name), alone.logprobs(name), dtype)
     scores, alone_scores = (of.outputs["greedy-2"][0].prompt_logprobs for of in (generated, alone))
-    assert len(scores) == len(alone_scores) == len(expected.prompts[2])
-    for entry, alone_entry in zip(scores[1:], alone_scores[1:], strict=True):
-        assert entry.logprobs == pytest.approx(alone_entry.logprobs, abs=1e-4)
+    check_logprobs(scores[1:], alone_scores[1:], dtype)  # none of the first
+
+
+def check_logprobs(found: list[TokenLogprobs], own: list[TokenLogprobs], dtype: Dtype) -> None:
+    assert found
+    for entry, own_entry in zip(found, own, strict=True):
+        assert entry.logprobs == pytest.approx(own_entry.logprobs, abs=TOLERANCES[dtype], rel=0)
+
+
+def check_greedy(generated: Generated, expected: Reference) -> None:
+    for index in GREEDY:
+        expected.check(generated, f"greedy-{index}", index)
+    assert generated.token_ids("resumed") == expected.outputs[RESUMED][NUM_DONE:]

@@ -128,7 +128,8 @@ class Reference:
         if not entries:
             return
         own = self.logprobs[index][len(self.prompts[index]) - 1 + cut :][: len(entries)]
-        token_ids, found = (torch.tensor(values) for values in zip(*((e.token_ids, e.logprobs) for e in entries)))
+        token_ids = torch.tensor([entry.token_ids for entry in entries])
+        found = torch.tensor([entry.logprobs for entry in entries])
         closeness = {"atol": TOLERANCES[self.dtype], "rtol": 0.0}
         torch.testing.assert_close(found, own.gather(1, token_ids), **closeness)
         torch.testing.assert_close(found[:, 1:], own.topk(found.shape[1] - 1).values, **closeness)
@@ -183,6 +184,9 @@ class MemoryChannel:
 
     def _keep(self, output: SequenceOutput) -> None:
         self.outputs.setdefault(name_of(output.request_id, output.index), []).append(output)
+
+    def forget(self, api_index: int) -> None:
+        """None dies."""
 
     def broadcast(self, message: FromCore) -> None:
         assert isinstance(message, StepOutputs)
@@ -397,9 +401,10 @@ def said_alone(folder: Path, prompts: list[list[int]]) -> Reference:
     worker = _load(folder)
     executor, reference = Executor(worker.runner), Reference(folder, prompts, [], [], "bfloat16")
     engine = engine_over(executor, worker.description, PLAIN, None)
+    all_tokens = worker.description.vocab_size
     for number, prompt in enumerate(prompts):
         name = str(number)
-        engine.add(name, prompt, logprobs=VOCAB_SIZE, prompt_logprobs=VOCAB_SIZE)
+        engine.add(name, prompt, logprobs=all_tokens, prompt_logprobs=all_tokens)
         generated = engine.finish(name)
         reference.outputs.append(generated.token_ids(name))
         entries = [*generated.outputs[name][0].prompt_logprobs[1:], *generated.logprobs(name)]  # none of the first
@@ -445,7 +450,7 @@ def engine_over(
 
 def _few_blocks(rank: RankDescription) -> int:
     """Enough for one sequence of the whole context, and a little more where blocks are not freed behind a window."""
-    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (3 if group.window is None else 0) for group in rank.layout.groups)
+    return sum(MAX_MODEL_LEN // BLOCK_SIZE + (3 if group.reach.is_full else 0) for group in rank.layout.groups)
 
 
 def _make_reference(architecture: str, folder: Path) -> Reference:

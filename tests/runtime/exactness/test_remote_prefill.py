@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.exactness.conftest import Engine, EngineFactory, Features, Generated, Reference, engine_over
+from tests.runtime.exactness.conftest import Dtype, Engine, EngineFactory, Features, Generated, Reference, engine_over
 from tests.runtime.exactness.rank_threads import start_ranks
 from torch import Tensor
 
@@ -103,6 +103,8 @@ def transfers(tmp_path: Path) -> Iterator[Transfers]:
         yield Transfers(stack, tmp_path)
 
 
+SCORED = ("request-1", "request-4")
+"""Of which log-probabilities are asked for where a prompt's KV has come."""
 CACHED = Features(prefix_cache=True)
 CHUNKED = Features(prefix_cache=True, chunked=True)
 AHEAD = Features(prefix_cache=True, chunked=True, three_steps_ahead=True)
@@ -110,18 +112,19 @@ DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_look
 
 
 @pytest.mark.parametrize(
-    ("architecture", "features", "speculative"),
+    ("architecture", "dtype", "features", "speculative"),
     [
-        ("LlamaForCausalLM", CHUNKED, None),
-        ("Gemma3ForCausalLM", AHEAD, None),  # windows: two KV groups
-        ("MistralForCausalLM", CACHED, DRAFTS),
+        ("LlamaForCausalLM", "bfloat16", CHUNKED, None),
+        ("LlamaForCausalLM", "float32", CHUNKED, None),
+        ("Gemma3ForCausalLM", "bfloat16", AHEAD, None),  # windows: two KV groups
+        ("MistralForCausalLM", "bfloat16", CACHED, DRAFTS),
     ],
 )
 def test_output_is_that_of_one_engine(
-    reference: Callable[[str], Reference], start_engine: EngineFactory, transfers: Transfers,
-    architecture: str, features: Features, speculative: SpeculativeConfig | None,
+    reference: Callable[[str, Dtype], Reference], start_engine: EngineFactory, transfers: Transfers,
+    architecture: str, dtype: Dtype, features: Features, speculative: SpeculativeConfig | None,
 ) -> None:  # fmt: skip
-    model = reference(architecture)
+    model = reference(architecture, dtype)
     prefill = start_engine(model.folder, features, make_transfers=transfers)
     decode = start_engine(model.folder, features, make_transfers=transfers, speculative_config=speculative)
     check_split(model, prefill, decode)
@@ -301,13 +304,15 @@ def split(model: Reference, prefill: Engine, decode: Engine) -> Generated:
         prefill.add(name, prompt, kv_transfer_params=KvTransferParams(do_remote_decode=True), max_tokens=1)
     first = prefill.finish(*names)
     for name, prompt in zip(names, model.prompts, strict=True):
-        decode.add(name, prompt, kv_transfer_params=first.outputs[name][-1].kv_transfer_params)
+        to_decode = first.outputs[name][-1].kv_transfer_params
+        decode.add(name, prompt, kv_transfer_params=to_decode, logprobs=1 if name in SCORED else None)
     return decode.finish(*names)
 
 
 def check_split(model: Reference, prefill: Engine, decode: Engine) -> None:
     names, generated = names_of(model), split(model, prefill, decode)
-    assert [generated.token_ids(name) for name in names] == model.outputs
+    for index, name in enumerate(names):
+        model.check(generated, name, index)
     assert generated.stats.transfers is not None
     assert generated.stats.transfers.num_blocks_received > 0
     cached = [generated.outputs[name][0].num_cached_tokens for name in names]

@@ -1,6 +1,6 @@
 """Stop strings with speculation: a text ends where it ends without drafts, and the core lets its sequence go.
 
-The target and its drafts are the trained ones of `examples/models`, in float32: their drafts often hold.
+The target and its drafts are the trained ones of `examples/models`: their drafts often hold.
 """
 
 import asyncio
@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tests.runtime.exactness.conftest import MAX_MODEL_LEN, NUM_NEW_TOKENS, SMALLEST_MARGIN, Engine, Features
+from tests.runtime.exactness.conftest import MAX_MODEL_LEN, NUM_NEW_TOKENS, Engine, Features, said_alone
 from tests.runtime.exactness.speculators import METHODS, NUM_DRAFTS
-from transformers import LlamaForCausalLM
 
 from kvasir_runtime.config import SpeculativeConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
@@ -54,9 +52,8 @@ READY = EngineReady(
 
 @dataclass(frozen=True)
 class Written:
-    """What Hugging Face goes on with."""
+    """What the plain engine goes on with."""
 
-    folder: Path
     tokenizer: Tokenizer
     prompt: list[int]
     text: str
@@ -85,21 +82,10 @@ class SteppedCore:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    folder = tmp_path_factory.mktemp("target")
-    model: Any = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    model.save_pretrained(folder)
-    model.generation_config.eos_token_id = None
+def written() -> Written:
     tokenizer = Tokenizer.load(TARGET)
     prompt = tokenizer.encode(CODE, add_special_tokens=False)
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        tokens = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_NEW_TOKENS, do_sample=False
-        )
-        best = model(tokens).logits[:, len(prompt) - 1 :].topk(2).values
-    assert (best[..., 0] - best[..., 1]).min() > SMALLEST_MARGIN
-    return Written(folder, tokenizer, prompt, tokenizer.decode(tokens[0, len(prompt) :].tolist()))
+    return Written(tokenizer, prompt, tokenizer.decode(said_alone(TARGET, [prompt]).outputs[0]))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -113,7 +99,7 @@ def test_a_text_ends_at_its_stop_string_wherever_drafts_reach(
         num_speculative_tokens=NUM_DRAFTS,
         adaptive=False,
     )
-    engine = start_engine(written.folder, Features(one_step_ahead=True), speculative_config=speculation)
+    engine = start_engine(TARGET, Features(one_step_ahead=True), speculative_config=speculation)
     core = SteppedCore(engine)
     places = range(5, len(written.text) - STOP_LENGTH, len(written.text) // NUM_STOPS)
     stops = [written.text[place : place + STOP_LENGTH] for place in places]

@@ -1,12 +1,16 @@
-"""Ranks that share every layer give what one gives, token for token, whatever else is on (float32, on CPU)."""
+"""Ranks that share every layer give what one gives, token for token, whatever else is on (on CPU).
+
+In bfloat16 they add up in another order than one does, so there what they give is compared, to the last bit, with what
+they give of each request alone.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.exactness.all_kinds import check_all_kinds, run_all_kinds
-from tests.runtime.exactness.conftest import MAX_NUM_SEQS, Features, Generated, engine_over
+from tests.runtime.exactness.all_kinds import check_all_kinds, check_greedy, run_all_kinds
+from tests.runtime.exactness.conftest import DTYPES, MAX_NUM_SEQS, PLAIN, Dtype, Features, Generated, engine_over
 from tests.runtime.exactness.rank_threads import RankThreads, start_ranks
 from tests.runtime.exactness.speculators import METHODS, speculative_config
 
@@ -42,14 +46,19 @@ def of_one_rank() -> dict[str, Generated]:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "method"),
+    ("architecture", "method", "dtype"),
     [
-        *(("Llama", method) for method in (None, *METHODS)),
-        *(("Qwen2Moe", method) for method in (None, "draft_model", "eagle3")),
+        pytest.param(
+            architecture, method, dtype, marks=[pytest.mark.slow] * (dtype == "float32" and method is not None)
+        )
+        for architecture, methods in (("Llama", METHODS), ("Qwen2Moe", ("draft_model", "eagle3")))
+        for method in (None, *methods)
+        for dtype in DTYPES
     ],
 )
 def test_two_ranks_give_what_one_gives_with_every_feature(
     architecture: str,
+    dtype: Dtype,
     method: str | None,
     reference: Any,
     start_engine: Any,
@@ -58,17 +67,23 @@ def test_two_ranks_give_what_one_gives_with_every_feature(
     tmp_path: Path,
 ) -> None:
     """Experts are shared out whole."""
-    expected = reference(f"{architecture}ForCausalLM")
-    if architecture not in of_one_rank:
-        of_one_rank[architecture] = run_all_kinds(start_engine(expected.folder), expected)
+    expected = reference(f"{architecture}ForCausalLM", dtype)
     config = None
     if method is not None:
         config = speculative_config(method, expected.folder, expected.folder, tmp_path / "heads")
     ranks = ranks_of(expected.folder, speculative_config=config, expert_parallel="Moe" in architecture)
+    if dtype == "bfloat16":
+        alone = engine_over(ranks, ranks.workers[0].description, PLAIN, None)
+        plain = run_all_kinds(alone, expected, one_by_one=True)
+    else:
+        if architecture not in of_one_rank:
+            of_one_rank[architecture] = run_all_kinds(start_engine(expected.folder), expected)
+            check_greedy(of_one_rank[architecture], expected)
+        plain = of_one_rank[architecture]
     for features in CROSSES if method is None else (EVERYTHING,):
         engine = engine_over(ranks, ranks.workers[0].description, features, draft_depth(config, MAX_NUM_SEQS))
         generated = run_all_kinds(engine, expected)
-        check_all_kinds(generated, of_one_rank[architecture], expected)
+        check_all_kinds(generated, plain, dtype)
         assert (generated.stats.num_preemptions > 0) == features.few_blocks
         if method == "draft_model":
             assert generated.stats.num_accepted_tokens > 0.4 * generated.stats.num_draft_tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.exactness.conftest import Engine, EngineFactory, Features
+from tests.runtime.exactness.conftest import DTYPES, Engine, EngineFactory, Features
 from tests.runtime.exactness.speculators import NUM_DRAFTS
 from transformers import LlamaForCausalLM
 
@@ -51,10 +51,13 @@ def answers(engine: Engine, prompts: list[list[int]], *, are_forked: bool) -> tu
     return [generated.token_ids(name) for name in names], stats.num_accepted_tokens / max(1, stats.num_draft_tokens)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "float32")) for name in DTYPES]
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the target in a dtype."""
     folder = tmp_path_factory.mktemp("target")
-    LlamaForCausalLM.from_pretrained(MODELS / TARGET, dtype=torch.float32).save_pretrained(folder)
+    LlamaForCausalLM.from_pretrained(MODELS / TARGET, dtype=getattr(torch, request.param)).save_pretrained(folder)
     return folder
 
 
@@ -65,7 +68,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain_answers() -> list[list[int]]:
+def plain_answers(folder: Path) -> list[list[int]]:
     """The plain engine's, once it has been asked."""
     return []
 

@@ -23,9 +23,8 @@ from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.transfers import Transfers, pack, unpack
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.kernels.attention_tiles import splits_for
-from kvasir_runtime.kernels.ops_triton import triton_ops
+from kvasir_runtime.kernels.ops_triton import triton_ops, triton_step_ops
 from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
-from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.speculative.select import proposer_of
 

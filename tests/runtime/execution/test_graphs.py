@@ -17,7 +17,7 @@ from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.captures import CudaGraphCapture, RecordingCapture, StaticInputs
 from kvasir_runtime.execution.graphs import (
     STEPS_BEFORE_CAPTURE,
     STEPS_BEFORE_RECORDING,
@@ -27,10 +27,8 @@ from kvasir_runtime.execution.graphs import (
     GraphShape,
     graph_sizes,
 )
-from kvasir_runtime.execution.recording_capture import RecordingCapture
-from kvasir_runtime.execution.static_inputs import StaticInputs
-from kvasir_runtime.kernels.load_inputs import LoadInputs, load_inputs_reference
-from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
+from kvasir_runtime.kernels.inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.models.decoder import DecoderOutput
 

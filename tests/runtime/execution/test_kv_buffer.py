@@ -19,15 +19,15 @@ from kvasir_runtime.execution.kv_buffer import (
     longest_sequence,
     num_kv_blocks,
 )
-from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout, KvSpec, make_layout
+from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout, KvSpec, Reach, make_layout
 
 GIB = 1024**3
 MIB = 1024**2
 CPU = DeviceMemory("cpu", 64 * GIB, 1 * GIB)
 CUDA = DeviceMemory("cuda", 80 * GIB, 20 * GIB)
-FULL = KvLayout(16, MIB, (KvGroup((0,), None),), ())
+FULL = KvLayout(16, MIB, (KvGroup((0,)),), ())
 QUANTISED = [("int8_per_token_head", torch.int8), ("fp8_per_token_head", torch.float8_e4m3fn)]
-MIXED = KvLayout(16, MIB, (KvGroup((0,), None), KvGroup((1,), 32), KvGroup((2,), 32)), ())
+MIXED = KvLayout(16, MIB, (KvGroup((0,)), KvGroup((1,), Reach.window(32)), KvGroup((2,), Reach.window(32))), ())
 
 
 def blocks(
@@ -102,22 +102,22 @@ def test_what_can_never_work_is_refused_by_name(flag: str, cache: CacheConfig) -
 
 
 def spec(**changes: Any) -> KvSpec:
-    shape = {"kind": "full", "num_kv_heads": 2, "head_dim": 8, "dtype": "float32", "itemsize": 4}
+    shape = {"num_kv_heads": 2, "key_dim": 8, "value_dim": 8, "dtype": "float32", "itemsize": 4}
     return KvSpec(**(shape | changes))
 
 
 def test_layers_lie_behind_each_other_within_a_page() -> None:
     specs = [
         spec(),
-        spec(num_kv_heads=1, head_dim=4),
-        spec(window=32, kind="window"),
+        spec(num_kv_heads=1, key_dim=4, value_dim=4),
+        spec(reach=Reach.window(32)),
         spec(dtype="bfloat16", itemsize=2),
     ]
     layout = make_layout(specs, block_size=8)
     buffer = allocate_kv_buffer(layout, 5, torch.device("cpu")).zero_()
     caches = layer_caches(layout, specs, buffer)
     for number, (cache, own, place) in enumerate(zip(caches, specs, layout.places, strict=True), 1):
-        shape = (5, 8, own.num_kv_heads, own.head_dim)
+        shape = (5, 8, own.num_kv_heads, own.key_dim)
         assert cache.key.shape == cache.value.shape == shape
         assert str(cache.key.dtype) == f"torch.{own.dtype}"
         assert cache.group == place.group
@@ -136,8 +136,8 @@ def test_layers_lie_behind_each_other_within_a_page() -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [spec(), spec(num_kv_heads=3, head_dim=5), spec(kind="latent", num_kv_heads=1)],
-    ids=["full", "odd", "latent"],
+    [spec(), spec(num_kv_heads=3, key_dim=5, value_dim=5), spec(value_dim=0, num_kv_heads=1), spec(key_dim=12)],
+    ids=["full", "odd", "latent", "uneven"],
 )
 @pytest.mark.parametrize(("kv_cache_dtype", "dtype"), QUANTISED)
 def test_a_quantised_layer_is_its_scales_and_then_its_codes(
@@ -153,7 +153,7 @@ def test_a_quantised_layer_is_its_scales_and_then_its_codes(
     assert cache.key_scale.dtype == cache.value_scale.dtype == torch.float32
     assert cache.key_scale.shape == cache.value_scale.shape == cache.key.shape[:3] == (3, 8, layer.num_kv_heads)
     parts = [cache.key_scale, cache.value_scale, cache.key, cache.value]
-    if layer.kind == "latent":
+    if not layer.value_dim:
         assert cache.key_scale.data_ptr() == cache.value_scale.data_ptr()
         parts = parts[::2]
     starts = [part[1].data_ptr() - buffer[1].data_ptr() for part in parts]
@@ -164,7 +164,7 @@ def test_a_quantised_layer_is_its_scales_and_then_its_codes(
 
 
 def test_a_latent_layer_has_one_vector_for_keys_and_values() -> None:
-    specs = [spec(kind="latent", num_kv_heads=1, head_dim=24)]
+    specs = [spec(num_kv_heads=1, key_dim=24, value_dim=0)]
     layout = make_layout(specs, block_size=8)
     (cache,) = layer_caches(layout, specs, allocate_kv_buffer(layout, 2, torch.device("cpu")))
     assert cache.key.data_ptr() == cache.value.data_ptr()

@@ -11,7 +11,7 @@ from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout
 
 CPU = torch.device("cpu")
 MIB = 2**20
-LAYOUT = KvLayout(16, MIB, (KvGroup((0,), None),), ())
+LAYOUT = KvLayout(16, MIB, (KvGroup((0,)),), ())
 MEMORY = {kind: DeviceMemory(kind, 1000 * MIB, 100 * MIB) for kind in ("cpu", "cuda")}
 
 

@@ -23,7 +23,7 @@ from kvasir_runtime.parallel.groups import alone
 from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 
-PROPOSER_SPEC = KvSpec(kind="full", num_kv_heads=1, head_dim=8, dtype="float32", itemsize=4)
+PROPOSER_SPEC = KvSpec(num_kv_heads=1, key_dim=8, value_dim=8, dtype="float32", itemsize=4)
 
 
 class EmptyProposer:
@@ -115,7 +115,7 @@ def test_a_proposers_layers_join_the_targets(folder: Path) -> None:
         make_proposer,
     ).description
     assert made_with == [64, torch.float32, 64]
-    assert loaded.layout.groups[0].layers == (0, 1)
+    assert loaded.layout.groups[0].specs == (0, 1)
     assert [cache.key.shape for cache in proposer.caches] == [(loaded.num_blocks, 16, 1, 8)]
 
 

@@ -37,16 +37,12 @@ from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, triton_silu_and_mul
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.attention_tiles import HeadShape
-from kvasir_runtime.kernels.combine_experts_triton import triton_combine_experts
-from kvasir_runtime.kernels.expert_groups_triton import triton_group_by_expert
-from kvasir_runtime.kernels.expert_routing_triton import triton_route
+from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
-from kvasir_runtime.kernels.load_inputs import DecodeTensors
-from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
+from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors
+from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.philox_triton import triton_uniform
-from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors
-from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
 from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 
-from kvasir_runtime.kernels.expert_groups import group_by_expert_reference
+from kvasir_runtime.kernels.experts import group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import PATHS, Linear, make_weight
 from kvasir_runtime.kernels.linear_weight import VARIANTS, has_onednn

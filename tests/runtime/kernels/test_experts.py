@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvasir_runtime.kernels.expert_routing import Routing
+from kvasir_runtime.kernels.experts import Routing
 from kvasir_runtime.kernels.ops import cpu_ops, reference_ops
 
 CPU, REFERENCE = cpu_ops(), reference_ops()

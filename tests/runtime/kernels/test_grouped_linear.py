@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.expert_groups import ExpertGroups, group_by_expert_reference
+from kvasir_runtime.kernels.experts import ExpertGroups, group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight, SeparateExperts, make_grouped_weight
 from kvasir_runtime.kernels.linear_weight import VARIANTS, PlainWeight, has_onednn
 from kvasir_runtime.kernels.native import load_library

@@ -6,12 +6,13 @@ import pytest
 import torch
 from tests.runtime.kernels.triton_device import DEVICE, DTYPES, GPU_MARKS, TOLERANCES, randn
 
-from kvasir_runtime.kernels.combine_experts import combine_experts_reference
-from kvasir_runtime.kernels.combine_experts_triton import triton_combine_experts
-from kvasir_runtime.kernels.expert_groups import group_by_expert_reference
-from kvasir_runtime.kernels.expert_groups_triton import triton_group_by_expert
-from kvasir_runtime.kernels.expert_routing import Routing, route_reference
-from kvasir_runtime.kernels.expert_routing_triton import triton_route
+from kvasir_runtime.kernels.experts import (
+    Routing,
+    combine_experts_reference,
+    group_by_expert_reference,
+    route_reference,
+)
+from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
 from kvasir_runtime.kernels.grouped_linear import SeparateExperts
 from kvasir_runtime.kernels.grouped_linear_triton import (
     FEW_ROWS,

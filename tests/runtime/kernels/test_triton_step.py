@@ -7,12 +7,17 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.argmax import argmax_reference
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
-from kvasir_runtime.kernels.load_inputs import DecodeTensors, load_inputs_reference
-from kvasir_runtime.kernels.load_inputs_triton import triton_load_inputs
+from kvasir_runtime.kernels.inputs import (
+    DecodeTensors,
+    InputBuffers,
+    PlannedTokens,
+    RowTensors,
+    load_inputs_reference,
+    prepare_inputs_reference,
+)
+from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.philox import uniform_reference
 from kvasir_runtime.kernels.philox_triton import triton_uniform
-from kvasir_runtime.kernels.prepare_inputs import InputBuffers, PlannedTokens, RowTensors, prepare_inputs_reference
-from kvasir_runtime.kernels.prepare_inputs_triton import triton_prepare_inputs
 
 pytestmark = GPU_MARKS
 NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, MAX_DRAFTS = 5, 700, 16, 3

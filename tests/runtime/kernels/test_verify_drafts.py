@@ -8,8 +8,8 @@ import torch
 from tests.runtime.kernels.triton_device import DTYPES, GPU_MARKS, on_device
 from torch import Tensor
 
+from kvasir_runtime.kernels.ops_triton import triton_step_ops
 from kvasir_runtime.kernels.step_ops import cpu_step_ops, reference_step_ops
-from kvasir_runtime.kernels.step_ops_triton import triton_step_ops
 from kvasir_runtime.kernels.verify_drafts import (
     DrawnPositions,
     KnownTokens,

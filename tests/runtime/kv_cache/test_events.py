@@ -1,6 +1,7 @@
 """What readers of KV events are told; blocks hold 4 tokens."""
 
 import pytest
+from tests.runtime.kv_cache.groups import groups_of
 
 from kvasir_runtime.kv_cache.block_hash import hash_blocks
 from kvasir_runtime.kv_cache.events import (
@@ -21,7 +22,7 @@ class Cache:
     """A KvCache and the log of its events."""
 
     def __init__(self, *windows: int | None, num_blocks: int = 64, enabled: bool = True) -> None:
-        groups = tuple(KvGroup((index,), window) for index, window in enumerate(windows or (None,)))
+        groups = groups_of(windows or (None,))
         self.log = KvEventLog(4, groups)
         self.kv = KvCache(num_blocks, 4, groups, enable_prefix_caching=enabled, event_log=self.log)
         self.log.take()
@@ -47,7 +48,7 @@ def stored(tokens: list[int], first: int, last: int) -> BlockStored:
 
 
 def test_a_log_begins_with_an_empty_cache_so_that_readers_forget_the_engine_before():
-    assert KvEventLog(4, (KvGroup((0,), None),)).take() == [AllBlocksCleared()]
+    assert KvEventLog(4, (KvGroup((0,)),)).take() == [AllBlocksCleared()]
 
 
 def test_full_blocks_that_were_written_are_stored_in_one_event_with_their_tokens():
@@ -153,7 +154,7 @@ def test_without_a_prefix_cache_there_is_nothing_to_tell():
     [((None,), 0), ((None, None), 1), ((None, 5), 0), ((5, None), 1), ((5, None, 8), 1), ((5, 8), 1)],
 )
 def test_the_last_group_that_keeps_all_tokens_speaks_for_all(windows, group):
-    assert reported_group([KvGroup((index,), window) for index, window in enumerate(windows)]) == group
+    assert reported_group(groups_of(windows)) == group
 
 
 def test_each_block_is_told_once_however_many_groups_there_are():

@@ -1,18 +1,18 @@
 """Prefixes, growth, windows and forks over a pool; blocks hold 4 tokens."""
 
 import pytest
+from tests.runtime.kv_cache.groups import Seen, groups_of
 
 from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import Reach
 
 TOKENS = list(range(100, 140))
 FULL: tuple[int | None, ...] = (None,)
 
 
-def make_cache(*windows: int | None, num_blocks: int = 64, enabled: bool = True) -> KvCache:
-    groups = tuple(KvGroup((index,), window) for index, window in enumerate(windows))
-    return KvCache(num_blocks, 4, groups, enable_prefix_caching=enabled)
+def make_cache(*windows: Seen, num_blocks: int = 64, enabled: bool = True) -> KvCache:
+    return KvCache(num_blocks, 4, groups_of(windows), enable_prefix_caching=enabled)
 
 
 def hold(cache: KvCache, num_tokens: int, *, salt: tuple[bytes, ...] = ()) -> SequenceBlocks:
@@ -234,7 +234,9 @@ def test_a_cached_prefix_costs_a_page_only_where_its_blocks_are_free():
     assert cache.num_pages_to_admit(prefix, 24, 8) == 2 + 4, "reviving takes a block off the free list"
 
 
-@pytest.mark.parametrize("windows", [(None,), (6,), (None, 6, 3), (1,), (5, 4)])
+@pytest.mark.parametrize(
+    "windows", [(None,), (6,), (None, 6, 3), (1,), (5, 4), (None, Reach.chunk(8)), (Reach.chunk(6), 3)]
+)
 @pytest.mark.parametrize("at_once", [1, 3, 4, 7, 16])
 def test_the_bound_is_enough_for_a_sequence_that_lets_go_of_what_is_behind_its_windows(windows, at_once):
     cache = make_cache(*windows)
@@ -248,7 +250,7 @@ def test_the_bound_is_enough_for_a_sequence_that_lets_go_of_what_is_behind_its_w
     assert most_used <= bound
 
 
-@pytest.mark.parametrize("windows", [(None,), (6,), (None, 6, 3), (1,), (16, 40)])
+@pytest.mark.parametrize("windows", [(None,), (6,), (None, 6, 3), (1,), (16, 40), (None, Reach.chunk(12))])
 @pytest.mark.parametrize("at_once", [1, 4, 7])
 @pytest.mark.parametrize("num_cached", [4, 20, 36])
 @pytest.mark.parametrize("is_held", [False, True])
@@ -526,3 +528,42 @@ def test_released_blocks_stay_findable_and_the_sequence_may_begin_again():
     assert (blocks.capacity, blocks.num_offered) == (0, 0)
     cache.adopt(blocks, cache.match(TOKENS[:13], blocks), 0)
     assert (blocks.capacity, blocks.num_offered) == (12, 3)
+
+
+# --- chunks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_prefix_that_ends_with_a_chunk_needs_no_block_of_its_group():
+    cache = make_cache(None, Reach.chunk(8))
+    held = hold(cache, 40)
+    for index in range(10):
+        forget(cache, held, 1, index)
+    assert found(cache.match(TOKENS[:18], cache.empty())) == [[0, 1, 2, 3], []]
+    assert cache.match(TOKENS[:24], cache.empty()).num_tokens == 16, "five blocks end within a chunk"
+
+
+def test_a_prefix_that_ends_within_a_chunk_needs_the_chunk_so_far():
+    cache = make_cache(None, Reach.chunk(16))
+    hold(cache, 40)
+    assert found(cache.match(TOKENS[:25], cache.empty())) == [[0, 1, 2, 3, 4, 5], [4, 5]]
+
+
+def test_a_chunk_is_freed_whole_when_its_last_token_is_written():
+    cache = make_cache(Reach.chunk(8))
+    held = hold(cache, 12)
+    for written, freed in ((7, 0), (8, 2), (11, 2)):
+        cache.free_behind(held, written)
+        assert [block is None for block in held.tables[0]].count(True) == freed
+
+
+def test_a_chunk_that_ends_within_a_block_keeps_the_block():
+    cache = make_cache(Reach.chunk(6))
+    held = hold(cache, 12)
+    cache.free_behind(held, 6)
+    assert [block is None for block in held.tables[0]] == [True, False, False]
+
+
+def test_groups_that_see_a_block_are_those_whose_next_token_does():
+    cache = make_cache(None, Reach.chunk(16), 6)
+    assert [cache.groups_seeing(index, 6) for index in (0, 3, 4, 5)] == [[0], [0], [0, 1, 2], [0, 1, 2]]
+    assert cache.groups_seeing(3, 4) == [0, 2]

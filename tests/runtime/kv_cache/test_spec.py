@@ -7,10 +7,12 @@ import pytest
 
 from kvasir_runtime.kv_cache.spec import (
     ALIGNMENT_BYTES,
+    FULL,
     MAX_PADDING,
     KvGroup,
     KvLayout,
     KvSpec,
+    Reach,
     make_layout,
     resized_layout,
     stage_layout,
@@ -20,9 +22,14 @@ BLOCK_SIZE = 16
 
 
 def spec(*, window: int | None = None, num_kv_heads: int = 2, head_dim: int = 8, itemsize: int = 2) -> KvSpec:
-    kind = "full" if window is None else "window"
+    reach = FULL if window is None else Reach.window(window)
     return KvSpec(
-        kind=kind, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype="bfloat16", itemsize=itemsize, window=window
+        num_kv_heads=num_kv_heads,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        dtype="bfloat16",
+        itemsize=itemsize,
+        reach=reach,
     )
 
 
@@ -63,15 +70,39 @@ def test_a_cache_of_the_models_type_changes_nothing():
 
 
 def test_a_latent_layer_keeps_one_tensor():
-    latent = KvSpec(kind="latent", num_kv_heads=1, head_dim=576, dtype="bfloat16", itemsize=2)
+    latent = KvSpec(num_kv_heads=1, key_dim=576, value_dim=0, dtype="bfloat16", itemsize=2)
     assert (latent.num_tensors, latent.token_bytes) == (1, 1152)
     assert latent.as_cached("fp8_per_token_head").token_bytes == 576 + 4
     assert (spec().num_tensors, spec(window=4).num_tensors) == (2, 2)
 
 
+def test_keys_and_values_may_differ_in_size():
+    uneven = KvSpec(num_kv_heads=2, key_dim=24, value_dim=16, dtype="bfloat16", itemsize=2)
+    assert uneven.token_bytes == 2 * 2 * (24 + 16)
+    assert uneven.as_cached("int8_per_token_head").head_parts == (4, 4, 24, 16)
+
+
+@pytest.mark.parametrize(
+    ("reach", "first_seen"),
+    [
+        (FULL, [0, 0, 0, 0, 0, 0, 0]),
+        (Reach.window(3), [0, 0, 0, 1, 2, 3, 4]),
+        (Reach.chunk(3), [0, 0, 0, 3, 3, 3, 6]),
+    ],
+    ids=str,
+)
+def test_a_reach_says_where_what_a_token_sees_begins(reach: Reach, first_seen: list[int]):
+    assert [reach.first_seen(position) for position in range(7)] == first_seen
+
+
+def test_chunks_and_windows_of_one_size_are_two_reaches():
+    specs = [replace(spec(), reach=reach) for reach in (Reach.chunk(8), Reach.window(8), Reach.chunk(8))]
+    assert [group.specs for group in make_layout(specs, BLOCK_SIZE).groups] == [(0,), (2,), (1,)]
+
+
 def test_layers_of_one_reach_are_one_group_in_order():
     layout = make_layout([spec()] * 5, BLOCK_SIZE)
-    assert layout.groups == (KvGroup((0, 1, 2, 3, 4), None),)
+    assert layout.groups == (KvGroup((0, 1, 2, 3, 4)),)
     assert layout.page_bytes == 5 * LAYER_BYTES
     assert layout.block_size == BLOCK_SIZE
     assert [place.offset_bytes for place in layout.places] == [index * LAYER_BYTES for index in range(5)]
@@ -79,17 +110,17 @@ def test_layers_of_one_reach_are_one_group_in_order():
 
 def test_one_window_is_one_reach():
     layout = make_layout([spec(window=32)] * 3, BLOCK_SIZE)
-    assert layout.groups == (KvGroup((0, 1, 2), 32),)
+    assert layout.groups == (KvGroup((0, 1, 2), Reach.window(32)),)
 
 
 def test_full_and_window_layers_become_groups_of_equally_many():
     """4 full and 22 window layers: pages of 4 would leave 2 of 28 places idle (7.7 %), which is within the bound."""
     layout = make_layout(GEMMA_3, BLOCK_SIZE)
     assert layout.page_bytes == 4 * LAYER_BYTES
-    assert [(len(group.layers), group.window) for group in layout.groups] == [
+    assert [(len(group.specs), group.reach.size) for group in layout.groups] == [
         *[(4, 512)] * 5, (2, 512), (4, None)
     ]  # fmt: skip
-    assert layout.groups[-1].layers == (5, 11, 17, 23)
+    assert layout.groups[-1].specs == (5, 11, 17, 23)
 
 
 def test_the_largest_page_within_the_padding_bound_is_taken():
@@ -108,18 +139,18 @@ def test_a_page_holds_the_largest_layer():
     """One layer as large as all others of its reach, and alone in pages that are as large as itself."""
     layout = make_layout(LAYOUTS["larger window layers"], BLOCK_SIZE)
     assert layout.page_bytes == 4 * LAYER_BYTES
-    assert layout.groups == (KvGroup((0,), 64), KvGroup((3,), 64), KvGroup((1, 2), None))
+    assert layout.groups == (KvGroup((0,), Reach.window(64)), KvGroup((3,), Reach.window(64)), KvGroup((1, 2)))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layer_has_exactly_one_place_in_a_group_of_its_reach(name):
     specs = LAYOUTS[name]
     layout = make_layout(specs, BLOCK_SIZE)
-    assert sorted(layer for group in layout.groups for layer in group.layers) == list(range(len(specs)))
+    assert sorted(layer for group in layout.groups for layer in group.specs) == list(range(len(specs)))
     assert len(layout.places) == len(specs)
     for layer, (some, place) in enumerate(zip(specs, layout.places, strict=True)):
-        assert layer in layout.groups[place.group].layers
-        assert layout.groups[place.group].window == some.window
+        assert layer in layout.groups[place.group].specs
+        assert layout.groups[place.group].reach == some.reach
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -128,7 +159,7 @@ def test_places_are_aligned_and_neither_overlap_nor_leave_the_page(name):
     layout = make_layout(specs, BLOCK_SIZE)
     for group in layout.groups:
         end = 0
-        for layer in group.layers:
+        for layer in group.specs:
             offset = layout.places[layer].offset_bytes
             assert offset % ALIGNMENT_BYTES == 0
             assert offset >= end
@@ -149,7 +180,7 @@ def test_a_draft_layer_larger_than_all_others_gets_a_page_it_fits_in():
 
 
 def test_a_page_is_a_multiple_of_the_alignment_even_for_odd_layers():
-    odd = KvSpec(kind="full", num_kv_heads=1, head_dim=3, dtype="int8", itemsize=1)
+    odd = KvSpec(num_kv_heads=1, key_dim=3, value_dim=3, dtype="int8", itemsize=1)
     layout = make_layout([odd, odd], 1)
     assert [place.offset_bytes for place in layout.places] == [0, ALIGNMENT_BYTES]
     assert layout.page_bytes == 2 * ALIGNMENT_BYTES
@@ -166,12 +197,12 @@ def test_stages_have_the_same_groups_and_pages_of_their_own_layers(name, num_sta
     specs, stages = LAYOUTS[name], stages_of(len(LAYOUTS[name]), num_stages)
     layouts = [stage_layout(specs, BLOCK_SIZE, stages, index) for index in range(num_stages)]
     assert len({layout.groups for layout in layouts}) == 1
-    assert sorted(layer for group in layouts[0].groups for layer in group.layers) == list(range(len(specs)))
+    assert sorted(layer for group in layouts[0].groups for layer in group.specs) == list(range(len(specs)))
     for layers, layout in zip(stages, layouts, strict=True):
         ends = [0] * len(layout.groups)
         for layer, place in zip(layers, layout.places, strict=True):
-            assert layer in layout.groups[place.group].layers
-            assert layout.groups[place.group].window == specs[layer].window
+            assert layer in layout.groups[place.group].specs
+            assert layout.groups[place.group].reach == specs[layer].reach
             assert place.offset_bytes == ends[place.group]
             ends[place.group] += layer_bytes(specs[layer])
         assert max(ends) == layout.page_bytes
@@ -188,14 +219,14 @@ def test_groups_take_layers_from_all_stages_so_that_none_has_idle_pages():
 
 def test_one_reach_is_one_group_on_every_stage():
     first, last = (stage_layout([spec()] * 5, BLOCK_SIZE, [range(3), range(3, 5)], index) for index in range(2))
-    assert [group.layers for group in first.groups] == [(0, 3, 1, 4, 2)]
+    assert [group.specs for group in first.groups] == [(0, 3, 1, 4, 2)]
     assert (first.page_bytes, last.page_bytes) == (3 * LAYER_BYTES, 2 * LAYER_BYTES)
     assert [place.offset_bytes for place in last.places] == [0, LAYER_BYTES]
 
 
 @pytest.mark.parametrize("specs", LAYOUTS.values(), ids=LAYOUTS)
 def test_layers_of_twice_the_size_stay_in_their_groups(specs: list[KvSpec]):
-    larger = [replace(spec, head_dim=2 * spec.head_dim) for spec in specs]
+    larger = [replace(spec, key_dim=2 * spec.key_dim, value_dim=2 * spec.value_dim) for spec in specs]
     assert resized_layout(make_layout(specs, BLOCK_SIZE), larger) == make_layout(larger, BLOCK_SIZE)
     stages = [range(2), range(2, len(specs))]
     for index, layers in enumerate(stages):

@@ -1,8 +1,9 @@
 """Every family's logits and residual streams equal Hugging Face's, computed at once or in chunks over the KV cache."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from kvasir_runtime.attention.backend import AttentionStep, GroupInputs, LayerCa
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.kernels.ops import reference_ops
+from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.decoder import Decoder, DecoderOutput
 from kvasir_runtime.models.families import read_options
+from kvasir_runtime.models.grouped_query import GroupedQueryAttention
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
@@ -101,7 +104,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
 
 def empty_caches(decoder: Decoder) -> list[LayerCache]:
     shapes = [
-        (NUM_TOKENS // BLOCK_SIZE, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+        (NUM_TOKENS // BLOCK_SIZE, BLOCK_SIZE, spec.num_kv_heads, spec.key_dim)
         for spec in decoder.kv_specs(torch.float32)
     ]
     return [LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), 0) for shape in shapes]
@@ -181,3 +184,51 @@ def test_stages_come_to_the_same_numbers_as_the_whole(kept: list[int] | None, pa
     output = last(step.inputs.token_ids, step, empty_caches(last), kept_tokens, captured, entering=left)
     assert torch.equal(last.logits(output.hidden), pair.ours.logits(whole.hidden))
     assert all(torch.equal(a, b) for a, b in zip(output.captured, whole.captured, strict=True))
+
+
+@dataclass(frozen=True)
+class SharedKv:
+    """Keeps nothing of its own: attends to the first layer's keys and values with queries of its own."""
+
+    attention: GroupedQueryAttention
+
+    @property
+    def output(self) -> Callable[[Tensor], Tensor]:
+        return self.attention.output
+
+    def kv_specs(self, dtype: torch.dtype) -> tuple[KvSpec, ...]:
+        return ()
+
+    def __call__(self, hidden: Tensor, step: AttentionStep, caches: Sequence[LayerCache]) -> Tensor:
+        options = self.attention.options
+        query = self.attention.qkv(hidden)[:, : options.query_size].view(len(hidden), options.num_heads, -1)
+        return step.attend(query, caches[0], scale=options.scale, window=None, softcap=None).flatten(1)
+
+
+@pytest.mark.parametrize("pair", ["LlamaForCausalLM"], indirect=True)
+@torch.inference_mode()
+def test_a_layer_that_declares_no_kv_reads_another_layers(pair: Pair) -> None:
+    first, second, third = pair.ours.layers[:3]
+    shared = replace(second, attention=SharedKv(cast(GroupedQueryAttention, second.attention)))
+    last = replace(third, attention=replace(cast(GroupedQueryAttention, third.attention), cache_index=1))
+    decoder = replace(pair.ours, layers=(first, shared, last))
+    seen = []
+    for lengths in ([NUM_TOKENS], [NUM_TOKENS - 1, 1]):
+        caches, start = empty_caches(decoder), 0
+        assert len(caches) == 2
+        for length in lengths:
+            hidden = run(decoder, step_of(start, length), caches, None, ()).hidden
+            start += length
+        seen.append(hidden[-1])
+    torch.testing.assert_close(seen[0], seen[1])
+    assert not seen[0].isnan().any()
+
+
+@torch.inference_mode()
+def test_values_may_be_of_another_size_than_keys() -> None:
+    cache = LayerCache(torch.randn(10, BLOCK_SIZE, 2, 8), torch.randn(10, BLOCK_SIZE, 2, 6), 0)
+    step = step_of(NUM_TOKENS - 3, 3)
+    query = torch.randn(3, 4, 8)
+    padded = LayerCache(cache.key, torch.nn.functional.pad(cache.value, (0, 2)), 0)
+    out, wide = (step.attend(query, each, scale=0.3, window=None, softcap=None) for each in (cache, padded))
+    torch.testing.assert_close(out, wide[..., :6])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ModelLoadError
+from kvasir_runtime.kv_cache.spec import FULL, Reach
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
 from kvasir_runtime.models.options import DecoderOptions, MoeOptions
@@ -70,9 +71,9 @@ def test_layer_types_that_do_not_fit_are_refused() -> None:
 
 def test_each_layer_says_what_it_keeps_in_the_kv_cache() -> None:
     layers = options_of("Gemma2ForCausalLM", sliding_window=8, head_dim=16).layers
-    full, window = (layer.attention.kv_spec(torch.bfloat16) for layer in layers[1::-1])
-    assert (full.kind, full.window, window.kind, window.window) == ("full", None, "window", 8)
-    assert (full.num_kv_heads, full.head_dim, full.dtype, full.itemsize) == (2, 16, "bfloat16", 2)
+    full, window = (spec for layer in layers[1::-1] for spec in layer.attention.kv_specs(torch.bfloat16))
+    assert (full.reach, window.reach) == (FULL, Reach.window(8))
+    assert (full.num_kv_heads, full.head_dims, full.dtype, full.itemsize) == (2, (16, 16), "bfloat16", 2)
 
 
 def test_the_shortest_exact_length_of_any_layer_bounds_the_model() -> None:

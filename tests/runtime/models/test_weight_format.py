@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvasir_runtime.errors import CheckpointError
-from kvasir_runtime.kernels.expert_groups import group_by_expert_reference
+from kvasir_runtime.kernels.experts import group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight, SeparateExperts
 from kvasir_runtime.kernels.linear_weight import LinearWeight, PlainWeight
 from kvasir_runtime.kernels.ops import reference_ops

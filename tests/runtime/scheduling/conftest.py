@@ -12,13 +12,12 @@ from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 from kvasir_runtime.scheduling.step_budget import StepBudget
-from kvasir_runtime.scheduling.update import Outcome
 from kvasir_runtime.scheduling.waiting import PolicyName, WaitingQueue, waiting_queue
 
 settings.register_profile("long", max_examples=3000, stateful_step_count=60, deadline=None)
@@ -27,7 +26,7 @@ settings.load_profile("same")
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
-FULL = (KvGroup((0,), None),)
+FULL = (KvGroup((0,)),)
 
 
 def least_blocks(groups: tuple[KvGroup, ...], block_size: int, max_model_len: int, budget: int) -> int:
@@ -98,7 +97,7 @@ class Engine:
         arrival = remote.expect(request_id)
         assert remote.make_room(arrival, self.scheduler.last_step_under_way)
         for index, block_ids in arrival.pages.items():
-            self.rank.land(block_ids, index, prompt if index < num_good else None)
+            self.rank.read_into(block_ids, index, prompt if index < num_good else None)
         remote.settle(request_id, num_good)
         self.scheduler.release(request_id)
         return request_id
@@ -148,7 +147,7 @@ def make_engine() -> Callable[..., Engine]:
         *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 32, chunked: bool = True, cache: bool = True,
         policy: PolicyName = "fcfs", ahead: int = 0, groups: tuple[KvGroup, ...] = FULL, drafts: int = 0,
         wrong_drafts: int = 0, num_stages: int = 1, depth: FixedDepth | None = None,
-        queue: WaitingQueue | None = None, kv_cache: type[KvCache] = KvCache,
+        threshold: int = 0, queue: WaitingQueue | None = None, kv_cache: type[KvCache] = KvCache,
         step_budget: StepBudget | None = None,
     ) -> Engine:  # fmt: skip
         log = KvEventLog(BLOCK_SIZE, groups)
@@ -159,7 +158,7 @@ def make_engine() -> Callable[..., Engine]:
             enable_chunked_prefill=chunked, num_stages=num_stages, step_budget=step_budget,
         )  # fmt: skip
         depth = FixedDepth(drafts) if drafts else depth
-        scheduler = Scheduler(limits, kv, waiting_queue(policy) if queue is None else queue, depth)
+        scheduler = Scheduler(limits, kv, waiting_queue(policy, threshold) if queue is None else queue, depth)
         return Engine(scheduler, kv, FakeRank(BLOCK_SIZE, groups, wrong_drafts), max(ahead, num_stages - 1), log)
 
     return make

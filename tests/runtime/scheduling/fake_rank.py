@@ -91,7 +91,7 @@ class FakeRank:
         copied = [(target, offset) for _, target in plan.block_copies.tolist() for offset in range(self.block_size)]
         self.slots = before | dict.fromkeys([*self.slots, *copied], GARBAGE)
 
-    def land(self, block_ids: BlockIds, index: int, token_ids: list[int] | None) -> None:
+    def read_into(self, block_ids: BlockIds, index: int, token_ids: list[int] | None) -> None:
         """What a connector reads into these pages: block `index` of the tokens, None: anything else."""
         for block_id in block_ids:
             for offset in range(0 if block_id is None else self.block_size):
@@ -163,11 +163,11 @@ class FakeRank:
         history = row.token_ids + row.drafts
         last = row.num_computed + length
         for group, table in zip(self.groups, row.tables, strict=True):
-            first = 0 if group.window is None else max(0, row.num_computed - group.window + 1)
+            first = group.reach.first_seen(row.num_computed)
             for position in range(first, last):
                 held = self.slots.get((table[position // self.block_size], position % self.block_size))
                 assert held == tuple(history[: position + 1]), (
-                    f"slot of position {position}, window {group.window}: holds {held}, not {history[: position + 1]}"
+                    f"slot of position {position}, {group.reach}: holds {held}, not {history[: position + 1]}"
                 )
 
     def _result(self, plan: StepPlan, lengths: dict[int, int]) -> StepResult:

@@ -4,11 +4,11 @@ import pytest
 from tests.runtime.scheduling.conftest import BLOCK_SIZE, FULL, MAX_MODEL_LEN, Engine, least_blocks
 from tests.runtime.scheduling.fake_rank import continuation
 
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 
-ONE_WINDOW = (*FULL, KvGroup((1,), 6))
-TWO_WINDOWS = (*ONE_WINDOW, KvGroup((2,), 9))
-WINDOW_ALONE = (KvGroup((0,), 12),)
+ONE_WINDOW = (*FULL, KvGroup((1,), Reach.window(6)))
+TWO_WINDOWS = (*ONE_WINDOW, KvGroup((2,), Reach.window(9)))
+WINDOW_ALONE = (KvGroup((0,), Reach.window(12)),)
 PROMPT = list(range(100, 160))
 BUDGET = 8
 

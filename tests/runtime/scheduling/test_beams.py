@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 import pytest
 from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, continuation
 
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, Hypothesis, num_candidates
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 
 PROMPT = [3, 1, 4, 1, 5, 9]
-FULL = (KvGroup((0,), None),)
-WINDOWS = (KvGroup((0,), None), KvGroup((1,), 6))
+FULL = (KvGroup((0,)),)
+WINDOWS = (KvGroup((0,)), KvGroup((1,), Reach.window(6)))
 
 
 def search(beam: BeamSearch, max_tokens: int, stop: tuple[int, ...] = ()) -> list[Hypothesis]:

@@ -3,7 +3,7 @@
 from tests.runtime.scheduling.fake_rank import continuation
 
 from kvasir_runtime.kv_cache.events import BlockRemoved, BlockStored
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 
 PROMPT = list(range(1, 11))
 
@@ -122,7 +122,7 @@ def test_blocks_that_a_preempted_sequence_lost_to_another_are_removed(make_engin
 
 
 def test_behind_a_window_the_full_groups_blocks_stay_stored(make_engine):
-    engine = make_engine(groups=(KvGroup((0,), None), KvGroup((1,), 5)))
+    engine = make_engine(groups=(KvGroup((0,)), KvGroup((1,), Reach.window(5))))
     request = engine.add(PROMPT, max_tokens=10)
     engine.run()
     assert stored_tokens(engine) == [*PROMPT, *engine.tokens[request]][:16]

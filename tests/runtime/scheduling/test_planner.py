@@ -4,7 +4,7 @@ import pytest
 from tests.runtime.scheduling.conftest import FixedDepth
 from tests.runtime.scheduling.fake_rank import continuation
 
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 
 
 def decoding(make_engine, num_streams, **options):
@@ -88,7 +88,7 @@ def test_what_landed_for_one_that_waits_is_given_up_before_a_running_prompt_take
 
 
 def test_a_prompt_waits_for_what_its_own_steps_leave_behind_a_window_before_it_preempts(make_engine):
-    groups = (KvGroup((0,), None), KvGroup((1,), 6))
+    groups = (KvGroup((0,)), KvGroup((1,), Reach.window(6)))
     engine = urgent_prompt(make_engine, 50, 0, num_blocks=22, budget=9, ahead=1, groups=groups)
     assert engine.run() == {"request-1": continuation([50] * 3, 12), "request-2": continuation([60] * 50, 2)}
     assert engine.scheduler.stats(0, 0.0).num_preemptions == 0
@@ -227,7 +227,7 @@ def test_steps_ahead_stop_at_the_last_token_allowed(make_engine, ahead):
 
 
 def test_a_window_sequence_longer_than_the_pool_runs(make_engine):
-    engine = make_engine(num_blocks=5, groups=(KvGroup((0,), 6),), budget=8, cache=False)
+    engine = make_engine(num_blocks=5, groups=(KvGroup((0,), Reach.window(6)),), budget=8, cache=False)
     request = engine.add([1] * 40, max_tokens=20)
     assert engine.run()[request] == continuation([1] * 40, 20)
     assert engine.scheduler.stats(0, 0.0).num_preemptions == 0

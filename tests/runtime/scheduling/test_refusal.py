@@ -11,10 +11,10 @@ from tests.runtime.scheduling.fake_rank import continuation
 
 from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks, Tokens
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 
 PROMPT = list(range(100, 140))
-FULL, WINDOW, LONG_WINDOW = KvGroup((0,), None), KvGroup((1,), 6), KvGroup((2,), 13)
+FULL, WINDOW, LONG_WINDOW = KvGroup((0,)), KvGroup((1,), Reach.window(6)), KvGroup((2,), Reach.window(13))
 
 
 class WatchedKvCache(KvCache):

@@ -4,7 +4,7 @@ import pytest
 from tests.runtime.scheduling.conftest import BLOCK_SIZE, Engine
 from tests.runtime.scheduling.fake_rank import continuation
 
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.remote_kv import Arrival
 
@@ -214,7 +214,7 @@ def test_an_offer_of_a_preempted_prompt_is_given_up_only_where_its_pages_are_nee
 
 def test_an_incomplete_offer_is_given_up_for_its_own_request(make_engine) -> None:
     """Its window's blocks are gone, without which the others that are kept of it cannot be found."""
-    groups = (KvGroup((0,), None), KvGroup((1,), 6))
+    groups = (KvGroup((0,)), KvGroup((1,), Reach.window(6)))
     engine = make_engine(num_blocks=21, budget=8, groups=groups)
     engine.add([1] * 3, max_tokens=17)
     engine.step()
@@ -238,7 +238,7 @@ def test_what_is_cached_is_offered_as_far_as_it_is_written(make_engine) -> None:
 
 
 def test_of_a_window_what_is_seen_is_offered_and_one_block_before_as_far_as_there_is(make_engine) -> None:
-    engine = make_engine(groups=(KvGroup((0,), None), KvGroup((1,), 6)))
+    engine = make_engine(groups=(KvGroup((0,)), KvGroup((1,), Reach.window(6))))
     engine.add(PROMPT, max_tokens=1)
     engine.run()
     hashes = engine.kv.hashes_to_look_up(PROMPT, engine.kv.empty())

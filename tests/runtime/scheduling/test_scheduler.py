@@ -5,12 +5,12 @@ import pytest
 from tests.runtime.scheduling.fake_rank import candidates_after, continuation
 
 from kvasir_runtime.kv_cache.block_hash import hash_blocks
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.beam_search import BeamSearchState
 
-FULL = (KvGroup((0,), None),)
-WINDOWS = (KvGroup((0,), None), KvGroup((1,), 6), KvGroup((2,), 6))
+FULL = (KvGroup((0,)),)
+WINDOWS = (KvGroup((0,)), KvGroup((1,), Reach.window(6)), KvGroup((2,), Reach.window(6)))
 
 
 def chunks(plan):

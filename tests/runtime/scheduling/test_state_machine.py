@@ -26,14 +26,13 @@ from tests.runtime.scheduling.fake_rank import FakeRank, candidates_after, conti
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, num_candidates
 from kvasir_runtime.scheduling.scheduler import Scheduler, SchedulerLimits
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
-from kvasir_runtime.scheduling.update import Outcome
 from kvasir_runtime.scheduling.waiting import waiting_queue
 from kvasir_runtime.transfer.commands import Place
 from kvasir_runtime.transfer.params import KvTransferParams
@@ -43,10 +42,11 @@ MOST_AHEAD = 3
 MOST_STEPS = 300
 """In which, for each sequence that is left, all of them must have ended: a budget of one token is possible."""
 LAYOUTS = (
-    (KvGroup((0,), None),),
-    (KvGroup((0,), None), KvGroup((1,), 5)),
-    (KvGroup((0,), None), KvGroup((1,), 3), KvGroup((2,), 8)),
-    (KvGroup((0,), 6),),
+    (KvGroup((0,)),),
+    (KvGroup((0,)), KvGroup((1,), Reach.window(5))),
+    (KvGroup((0,)), KvGroup((1,), Reach.window(3)), KvGroup((2,), Reach.window(8))),
+    (KvGroup((0,), Reach.window(6)),),
+    (KvGroup((0,), Reach.chunk(6)), KvGroup((1,))),
 )
 BEGINNING = list(range(5, 24))
 HERE = Place(engine_id="here", host="here", port=1)
@@ -105,7 +105,7 @@ class EventReader:
     def __init__(self, block_size: int, groups: tuple[KvGroup, ...], contents: dict[bytes, list[int]]) -> None:
         """`contents`: of blocks that other engines may have."""
         self.log = KvEventLog(block_size, groups)
-        self._has_gaps = groups[self.log.group].window is not None
+        self._has_gaps = not groups[self.log.group].reach.is_full
         self._contents = contents
         self.tokens: dict[bytes, list[int]] = {}
         """Of each block that is there, from the beginning of its sequence."""
@@ -154,6 +154,7 @@ class Setup:
     chunked: bool
     cache: bool
     policy: str
+    preemption_threshold: int
     ahead: int
     """Steps planned beyond the one that is computed."""
     depths: list[int] | None
@@ -183,7 +184,8 @@ def setups(draw: st.DrawFn) -> Setup:
         budget=draw(st.integers(2, 6) if is_tight else st.integers(1, MAX_MODEL_LEN)),
         chunked=is_tight or draw(st.booleans()),
         cache=is_tight or draw(st.booleans()),
-        policy=draw(st.sampled_from(["fcfs", "priority", "fair"])),
+        policy=draw(st.sampled_from(["fcfs", "priority", "fair", "priority"])),
+        preemption_threshold=draw(st.integers(0, 2)),
         ahead=draw(st.sampled_from([3, 0, 1, 2, 3])),
         depths=draw(st.none() | st.lists(st.integers(0, 4), min_size=1, max_size=3)),
         wrong_drafts=draw(st.integers(0, 4)),
@@ -290,7 +292,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_stages=setup.num_stages,
         )
         depth = None if setup.depths is None else VaryingDepth(setup.depths)
-        self.scheduler = Scheduler(limits, self.kv, waiting_queue(setup.policy), depth)
+        self.scheduler = Scheduler(limits, self.kv, waiting_queue(setup.policy, setup.preemption_threshold), depth)
         self.rank = FakeRank(
             setup.block_size, setup.groups, setup.wrong_drafts, setup.missing_drafts, True, setup.num_blocks,
             tells_drafts=setup.num_stages > 1,
@@ -310,7 +312,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 14), stop_at=st.integers(0, 14),
         min_tokens=st.integers(0, 3),
         wants=st.sampled_from([(None, None), (None, None), (0, None), (None, 0), (0, 0)]), tenant=st.sampled_from("ab"),
-        priority=st.integers(0, 1), way=ways_in,
+        priority=st.integers(0, 3), way=ways_in,
     )  # fmt: skip
     def add(self, prompt, seeds, num_given, max_tokens, stop_at, min_tokens, wants, tenant, priority, way) -> None:
         """`num_given` tokens of the first sequence were made elsewhere."""
@@ -391,7 +393,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id, pull = list(self.agent.pulls.items())[which % len(self.agent.pulls)]
         if num_blocks or not self.agent.shorten(request_id):
             self.agent.read(request_id, num_blocks)
-            if then == "end" or pull.landing is None:
+            if then == "end" or pull.pages is None:
                 self.agent.end_pull(request_id)
 
     @precondition(lambda self: self.setup.cache)

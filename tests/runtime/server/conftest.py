@@ -41,7 +41,7 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.server.client_limits import CLIENT_LIMITS, ClientLimits
+from kvasir_runtime.server.body import API_LIMITS, ApiLimits
 from kvasir_runtime.server.launch import ApiServer, listen, run_api_server
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.transfer.metrics import TransferStats
@@ -334,7 +334,7 @@ def running_server(
     shutdown_timeout: float = 5.0,
     vocab_size: int | None = None,
     cache: CacheConfig | None = None,
-    limits: ClientLimits = CLIENT_LIMITS,
+    limits: ApiLimits = API_LIMITS,
 ) -> Iterator[Running]:
     config = dataclasses.replace(config or ServerConfig(), shutdown_timeout=shutdown_timeout)
     listener = listen("127.0.0.1", 0)

@@ -10,8 +10,7 @@ from tests.runtime.server.test_http_bounds import answer_to, connect
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.errors import ServerUnavailableError
-from kvasir_runtime.server.body_budget import BodyBudget
-from kvasir_runtime.server.client_limits import ClientLimits
+from kvasir_runtime.server.body import ApiLimits, BodyBudget
 
 COMPLETION = b'{"prompt": "the", "max_tokens": 1}'
 
@@ -30,7 +29,7 @@ def test_what_would_be_too_much_is_not_taken_and_what_is_given_back_can_be_taken
 @pytest.fixture
 def small(start_server: Any) -> Iterator[Any]:
     """A server that holds two of its largest bodies at once."""
-    with start_server(config=ServerConfig(max_body_bytes=1000), limits=ClientLimits(held_bytes=1)) as running:
+    with start_server(config=ServerConfig(max_body_bytes=1000), limits=ApiLimits(held_bytes=1)) as running:
         yield running
 
 

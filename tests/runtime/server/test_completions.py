@@ -141,3 +141,13 @@ def test_stop_string_is_shown_when_asked_for(running) -> None:
         model="tiny", prompt=PROMPT, max_tokens=50, stop=["brown"], extra_body={"include_stop_str_in_output": True}
     )
     assert answer.choices[0].text == "the quick brown"
+
+
+def test_harmless_fields_are_taken_as_vllm_takes_them(running) -> None:
+    fields = {"request_id": "mine", "detokenize": False, "temperature": 2.5, "max_tokens": 5.0, "top_k": 3.0}
+    answer = running.http.post("/v1/completions", json={"prompt": "abc", "logprobs": True, **fields}).json()
+    [request] = running.core.received
+    sampling = request.spec.sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.top_k, sampling.logprobs) == (2.5, 5, 3, 1)
+    assert answer["id"] == "cmpl-mine"
+    assert len(answer["choices"][0]["logprobs"]["top_logprobs"][0]) > 0

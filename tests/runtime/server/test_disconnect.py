@@ -1,6 +1,7 @@
 """A client that leaves takes its requests in the engine core with it."""
 
 import socket
+import struct
 
 import httpx
 import pytest
@@ -51,3 +52,25 @@ def test_no_request_is_counted_when_all_have_left(running) -> None:
     running.core.wait_until(all_aborted)
     running.wait_idle()
     assert running.http.get("/drain").json()["in_flight_requests"] == 0
+
+
+POSTED = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 23\r\n\r\n{"prompt": "the quick"}'
+VERSION = b"GET /version HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["ended", "reset"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["at once", "later"])
+def test_a_second_request_does_not_hide_that_the_client_of_the_first_leaves(
+    running, is_cut: bool, is_reset: bool
+) -> None:
+    running.core.is_hanging = True
+    url = httpx.URL(running.url)
+    with socket.create_connection((url.host, url.port)) as connection:
+        connection.sendall(POSTED if is_cut else POSTED + VERSION)
+        running.core.wait_until(lambda core: core.received)
+        if is_cut:
+            connection.sendall(VERSION)
+            assert running.http.get("/version").status_code == 200, "by then it has been read"
+        if is_reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    running.core.wait_until(all_aborted)

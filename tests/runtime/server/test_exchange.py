@@ -1,27 +1,34 @@
 """Where answers are shaped, and which streams another engine can have, at the bound of what the router keeps of one."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
 import msgspec
 import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.testclient import TestClient
 
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
-from kvasir_runtime.errors import RequestMovedError, ServerUnavailableError
+from kvasir_runtime.errors import KvasirRuntimeError, RequestFailedError, RequestMovedError, ServerUnavailableError
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.server.admission import Admission
-from kvasir_runtime.server.exchange import INLINE_LOGPROBS, Exchange
+from kvasir_runtime.server.chat import CHAT
+from kvasir_runtime.server.exchange import INLINE_LOGPROBS, Exchange, event_stream
 from kvasir_runtime.server.journal import ROOM_TO_MOVE_BYTES, JournalWriter
-from kvasir_runtime.server.protocol import StreamOptions
+from kvasir_runtime.server.serving import Serving, generating_routes
 from kvasir_runtime.transfer.params import KvTransferParams
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +37,8 @@ REQUEST = GenerateRequest(
     spec=RequestSpec(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=8, seed=7)),
     text=TextOptions(),
 )
+ASKED_NOTHING = SimpleNamespace(max_body_bytes=1000, max_body_seconds=5.0)
+"""What a server is asked whose requests cannot be read."""
 BEGINNING = b'{"request_id":"c","created":0,"seeds":[7],"model":"m"}\n'
 ENTRY = b"[0,[5],null,0]\n"
 
@@ -66,12 +75,27 @@ class Shape:
         self.threads.append(threading.current_thread())
         return b"{}"
 
-    def first_event(self, usage: object) -> bytes:
+    def first_event(self, meter: object) -> bytes:
         return b""
 
-    def event(self, delta: SequenceDelta, usage: object) -> bytes:
+    def event(self, delta: SequenceDelta, meter: object) -> bytes:
         self.threads.append(threading.current_thread())
         return b"data: x\n\n"
+
+    def usage_event(self, usage: object) -> bytes:
+        return b""
+
+    def end(self) -> bytes:
+        return b"event: over\n\n"
+
+    def error_event(self, error: KvasirRuntimeError) -> bytes:
+        return f"event: alas\ndata: {error}\n\n".encode()
+
+
+async def silence() -> MutableMapping[str, Any]:
+    """Of a client that waits."""
+    await anyio.sleep_forever()
+    raise AssertionError
 
 
 @pytest.fixture
@@ -93,7 +117,6 @@ def exchange(engine: OneGeneration, tmp_path: Path) -> Exchange:
         shape=cast(Any, Shape()),
         shapers=ThreadPoolExecutor(1),
         num_returned=1,
-        stream_options=StreamOptions(),
         writer=JournalWriter([REQUEST], 0, "m"),
     )
 
@@ -189,7 +212,7 @@ async def test_many_log_probabilities_are_shaped_beside_the_event_loop(
     end = SequenceDelta(index=0, token_ids=[5], finish_reason="length")
     engine.generation.receive(msgspec.structs.replace(end, **{of: [POSITION] * num_positions}))
     if is_stream:
-        assert [event async for event in exchange.events()][-1] == b"data: [DONE]\n\n"
+        assert [event async for event in exchange.events()][-1] == b"event: over\n\n"
     else:
         assert await exchange.whole() == b"{}"
     [thread] = cast(Shape, exchange.shape).threads
@@ -209,3 +232,26 @@ async def test_a_beam_search_counts_as_the_sequences_of_its_beam(
     else:
         with pytest.raises(ServerUnavailableError, match="no more than 8"):
             await exchange.whole()
+
+
+async def test_what_goes_wrong_in_a_stream_is_told_in_the_words_of_its_shape(
+    engine: OneGeneration, exchange: Exchange
+) -> None:
+    engine.draw()
+    engine.generation.fail(RequestFailedError("no room"))
+    sent: list[bytes] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    scope = {"type": "http"}
+    await (await event_stream(Request(scope, silence), exchange))(scope, silence, send)
+    assert sent[-2:] == [b"event: alas\ndata: no room\n\n", b""]
+
+
+def test_what_goes_wrong_before_is_told_in_the_words_of_the_route() -> None:
+    route = replace(CHAT, path="/v1/other", refusal=lambda error: Response(f"alas: {error}", 418))
+    app = FastAPI()
+    app.include_router(generating_routes(cast(Serving, ASKED_NOTHING), [route]))
+    answer = TestClient(app).post("/v1/other", content=b"{")
+    assert (answer.status_code, answer.text[:34]) == (418, "alas: the body is not valid JSON: ")

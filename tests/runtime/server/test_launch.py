@@ -1,19 +1,16 @@
 """One or several API processes on one port, from start to SIGTERM."""
 
-import errno
 import os
 import re
 import signal
 import socket
 import threading
-from typing import Any
 
 import httpx
 import pytest
 
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.server.launch import listen
-from kvasir_runtime.server.router_trust import is_loopback
 
 
 def test_port_in_use_is_told_in_one_line_with_what_to_do() -> None:
@@ -25,39 +22,6 @@ def test_port_in_use_is_told_in_one_line_with_what_to_do() -> None:
         f"cannot listen on 127.0.0.1:{port}: Address already in use; "
         "stop what uses it or choose another --port or --host"
     )
-
-
-@pytest.mark.parametrize("address", ["::1", "127.0.0.1"])
-def test_the_any_address_listens_on_both_families(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """Also where new IPv6 sockets are for IPv6 alone (net.ipv6.bindv6only)."""
-    original = socket.socket.__init__
-
-    def for_ipv6_alone(self: socket.socket, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        if self.family == socket.AF_INET6 and not options.get("fileno"):
-            self.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-
-    monkeypatch.setattr(socket.socket, "__init__", for_ipv6_alone)
-    with listen("::", 0) as listener, socket.create_connection((address, listener.getsockname()[1]), timeout=5):
-        listener.settimeout(5)
-        accepted, peer = listener.accept()
-        accepted.close()
-    assert is_loopback(peer[0])
-
-
-@pytest.mark.parametrize(("method", "code"), [("__init__", errno.EAFNOSUPPORT), ("bind", errno.EADDRNOTAVAIL)])
-def test_without_ipv6_the_any_address_is_that_of_ipv4(monkeypatch: pytest.MonkeyPatch, method: str, code: int) -> None:
-    """The kernel has none (no such family), or it is switched off (no such address)."""
-    original = getattr(socket.socket, method)
-
-    def refuse_ipv6(self: socket.socket, *args: Any, **options: Any) -> Any:
-        if socket.AF_INET6 in (args[0], self.family if method == "bind" else None):
-            raise OSError(code, os.strerror(code))
-        return original(self, *args, **options)
-
-    monkeypatch.setattr(socket.socket, method, refuse_ipv6)
-    with listen("::", 0) as listener:
-        assert listener.getsockname()[0] == "0.0.0.0"
 
 
 def test_an_ipv6_address_that_is_taken_is_told_in_brackets() -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -58,6 +59,41 @@ def test_engine_whose_core_gives_no_sign_of_life_is_unhealthy_until_it_does(star
         assert "no sign of life for" in running.http.get("/health").json()["error"]["message"]
         Heartbeats(tmp_path / "heartbeats", 2, 1).beat()
         assert (status(running, "/health"), status(running, "/ready")) == (200, 200)
+
+
+def test_stopping_waits_no_longer_than_a_core_that_hangs_is_believed_in(start_server, tmp_path: Path) -> None:
+    with start_server(shutdown_timeout=300.0) as running:
+        running.core.is_hanging = True
+        post = partial(running.http.post, "/v1/completions", json={"prompt": "the quick"}, timeout=60)
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(post)
+            running.core.wait_until(lambda core: core.received)
+            now = time.monotonic()
+            Heartbeats(tmp_path / "heartbeats", 2, 1, lambda: now - 60).beat()
+            running.stop()
+            assert asked.result().status_code == 503
+        running.thread.join(60)
+        assert not running.thread.is_alive()
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_may_ask_for_the_head_alone(running, path: str) -> None:
+    assert running.http.head(path).status_code == 200
+
+
+def test_pages_of_allowed_origins_alone_may_use_the_server(start_server) -> None:
+    """A preflight is answered although it brings no key."""
+    allowed, other = "https://chat.example.com", "https://other.example.com"
+    config = ServerConfig(api_key="secret", allowed_origins=(allowed,), allowed_headers=("authorization",))
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    with start_server(config=config) as running:
+        for origin, seen in ((allowed, allowed), (other, None)):
+            asked = running.http.options("/v1/chat/completions", headers={"Origin": origin, **preflight})
+            answer = running.http.get("/v1/models", headers={"Origin": origin, "Authorization": "Bearer secret"})
+            refused = running.http.get("/v1/models", headers={"Origin": origin})
+            assert (asked.status_code, answer.status_code, refused.status_code) == (200 if seen else 400, 200, 401)
+            for each in (asked, answer, refused):
+                assert each.headers.get("access-control-allow-origin") == seen
 
 
 def test_idle_engine_is_healthy_however_long_ago_it_stepped(start_server) -> None:

@@ -3,10 +3,14 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from kvasir_runtime.errors import ServerUnavailableError
+from kvasir_runtime.server.admission import Admission, forget_process
 from kvasir_runtime.server.processes import supervise
 
 pytestmark = pytest.mark.timeout(30)
@@ -82,7 +86,11 @@ class Signalling(Process):
 
 def supervised(*processes: Process) -> tuple[int, list[list[str]]]:
     """(the exit status, what becomes of each)."""
-    return supervise(cast(Any, processes)), [process.events for process in processes]
+
+    def give_up_requests(api_index: int) -> None:
+        processes[api_index].events.append("given up")
+
+    return supervise(cast(Any, processes), give_up_requests), [process.events for process in processes]
 
 
 def test_a_sigterm_amid_the_start_terminates_what_has_started_and_starts_no_more() -> None:
@@ -97,4 +105,16 @@ def test_a_sigterm_after_the_start_is_passed_on_each_time() -> None:
 
 
 def test_when_one_fails_the_others_are_drained_and_the_status_says_so() -> None:
-    assert supervised(Process(), Failing()) == (1, [["started", "terminated"], ["started"]])
+    assert supervised(Process(), Failing()) == (1, [["started", "terminated"], ["started", "given up"]])
+
+
+def test_what_a_dead_process_was_answering_takes_no_places(tmp_path: Path) -> None:
+    dead, living = (Admission(tmp_path, 2, index, max_sequences=8) for index in range(2))
+    with ExitStack() as held:
+        held.enter_context(dead.admit())
+        held.enter_context(dead.hold(8))
+        with pytest.raises(ServerUnavailableError), living.hold(1):
+            pass
+        forget_process(tmp_path, 2, 0)
+        with living.admit(), living.hold(8):
+            assert living.num_in_flight == 1

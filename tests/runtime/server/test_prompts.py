@@ -11,7 +11,7 @@ from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.server.chat_template import ChatTemplate
 from kvasir_runtime.server.prompts import INLINE_CHARS, INLINE_MESSAGES, NUM_RENDERERS, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
-from kvasir_runtime.server.sampling import Limits
+from kvasir_runtime.server.resolving import Limits
 
 LIMITS = Limits(max_model_len=10**6, vocab_size=320, max_n=1, max_num_seqs=1, max_sequences=2048, max_logprobs=0)
 LONG = "a" * (INLINE_CHARS + 1)

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.server.prompts import INLINE_TOKENS, PromptBuilder
-from kvasir_runtime.server.sampling import Limits
+from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.tokenize import tokenize_routes
 
 LIMITS = Limits(max_model_len=10**6, vocab_size=320, max_n=1, max_num_seqs=1, max_sequences=1, max_logprobs=0)

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
 from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.execution.captures import RecordingCapture
 from kvasir_runtime.execution.graphs import Capture, GraphMemory, GraphShape, RunnerGraphs
-from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import cpu_ops, reference_ops
 from kvasir_runtime.kv_cache.spec import make_layout
@@ -85,7 +85,7 @@ class Rank:
         self._pages = iter(range(1, 100))
         self.tables = [torch.full((MAX_NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), POISON_PAGE, dtype=torch.int32)]
         self.tables *= len(layout.groups)
-        shapes = [(100, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        shapes = [(100, BLOCK_SIZE, spec.num_kv_heads, spec.key_dim) for spec in specs]
         self.caches = [
             LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), place.group)
             for shape, place in zip(shapes, layout.places, strict=True)

@@ -18,12 +18,11 @@ from kvasir_runtime.errors import KvTransferError
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
-from kvasir_runtime.scheduling.update import Outcome
 from kvasir_runtime.scheduling.waiting import waiting_queue
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import Place
@@ -36,7 +35,7 @@ MAX_MODEL_LEN = 64
 IDENTITY = Identity(
     model="m", revision="1", dtype="float32", block_size=BLOCK_SIZE, kv_layout="l", pipeline_cut=[2], hash_rule="h"
 )
-FULL = (KvGroup((0,), None),)
+FULL = (KvGroup((0,)),)
 
 
 class Clock:

@@ -6,7 +6,7 @@ from kvasir_runtime.kv_cache.spec import KvSpec, make_layout, stage_layout
 from kvasir_runtime.transfer.handshake import identity, refusal
 from kvasir_runtime.transfer.messages import Identity
 
-PLAIN = KvSpec(kind="full", num_kv_heads=2, head_dim=8, dtype="bfloat16", itemsize=2)
+PLAIN = KvSpec(num_kv_heads=2, key_dim=8, value_dim=8, dtype="bfloat16", itemsize=2)
 
 
 def identity_of(kv_cache_dtype: str) -> Identity:

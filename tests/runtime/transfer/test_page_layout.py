@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvasir_runtime.execution.kv_buffer import layer_caches
-from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout, stage_layout
+from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, Reach, make_layout, stage_layout
 from kvasir_runtime.parallel.stage import WHOLE, Stage
 from kvasir_runtime.transfer.checksums import page_checksums
 from kvasir_runtime.transfer.connector import CHECKSUM_MODULUS, Page, Side
@@ -27,7 +27,7 @@ BLOCK_SIZE = 8
 
 def specs(num_heads: int) -> list[KvSpec]:
     """The middle one of three layers is quantised."""
-    plain = KvSpec(kind="full", num_kv_heads=num_heads, head_dim=4, dtype="float32", itemsize=4)
+    plain = KvSpec(num_kv_heads=num_heads, key_dim=4, value_dim=4, dtype="float32", itemsize=4)
     return [plain, plain.as_cached("int8_per_token_head"), plain]
 
 
@@ -142,10 +142,10 @@ def test_a_rank_has_to_do_with_the_ranks_of_its_own_stage() -> None:
 
 def test_nothing_is_read_of_a_group_without_layers_on_the_stage() -> None:
     full = specs(2)[0]
-    window = replace(full, kind="window", window=8)
+    window = replace(full, reach=Reach.window(8))
     layout = stage_layout([window, full, window], BLOCK_SIZE, [range(2), range(2, 3)], 1)
     parts = PageParts([window], layout, TensorPlace(0, 1), Stage(1, 2))
-    assert [group.layers for group in layout.groups] == [(0,), (2,), (1,)]
+    assert [group.specs for group in layout.groups] == [(0,), (2,), (1,)]
     assert [[part.rank for part in parts.to_read(group, 2)] for group in range(3)] == [[], [0, 1], []]
 
 

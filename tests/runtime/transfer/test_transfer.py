@@ -13,13 +13,13 @@ from tests.runtime.transfer.simulation import (
     to_prefill,
 )
 
-from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.transfer.params import KvTransferParams
 
 PROMPT = list(range(10, 40))  # 7 full blocks of 4, and 2 tokens
 NUM_BLOCKS = 7
-WINDOWS = (KvGroup((0,), None), KvGroup((1,), 6))
+WINDOWS = (KvGroup((0,)), KvGroup((1,), Reach.window(6)))
 
 
 def prefill_then_decode(world: World, prefill: Engine, decode: Engine, prompt: list[int] = PROMPT) -> KvTransferParams:
@@ -40,7 +40,7 @@ def both_at_once(world: World, prefill: Engine, decode: Engine, prompt: list[int
 
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("form", [prefill_then_decode, both_at_once])
-@pytest.mark.parametrize("groups", [(KvGroup((0,), None),), WINDOWS], ids=["full", "windows"])
+@pytest.mark.parametrize("groups", [(KvGroup((0,)),), WINDOWS], ids=["full", "windows"])
 def test_decodes_from_blocks_that_another_engine_wrote(world: World, ahead: int, form, groups) -> None:
     prefill = world.engine("p", ahead=ahead, budget=8 if len(groups) == 1 else 32, groups=groups)
     decode = world.engine("d", ahead=ahead, groups=groups)
