@@ -262,8 +262,8 @@ class EngineCore:
         now, before = self._now(), self._last_end
         self._last_end = now
         seconds = clock_seconds = now.clock - before.clock
-        if result.processor_seconds is not None:
-            seconds = now.processor - before.processor + result.processor_seconds
+        if result.times.processor_seconds is not None:
+            seconds = now.processor - before.processor + result.times.processor_seconds
         num_decode_tokens = int(plan.num_new_tokens[: plan.num_decodes].sum())
         num_asked = num_decode_tokens - plan.num_decodes
         step = TimedStep(
@@ -274,9 +274,9 @@ class EngineCore:
             num_proposals=plan.num_proposals,
             seconds=seconds,
             clock_seconds=clock_seconds,
-            proposer_seconds=result.proposer_seconds,
-            is_catching_up=result.is_catching_up,
-            is_warming_up=result.is_warming_up,
+            proposer_seconds=result.times.proposer_seconds,
+            is_catching_up=result.times.is_catching_up,
+            is_warming_up=result.times.is_warming_up,
         )
         self._rates.observe_step(step)
         if self._step_costs is not None:

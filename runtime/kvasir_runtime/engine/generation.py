@@ -19,7 +19,7 @@ from kvasir_runtime.transfer.params import KvTransferParams
 
 
 class SequenceDelta(msgspec.Struct, kw_only=True):
-    """What has come for one sequence since the last delta, or (without text) what another engine has made of it.
+    """What has come for one sequence since the last delta, or what another engine has made of it.
 
     One is made for each token, and a struct takes a quarter of the time of a dataclass.
     """

@@ -34,9 +34,15 @@ from kvasir_runtime.transfer.commands import (
 )
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
-from kvasir_runtime.transfer.worth import is_worth_pulling, patience_seconds
 
 logger = logging.getLogger(__name__)
+
+ASKING_SECONDS = 0.002
+"""From the claim to the first byte, and for the agent to notice the last: a few polls of a millisecond."""
+
+GRACE_SECONDS = 1.0
+UNMEASURED_SECONDS = 4.0
+"""Of a prefill whose rate is not known."""
 
 
 class Agent(Protocol):
@@ -277,3 +283,20 @@ class KvTransfers:
             remote_num_tokens=len(ids) * self._scheduler.block_size,
             transfer_id=None if key == request_id else key,
         )
+
+
+def patience_seconds(num_tokens: int, tokens_per_second: float | None) -> float:
+    """How long a lookup may take before the prompt is computed here."""
+    return GRACE_SECONDS + (UNMEASURED_SECONDS if tokens_per_second is None else num_tokens / tokens_per_second)
+
+
+def is_worth_pulling(
+    num_tokens: int, num_bytes: int, *, tokens_per_second: float | None, bytes_per_second: float | None
+) -> bool:
+    """Whether fetching a cached prefix from a peer beats computing it.
+
+    A rate that was not measured yet is found out by pulling.
+    """
+    if tokens_per_second is None or bytes_per_second is None:
+        return True
+    return ASKING_SECONDS + num_bytes / bytes_per_second < num_tokens / tokens_per_second

@@ -22,12 +22,11 @@ from kvasir_runtime.execution.limits import (
     resolve_max_model_len,
     resolve_max_num_batched_tokens,
 )
-from kvasir_runtime.execution.loading_progress import LoadingProgress
 from kvasir_runtime.execution.memory_profile import memory_before_loading
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.platform import Platform, platform_of
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
-from kvasir_runtime.execution.startup_timer import StartupTimer
+from kvasir_runtime.execution.startup import LoadingProgress, StartupTimer
 from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, decode_step, prefill_step, run
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight

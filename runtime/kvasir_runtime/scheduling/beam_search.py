@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kvasir_runtime.requests.outputs import AddressedOutput, Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
-from kvasir_runtime.scheduling.request import Request, Sequence, SequenceGroup, Status
+from kvasir_runtime.scheduling.request import Request, Sequence, SequenceGroup
 from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import Candidates
 
@@ -168,7 +168,7 @@ def rank(beams: Series[Beam], candidates: Series[Candidates]) -> Ranking:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class BeamGroup(SequenceGroup):
-    """A sequence for each beam of the state, in its order."""
+    """The request has a sequence for each beam of the state, in its order."""
 
     request: Request
     state: BeamSearchState
@@ -178,15 +178,14 @@ class BeamGroup(SequenceGroup):
     @property
     def is_complete(self) -> bool:
         """Whether every beam's candidates are in."""
-        return len(self.candidates) == len(self.sequences)
+        return len(self.candidates) == len(self.request.sequences)
 
     def advance(self) -> list[Continuation]:
-        candidates = [self.candidates[sequence.row] for sequence in self.sequences]
+        candidates = [self.candidates[sequence.row] for sequence in self.request.sequences]
         self.candidates.clear()
         return self.state.advance(candidates)
 
     def restart(self) -> None:
-        super(BeamGroup, self).restart()  # a dataclass with slots is another class than the one that `super()` means
         self.state = self.state.anew()
         self.candidates.clear()
 
@@ -252,21 +251,20 @@ class BeamSearches:
             continuations = group.advance()  # touches nothing but the search, so it can fail alone
         except Exception as error:
             logger.exception("the beam search of %s failed", group.request.request_id)
-            outcome.outputs += self._sequences.give_up(group.request, f"the beam search failed: {error}")
+            outcome.outputs += self._sequences.give_up(group.request.request_id, f"the beam search failed: {error}")
             return
         if not continuations:
             self._end(group, outcome)
             return
-        parents = group.sequences
+        parents = group.request.sequences
         num_tokens = int(self._rows.num_known[parents[0].row])
         living = {continuation.parent for continuation in continuations}
         group.spare_rows += [self._retire(sequence) for index, sequence in enumerate(parents) if index not in living]
         survivors = [parents[index] for index in sorted(living)]
-        group.sequences, group.request.sequences = survivors, list(survivors)
+        group.request.sequences = survivors
         num_forks = len(continuations) - len(survivors)
         if self._sequences.free_pages(survivors[0], num_forks * self._kv.fork_pages(num_tokens)):
-            group.sequences = self._place(group, parents, continuations, num_tokens)
-            group.request.sequences = list(group.sequences)
+            group.request.sequences = self._place(group, parents, continuations, num_tokens)
         elif len(self._sequences.running) > len(survivors) or self._remote.holds_pages:
             self._sequences.preempt(survivors[0])
         else:
@@ -300,13 +298,12 @@ class BeamSearches:
         """Stop a beam that nothing continues; its row, which stays with the search."""
         row = sequence.row
         self._sequences.stop(sequence)
-        sequence.status = Status.FINISHED
         self._rows.reserve(row)
         return row
 
     def _end(self, group: BeamGroup, outcome: Outcome) -> None:
         request = group.request
-        for sequence in list(group.sequences):
+        for sequence in list(request.sequences):
             known = self._rows.known(sequence.row)
             self._kv.offer_written(known, sequence.blocks, len(known))
             self._sequences.end(sequence)

@@ -165,7 +165,7 @@ class Scheduler:
 
     def give_up(self, request_id: str, error: str) -> list[AddressedOutput]:
         """End a request with an error; unknown ones have ended."""
-        return self._sequences.give_up_by_id(request_id, error)
+        return self._sequences.give_up(request_id, error)
 
     @property
     def last_step_under_way(self) -> int | None:
@@ -228,7 +228,7 @@ class Scheduler:
         is_current = self._rows.generation[plan.rows] == step.generations
         hit = [self._rows.sequences[row] for row in plan.rows[is_current].tolist()]
         for request in dict.fromkeys(sequence.request for sequence in hit if sequence is not None):
-            outcome.outputs += self._sequences.give_up(request, error)
+            outcome.outputs += self._sequences.give_up(request.request_id, error)
         while self._sequences.running:
             self._sequences.wait_again(self._sequences.running[-1])
         self._rows.take_pending()

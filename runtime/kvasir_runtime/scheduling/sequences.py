@@ -138,7 +138,7 @@ class Sequences:
         """Of a group: the sequence that computes the prompt."""
         assert request.group is not None
         sequence = self.new_member(request, request.spec.sampling, token_ids, blocks)
-        request.sequences, request.group.sequences = [sequence], [sequence]
+        request.sequences = [sequence]
         return sequence
 
     def new_member(
@@ -303,6 +303,7 @@ class Sequences:
         these wait again too."""
         row = sequence.row
         children = [self.rows.occupant(target) for target in self.rows.pending.forks_from(row)]
+        sequence.status = Status.FINISHED  # unless it waits again
         self.running.remove(sequence)
         self._rows_by_rank = None
         for some in (self.prefilling, self.forking):
@@ -320,10 +321,10 @@ class Sequences:
         """Take all rows away and begin again from the prompt, which comes to the same tokens."""
         group = request.group
         assert group is not None
-        first = group.sequences[0]
+        first = request.sequences[0]
         token_ids = self.rows.known(first.row)[: request.num_prompt_tokens].tolist()
         blocks = self.kv.empty(first.blocks.extra_keys)
-        for sequence in group.sequences:
+        for sequence in request.sequences:
             self.stop(sequence)
         self.rows.give_back(group.spare_rows)
         group.restart()
@@ -341,12 +342,11 @@ class Sequences:
             if index in (None, sequence.index):
                 self.end(sequence)
 
-    def give_up_by_id(self, request_id: str, error: str) -> list[AddressedOutput]:
+    def give_up(self, request_id: str, error: str, *, is_too_large: bool = False) -> list[AddressedOutput]:
+        """End a request with an error for each of its sequences; unknown ones have ended."""
         request = self._by_id.get(request_id)
-        return [] if request is None else self.give_up(request, error)
-
-    def give_up(self, request: Request, error: str, *, is_too_large: bool = False) -> list[AddressedOutput]:
-        """End a request with an error for each of its sequences."""
+        if request is None:
+            return []
         group = request.group
         indices = group.indices if group is not None else [sequence.index for sequence in request.sequences]
         for sequence in reversed(request.sequences[:]):  # as above
@@ -372,11 +372,11 @@ class Sequences:
             f"{num_output_tokens} more, outgrew the KV cache of {kv.pool.num_blocks} blocks of {kv.block_size} tokens: "
             "ask for fewer tokens or sequences, or give the cache more with --kv-cache-memory-bytes"
         )
-        self.rejected += self.give_up(request, error, is_too_large=True)
+        self.rejected += self.give_up(request.request_id, error, is_too_large=True)
 
     def _reject_too_wide(self, request: Request) -> None:
         error = f"{request.description} needs {request.num_rows} rows, but --max-num-seqs is {self._max_num_seqs}"
-        self.rejected += self.give_up(request, error, is_too_large=True)
+        self.rejected += self.give_up(request.request_id, error, is_too_large=True)
         self._end_request(request)
 
     def end(self, sequence: Sequence) -> None:

@@ -109,15 +109,9 @@ Columns = dict[str, NDArray[Any]]
 """Equally long arrays by name."""
 
 
-class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Tokens of the plan's requests that sample, in the plan's order; a line is empty (`num_accepted` 0) where the core
-    chooses."""
+class StepTimes(msgspec.Struct, frozen=True):
+    """What a step took, and whether steps like it take as long."""
 
-    token_ids: Int32Array  # [num_sampled, 1 + most drafts]
-    num_accepted: Int32Array  # [num_sampled], how many of a line's tokens hold: the accepted drafts and one more
-    num_drafts: Int32Array  # [num_sampled], drafts that were there to verify
-    columns: dict[str, Columns] = {}
-    """Step feature -> what else the step brought for the rows that want it; the properties below read them."""
     processor_seconds: float | None = None
     """That the step took of its thread, on a CPU: unlike the clock it does not count what else the machine does. None
     on other devices."""
@@ -127,6 +121,18 @@ class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Whether the proposer was busy with what it had missed, and drafted for some sequences only."""
     is_warming_up: bool = False
     """Whether it ran without a graph, or captured one, so that steps like it will be faster."""
+
+
+class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """Tokens of the plan's requests that sample, in the plan's order; a line is empty (`num_accepted` 0) where the core
+    chooses."""
+
+    token_ids: Int32Array  # [num_sampled, 1 + most drafts]
+    num_accepted: Int32Array  # [num_sampled], how many of a line's tokens hold: the accepted drafts and one more
+    num_drafts: Int32Array  # [num_sampled], drafts that were there to verify
+    columns: dict[str, Columns] = {}
+    """Step feature -> what else the step brought for the rows that want it; the properties below read them."""
+    times: StepTimes = StepTimes()
     drafts: Int32Array | None = None  # [num_sampled, num_proposals], for the next step; None: nobody has to be told
 
     @cached_property

@@ -20,10 +20,10 @@ class WaitingQueue(Protocol):
     """Sequences that hold no blocks yet."""
 
     def arrive(self, request: Request) -> int:
-        """Told of every request before its sequences are pushed; the number of its tenant, for `served`."""
+        """Count a request in, before its sequences are pushed; the number of its tenant, for `served`."""
 
     def leave(self, request: Request) -> None:
-        """Told of every request that has ended."""
+        """Count a request out that has ended."""
 
     def rank(self, request: Request, number: int, index: int) -> Rank:
         """Of sequence `index` of the request that came as the `number`-th. Lower runs first, the highest is preempted
@@ -41,7 +41,7 @@ class WaitingQueue(Protocol):
     def remove(self, sequence: Sequence) -> None: ...
 
     def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
-        """Told of every step: tokens that each of its sequences, of tenants by number, gets computed."""
+        """Count what a step computes: so many tokens for each of its sequences, of tenants by number."""
 
     def __len__(self) -> int: ...
 

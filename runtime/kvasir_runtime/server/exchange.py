@@ -40,7 +40,7 @@ class Shape(Protocol):
     to show."""
 
     def skip(self, sequence: SequenceDelta) -> None:
-        """What another server has shown of one, before anything else is."""
+        """What another server has shown of one, before anything else is; with its text, where it goes on."""
 
     def shown(self, delta: SequenceDelta) -> SequenceDelta:
         """What the client is to see, and pay for, of a delta."""
@@ -88,11 +88,11 @@ class Exchange:
         return self._whole(sequences, meter.usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        for sequence in self.journal.sequences.values():
-            self.shape.skip(sequence)
         meter = self._meter()
         has_begun = self.journal.has_begun
         with self._generation() as generation:
+            for sequence in self.journal.sequences.values():
+                self.shape.skip(sequence)
             try:
                 async for deltas in generation:
                     if self._takes_long(deltas):

@@ -209,8 +209,8 @@ def test_a_step_says_what_it_took_and_what_of_it_drafting_took(load: Any, genera
     runner = load(ScriptedProposer([-1] * 40)).runner
     generate(runner, 1)
     result = step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=2))
-    assert 0 < result.proposer_seconds < result.processor_seconds
-    assert not result.is_catching_up
+    assert 0 < result.times.proposer_seconds < result.times.processor_seconds
+    assert not result.times.is_catching_up
 
 
 def test_a_proposer_knows_which_sequences_it_was_not_shown_before(load: Any, make_plan: Any, new_sequence: Any) -> None:

@@ -1,8 +1,9 @@
-"""Says in the log which layers a rank loads, and every few seconds how many it has: large checkpoints take minutes."""
+"""What starting up tells: how long each phase takes, and which layers are loaded; large checkpoints take minutes."""
 
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
@@ -10,8 +11,34 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS = 5.0
 
 
+class StartupTimer:
+    """`seconds` of a phase leave out the phases measured within it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._running: list[str] = []
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        self._running.append(phase)
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - start
+            self._running.pop()
+            self._add(phase, elapsed)
+            if self._running:
+                self._add(self._running[-1], -elapsed)
+
+    def _add(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+
 @dataclass(frozen=True, slots=True)
 class LoadingProgress:
+    """Says in the log which layers a rank loads, and every few seconds how many it has."""
+
     rank: str
     """Its name."""
     num_ranks: int

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_runtime.transfer.worth import is_worth_pulling
+from kvasir_runtime.engine.kv_transfers import is_worth_pulling
 
 
 @pytest.mark.parametrize(
