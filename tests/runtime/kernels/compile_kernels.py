@@ -298,9 +298,9 @@ def compile_step() -> None:
     logits = of(8, 128_256, dtype=torch.float32)
     triton_argmax(logits)
     triton_argmax(logits.bfloat16())
-    for top_k in (None, ints(8)):
-        TritonLeastLikelyKept()(logits, top_k, of(8, dtype=torch.float32))
-    TritonLookUp()(logits, of(8, dtype=torch.float64))
+    floats = of(8, dtype=torch.float32)
+    TritonLeastLikelyKept()(logits, floats, ints(8), floats)
+    TritonLookUp()(logits, floats, of(8, dtype=torch.float64))
     triton_uniform(longs(8), longs(8))
     for num_tokens in (4, 8):
         tensors = DecodeTensors(
