@@ -3,7 +3,7 @@ calls on a CPU, a CUDA graph there; where ranks compute together, on all of them
 
 from collections.abc import Callable, Mapping
 from ctypes import CDLL
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -95,71 +95,62 @@ class CapturedGraph:
         return self.output
 
 
-class RecordingCapture:
-    """Records `compute`. Its recordings share memory: what one leaves is read before the next runs."""
+@dataclass(frozen=True, slots=True)
+class ToCapture:
+    """What is captured, whatever the device, and what its inputs lie over."""
 
-    def __init__(
-        self,
-        library: CDLL,
-        compute: ComputeStep,
-        block_tables: Tensor,
-        max_seq_len: int,
-        counts: CollectiveCounts | None = None,
-        extras: Mapping[str, Tensor] = NO_EXTRAS,
-    ) -> None:
-        """`counts` are of the collectives in `compute`, if there are any; `extras` are those of all its inputs."""
+    compute: ComputeStep
+    block_tables: Tensor
+    max_seq_len: int
+    counts: CollectiveCounts = field(default_factory=CollectiveCounts)
+    """Of the collectives in `compute`, if there are any."""
+    load_inputs: LoadInputs = load_inputs_reference
+    """Comes before each replay."""
+    extras: Mapping[str, Tensor] = field(default_factory=lambda: NO_EXTRAS)
+    """Of all inputs."""
+
+    def static(self, shape: GraphShape) -> StaticInputs:
+        return StaticInputs(
+            shape.num_requests,
+            shape.num_tokens,
+            self.block_tables,
+            self.max_seq_len,
+            shape.max_query_len,
+            self.load_inputs,
+            self.extras,
+        )
+
+
+class RecordingCapture:
+    """Records calls of a library. The recordings share memory: what one leaves is read before the next runs."""
+
+    def __init__(self, library: CDLL, what: ToCapture) -> None:
         self._library = library
-        self._compute = compute
-        self._block_tables = block_tables
-        self._max_seq_len = max_seq_len
-        self._counts = CollectiveCounts() if counts is None else counts
-        self._extras = extras
+        self._what = what
         self._arena = Arena()
 
     @torch.inference_mode()
     def __call__(self, shape: GraphShape) -> CapturedStep:
         """Raises CaptureError."""
-        static = StaticInputs(
-            shape.num_requests,
-            shape.num_tokens,
-            self._block_tables,
-            self._max_seq_len,
-            shape.max_query_len,
-            extras=self._extras,
-        )
-        num_bytes, before = self._arena.num_bytes, self._counts.copy()
+        what, static = self._what, self._what.static(shape)
+        num_bytes, before = self._arena.num_bytes, what.counts.copy()
         self._arena.begin()
         with Recorder(self._library, self._arena) as recorder:
-            output = self._compute(static.inputs, None)
+            output = what.compute(static.inputs, None)
         try:
             recording = recorder.recording()
         except RecordingError as error:
             raise CaptureError(str(error)) from error
         memory_bytes = self._arena.num_bytes - num_bytes
-        return CapturedGraph(recording, static, output, memory_bytes, self._counts, self._counts.since(before))
+        return CapturedGraph(recording, static, output, memory_bytes, what.counts, what.counts.since(before))
 
 
 class CudaGraphCapture:
-    """Captures `compute` in one memory pool: its graphs run one at a time, and so may use the same memory. What one of
-    them leaves is read while graphs of another `compute` run, which have a pool of their own."""
+    """Captures in one memory pool: graphs of one `compute` run one at a time, and so may use the same memory. What one
+    of them leaves is read while graphs of another run, which have a pool of their own."""
 
-    def __init__(
-        self,
-        compute: ComputeStep,
-        block_tables: Tensor,
-        max_seq_len: int,
-        counts: CollectiveCounts | None = None,
-        load_inputs: LoadInputs = load_inputs_reference,
-        extras: Mapping[str, Tensor] = NO_EXTRAS,
-    ) -> None:
-        """`counts` are of the collectives in `compute`, if there are any; `load_inputs` comes before each replay;
-        `extras` are those of all its inputs."""
-        self._compute = compute
-        self._block_tables = block_tables
-        self._max_seq_len = max_seq_len
-        self._counts = CollectiveCounts() if counts is None else counts
-        self._load_inputs = load_inputs
-        self._extras = extras
+    def __init__(self, what: ToCapture) -> None:
+        self._what = what
         self._pool = torch.cuda.graph_pool_handle()
 
     @torch.inference_mode()
@@ -167,28 +158,19 @@ class CudaGraphCapture:
         """Waits for the device. Raises CaptureError."""
         torch.cuda.empty_cache()  # as capturing does: what it gives back would hide what the graph takes
         free_before = torch.cuda.mem_get_info()[0]
-        static = StaticInputs(
-            shape.num_requests,
-            shape.num_tokens,
-            self._block_tables,
-            self._max_seq_len,
-            shape.max_query_len,
-            self._load_inputs,
-            self._extras,
-        )
-        graph = torch.cuda.CUDAGraph()
+        what, static, graph = self._what, self._what.static(shape), torch.cuda.CUDAGraph()
         try:
             # Compiles kernels and loads libraries, which a capture must not, nor the first replay.
             static.load(static.inputs)
-            self._compute(static.inputs, None)
-            before = self._counts.copy()
+            what.compute(static.inputs, None)
+            before = what.counts.copy()
             # Other threads may use the device meanwhile: they copy results and serve transfers.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                output = self._compute(static.inputs, None)
+                output = what.compute(static.inputs, None)
         except RuntimeError as error:  # torch has no narrower one; running out of memory is one
             raise CaptureError(str(error)) from error
         memory_bytes = max(0, free_before - torch.cuda.mem_get_info()[0])
-        return CapturedGraph(graph, static, output, memory_bytes, self._counts, self._counts.since(before))
+        return CapturedGraph(graph, static, output, memory_bytes, what.counts, what.counts.since(before))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,45 +4,25 @@ Nothing is drawn there; of what the last stage drew it hears from the plans.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import NO_EXTRAS, AttentionBackend, LayerCache, StepInputs
+from kvasir_runtime.attention.backend import NO_EXTRAS
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.stage_buffer import entering_states, lines_of
 from kvasir_runtime.execution.step_features import StepFeature, StepFeatures
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
+from kvasir_runtime.models.decoder import ComputeStep
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import StepPlan
 
 DRAWS_NOTHING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 """Of every sequence, so that rows keep no parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class EagerLayers:
-    """Runs a stage's layers kernel by kernel; its "hidden states" are lines (stage_buffer) of what leaves them."""
-
-    decoder: Decoder
-    backend: AttentionBackend
-    caches: Sequence[LayerCache]
-    captured_layers: tuple[int, ...]
-    """Of all stages."""
-
-    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
-        """Keeps all tokens."""
-        attention = self.backend.prepare(inputs)
-        captured_layers = self.captured_layers if captures else ()
-        entering = entering_states(inputs, captures=captures)
-        left = self.decoder.states(inputs.token_ids, attention, self.caches, None, captured_layers, entering)
-        return DecoderOutput(lines_of(left), ())
 
 
 class LayerRunner:

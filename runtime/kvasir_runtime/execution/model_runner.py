@@ -18,12 +18,11 @@ from kvasir_runtime.attention.backend import NO_EXTRAS, AttentionBackend, LayerC
 from kvasir_runtime.execution.executor import TokenMask
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
-from kvasir_runtime.execution.pending_result import PendingResult
 from kvasir_runtime.execution.rows import Rows, store_drafts
 from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw, takes_most_likely
-from kvasir_runtime.execution.stage_buffer import entering_states
-from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, StepFeature, StepFeatures
+from kvasir_runtime.execution.stage_buffer import entering_states, lines_of
+from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, PendingResult, StepFeature, StepFeatures
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
@@ -36,17 +35,22 @@ from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedSte
 
 @dataclass(frozen=True, slots=True)
 class EagerDecoder:
-    """Runs the decoder kernel by kernel."""
+    """Runs the decoder kernel by kernel. Of a pipeline stage before the last the "hidden states" are lines
+    (stage_buffer) of what leaves it, of all tokens."""
 
     decoder: Decoder
     backend: AttentionBackend
     caches: Sequence[LayerCache]
     captured_layers: tuple[int, ...]
+    """Of all stages."""
 
     def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
         attention = self.backend.prepare(inputs)
         captured_layers = self.captured_layers if captures else ()
         entering = entering_states(inputs, captures=captures)
+        if self.decoder.norm is None:
+            left = self.decoder.states(inputs.token_ids, attention, self.caches, None, captured_layers, entering)
+            return DecoderOutput(lines_of(left), ())
         return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, captured_layers, entering)
 
 

@@ -12,7 +12,7 @@ from kvasir_runtime.execution.captures import AgreedCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, allocate_kv_buffer, layer_caches
-from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
+from kvasir_runtime.execution.layer_runner import LayerRunner
 from kvasir_runtime.execution.logprobs import Logprobs
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
@@ -157,7 +157,7 @@ class RunnerAssembly:
         )
 
     def _earlier_stage(self, pipeline: Pipeline, memory: RunnerMemory, graph_bytes: int) -> EarlierStage:
-        eager = EagerLayers(self.decoder, self.backend, memory.caches, pipeline.captured_layers)
+        eager = EagerDecoder(self.decoder, self.backend, memory.caches, pipeline.captured_layers)
         graphs = self._graphs(memory, graph_bytes)
         layers = LayerRunner(
             rows=memory.rows,

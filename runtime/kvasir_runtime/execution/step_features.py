@@ -18,8 +18,9 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampled_positions import SampledPositions
+from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.verify_drafts import VerifiedTokens
-from kvasir_runtime.scheduling.step import BoolArray, Int32Array, StepPlan
+from kvasir_runtime.scheduling.step import BoolArray, Int32Array, StepPlan, StepResult, StepTimes
 
 TensorColumns = Mapping[str, Tensor | NDArray[Any]]
 """Of equal length: a line each, or the device's and the host's halves of one."""
@@ -114,3 +115,32 @@ def extra_buffers(features: Sequence[StepFeature], max_num_tokens: int, device: 
         for feature in features
         for name, extra in feature.extras.items()
     }
+
+
+class PendingResult:
+    """`result` waits for the device; steps may be computed in between."""
+
+    def __init__(
+        self, verified: VerifiedTokens, columns: Mapping[str, TensorColumns], times: StepTimes, transfers: Transfers
+    ) -> None:
+        self._width = verified.width
+        self._columns = columns
+        self._times = times
+        of_features = [column for each in columns.values() for column in each.values() if isinstance(column, Tensor)]
+        self._download = transfers.download([verified.packed, *of_features])
+
+    def result(self) -> StepResult:
+        packed, *of_features = self._download.arrays()
+        verified, arrived = VerifiedTokens(torch.from_numpy(packed), self._width), iter(of_features)
+        return StepResult(
+            token_ids=verified.token_ids.numpy(),
+            num_accepted=verified.num_accepted.numpy(),
+            num_drafts=verified.num_drafts.numpy(),
+            columns={
+                feature: {
+                    name: next(arrived) if isinstance(column, Tensor) else column for name, column in columns.items()
+                }
+                for feature, columns in self._columns.items()
+            },
+            times=self._times,
+        )

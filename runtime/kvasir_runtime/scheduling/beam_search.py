@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kvasir_runtime.requests.outputs import AddressedOutput, Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
-from kvasir_runtime.scheduling.request import Request, Sequence, SequenceGroup, Status
+from kvasir_runtime.scheduling.request import Request, Sequence, SequenceGroup
 from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import Candidates
 
@@ -298,7 +298,6 @@ class BeamSearches:
         """Stop a beam that nothing continues; its row, which stays with the search."""
         row = sequence.row
         self._sequences.stop(sequence)
-        sequence.status = Status.FINISHED
         self._rows.reserve(row)
         return row
 

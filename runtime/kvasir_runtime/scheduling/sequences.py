@@ -303,6 +303,7 @@ class Sequences:
         these wait again too."""
         row = sequence.row
         children = [self.rows.occupant(target) for target in self.rows.pending.forks_from(row)]
+        sequence.status = Status.FINISHED  # unless it waits again
         self.running.remove(sequence)
         self._rows_by_rank = None
         for some in (self.prefilling, self.forking):

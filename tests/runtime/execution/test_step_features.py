@@ -13,7 +13,7 @@ from tests.runtime.padded_graphs import PaddedGraphs
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
-from kvasir_runtime.execution.captures import RecordingCapture
+from kvasir_runtime.execution.captures import RecordingCapture, ToCapture
 from kvasir_runtime.execution.graphs import STEPS_BEFORE_RECORDING, DecodeGraphs, GraphMemory
 from kvasir_runtime.execution.layer_runner import LayerRunner
 from kvasir_runtime.execution.model_runner import ModelRunner
@@ -84,7 +84,7 @@ class Shifted:
 def recorded(layers: Shifted, rows: Rows, extras: dict[str, Tensor]) -> DecodeGraphs:
     library = load_library()
     assert library is not None
-    capture = RecordingCapture(library, layers, rows.block_tables, 16, extras=extras)
+    capture = RecordingCapture(library, ToCapture(layers, rows.block_tables, 16, extras=extras))
     return DecodeGraphs(layers, capture, [1, 2, 3, 4], [1], GraphMemory(1 << 20), is_exact=True)
 
 
