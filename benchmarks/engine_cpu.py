@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engines import KV_CACHE_GIB, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, hugging_face, kvasir, vllm
 from random_models import make_model
-from servers import WORK, OtherWork, Server
+from servers import WORK, OtherWork, Server, neighbours
 from without_amx import SITE
 from workloads import (
     SAMPLED,
@@ -54,6 +54,7 @@ def main() -> None:
         "--also", type=Path, action="append", default=[], metavar="FOLDER", help="our engine of another checkout"
     )
     parser.add_argument("--rounds", type=int, default=3, help="of every workload; transformers always gets one")
+    parser.add_argument("--neighbours", type=int, default=0, help="processes that keep a core busy beside every engine")
     parser.add_argument("--workloads", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument(
         "--tag", default="", help="ends the file's name, so that it does not replace another of the day"
@@ -76,11 +77,12 @@ def compare(model_name: str, options: argparse.Namespace) -> str:
         for engine in engines:
             add(table, engine, start(engine, engines, model_name))
         warm_up(engines)
-        for round_number in range(options.rounds):
-            for workload in workloads_for(model_name, options.workloads):
-                for engine in rotated(engines, round_number):
-                    if engine.name != "transformers" or (round_number == 0 and workload is not sampled):
-                        add(table, engine, measure(engine, engines, workload, round_number, other_work))
+        with neighbours(options.neighbours):
+            for round_number in range(options.rounds):
+                for workload in workloads_for(model_name, options.workloads):
+                    for engine in rotated(engines, round_number):
+                        if engine.name != "transformers" or (round_number == 0 and workload is not sampled):
+                            add(table, engine, measure(engine, engines, workload, round_number, other_work))
         for engine in engines:
             add(table, engine, {"resident after the load, MiB": Figure(engine.resident_mib(), "MiB", False)})
     finally:
@@ -192,7 +194,8 @@ def heading(model_name: str, options: argparse.Namespace) -> str:
     chosen = "" if options.workloads == NAMES else f" --workloads {' '.join(options.workloads)}"
     tag = f" --tag {options.tag}" if options.tag else ""
     also = "".join(f" --also {folder}" for folder in options.also)
-    arguments = f"--models {model_name} --engines {engines}{also} --rounds {options.rounds}{chosen}{tag}"
+    beside = f" --neighbours {options.neighbours}" if options.neighbours else ""
+    arguments = f"--models {model_name} --engines {engines}{also} --rounds {options.rounds}{beside}{chosen}{tag}"
     launcher = "python benchmarks/without_amx.py " if str(SITE) in os.environ.get("PYTHONPATH", "") else ""
     return f"""# {model_name} on a CPU, engines side by side, {date.today()}
 
@@ -203,8 +206,8 @@ commit {commit or "none"}; {cpu["model name"]} (family {cpu["cpu family"]}, mode
 Random bf16 weights, forced lengths, temperature 0 (sampled: {SAMPLED};
 penalised: with a presence penalty too), {MAX_NUM_SEQS} sequences, {MAX_NUM_BATCHED_TOKENS} tokens a step,
 {KV_CACHE_GIB} GiB of KV cache (transformers: in pages of 64, 512 tokens a step), prefix caching on, one HTTP client on
-the same cores. Medians over the rounds (transformers: one round, greedy). The ratio is turned so that more than 1 is
-better for the first."""
+the same cores, beside {options.neighbours or "no"} busy processes that want a core each. Medians over the rounds
+(transformers: one round, greedy). The ratio is turned so that more than 1 is better for the first."""
 
 
 if __name__ == "__main__":

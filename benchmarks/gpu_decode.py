@@ -22,7 +22,7 @@ from torch import Tensor, profiler
 
 from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.captures import CudaGraphCapture, ToCapture
 from kvasir_runtime.execution.graphs import Capture, CaptureError, DecodeGraphs, GraphMemory, GraphShape
 from kvasir_runtime.execution.kv_buffer import allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
@@ -262,7 +262,8 @@ def measure(
 
 
 def capture_on_cuda(compute: ComputeStep, block_tables: Tensor, max_seq_len: int) -> Capture:
-    return CudaGraphCapture(compute, block_tables, max_seq_len, load_inputs=triton_step_ops().load_inputs)
+    what = ToCapture(compute, block_tables, max_seq_len, load_inputs=triton_step_ops().load_inputs)
+    return CudaGraphCapture(what)
 
 
 def table(rows: Iterable[Row], machine: str, bytes_per_second: float, context: int) -> str:

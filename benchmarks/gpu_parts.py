@@ -134,11 +134,12 @@ def small_kernels(sizes: Sizes, place: Place) -> Iterator[Figure]:
         centred = (scores := logits.float() * 4) - scores.amax(-1, keepdim=True)
         top_k = torch.full((batch_size,), sizes.vocab, dtype=torch.int32, device=place.device)
         top_p = torch.full((batch_size,), 0.9, device=place.device)
+        least = torch.full((batch_size,), float("-inf"), device=place.device)
         calls: dict[str, Call] = {
             "add_rms_norm": lambda: ops.add_rms_norm(hidden, residual, weight, 1e-5),  # noqa: B023
             "silu_and_mul": lambda: ops.silu_and_mul(gate_up),  # noqa: B023
             "argmax": lambda: step_ops.argmax(logits),  # noqa: B023
-            "top_p": lambda: step_ops.least_likely_kept(centred, top_k, top_p),  # noqa: B023
+            "top_p": lambda: step_ops.least_likely_kept(centred, least, top_k, top_p),  # noqa: B023
             "top_p by torch's sort": lambda: centred.sort(dim=-1),  # noqa: B023
         }
         for name, call in calls.items():

@@ -45,7 +45,7 @@ from kvasir_runtime.ranks.messages import Forward, Sample, StepDone
 from kvasir_runtime.ranks.start import running_ranks_of
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.step import NewSequence, StepPlan, StepResult
+from kvasir_runtime.scheduling.step import NewSequence, StepPlan, StepResult, StepTimes
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 4096), (64, 4096), (256, 4096), (2048, 4096))
@@ -106,7 +106,7 @@ def way_of_a_step(num_ranks: int, num_rounds: int) -> str:
         token_ids=np.zeros((NUM_SEQS, 1), dtype=np.int32),
         num_accepted=np.ones(NUM_SEQS, dtype=np.int32),
         num_drafts=np.zeros(NUM_SEQS, dtype=np.int32),
-        processor_seconds=0.0,
+        times=StepTimes(processor_seconds=0.0),
     )
     plan = decodes(NUM_SEQS, 1)
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
     python benchmarks/request_path.py [--runtime FOLDER]
 
 A server of the example model is asked twice; while the second answer, of 20 tokens, is made, every Python function that
-runs in its processes is noted (sys.setprofile). What runs once a second anyway may be among them.
+runs in its processes is noted (sys.setprofile), but for those that also run while nobody asks.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from servers import Server
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "models" / "kvasir-python-7m"
 PORT = 21_199
 NUM_TOKENS = 20
+OFF, IDLE, ASKED = range(3)
 QUIET_SECONDS = 2.0
 """After which an idle core has told everybody how things stand."""
 
@@ -38,21 +40,29 @@ def ask() -> None:
 def calls(runtime: Path, folder: Path) -> list[set[str]]:
     """ "file function" of everything that ran, of each process."""
     switch = folder / "is_on"
-    switch.write_bytes(b"\0")
+    switch.write_bytes(bytes([OFF]))
     paths = os.pathsep.join((str(ROOT / "benchmarks" / "traced_site"), str(runtime)))
     command = [sys.executable, "-m", "kvasir_runtime", "serve", str(MODEL), "--port", str(PORT), "--device", "cpu"]
     environment = {"PYTHONPATH": paths, "KVASIR_REQUEST_PATH": str(folder)}
     server = Server("traced", command, PORT, environment, ready_path="/ready")
     try:
         server.start(folder / "log")
-        for is_on in (b"\0", b"\1"):
-            time.sleep(QUIET_SECONDS)
-            with switch.open("r+b") as file:
-                file.write(is_on)
-            ask()
+        ask()
+        time.sleep(QUIET_SECONDS)
+        with switch.open("r+b", buffering=0) as file:
+            for period, wait in ((IDLE, partial(time.sleep, QUIET_SECONDS)), (ASKED, ask), (OFF, ask)):
+                file.seek(0)
+                file.write(bytes([period]))
+                wait()
     finally:
         server.stop()
-    return [set(file.read_text().splitlines()) for file in folder.iterdir() if file.name.isdigit()]
+    return [_only_asked(file) for file in folder.iterdir() if file.name.isdigit()]
+
+
+def _only_asked(file: Path) -> set[str]:
+    lines = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
+    idle, asked = ({call for period, call in lines if int(period) == wanted} for wanted in (IDLE, ASKED))
+    return asked - idle
 
 
 def main() -> None:

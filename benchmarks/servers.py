@@ -112,6 +112,18 @@ class Server:
             return False
 
 
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """So many processes that keep a core busy each, as others on a shared node do."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def end_on_sigterm() -> None:
     """SIGTERM then ends the benchmark as an error would, so that what it has started is stopped."""
 

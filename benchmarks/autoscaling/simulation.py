@@ -17,7 +17,7 @@ from benchmarks.routing.engine import Engine, EngineModel
 from benchmarks.routing.job import Job
 from benchmarks.routing.trace import Trace, TraceRequest
 
-from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.prefix_index.approximate import BlockHashes
 from kvasir_router.request import InferenceRequest
 

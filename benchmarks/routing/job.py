@@ -2,7 +2,7 @@
 
 from benchmarks.routing.trace import TraceRequest
 
-from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.prefix_index.approximate import BlockHashes
 from kvasir_router.request import InferenceRequest
 

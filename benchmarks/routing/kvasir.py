@@ -21,7 +21,7 @@ from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.config import RouterConfig
 from kvasir_router.endpoints.address import Address
 from kvasir_router.picker import Picker
-from kvasir_router.placement.costs.own_prefill import work_left
+from kvasir_router.placement.costs import work_left
 from kvasir_router.placement.placement import Fetch, Placement, Policy
 from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.endpoints.address import Address
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime

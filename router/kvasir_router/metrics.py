@@ -10,11 +10,9 @@ from kvasir_router.admission.demand_metrics import DemandCollector, HeldByServic
 from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.placement.placement import LocalPrefill, Placement
 from kvasir_router.request import InferenceRequest
-from kvasir_router.service.rebalancing_series import RebalancingCollector
 from kvasir_router.service.registry import EndpointState
-from kvasir_router.service.series import ServiceCollector
+from kvasir_router.service.series import RebalancingCollector, ServiceCollector, WakeCollector
 from kvasir_router.service.service import Service
-from kvasir_router.service.wake_series import WakeCollector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FAILURES = ("connect", "lost", "broken", "unresponsive", "timeout", "late")

@@ -193,6 +193,11 @@ class ExecutionConfig:
     linear_path: str = option(
         "compute path of linear layers on CPU; auto: the fastest in a short measurement", default="auto"
     )
+    batch_invariant: bool = option(
+        "on GPUs compute linear layers such that an answer does not depend on what else is served, at some speed; "
+        "on CPUs it never does",
+        default=False,
+    )
     speculative_config: SpeculativeConfig | None = option(
         'JSON: {"method": "ngram" | "suffix" | "draft_model" | "medusa" | "eagle" | "eagle3", "model": FOLDER, '
         '"num_speculative_tokens": K}; default: no speculation',

@@ -15,7 +15,7 @@ from kvasir_router.relay.kv_transfer import (
     with_lookup,
 )
 from kvasir_runtime.config import KvTransferConfig
-from kvasir_runtime.server.parsing import parse
+from kvasir_runtime.server.body import parse
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.resolving import transfer_params
 from kvasir_runtime.server.responses import Completion, to_json

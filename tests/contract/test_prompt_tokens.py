@@ -10,12 +10,12 @@ import pytest
 import tokenizers
 
 from kvasir_router.dialects.chat import Chat
-from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.server.body import parse
 from kvasir_runtime.server.chat_template import ChatTemplate
-from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.resolving import Limits

@@ -7,7 +7,7 @@ from tests.router.parts import a_request, an_endpoint
 from kvasir_router.endpoints.slices import addresses_of, label_selector
 from kvasir_router.picker import Picker
 from kvasir_router.placement.pairing import Pairing
-from kvasir_router.placement.round_robin import RoundRobin
+from kvasir_router.placement.policies import RoundRobin
 
 from .control_plane import ControlPlane
 from .reconciling import NAME

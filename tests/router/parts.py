@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir_router.dialects.completions import Completions
+from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.relay.client_times import ClientTimes

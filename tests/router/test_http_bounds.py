@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from tests.router.parts import client_times
 
-from kvasir_http.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
-
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 CHAT = b"/v1/chat/completions"
 BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
@@ -85,77 +83,7 @@ def request(body: bytes = BODY, *, path: bytes = CHAT) -> bytes:
     return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)
 
 
-async def test_a_head_of_the_greatest_size_is_taken_and_one_byte_more_refused(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine)
-    rest = MAX_HEAD_BYTES - len("/v1/models" + "Connection" + "close" + "X")
-    assert (await asked(router, b"X: " + b"a" * rest + b"\r\n")).startswith(b"HTTP/1.1 200")
-    too_large = await asked(router, b"X: " + b"a" * (rest + 1) + b"\r\n")
-    assert status_and_code(too_large) == (431, "head_too_large")
-
-
-async def test_as_many_headers_as_allowed_are_taken_and_one_more_refused(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine)
-    assert (await asked(router, b"X: a\r\n" * (MAX_HEADERS - 1))).startswith(b"HTTP/1.1 200")
-    assert status_and_code(await asked(router, b"X: a\r\n" * MAX_HEADERS)) == (431, "head_too_large")
-
-
 CHUNKED = b"POST " + CHAT + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    "beginning",
-    [
-        b"GET / HTTP/1.1\r\nX: ",  # one header
-        b"GET / HTTP/1.1\r\n",  # one header's name
-        b"GET /",  # the path
-        CHUNKED + b"5;",  # an extension of a chunk
-        CHUNKED + b"0\r\nX: ",  # a trailer
-        b"\r\n",  # nothing at all
-    ],
-)
-async def test_nothing_without_end_is_taken_in(beginning: bytes, start_router: Any, engine: Any) -> None:
-    router = await start_router(engine)
-    filling = b"\r\n" * 1000 if beginning == b"\r\n" else b"a" * 2000
-    num_sent = 0
-    async with connected(router) as connection:
-        closed = asyncio.create_task(connection.until_closed())
-        await connection.send(beginning)
-        while not closed.done() and num_sent < 50 * MAX_HEAD_BYTES:
-            await connection.send(filling)
-            num_sent += len(filling)
-            await asyncio.sleep(0)
-        assert closed.done()
-    assert await served(router)
-
-
-async def test_others_are_served_while_a_head_without_end_is_sent(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine)
-
-    async def flood() -> None:
-        async with connected(router) as connection:
-            await connection.send(b"GET / HTTP/1.1\r\n", *[b"X: " + b"a" * 2**20] * 50)
-
-    floods = [asyncio.create_task(flood()) for _ in range(4)]
-    async with asyncio.timeout(5):
-        assert all([await served(router) for _ in range(10)])
-    await asyncio.gather(*floods)
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize(
-    ("sent", "is_answered"), [(b"", False), (b"\r\n", False), (b"GET / HT", True), (b"GET / HTTP/1.1\r\nX: ", True)]
-)
-async def test_a_head_that_does_not_come_ends_the_connection(
-    sent: bytes, is_answered: bool, is_first: bool, start_router: Any, engine: Any
-) -> None:
-    router = await start_router(engine, tuned={"clients": client_times(head_seconds=0.1, keep_alive_seconds=0.8)})
-    async with connected(router) as connection:
-        if not is_first:
-            await connection.send(request())
-            await connection.answer()
-        await connection.send(sent)
-        received = await connection.until_closed()
-    assert (status_and_code(received) if received else None) == ((408, "head_timeout") if is_answered else None)
 
 
 async def test_a_head_that_comes_in_time_may_be_followed_by_a_long_answer(start_router: Any, engine: Any) -> None:
@@ -173,16 +101,6 @@ async def test_a_request_begun_during_an_answer_gets_its_time_after_it(start_rou
         await connection.send(request() + b"GET / HT")
         assert (await connection.answer())[0] == 200
         assert status_and_code(await connection.until_closed()) == (408, "head_timeout")
-
-
-async def test_a_connection_is_kept_between_requests(start_router: Any, engine: Any) -> None:
-    """A pool's idle time is longer than the time for a head."""
-    router = await start_router(engine, tuned={"clients": client_times(head_seconds=0.05)})
-    async with connected(router) as connection:
-        for _ in range(2):
-            await connection.send(request())
-            assert (await connection.answer())[0] == 200
-            await asyncio.sleep(0.2)
 
 
 async def test_a_stalled_body_is_refused(start_router: Any, engine: Any) -> None:
@@ -217,14 +135,6 @@ async def trickled(connection: Connection) -> None:
     while True:
         await connection.send(b"x")
         await asyncio.sleep(0.01)
-
-
-async def test_each_request_of_a_connection_may_have_as_many_headers(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine)
-    async with connected(router) as connection:
-        for _ in range(2):
-            await connection.send(b"GET /v1/models HTTP/1.1\r\n", b"X: a\r\n" * MAX_HEADERS, b"\r\n")
-            assert (await connection.answer())[0] == 200
 
 
 async def test_an_answer_that_has_begun_is_not_mixed_with_a_refusal(start_router: Any, engine: Any) -> None:
@@ -295,13 +205,6 @@ async def test_nonsense_behind_a_request_is_not_taken_in_for_ever(start_router: 
                 await connection.send(*[b"x" * 2**16] * 1000)
         engine.gate.set()
         assert (await connection.answer())[0] == 200
-
-
-async def test_what_is_no_http_is_told_so_in_openais_shape(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine)
-    async with connected(router) as connection:
-        await connection.send(b"SSH-2.0-OpenSSH\r\n")
-        assert status_and_code(await connection.until_closed()) == (400, "malformed_http")
 
 
 async def test_trailers_are_counted_and_dropped(start_router: Any, engine: Any) -> None:

@@ -189,23 +189,6 @@ class Server:
             yield theirs
 
 
-async def test_a_reader_that_is_only_slow_gets_everything() -> None:
-    """Each time that it has made room its time begins anew."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"300000")]})
-        for number in range(30):
-            await send({"type": "http.response.body", "body": b"x" * 10_000, "more_body": number < 29})
-
-    received = b""
-    async with Server(reader_seconds=1.0).asked(answer) as client:
-        while not received.endswith(b"x") or len(received.partition(b"\r\n\r\n")[2]) < 300_000:
-            chunk = await asyncio.get_running_loop().sock_recv(client, 20_000)
-            assert chunk, "the router has closed"
-            received += chunk
-            await asyncio.sleep(0.05)
-
-
 @pytest.mark.parametrize("is_broken", [True, False])
 async def test_neither_the_end_nor_the_error_that_ends_a_stream_is_waited_for(is_broken: bool, until: Any) -> None:
     has_ended = asyncio.Event()
@@ -219,18 +202,4 @@ async def test_neither_the_end_nor_the_error_that_ends_a_stream_is_waited_for(is
     server = Server()
     async with server.asked(handle=handle, request=b"POST /chat HTTP/1.1\r\ncontent-length: 0\r\n\r\n"):
         await asyncio.wait_for(has_ended.wait(), 5)
-        await until(lambda: len(server.connections) == 0)
-
-
-async def test_the_rest_of_an_answer_does_not_keep_a_closed_connection_open(until: Any) -> None:
-    """So little is left that nobody waits for it but the transport, which would for ever."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-length", b"40000"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"x" * 40000})
-
-    server = Server()
-    async with server.asked(answer):
-        assert len(server.connections) == 1
         await until(lambda: len(server.connections) == 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvasir_operator.api.model import PROFILE_NAME, LabelMap, ObjectName, PodSpec, ResourcesSpec
+from kvasir_operator.api.model import PROFILE_NAME, LabelMap, ObjectName, PodSpec, ResourcesSpec, RouterResources
 from kvasir_operator.api.parse import parse_group
 from kvasir_operator.api.quantity import Duration
 from kvasir_operator.api.yaml_documents import read_documents
@@ -26,6 +26,14 @@ class PodDefaults:
 
     pod: PodSpec = field(default_factory=PodSpec)
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
+
+
+@dataclass(frozen=True)
+class RouterDefaults:
+    """What holds for router pods; the manifest's own say comes over it."""
+
+    pod: PodSpec = field(default_factory=PodSpec)
+    resources: RouterResources = field(default_factory=RouterResources)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class InstallationDefaults:
     """`engine` and `router` hold for every such pod, a profile for the engine pods of services that name it."""
 
     engine: PodDefaults = field(default_factory=PodDefaults)
-    router: PodDefaults = field(default_factory=PodDefaults)
+    router: RouterDefaults = field(default_factory=RouterDefaults)
     profiles: Mapping[str, PodDefaults] = field(default_factory=dict)
     network_peers: NetworkPeers = field(default_factory=NetworkPeers)
     pod_monitors: PodMonitorDefaults = field(default_factory=PodMonitorDefaults)
@@ -104,14 +112,10 @@ def _check(defaults: InstallationDefaults) -> None:
             raise InvalidManifestError(
                 f"{where}.profile", "profiles do not build on one another: write its fields here"
             )
-    router = defaults.router.resources
-    if router != ResourcesSpec(cpu=router.cpu, memory=router.memory):
-        raise InvalidManifestError("router.resources", "router pods ask for cpu and memory only: leave the rest out")
 
 
 def _resources(defaults: InstallationDefaults) -> Iterator[tuple[str, ResourcesSpec]]:
     yield "engine.resources", defaults.engine.resources
-    yield "router.resources", defaults.router.resources
     for name, profile in defaults.profiles.items():
         yield f"profiles.{name}.resources", profile.resources
 

@@ -449,6 +449,8 @@ class RouterResources:
     """Cores requested; where absent, the installation's (chart value podDefaults), else 1."""
     memory: Quantity | None = None
     """Memory, requested and limited; where absent, the installation's, else 512Mi."""
+    cpu_limit: Quantity | None = None
+    """Cores at most, as a ResourceQuota of limits.cpu wants it; where absent, the installation's, else none."""
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
             "!has(self.mode) || self.mode != 'gateway' || (!has(self.replicas) && "
             "(!has(self.pod) || dyn(self.pod) == {}) && self.service.type == 'ClusterIP' && "
             "(!has(self.service.annotations) || self.service.annotations.size() == 0) && "
-            "(!has(self.resources) || (!has(self.resources.cpu) && !has(self.resources.memory))))",
+            "(!has(self.resources) || dyn(self.resources) == {}))",
         ),
         Rule(
             "mode gateway asks for the API keys of the chart's shared router: leave router.apiKeysSecretRef and "

@@ -79,6 +79,7 @@ class RouterRole:
     replicas: int
     cpu: Quantity
     memory: Quantity
+    cpu_limit: Quantity | None
     pod: PodSpec
     name: Literal["router"] = "router"
 
@@ -115,6 +116,7 @@ def router_role(service: InferenceService, defaults: InstallationDefaults) -> Ro
         0 if service.spec.suspend else replicas,
         router.resources.cpu or defaults.router.resources.cpu or _ROUTER_CPU,
         router.resources.memory or defaults.router.resources.memory or _ROUTER_MEMORY,
+        router.resources.cpu_limit or defaults.router.resources.cpu_limit,
         overlaid(defaults.router.pod, router.pod),
     )
 

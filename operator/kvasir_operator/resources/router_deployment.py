@@ -72,9 +72,10 @@ def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSet
 
 
 def _resources(role: RouterRole) -> dict[str, Any]:
-    """CPU is not limited: a burst of requests may use what the node has to spare."""
+    """CPU is limited only where that is asked for: a burst of requests may use what the node has to spare."""
     cpu, memory = role.cpu.text, role.memory.text
-    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}}
+    cpu_limit = {} if role.cpu_limit is None else {"cpu": role.cpu_limit.text}
+    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory, **cpu_limit}}
 
 
 def _api_keys(secret: SecretRef | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -1,1 +1,1 @@
-"""Where a request goes: policies, one file each, and the terms of their costs."""
+"""Where a request goes: policies, and the terms of their costs."""

@@ -8,8 +8,7 @@ remote one `kv_transfer`, which is what the pair's transfers were seen to take o
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, DerivedTerm, Term, columns_of, decode_stall
-from kvasir_router.placement.costs.prefix_fetch import PrefixFetch
+from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, DerivedTerm, PrefixFetch, Term, columns_of, decode_stall
 from kvasir_router.placement.finish_time import TIE_TOLERANCE
 from kvasir_router.placement.placement import Fetch, decode_leg_on
 from kvasir_router.request import InferenceRequest
@@ -33,7 +32,7 @@ class Sides(NamedTuple):
         decode = {name: terms[name] for name in ("decode_load", "kv_barrier")}
         remote = {name: term for name, term in terms.items() if name != "decode_load"}
         local = {name: term for name, term in terms.items() if name not in decode}
-        return cls(decode, remote, {**local, "decode_stall": decode_stall.seconds})
+        return cls(decode, remote, {**local, "decode_stall": decode_stall})
 
 
 SIDES = Sides.of(TERMS)

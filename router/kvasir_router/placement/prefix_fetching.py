@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from kvasir_router.placement.costs import TERMS
-from kvasir_router.placement.costs.own_prefill import work_left
-from kvasir_router.placement.costs.prefix_fetch import PrefixFetch
+from kvasir_router.placement.costs import TERMS, PrefixFetch, work_left
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.placement import CostPolicy, Fetch, Leg, Placement, Policy
 from kvasir_router.prefix_index.index import Held

@@ -6,17 +6,47 @@ endpoint whose last answer was an error is a suspect for a while and used where 
 fails fast does not look idle, and best. Pure bookkeeping: no clock, no network.
 """
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass, field
 
 from kvasir_router.service.circuit_breaker import CircuitBreaker, CircuitState
-from kvasir_router.service.error_share import ErrorShare
 
 _ERRORS_IN_A_ROW = 5
 # Errors against the share of all others, once there are enough answers to tell.
 _SHARE_ABOVE_OTHERS = 0.4
 _MIN_ANSWERS = 10.0
+_MEMORY_SECONDS = 20.0
+"""Of answers that count in a share."""
 SUSPECT_SECONDS = 1.0  # after the first error, and twice as long after each further one
+
+
+class ErrorShare:
+    """The share of an endpoint's recent answers that were errors; old ones fade."""
+
+    def __init__(self) -> None:
+        self._num_answers = 0.0
+        self._num_errors = 0.0
+        self._counted_at = 0.0
+
+    def count(self, *, is_error: bool, now: float) -> None:
+        self._fade(now)
+        self._num_answers += 1
+        self._num_errors += is_error
+
+    def num_answers(self, now: float) -> float:
+        self._fade(now)
+        return self._num_answers
+
+    def num_errors(self, now: float) -> float:
+        self._fade(now)
+        return self._num_errors
+
+    def _fade(self, now: float) -> None:
+        weight = math.exp(-(now - self._counted_at) / _MEMORY_SECONDS)
+        self._num_answers *= weight
+        self._num_errors *= weight
+        self._counted_at = now
 
 
 @dataclass(slots=True)

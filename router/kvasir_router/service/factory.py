@@ -14,13 +14,10 @@ from kvasir_router.config import PolicyName, ProbeLimits, RouterConfig
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
-from kvasir_router.placement.least_work import LeastWork
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
-from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.policies import LeastWork, PowerOfTwo, RoundRobin, SessionAffinity
 from kvasir_router.placement.prefix_fetching import PrefixFetching
-from kvasir_router.placement.round_robin import RoundRobin
-from kvasir_router.placement.session_affinity import SessionAffinity
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, PrefixMemory
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.service.catalog import ModelCatalog

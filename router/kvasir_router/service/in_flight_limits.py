@@ -7,14 +7,15 @@ knows nothing of reasons.
 """
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
-from kvasir_router.service import slow_start
 from kvasir_router.service.circuit_breaker import CircuitState
 from kvasir_router.service.ejection import SUSPECT_SECONDS, Ejection
 from kvasir_router.service.registry import Endpoint, EndpointState, Registry
 
 logger = logging.getLogger(__name__)
+SLOW_START_SECONDS = 10.0
 
 
 class InFlightLimits:
@@ -86,7 +87,7 @@ class InFlightLimits:
     def _limit(self, endpoint: Endpoint, elsewhere: list[int], now: float) -> int:
         seconds_ready = now - self._ready_since.get(endpoint.url, now)
         ejection = self._ejections[endpoint.role.takes_requests]
-        limits = (ejection.max_in_flight(endpoint.url), slow_start.max_in_flight(seconds_ready, elsewhere))
+        limits = (ejection.max_in_flight(endpoint.url), newcomers_limit(seconds_ready, elsewhere))
         return min([self._max_in_flight, *(limit for limit in limits if limit is not None)])
 
     def _in_flight_of_established(self, takes_requests: bool, now: float) -> list[int]:
@@ -94,5 +95,17 @@ class InFlightLimits:
             endpoint.load.num_in_flight
             for endpoint in self._registry
             if endpoint.role.takes_requests is takes_requests
-            and now - self._ready_since.get(endpoint.url, now) >= slow_start.SLOW_START_SECONDS
+            and now - self._ready_since.get(endpoint.url, now) >= SLOW_START_SECONDS
         ]
+
+
+def newcomers_limit(seconds_ready: float, in_flight_elsewhere: Sequence[int]) -> int | None:
+    """A part of what the others have on average, which grows with time; None: no limit. A newcomer's caches are cold,
+    and idle as it is, it would draw every request at once.
+
+    `in_flight_elsewhere`: requests of each endpoint that is no newcomer. Where all are new, somebody must do the work.
+    """
+    if seconds_ready >= SLOW_START_SECONDS or not in_flight_elsewhere:
+        return None
+    mean = sum(in_flight_elsewhere) / len(in_flight_elsewhere)
+    return 1 + math.floor(mean * max(seconds_ready, 0.0) / SLOW_START_SECONDS)

@@ -1,11 +1,11 @@
-"""Series of each service behind a gateway, made when they are scraped: a service that is gone leaves none behind.
+"""Series of each service, made when they are scraped: a service that is gone leaves none behind.
 
-What is counted by model needs none of these: behind a gateway a model's name is one service's.
+What is counted by model needs no collector for a gateway: there a model's name is one service's.
 """
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from kvasir_router.fleet_series import FleetSeries
@@ -17,7 +17,7 @@ _LABELS = ("service_namespace", "inference_service")
 
 
 class ServiceCollector(Collector):
-    """`services` are called `namespace/name`."""
+    """Of a gateway, whose services are called `namespace/name`."""
 
     def __init__(self, services: Iterable[Service]) -> None:
         self._services = services
@@ -43,3 +43,36 @@ def _endpoints() -> GaugeMetricFamily:
 def _queue_depth() -> GaugeMetricFamily:
     text = "Requests held in the queue of a service."
     return GaugeMetricFamily("kvasir_router_service_queue_depth", text, labels=_LABELS)
+
+
+class WakeCollector(Collector):
+    """Wakes by service: the histogram is there before a service's first wake, since Prometheus wants to see it grow."""
+
+    def __init__(self, services: Iterable[Service]) -> None:
+        self._services = services
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        text = "First request of a service without ready engines until one is sent to an engine."
+        yield HistogramMetricFamily("kvasir_router_wake_seconds", text, labels=("service",))
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        (family,) = self.describe()
+        for service in self._services:
+            family.add_metric([service.name], service.wakes.buckets(), service.wakes.sum_seconds)
+        yield family
+
+
+class RebalancingCollector(Collector):
+    def __init__(self, services: Iterable[Service]) -> None:
+        self._services = services
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        text = "Running streams that an overfull engine was to hand over to one with room."
+        yield CounterMetricFamily("kvasir_router_rebalanced_streams", text, labels=("service", "outcome"))
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        for service in self._services:
+            for outcome, number in service.rebalancing.num_by_outcome.items():
+                family.add_metric([service.name, outcome.value], number)
+        yield family

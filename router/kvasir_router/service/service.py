@@ -21,7 +21,7 @@ from kvasir_router.errors import (
     UpstreamLateError,
 )
 from kvasir_router.picker import Picker
-from kvasir_router.placement.costs.own_prefill import work_left
+from kvasir_router.placement.costs import work_left
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Placement, decode_leg_on
 from kvasir_router.placement.prefix_fetching import PrefixFetching, Written

@@ -6,12 +6,16 @@ of the step are written before attention reads them, so requests of one step may
 A backend prepares once a step (`prepare`), and each layer then calls the step that it got.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
 
 from kvasir_runtime.attention.step_lengths import StepLengths
+
+NO_EXTRAS: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,9 @@ class StepInputs:
     groups: tuple[GroupInputs, ...]
     lengths: StepLengths
     """What the host knows of the step's shape, without asking the device."""
+    extras: Mapping[str, Tensor] = field(default_factory=lambda: NO_EXTRAS)
+    """What else layers may read of each token, by name: buffers [most tokens, ...] whose first lines are the step's.
+    They stay where they are, so graphs read them in place; what lies behind the step is left from another."""
 
 
 @dataclass(frozen=True, slots=True)

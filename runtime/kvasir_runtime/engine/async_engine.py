@@ -141,9 +141,10 @@ class AsyncEngine:
     ) -> Generation:
         """Starts at once; the sequences are numbered through all requests, `n` of the first one first.
 
-        `so_far`: what other engines have made of some of them; only what follows is generated. `http_request_id`: told
-        to routers once, with the first request that is left. Raises EngineDeadError, ServerUnavailableError before the
-        core is ready, and InvalidRequestError where nothing can follow.
+        `so_far`: what other engines have made of some of them; only what follows is generated, and the text that is out
+        already is filled in here. `http_request_id`: told to routers once, with the first request that is left. Raises
+        EngineDeadError, ServerUnavailableError before the core is ready, and InvalidRequestError where nothing can
+        follow.
         """
         if self._dead is not None:
             raise self._dead
@@ -207,13 +208,13 @@ class AsyncEngine:
             if begun.finish_reason is None:
                 seed = child_seed(request.spec.sampling.seed, index)
                 starts.append(SequenceStart(index=index, seed=seed, output_token_ids=begun.token_ids))
-                sequences[index] = ActiveSequence(begun.index, self._detokenizer(request.text, begun.token_ids))
+                sequences[index] = ActiveSequence(begun.index, self._detokenizer_behind(begun, request.text))
         return self._message(request, starts), sequences
 
-    def _detokenizer(self, options: TextOptions, token_ids: list[int]) -> Detokenizer:
-        """Behind tokens whose text is out already."""
+    def _detokenizer_behind(self, begun: SequenceDelta, options: TextOptions) -> Detokenizer:
         detokenizer = Detokenizer(self._tokenizer, options)
-        if (stop := detokenizer.feed(token_ids).stop) is not None:
+        begun.text, stop, _ = detokenizer.feed(begun.token_ids)
+        if stop is not None:
             raise InvalidRequestError(f"the sequence to be continued had ended already, at the stop string {stop!r}")
         return detokenizer
 

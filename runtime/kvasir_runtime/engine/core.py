@@ -25,20 +25,22 @@ from kvasir_runtime.engine.messages import (
     ToCore,
 )
 from kvasir_runtime.engine.router_feed import RouterFeed
-from kvasir_runtime.engine.step_rates import StepRates
 from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.requests.add_request import AddRequest
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
-from kvasir_runtime.scheduling.step_budget import StepBudget
-from kvasir_runtime.scheduling.update import Outcome
+from kvasir_runtime.scheduling.step_budget import DecayingRate, StepBudget
 
 logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_SECONDS = 0.25
 MAX_FAILED_STEPS_IN_A_ROW = 3
+HALF_LIFE_SECONDS = 5.0
+"""Of work: after so much of it an observation counts half."""
+MIN_PREFILL_TOKENS = 128
+"""In a step, before it says how fast prompts are computed: fewer tell what a step costs whatever is in it."""
 
 
 class Channel(Protocol):
@@ -106,6 +108,31 @@ class Moment:
 
     clock: float
     processor: float
+
+
+class StepRates:
+    """How fast the engine works, over the last seconds in which it did: what an idle hour does not dilute.
+
+    Both figures count what steps took on the clock, planning and other sequences' decodes included.
+    """
+
+    def __init__(self) -> None:
+        self._steps = DecayingRate(HALF_LIFE_SECONDS)
+        self._prefill = DecayingRate(HALF_LIFE_SECONDS)
+
+    @property
+    def steps_per_second(self) -> float:
+        return self._steps.value or 0.0
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """None before a step computed many tokens of prompts."""
+        return self._prefill.value
+
+    def observe_step(self, step: TimedStep) -> None:
+        self._steps.observe(1, step.clock_seconds)
+        if step.num_prompt_tokens >= MIN_PREFILL_TOKENS:
+            self._prefill.observe(step.num_prompt_tokens, step.clock_seconds)
 
 
 class EngineCore:
@@ -235,8 +262,8 @@ class EngineCore:
         now, before = self._now(), self._last_end
         self._last_end = now
         seconds = clock_seconds = now.clock - before.clock
-        if result.processor_seconds is not None:
-            seconds = now.processor - before.processor + result.processor_seconds
+        if result.times.processor_seconds is not None:
+            seconds = now.processor - before.processor + result.times.processor_seconds
         num_decode_tokens = int(plan.num_new_tokens[: plan.num_decodes].sum())
         num_asked = num_decode_tokens - plan.num_decodes
         step = TimedStep(
@@ -247,7 +274,7 @@ class EngineCore:
             num_proposals=plan.num_proposals,
             seconds=seconds,
             clock_seconds=clock_seconds,
-            is_warming_up=result.is_warming_up,
+            is_warming_up=result.times.is_warming_up,
         )
         self._rates.observe_step(step)
         if self._step_costs is not None:

@@ -19,7 +19,7 @@ from kvasir_runtime.transfer.params import KvTransferParams
 
 
 class SequenceDelta(msgspec.Struct, kw_only=True):
-    """What has come for one sequence since the last delta, or (without text) what another engine has made of it.
+    """What has come for one sequence since the last delta, or what another engine has made of it.
 
     One is made for each token, and a struct takes a quarter of the time of a dataclass.
     """
@@ -102,7 +102,7 @@ class Generation:
             self._has_news.clear()
             await self._has_news.wait()
         arrived, self._arrived = self._arrived, {}
-        return [joined(deltas) for deltas in arrived.values()]
+        return [deltas[0] if len(deltas) == 1 else joined(deltas) for deltas in arrived.values()]
 
     async def whole(self) -> list[SequenceDelta]:
         """All sequences in the order of their indices, once each has its end. Raises what `fail` was given."""

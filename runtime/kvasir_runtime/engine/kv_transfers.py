@@ -14,29 +14,35 @@ import msgspec
 
 from kvasir_runtime.engine.messages import RequestsMove
 from kvasir_runtime.requests.add_request import AddRequest
+from kvasir_runtime.requests.outputs import AddressedOutput, Outcome
 from kvasir_runtime.scheduling.remote_kv import Arrival
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.update import AddressedOutput, Outcome
 from kvasir_runtime.transfer.commands import (
     BeginOffer,
     BeginPull,
     CancelPull,
     FromAgent,
-    Land,
     LookUp,
     OfferBlocks,
     OfferEnded,
     Place,
     PullEnded,
+    ReadInto,
     Shortened,
     ToAgent,
     WithdrawOffer,
 )
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
-from kvasir_runtime.transfer.worth import is_worth_pulling, patience_seconds
 
 logger = logging.getLogger(__name__)
+
+ASKING_SECONDS = 0.002
+"""From the claim to the first byte, and for the agent to notice the last: a few polls of a millisecond."""
+
+GRACE_SECONDS = 1.0
+UNMEASURED_SECONDS = 4.0
+"""Of a prefill whose rate is not known."""
 
 
 class Agent(Protocol):
@@ -184,7 +190,7 @@ class KvTransfers:
         if arrival.is_missing_some:
             self._waiting_for_pages.append(arrival)
         else:  # the other side alone is to hear of it
-            self._agent.post(Land(request_id, {}))
+            self._agent.post(ReadInto(request_id, {}))
             self._scheduler.release(request_id)
 
     def _can_be_looked_up(self, arrival: Arrival, rate: float | None) -> bool:
@@ -217,7 +223,7 @@ class KvTransfers:
             if self._scheduler.has_ended(arrival.after_step):
                 assert arrival.pages is not None
                 self._waiting_for_pages.remove(arrival)
-                self._agent.post(Land(arrival.request_id, arrival.pages, len(arrival.hashes)))
+                self._agent.post(ReadInto(arrival.request_id, arrival.pages, len(arrival.hashes)))
 
     def _shorten(self, event: Shortened) -> None:
         """It has its turn before others: the pages that it takes are among those that it has given back."""
@@ -277,3 +283,20 @@ class KvTransfers:
             remote_num_tokens=len(ids) * self._scheduler.block_size,
             transfer_id=None if key == request_id else key,
         )
+
+
+def patience_seconds(num_tokens: int, tokens_per_second: float | None) -> float:
+    """How long a lookup may take before the prompt is computed here."""
+    return GRACE_SECONDS + (UNMEASURED_SECONDS if tokens_per_second is None else num_tokens / tokens_per_second)
+
+
+def is_worth_pulling(
+    num_tokens: int, num_bytes: int, *, tokens_per_second: float | None, bytes_per_second: float | None
+) -> bool:
+    """Whether fetching a cached prefix from a peer beats computing it.
+
+    A rate that was not measured yet is found out by pulling.
+    """
+    if tokens_per_second is None or bytes_per_second is None:
+        return True
+    return ASKING_SECONDS + num_bytes / bytes_per_second < num_tokens / tokens_per_second

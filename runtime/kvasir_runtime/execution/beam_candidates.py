@@ -29,11 +29,12 @@ class BeamCandidates(StepFeature):
         return self._numbers[rows] > 0
 
     def adjust(self, logits: Tensor, positions: SampledPositions) -> Tensor:
-        own, logits = positions.having(self.name, self.wanted_by), logits.float()
-        if own is not None:
-            raw = own.of(logits).nan_to_num(nan=float("-inf"), posinf=torch.finfo(logits.dtype).max)
-            logits[own.index] = raw.log_softmax(dim=-1)
-        return logits
+        own = positions.having(self.name, self.wanted_by)
+        if own is None:
+            return logits
+        changed = logits.float().nan_to_num(nan=float("-inf"), posinf=torch.finfo(torch.float32).max)
+        changed[own.index] = own.of(changed).log_softmax(dim=-1)
+        return changed
 
     def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
         """A line for each beam, which has one position."""

@@ -3,49 +3,26 @@
 Nothing is drawn there; of what the last stage drew it hears from the plans.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
+from kvasir_runtime.attention.backend import NO_EXTRAS
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.stage_buffer import StageBuffer, lines_of
+from kvasir_runtime.execution.step_features import StepFeature, StepFeatures
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
+from kvasir_runtime.models.decoder import ComputeStep
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import StepPlan
 
 DRAWS_NOTHING = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 """Of every sequence, so that rows keep no parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class EagerLayers:
-    """Runs a stage's layers kernel by kernel; its "hidden states" are lines (stage_buffer) of what leaves them."""
-
-    decoder: Decoder
-    backend: AttentionBackend
-    caches: Sequence[LayerCache]
-    captured_layers: tuple[int, ...]
-    """Of all stages."""
-    entering: StageBuffer | None
-    """None on the first stage."""
-
-    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
-        """Keeps all tokens."""
-        attention = self.backend.prepare(inputs)
-        captured_layers = self.captured_layers if captures else ()
-        entering = None
-        if self.entering is not None:
-            entering = self.entering.states(len(inputs.token_ids), captures=captures)
-        left = self.decoder.states(inputs.token_ids, attention, self.caches, None, captured_layers, entering)
-        return DecoderOutput(lines_of(left), ())
 
 
 class LayerRunner:
@@ -60,11 +37,15 @@ class LayerRunner:
         ops: StepOps,
         max_num_batched_tokens: int,
         transfers: Transfers,
+        features: Sequence[StepFeature] = (),
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
     ) -> None:
+        """`features` and `extras` as of `ModelRunner`."""
         self._rows = rows
         self._buffer = buffer
         self._compute = compute
-        self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers)
+        self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers, extras)
+        self._features = StepFeatures(features, rows)
 
     @property
     def kv_buffer(self) -> Tensor:
@@ -73,10 +54,14 @@ class LayerRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor:
         """Take over the plan's differences and compute its tokens; lines (stage_buffer) of what leaves the layers."""
-        self._rows.apply(without_sampling(plan))
+        drawless = without_sampling(plan)
+        self._rows.apply(drawless)
         self._rows.take_returned(plan)
+        self._features.on_rows(drawless)
         copy_blocks(self._buffer, plan.block_copies)
         inputs = self._inputs.build(plan)
+        for feature in self._features.wanted(plan):
+            feature.before_decoder(plan, inputs)
         lines = self._compute(inputs, None, captures=plan.num_proposals > 0).hidden
         self._rows.advance_unsampled(plan, inputs.seq_lens)
         return lines

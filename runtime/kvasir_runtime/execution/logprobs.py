@@ -23,9 +23,8 @@ class Logprobs(StepFeature):
         return self._sampling.having(Trait.LOGPROBS, rows)
 
     def adjust(self, logits: Tensor, positions: SampledPositions) -> Tensor:
-        """Keeps what others change in place."""
         own = positions.having(self.name, self.wanted_by)
-        self._raw = None if own is None else logits.clone() if own.is_all else own.of(logits)
+        self._raw = None if own is None else own.of(logits)
         return logits
 
     def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:

@@ -5,7 +5,7 @@ before the scheduler has seen them; their results are read whenever the reader c
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,43 +14,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
+from kvasir_runtime.attention.backend import NO_EXTRAS, AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.executor import TokenMask
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
-from kvasir_runtime.execution.pending_result import PendingResult, StepCosts
 from kvasir_runtime.execution.rows import Rows, store_drafts
 from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw, takes_most_likely
-from kvasir_runtime.execution.stage_buffer import StageBuffer
-from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, StepFeature
+from kvasir_runtime.execution.stage_buffer import entering_states, lines_of
+from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, PendingResult, StepFeature, StepFeatures
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
-from kvasir_runtime.scheduling.step import BoolArray, StepPlan
+from kvasir_runtime.scheduling.step import BoolArray, StepPlan, StepTimes
 from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
 
 
 @dataclass(frozen=True, slots=True)
 class EagerDecoder:
-    """Runs the decoder kernel by kernel."""
+    """Runs the decoder kernel by kernel. Of a pipeline stage before the last the "hidden states" are lines
+    (stage_buffer) of what leaves it, of all tokens."""
 
     decoder: Decoder
     backend: AttentionBackend
     caches: Sequence[LayerCache]
     captured_layers: tuple[int, ...]
-    entering: StageBuffer | None = None
-    """Of a pipeline stage behind the first."""
+    """Of all stages."""
 
     def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
         attention = self.backend.prepare(inputs)
         captured_layers = self.captured_layers if captures else ()
-        entering = None
-        if self.entering is not None:
-            entering = self.entering.states(len(inputs.token_ids), captures=captures)
+        entering = entering_states(inputs, captures=captures)
+        if self.decoder.norm is None:
+            left = self.decoder.states(inputs.token_ids, attention, self.caches, None, captured_layers, entering)
+            return DecoderOutput(lines_of(left), ())
         return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, captured_layers, entering)
 
 
@@ -59,6 +59,8 @@ class Forwarded:
     """A step between the decoder and the draws."""
 
     step: ForwardedStep
+    features: tuple[StepFeature, ...]
+    """That some of its rows want."""
     output: DecoderOutput
     sampled_hidden: Tensor  # [num_positions, hidden_size]
     seconds: float
@@ -80,11 +82,12 @@ class ModelRunner:
         max_num_batched_tokens: int,
         transfers: Transfers,
         features: Sequence[StepFeature] = (),
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
         tensor: Collectives | None = None,
         idle_work: Callable[[], bool] | None = None,
         take_warming_up: Callable[[], bool] | None = None,
     ) -> None:
-        """`take_warming_up` as of `RunnerGraphs`."""
+        """`extras` are the features' buffers; `take_warming_up` as of `RunnerGraphs`."""
         self._rows = rows
         self._buffer = buffer
         self._compute = compute
@@ -95,13 +98,10 @@ class ModelRunner:
         self._tensor = SingleRank() if tensor is None else tensor
         self._idle_work = idle_work
         self._take_warming_up = take_warming_up
-        self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers)
+        self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers, extras)
         self._positions = SampledPositionsBuilder(rows, transfers)
         self._known = KnownTokens(rows.token_ids, rows.num_known, rows.num_computed, rows.drafts)
-        self._features = tuple(features)
-        self._laid_out: SampledPositions | None = None
-        self._wanted: tuple[StepFeature, ...] = ()
-        """Features that rows of the step laid out want."""
+        self._features = StepFeatures(features, rows)
         self._forwarded: Forwarded | None = None
         self._was_shown = np.zeros(len(rows.num_slots), dtype=np.bool_)
         """Of each row, whether the proposer has seen its last step."""
@@ -115,19 +115,18 @@ class ModelRunner:
         """Take over the plan's differences and compute its tokens. `sample` follows, before the next step."""
         self._forwarded, start = None, time.thread_time()
         self._rows.apply(plan)
-        if plan.added or plan.forks or len(plan.token_writes):
-            for feature in self._features:
-                feature.on_rows(plan)
+        self._features.on_rows(plan)
         copy_blocks(self._buffer, plan.block_copies)
         inputs = self._inputs.build(plan)
         positions = self._positions.build(plan, inputs.lengths.query_lens)
         step = ForwardedStep(plan, inputs, positions)
-        wanted = self._before_decoder(step)
+        features = self._features.wanted(plan)
+        wanted = _wanted_tokens(features, plan, inputs)
         is_proposing = self._proposer is not None and plan.num_proposals > 0
         kept = self._kept_tokens(step, wanted, is_proposing)
         output = self._compute(inputs, kept, captures=is_proposing)
         sampled = self._split(output.hidden, kept, step, wanted)
-        self._forwarded = Forwarded(step, output, sampled, time.thread_time() - start)
+        self._forwarded = Forwarded(step, features, output, sampled, time.thread_time() - start)
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None = None) -> PendingResult:
@@ -139,8 +138,8 @@ class ModelRunner:
         assert forwarded is not None, "sample() follows a forward() that ended well"
         start, step = time.thread_time(), forwarded.step
         self._rows.advance_unsampled(step.plan, step.inputs.seq_lens)
-        drawn = self._draw(step, forwarded.sampled_hidden, mask) if step.positions.num_positions else None
-        collected = {feature.name: feature.collect(step, drawn) for feature in self._wanted}
+        drawn = self._draw(forwarded, mask) if step.positions.num_positions else None
+        collected = {feature.name: feature.collect(step, drawn) for feature in forwarded.features}
         verified = _nothing_verified(self._transfers.device) if drawn is None else drawn.verified
         if self._proposer is not None:
             is_resumed = self._note_shown(step.plan)
@@ -149,23 +148,14 @@ class ModelRunner:
         is_warming_up = self._take_warming_up is not None and self._take_warming_up()
         is_on_cpu = self._transfers.device.type == "cpu"
         seconds = forwarded.seconds + time.thread_time() - start if is_on_cpu else None
-        costs = StepCosts(seconds, is_warming_up)
+        times = StepTimes(seconds, is_warming_up)
         columns = {name: each for name, each in collected.items() if each is not None}
-        return PendingResult(verified, columns, costs, self._transfers)
+        return PendingResult(verified, columns, times, self._transfers)
 
     def use_idle_time(self) -> bool:
         """Do one piece of what makes later steps faster (capture a graph); to be called between steps while there is no
         work. False: nothing is left to do."""
         return self._idle_work is not None and self._idle_work()
-
-    def _before_decoder(self, step: ForwardedStep) -> dict[str, NDArray[np.int64]]:
-        """Tokens whose hidden states features want."""
-        if step.positions is not self._laid_out:
-            rows = step.plan.rows
-            self._laid_out = step.positions
-            self._wanted = tuple(feature for feature in self._features if feature.wanted_by(rows).any())
-        wanted = {feature.name: feature.before_decoder(step) for feature in self._wanted}
-        return {name: tokens for name, tokens in wanted.items() if tokens is not None}
 
     def _kept_tokens(
         self, step: ForwardedStep, wanted: dict[str, NDArray[np.int64]], is_proposing: bool
@@ -199,10 +189,10 @@ class ModelRunner:
             return hidden if positions.num_positions == len(hidden) else hidden[positions.tokens]
         return hidden[: positions.num_positions]
 
-    def _draw(self, step: ForwardedStep, hidden: Tensor, mask: TokenMask | None) -> DrawnStep:
-        positions = step.positions
-        logits = self._to_logits(hidden)
-        for feature in self._wanted:
+    def _draw(self, forwarded: Forwarded, mask: TokenMask | None) -> DrawnStep:
+        step, positions = forwarded.step, forwarded.step.positions
+        logits = self._to_logits(forwarded.sampled_hidden)
+        for feature in forwarded.features:
             logits = feature.adjust(logits, positions)
         after = step.inputs.positions
         after = after if positions.num_positions == len(after) else after[positions.tokens]
@@ -266,6 +256,12 @@ class ModelRunner:
         )
         if len(rows):  # ranks may round differently, and must not disagree on what they verify
             store_drafts(self._rows, rows, self._tensor.broadcast(drafts, source=0))
+
+
+def _wanted_tokens(features: Sequence[StepFeature], plan: StepPlan, inputs: StepInputs) -> dict[str, NDArray[np.int64]]:
+    """Those of whose hidden states features want to see, by feature."""
+    wanted = {feature.name: feature.before_decoder(plan, inputs) for feature in features}
+    return {name: tokens for name, tokens in wanted.items() if tokens is not None}
 
 
 def _nothing_verified(device: torch.device) -> VerifiedTokens:

@@ -3,7 +3,7 @@
 `load_worker` is given another where a step is to be computed in another way: by plain twins, or watched.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import AttentionBackend
 from kvasir_runtime.attention.select import select_backend
 from kvasir_runtime.attention.step_lengths import DecodeBounds
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.captures import CudaGraphCapture, RecordingCapture, ToCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import (
     MOST_RECORDED_REQUESTS,
@@ -23,8 +23,8 @@ from kvasir_runtime.execution.graphs import (
 )
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
 from kvasir_runtime.execution.memory_profile import measure_memory
-from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.inputs import LoadInputs, load_inputs_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Ops, cpu_ops
 from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops
@@ -37,6 +37,8 @@ class GraphSetup:
     """What the graphs of a runner are made for."""
 
     block_tables: Tensor
+    extras: Mapping[str, Tensor]
+    """Of all steps."""
     max_seq_len: int
     max_num_seqs: int
     num_bytes: int
@@ -47,6 +49,9 @@ class GraphSetup:
     """The same capture where ranks must all succeed in it."""
     kernels: frozenset[str]
     """Names of what a step launches, attention and others."""
+
+    def to_capture(self, compute: ComputeStep, load_inputs: LoadInputs = load_inputs_reference) -> ToCapture:
+        return ToCapture(compute, self.block_tables, self.max_seq_len, self.counts, load_inputs, self.extras)
 
 
 class Platform:
@@ -84,7 +89,7 @@ class Platform:
 
         def capture_of(compute: ComputeStep) -> Capture:
             assert library is not None, "there is memory for recordings only where there are kernels to record"
-            return setup.agreed(RecordingCapture(library, compute, setup.block_tables, setup.max_seq_len, setup.counts))
+            return setup.agreed(RecordingCapture(library, setup.to_capture(compute)))
 
         return RunnerGraphs(capture_of, sizes, GraphMemory(setup.num_bytes if library else 0), is_exact=True)
 
@@ -104,8 +109,8 @@ class CudaPlatform(Platform):
 
     def graphs(self, setup: GraphSetup) -> RunnerGraphs:
         def capture_of(compute: ComputeStep) -> Capture:
-            what = (compute, setup.block_tables, setup.max_seq_len, setup.counts)
-            return setup.agreed(CudaGraphCapture(*what, self.step_ops().load_inputs))
+            what = setup.to_capture(compute, self.step_ops().load_inputs)
+            return setup.agreed(CudaGraphCapture(what))
 
         return RunnerGraphs(capture_of, graph_sizes(setup.max_num_seqs), GraphMemory(setup.num_bytes))
 

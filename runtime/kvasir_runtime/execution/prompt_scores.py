@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.execution.logprobs import token_logprobs
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampling_rows import Trait
 from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, StepFeature, TensorColumns
-from kvasir_runtime.scheduling.step import PROMPT_LOGPROBS, BoolArray, Int32Array
+from kvasir_runtime.scheduling.step import PROMPT_LOGPROBS, BoolArray, Int32Array, StepPlan
 
 _POSITIONS_AT_ONCE = 128
 """Positions scored together: a whole prompt's logits over a large vocabulary would take gigabytes."""
@@ -39,9 +40,9 @@ class PromptScores(StepFeature):
     def wanted_by(self, rows: Int32Array) -> BoolArray:
         return self._rows.sampling.having(Trait.PROMPT_LOGPROBS, rows)
 
-    def before_decoder(self, step: ForwardedStep) -> NDArray[np.int64] | None:
+    def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
         """Those of the chunks that hold prompt tokens to be scored. A chunk starts where it was planned to."""
-        plan, query_lens = step.plan, step.inputs.lengths.query_lens
+        query_lens = inputs.lengths.query_lens
         ends = np.cumsum(query_lens, dtype=np.int64)
         self._prompts = []
         for request in np.flatnonzero(self.wanted_by(plan.rows)).tolist():

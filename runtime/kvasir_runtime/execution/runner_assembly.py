@@ -1,18 +1,18 @@
 """Puts a rank's parts together into a runner: KV buffer, rows, decoder, proposer, graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
-from kvasir_runtime.execution.agreed_capture import AgreedCapture
 from kvasir_runtime.execution.beam_candidates import BeamCandidates
+from kvasir_runtime.execution.captures import AgreedCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, allocate_kv_buffer, layer_caches
-from kvasir_runtime.execution.layer_runner import EagerLayers, LayerRunner
+from kvasir_runtime.execution.layer_runner import LayerRunner
 from kvasir_runtime.execution.logprobs import Logprobs
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
@@ -20,8 +20,8 @@ from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, St
 from kvasir_runtime.execution.platform import GraphSetup, Platform
 from kvasir_runtime.execution.prompt_scores import PromptScores
 from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.stage_buffer import LineFormat, StageBuffer
-from kvasir_runtime.execution.step_features import StepFeature
+from kvasir_runtime.execution.stage_buffer import ENTERING, LineFormat, StageBuffer
+from kvasir_runtime.execution.step_features import StepFeature, extra_buffers
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
@@ -39,6 +39,9 @@ class RunnerMemory:
     caches: list[LayerCache]
     """Views of the buffer, a spec each: of the rank's layers, then the proposer's."""
     transfers: Transfers
+    features: tuple[StepFeature, ...]
+    extras: Mapping[str, Tensor]
+    """What of each token layers read besides (`StepInputs.extras`)."""
     entering: StageBuffer | None
     """None unless a pipeline stage comes before."""
 
@@ -112,17 +115,20 @@ class RunnerAssembly:
             vocab_size=self.decoder.options.vocab_size if draws else 1,  # else nothing is counted by token
             transfers=transfers,
         )
-        entering = None
+        most_tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs * (1 + self.max_drafts))
+        features = step_features(rows, self.decoder.logits)
+        extras, entering = extra_buffers(features, most_tokens, self.placement.device), None
         if self.pipeline is not None and not self.pipeline.stage.is_first:
-            most_tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs * (1 + self.max_drafts))
             entering = StageBuffer(self._lines_before(self.pipeline, self.decoder.first_layer), most_tokens)
-        return RunnerMemory(rows, buffer, layer_caches(layout, self.kv_specs, buffer), transfers, entering)
+            extras[ENTERING] = entering.states
+        caches = layer_caches(layout, self.kv_specs, buffer)
+        return RunnerMemory(rows, buffer, caches, transfers, features, extras, entering)
 
     def _model_runner(self, memory: RunnerMemory, graph_bytes: int) -> ModelRunner:
         num_own, proposer = len(self.decoder.kv_specs(self.placement.dtype)), self.proposer
         captured = () if proposer is None else proposer.captured_layers
-        eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_own], captured, memory.entering)
-        graphs = self._graphs(memory.rows, graph_bytes)
+        eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_own], captured)
+        graphs = self._graphs(memory, graph_bytes)
         compute = self._on_graphs(graphs, eager, captured)
         if proposer is not None:
             setup = ProposerSetup(
@@ -143,15 +149,16 @@ class RunnerAssembly:
             proposer=proposer,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
-            features=step_features(memory.rows, self.decoder.logits),
+            features=memory.features,
+            extras=memory.extras,
             tensor=self.placement.tensor,
             idle_work=_idle_work(memory, graphs),
             take_warming_up=graphs.take_warming_up,
         )
 
     def _earlier_stage(self, pipeline: Pipeline, memory: RunnerMemory, graph_bytes: int) -> EarlierStage:
-        eager = EagerLayers(self.decoder, self.backend, memory.caches, pipeline.captured_layers, memory.entering)
-        graphs = self._graphs(memory.rows, graph_bytes)
+        eager = EagerDecoder(self.decoder, self.backend, memory.caches, pipeline.captured_layers)
+        graphs = self._graphs(memory, graph_bytes)
         layers = LayerRunner(
             rows=memory.rows,
             buffer=memory.buffer,
@@ -159,6 +166,8 @@ class RunnerAssembly:
             ops=self.step_ops,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             transfers=memory.transfers,
+            features=memory.features,
+            extras=memory.extras,
         )
         return EarlierStage(
             layers,
@@ -182,11 +191,12 @@ class RunnerAssembly:
             return compute
         return ByCaptures(compute, graphs.of(partial(eager, captures=False), self._query_lens))
 
-    def _graphs(self, rows: Rows, graph_bytes: int) -> RunnerGraphs:
+    def _graphs(self, memory: RunnerMemory, graph_bytes: int) -> RunnerGraphs:
         tensor = self.placement.tensor
         return self.platform.graphs(
             GraphSetup(
-                block_tables=rows.block_tables,
+                block_tables=memory.rows.block_tables,
+                extras=memory.extras,
                 max_seq_len=self.limits.max_model_len,
                 max_num_seqs=self.limits.max_num_seqs,
                 num_bytes=graph_bytes,

@@ -54,9 +54,6 @@ class SampledPositions:
     drawing: Subset | None
     """Sequences (not positions) that draw; None: all do."""
     random: Subset | None
-    truncated: Subset | None
-    """Within `random`, as `min_p`."""
-    min_p: Subset | None
     penalised: Subset | None
     biased: Subset | None
     min_tokens: Subset | None
@@ -119,8 +116,6 @@ class SampledPositionsBuilder:
             requests, rows, starts, draws, tokens, rows_of.astype(np.int64), num_earlier, places
         )
         traits = self._rows.sampling.traits_of(rows)
-        random = self._random(traits, rows_of)
-        random_rows = rows_of[:0] if random is None else rows_of[random.host_index]
         return SampledPositions(
             host_rows=rows,
             host_tokens=tokens,
@@ -137,9 +132,7 @@ class SampledPositionsBuilder:
             width=width,
             traits=traits,
             drawing=None if draws.all() else subset(self._transfers, np.flatnonzero(draws), rows),
-            random=random,
-            truncated=self._having(Trait.TRUNCATED, traits, random_rows),
-            min_p=self._having(Trait.MIN_P, traits, random_rows),
+            random=self._random(traits, rows_of),
             penalised=self._having(Trait.PENALTIES, traits, rows_of),
             biased=self._having(Trait.LOGIT_BIAS, traits, rows_of),
             min_tokens=self._having(Trait.MIN_TOKENS, traits, rows_of),
@@ -147,7 +140,7 @@ class SampledPositionsBuilder:
         )
 
     def _random(self, traits: int, rows_of: Int32Array) -> Subset | None:
-        """Not of rows that draw nothing, whose adjusted logits are read after all draws."""
+        """Not of rows that draw nothing."""
         if not traits & Trait.RANDOM:
             return None
         index = np.flatnonzero(self._rows.sampling.having(Trait.RANDOM, rows_of) & self._rows.draws[rows_of])

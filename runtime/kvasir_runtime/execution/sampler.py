@@ -1,8 +1,9 @@
 """Draws a token after each wanted position of a step: greedy, or by the sequence's parameters.
 
 Order: logit adjustments, temperature, min_p, top_k, top_p, draw. Positions do not influence each other, and a draw is
-keyed by (seed, position), so a sequence's tokens do not depend on its batch or on drafts. A CPU does it in one kernel
-(kernels/sample.py), of which the passes over all logits here are the twin; on CUDA nothing waits for the device.
+keyed by (seed, position), so equal logits give equal tokens in any batch, with drafts and without (where logits are
+equal: docs/decisions/0042-a-rows-numbers-are-its-own.md). A CPU does it in one kernel (kernels/sample.py), of which the
+passes over all logits here are the twin; on CUDA nothing waits for the device.
 """
 
 import torch
@@ -57,23 +58,13 @@ def _draw_random(
     logits: Tensor, rows: Rows, positions: SampledPositions, random: Subset, after: Tensor, ops: StepOps
 ) -> Tensor:
     """One token id for each of the random positions from their logits, which are overwritten."""
-    sampling = rows.sampling
+    sampling, own = rows.sampling, random.rows
     logits.sub_(logits.amax(dim=-1, keepdim=True))  # NaN where all are -inf, which draws token 0 in the end
-    logits.mul_(sampling.inverse_temperature[random.rows].unsqueeze(1))
-    if positions.min_p is not None:
-        some = positions.min_p.of(logits)
-        cut = sampling.log_min_p[positions.min_p.rows].unsqueeze(1)
-        logits[positions.min_p.index] = some.masked_fill(some < cut, float("-inf"))
-    weights = logits.exp_()
-    if positions.truncated is not None:
-        own = positions.truncated
-        some = own.of(weights)
-        top_k = sampling.top_k[own.rows] if positions.traits & Trait.TOP_K else None
-        top_p = sampling.top_p[own.rows] if positions.traits & Trait.TOP_P else None
-        some = some.masked_fill_(some < ops.least_likely_kept(some, top_k, top_p), 0.0)
-        if not own.is_all:
-            weights[own.index] = some
-    return ops.look_up(weights, ops.uniform(sampling.seeds[random.rows], after + 1))
+    scaled = logits.mul_(sampling.inverse_temperature[own].unsqueeze(1))
+    top_k = sampling.top_k[own] if positions.traits & Trait.TOP_K else None
+    top_p = sampling.top_p[own] if positions.traits & Trait.TOP_P else None
+    cut = ops.least_likely_kept(scaled, sampling.log_min_p[own], top_k, top_p)
+    return ops.look_up(scaled, cut, ops.uniform(sampling.seeds[own], after + 1))
 
 
 def _sampling_tensors(rows: Rows) -> SamplingTensors:

@@ -27,14 +27,12 @@ class Trait:
     RANDOM = 1
     TOP_K = 2
     TOP_P = 256
-    MIN_P = 4
     PENALTIES = 8
     LOGIT_BIAS = 16
     MIN_TOKENS = 32
     LOGPROBS = 64
     PROMPT_LOGPROBS = 128
 
-    TRUNCATED = TOP_K | TOP_P
     ADJUSTMENTS = PENALTIES | LOGIT_BIAS | MIN_TOKENS
 
 
@@ -142,7 +140,6 @@ def _traits(sampling: SamplingParams, vocab_size: int) -> int:
         Trait.RANDOM: is_random,
         Trait.TOP_K: is_random and has_top_k,
         Trait.TOP_P: is_random and sampling.top_p < 1.0,
-        Trait.MIN_P: is_random and sampling.min_p > 0,
         Trait.PENALTIES: any(penalties),
         Trait.LOGIT_BIAS: any(0 <= token < vocab_size for token in sampling.logit_bias),
         Trait.MIN_TOKENS: sampling.min_tokens > 0 and any(0 <= token < vocab_size for token in sampling.stop_token_ids),

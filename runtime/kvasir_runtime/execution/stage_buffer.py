@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.models.decoder import HiddenStates
 from kvasir_runtime.models.layers import residual_stream
 
@@ -35,8 +36,23 @@ class LineFormat:
         return message
 
 
+ENTERING = "entering"
+"""Of `StepInputs.extras`: states [most tokens, num_planes, hidden_size] that came from the stage before."""
+
+
+def entering_states(inputs: StepInputs, *, captures: bool) -> HiddenStates | None:
+    """Of the step's tokens; copies, which layers may change. Without `captures` nothing captured is read. None on the
+    first stage."""
+    lines = inputs.extras.get(ENTERING)
+    if lines is None:
+        return None
+    planes = lines[: len(inputs.token_ids)].unbind(1)
+    stream, *captured = (plane.clone() for plane in planes[: None if captures else 1])
+    return HiddenStates(stream, None, tuple(captured))
+
+
 class StageBuffer:
-    """Where states arrive. It stays where it is, so that CUDA graphs may read it."""
+    """Where states arrive. It stays where it is, so that graphs may read it."""
 
     def __init__(self, line_format: LineFormat, max_num_tokens: int) -> None:
         self._lines = line_format.zeros(max_num_tokens)
@@ -45,11 +61,10 @@ class StageBuffer:
         """To receive the states of so many tokens into, [1 + num_tokens, num_planes, hidden_size]."""
         return self._lines[: 1 + num_tokens]
 
-    def states(self, num_tokens: int, *, captures: bool) -> HiddenStates:
-        """Of the first tokens; copies, which layers may change. Without `captures` nothing captured is read."""
-        planes = self._lines[1 : 1 + num_tokens].unbind(1)
-        stream, *captured = (plane.clone() for plane in planes[: None if captures else 1])
-        return HiddenStates(stream, None, tuple(captured))
+    @property
+    def states(self) -> Tensor:
+        """The tokens' lines [max_num_tokens, num_planes, hidden_size], for `ENTERING`."""
+        return self._lines[1:]
 
     def failed_stage(self) -> Tensor:
         """int32 [1], a copy: 0 where all stages before have computed the step, else the number of one that has not,

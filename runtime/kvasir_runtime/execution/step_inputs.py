@@ -1,10 +1,13 @@
 """Makes a step's inputs on the device from the plan and the rows; what has not changed since the last plan is not
 uploaded again."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
+from torch import Tensor
 
-from kvasir_runtime.attention.backend import GroupInputs, StepInputs
+from kvasir_runtime.attention.backend import NO_EXTRAS, GroupInputs, StepInputs
 from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampling_rows import Int32Array
@@ -18,7 +21,14 @@ PlanKey = tuple[int, bytes, bytes]
 class StepInputBuilder:
     """Owns the buffers that every step's inputs are views of; a step's are overwritten by the next one's."""
 
-    def __init__(self, rows: Rows, prepare_inputs: PrepareInputs, max_num_tokens: int, transfers: Transfers) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        prepare_inputs: PrepareInputs,
+        max_num_tokens: int,
+        transfers: Transfers,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+    ) -> None:
         num_groups, max_num_seqs, _ = rows.block_tables.shape
         device = transfers.device
         self.buffers = InputBuffers(
@@ -28,6 +38,7 @@ class StepInputBuilder:
             query_starts=torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device),
             seq_lens=torch.zeros(max_num_seqs, dtype=torch.int32, device=device),
         )
+        self._extras = extras
         self._rows = rows
         self._prepare_inputs = prepare_inputs
         self._transfers = transfers
@@ -73,8 +84,9 @@ class StepInputBuilder:
         buffers, last, num_tokens = self.buffers, self._views, lengths.num_tokens
         if last is not None and last.rows is planned.rows and last.token_ids.shape[0] == num_tokens:
             return StepInputs(
-                last.token_ids, last.positions, last.query_starts, last.seq_lens, last.rows, last.groups, lengths
-            )
+                last.token_ids, last.positions, last.query_starts, last.seq_lens, last.rows, last.groups, lengths,
+                last.extras,
+            )  # fmt: skip
         tables = self._rows.block_tables
         self._views = StepInputs(
             token_ids=buffers.token_ids[:num_tokens],
@@ -86,5 +98,6 @@ class StepInputBuilder:
                 GroupInputs(table, slots[:num_tokens]) for table, slots in zip(tables, buffers.slots, strict=True)
             ),
             lengths=lengths,
+            extras=self._extras,
         )
         return self._views

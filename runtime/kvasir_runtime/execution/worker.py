@@ -22,12 +22,11 @@ from kvasir_runtime.execution.limits import (
     resolve_max_model_len,
     resolve_max_num_batched_tokens,
 )
-from kvasir_runtime.execution.loading_progress import LoadingProgress
 from kvasir_runtime.execution.memory_profile import memory_before_loading
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.platform import Platform, platform_of
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
-from kvasir_runtime.execution.startup_timer import StartupTimer
+from kvasir_runtime.execution.startup import LoadingProgress, StartupTimer
 from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, decode_step, prefill_step, run
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
@@ -98,8 +97,10 @@ def load_worker(
         device=device,
         dtype=select_dtype(model.dtype, config.dtype),
         ops=platform.ops(),
-        make_weight=partial(_measured_weight, timer, execution.linear_path),
-        make_grouped_weight=partial(make_grouped_weight, path=execution.linear_path),
+        make_weight=partial(_measured_weight, timer, execution),
+        make_grouped_weight=partial(
+            make_grouped_weight, path=execution.linear_path, batch_invariant=execution.batch_invariant
+        ),
         tensor=groups.tensor,
         expert_parallel=place.topology.expert_parallel,
     )
@@ -205,10 +206,12 @@ def _pipeline(stage: Stage, groups: RankGroups, specs: list[KvSpec], proposer: P
     return join_pipeline(stage, groups.link, specs, () if proposer is None else proposer.captured_layers)
 
 
-def _measured_weight(timer: StartupTimer, path: str, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+def _measured_weight(
+    timer: StartupTimer, execution: ExecutionConfig, weight: Tensor, bias: Tensor | None
+) -> LinearWeight:
     """Most of the time goes into measuring compute paths."""
     with timer.measure("measure_linear"):
-        return make_weight(weight, bias, path=path)
+        return make_weight(weight, bias, path=execution.linear_path, batch_invariant=execution.batch_invariant)
 
 
 def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> None:

@@ -48,17 +48,19 @@ class GroupedWeight(Protocol):
 GroupedWeightFactory = Callable[[Iterator[torch.Tensor], int], GroupedWeight]
 
 
-def make_grouped_weight(weights: Iterator[torch.Tensor], num_experts: int, path: str = "auto") -> GroupedWeight:
+def make_grouped_weight(
+    weights: Iterator[torch.Tensor], num_experts: int, path: str = "auto", *, batch_invariant: bool = False
+) -> GroupedWeight:
     """Take over the weights [N, K] of so many experts, at least one; each is asked for when the last has its place.
 
-    `path` as for `linear.make_weight`. Raises ConfigurationError for one that cannot run here.
+    `path` and `batch_invariant` as for `linear.make_weight`. Raises ConfigurationError for one that cannot run here.
     """
     first = next(weights)
     weights = itertools.chain([first], weights)
     if first.device.type == "cuda":  # importing Triton takes a second, for nothing on CPUs
         from kvasir_runtime.kernels.grouped_linear_triton import TritonExperts
 
-        return TritonExperts(weights, num_experts)
+        return TritonExperts(weights, num_experts, has_one_tile=batch_invariant)
     if path not in PATHS:
         raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
     library = load_library()

@@ -48,7 +48,9 @@ class TritonExperts:
 
     name = "triton"
 
-    def __init__(self, weights: Iterator[torch.Tensor], num_experts: int) -> None:
+    def __init__(self, weights: Iterator[torch.Tensor], num_experts: int, *, has_one_tile: bool = False) -> None:
+        """`has_one_tile`: of one shape for any number of pairs, so that a row's result is its own."""
+        self._has_one_tile = has_one_tile
         for index, weight in enumerate(weights):
             if index == 0:
                 self._weights = weight.new_empty((num_experts, *weight.shape))
@@ -64,7 +66,7 @@ class TritonExperts:
         num_experts, num_outputs, num_inputs = self._weights.shape
         num_pairs = len(groups.pairs)
         out = x.new_empty((num_pairs, num_outputs))
-        tile = choose_tile(num_pairs, num_experts)
+        tile = MANY_ROWS if self._has_one_tile else choose_tile(num_pairs, num_experts)
         grid = (triton.cdiv(num_outputs, tile.outputs), max_tiles(num_pairs, num_experts, tile.rows))
         _grouped_linear_kernel[grid](
             x, x.stride(0), self._weights, out, groups.pairs, groups.ends, num_experts, num_outputs, num_inputs,

@@ -42,12 +42,19 @@ class Linear:
         return self.weight.rows(token_ids)
 
 
-def make_weight(weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto") -> LinearWeight:
+def make_weight(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto", *, batch_invariant: bool = False
+) -> LinearWeight:
     """Take weight [N, K] and bias [N] over; the caller should drop its own references.
 
     `path` is auto (measure), torch, onednn, packed (our layout, the fastest instructions for it), or one of
-    fma, dot, amx (our layout, these instructions). Raises ConfigurationError for a path that cannot run here.
+    fma, dot, amx (our layout, these instructions). `batch_invariant` asks for one order of summation for any number of
+    rows on GPUs, too. Raises ConfigurationError for a path that cannot run here.
     """
+    if batch_invariant and weight.device.type == "cuda":  # importing Triton takes a second, for nothing on CPUs
+        from kvasir_runtime.kernels.linear_triton import TritonWeight
+
+        return TritonWeight(weight, bias)
     if path not in PATHS:
         raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
     if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":

@@ -5,7 +5,7 @@ maker's cores and slower than it on another's. What is timed is one thread's sha
 that neighbours on a busy machine, or a CPU quota, do not decide.
 
 One form serves every number of rows. Where our kernels are compiled only their variants stand for choice, since they
-alone promise that a row's product does not depend on the others (docs/decisions/0038-a-rows-numbers-are-its-own.md).
+alone promise that a row's product does not depend on the others (docs/decisions/0042-a-rows-numbers-are-its-own.md).
 """
 
 import functools

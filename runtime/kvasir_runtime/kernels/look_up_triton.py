@@ -21,15 +21,15 @@ class TritonLookUp:
         self._num_done: Tensor | None = None
         """int32 [n], programs that are done with a row; 0 between calls."""
 
-    def __call__(self, weights: Tensor, draws: Tensor) -> Tensor:
-        num_rows, vocab_size = weights.shape
+    def __call__(self, scaled: Tensor, cut: Tensor, draws: Tensor) -> Tensor:
+        num_rows, vocab_size = scaled.shape
         num_blocks = triton.cdiv(vocab_size, _BLOCK)
         if self._num_done is None or self._num_done.shape[0] < num_rows:
-            self._num_done = torch.zeros(num_rows, dtype=torch.int32, device=weights.device)
-        sums = torch.empty((num_rows, num_blocks), dtype=torch.int64, device=weights.device)
-        token_ids = torch.empty(num_rows, dtype=torch.int64, device=weights.device)
+            self._num_done = torch.zeros(num_rows, dtype=torch.int32, device=scaled.device)
+        sums = torch.empty((num_rows, num_blocks), dtype=torch.int64, device=scaled.device)
+        token_ids = torch.empty(num_rows, dtype=torch.int64, device=scaled.device)
         _look_up_kernel[(num_rows, num_blocks)](
-            token_ids, weights, weights.stride(0), vocab_size, draws, sums, self._num_done,
+            token_ids, scaled, scaled.stride(0), vocab_size, cut, draws, sums, self._num_done,
             NUM_BLOCKS=triton.next_power_of_2(num_blocks), BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
         return token_ids
@@ -37,13 +37,14 @@ class TritonLookUp:
 
 @triton.jit
 def _look_up_kernel(
-    token_ids, weights, row_stride, vocab_size, draws, sums, num_done, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
-):
+    token_ids, scaled, row_stride, vocab_size, cut, draws, sums, num_done,
+    NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program (row, block)."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_blocks = tl.num_programs(1)
-    weights += row * row_stride
-    tl.store(sums + row * num_blocks + block, tl.sum(_amounts(weights, block, vocab_size, BLOCK), 0))
+    scaled, least = scaled + row * row_stride, tl.load(cut + row)
+    tl.store(sums + row * num_blocks + block, tl.sum(_amounts(scaled, least, block, vocab_size, BLOCK), 0))
     tl.debug_barrier()  # the sum is stored by whichever thread before another counts it
     if tl.atomic_add(num_done + row, 1) == num_blocks - 1:
         tl.store(num_done + row, 0)
@@ -54,13 +55,13 @@ def _look_up_kernel(
         target = tl.minimum(target, total - 1)
         chosen = tl.sum((upto <= target).to(tl.int32), 0)
         before = tl.sum(tl.where(blocks < chosen, own, 0), 0)
-        inner = tl.cumsum(_amounts(weights, chosen, vocab_size, BLOCK), 0)
+        inner = tl.cumsum(_amounts(scaled, least, chosen, vocab_size, BLOCK), 0)
         token_id = chosen * BLOCK + tl.sum((inner <= target - before).to(tl.int32), 0)
         tl.store(token_ids + row, tl.where(total > 0, token_id, 0).to(tl.int64))
 
 
 @triton.jit
-def _amounts(weights, block, vocab_size, BLOCK: tl.constexpr):
+def _amounts(scaled, least, block, vocab_size, BLOCK: tl.constexpr):
     column = block * BLOCK + tl.arange(0, BLOCK)
-    weight = tl.load(weights + column, mask=column < vocab_size, other=0.0)
-    return (tl.where(weight == weight, weight, 0.0) * _SCALE).to(tl.int64)
+    own = tl.load(scaled + column, mask=column < vocab_size, other=float("-inf"))
+    return (tl.where(own >= least, tl.exp(own), 0.0) * _SCALE).to(tl.int64)  # a NaN is not kept

@@ -23,6 +23,7 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The types that are compiled, by their numbers in vec.h."""
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_DOUBLE = ctypes.c_double
 
 _SIGNATURES: dict[str, list[type[Any]]] = {
     "kvasir_rms_norm": [_INT, _INT, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER, _POINTER, _LONG, _FLOAT],
@@ -67,6 +68,7 @@ _SIGNATURES: dict[str, list[type[Any]]] = {
     "kvasir_shared_all_gather": [_POINTER, _POINTER, _POINTER, _LONG, _LONG],
     "kvasir_shared_broadcast": [_POINTER, _POINTER, _LONG, _LONG],
     "kvasir_replay": [_POINTER, _LONG],
+    "kvasir_team_size_observe": [_POINTER, _LONG, _DOUBLE, _DOUBLE, _DOUBLE, _DOUBLE],
 }  # fmt: skip
 _RESULTS = {"kvasir_linear_has": _INT, "kvasir_attention_plan": _POINTER}
 

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the KV cache: find a prefix, give a sequence blocks, share them between forks, let go.
+"""What the scheduler asks of the KV cache: find a prefix, give a sequence blocks, share them between forks, free them.
 
 One pool serves all KV groups, since their pages are equally large. Only full blocks are findable. A group of
 another reach than full needs only the blocks that its next token sees, so a prefix is found where every full group has
@@ -220,7 +220,7 @@ class KvCache:
         return blocks.hashes[:num_blocks]
 
     def free_behind(self, blocks: SequenceBlocks, num_tokens: int) -> None:
-        """Let go of blocks that no token from position `num_tokens` on can see."""
+        """Release blocks that no token from position `num_tokens` on can see."""
         for group, reach in self._short:
             table, first = blocks.tables[group], blocks.num_passed[group]
             last = min(self._first_seen(reach, num_tokens), len(table))

@@ -10,10 +10,33 @@ from kvasir_runtime.attention.backend import AttentionStep, HeadNorms, LayerCach
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint_names import LayerNames
-from kvasir_runtime.models.full_width_norms import FullWidthNorms, load_full_width_norms
+from kvasir_runtime.models.layers import Norm
 from kvasir_runtime.models.module_loader import ModuleLoader
 from kvasir_runtime.models.options import GroupedQueryOptions
-from kvasir_runtime.models.tensor_parallel import column_shard, kv_shard, own_heads, row_parallel, row_shard
+from kvasir_runtime.models.tensor_parallel import column_shard, kv_copies, kv_shard, own_heads, row_parallel, row_shard
+from kvasir_runtime.parallel.collectives import Collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullWidthNorms:
+    """Norms of query and key over all heads' numbers at once, before they are cut into heads (OLMo 2)."""
+
+    query: Norm
+    key: Norm
+    widths: Tensor  # float32 [2]: numbers of query and of key on all ranks together, keys kept twice counted twice
+    tensor: Collectives
+
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Query [n, query_size] and key [n, kv_size] of this rank's heads, normalised over those of all ranks."""
+        if self.tensor.size == 1:
+            return self.query(query), self.key(key)
+        squares = torch.stack([x.float().square().sum(-1) for x in (query, key)], -1)
+        means = self.tensor.all_reduce(squares) / self.widths
+        return _scaled(query, means[:, :1], self.query), _scaled(key, means[:, 1:], self.key)
+
+
+def _scaled(x: Tensor, mean_square: Tensor, norm: Norm) -> Tensor:
+    return (x.float() * torch.rsqrt(mean_square + norm.eps) * norm.weight.float()).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +129,15 @@ def _load_norms(
         return load_full_width_norms(modules, query, key, options)
     query_norm, key_norm = modules.norm(query, options.head_dim), modules.norm(key, options.head_dim)
     return HeadNorms(query_norm.weight, key_norm.weight, query_norm.eps)
+
+
+def load_full_width_norms(modules: ModuleLoader, query: str, key: str, options: GroupedQueryOptions) -> FullWidthNorms:
+    """`options` are the whole layer's. Raises CheckpointError."""
+    tensor = modules.placement.tensor
+    widths = (options.query_size, options.kv_size * kv_copies(options, tensor))
+    return FullWidthNorms(
+        query=modules.norm(query, options.query_size, column_shard(tensor)),
+        key=modules.norm(key, options.kv_size, kv_shard(options, tensor)),
+        widths=torch.tensor(widths, dtype=torch.float32, device=modules.placement.device),
+        tensor=tensor,
+    )

@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import NoReturn
 
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, RankFailedError
+from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, RankFailedError, StageFailedError
 from kvasir_runtime.execution.device import select_device
+from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.heartbeat import BEAT_SECONDS
 from kvasir_runtime.logs import configure_logging
@@ -38,10 +40,11 @@ from kvasir_runtime.ranks.messages import (
     RankFailed,
     RankReady,
     Sample,
+    StepDone,
+    StepFailed,
     WorkInIdleTime,
 )
 from kvasir_runtime.ranks.rank_process import RankArguments
-from kvasir_runtime.ranks.results import ResultSender
 from kvasir_runtime.ranks.signs_of_life import SignsOfLife
 from kvasir_runtime.ranks.status import RankStatus
 from kvasir_runtime.service_secret import CurveKeys, curve_keys
@@ -182,3 +185,31 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
                 has_more = runner.use_idle_time()
                 if results is not None:
                     links.send(IdleWorkDone(has_more))
+
+
+class ResultSender:
+    """Sends a rank's results when the device has them, so that the thread that runs steps never waits for it."""
+
+    def __init__(self, links: RankLinks, on_failure: Callable[[Exception], object]) -> None:
+        self._links = links
+        self._on_failure = on_failure
+        self._pending: SimpleQueue[PendingResult] = SimpleQueue()
+        threading.Thread(target=self._run, name="results", daemon=True).start()
+
+    def send(self, pending: PendingResult) -> None:
+        """After those before it."""
+        self._pending.put(pending)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._links.send(_outcome(self._pending.get()))
+        except Exception as error:
+            self._on_failure(error)
+
+
+def _outcome(pending: PendingResult) -> StepDone | StepFailed:
+    try:
+        return StepDone(pending.result())
+    except StageFailedError as error:
+        return StepFailed(str(error))

@@ -1,5 +1,6 @@
 """What steps bring for sequences."""
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -50,3 +51,20 @@ class PlainTokens(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: list[int]
     """How many of `token_ids`, in order, belong to each sequence."""
     token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AddressedOutput:
+    """An output and the API process that it goes to."""
+
+    api_index: int
+    output: SequenceOutput
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one step brought for all clients."""
+
+    outputs: list[AddressedOutput] = field(default_factory=list)
+    plain: dict[int, PlainTokens] = field(default_factory=dict)
+    """API process -> tokens of its sequences that go on and have nothing else to tell."""

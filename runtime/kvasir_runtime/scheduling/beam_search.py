@@ -1,6 +1,10 @@
-"""Beam search over one prompt: which beams go on, and which hypotheses are complete. Pure bookkeeping over candidates.
+"""Beam search: which beams of a prompt go on, which hypotheses are complete, and what that does to sequences.
 
-Its result is that of Hugging Face's `generate(num_beams=width)`: every step the `width` best continuations that have
+`BeamSearchState` is pure bookkeeping over candidates. The scheduler makes a `BeamGroup` of a request that asks for a
+search and hands `BeamSearches` what the ranks report; all else it does as for any group. A search moves on when the
+candidates of all its beams are in: beams end, fork, or take their next token in their own row.
+
+The result is that of Hugging Face's `generate(num_beams=width)`: every step the `width` best continuations that have
 not ended go on; those among the best `width` that have ended become hypotheses, scored by their summed log-probability
 over length ** length_penalty; the search ends when no beam can better the worst of `width` hypotheses.
 
@@ -8,15 +12,22 @@ A step ranks numbers, and makes beams only of those that survive, which share th
 1,000 tokens it takes 3 ms; with a copy of the output for every candidate it took 500.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir_runtime.requests.outputs import AddressedOutput, Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch
+from kvasir_runtime.scheduling.remote_kv import RemoteKv
+from kvasir_runtime.scheduling.request import Request, Sequence, SequenceGroup
+from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import Candidates
+
+logger = logging.getLogger(__name__)
 
 Int64Array = NDArray[np.int64]
 
@@ -97,7 +108,7 @@ class BeamSearchState:
         """The same search from its start."""
         return BeamSearchState(self.params, self.stop_token_ids, self.min_tokens, self.max_tokens)
 
-    def advance(self, candidates: Sequence[Candidates]) -> list[Continuation]:
+    def advance(self, candidates: Series[Candidates]) -> list[Continuation]:
         """Take each beam's candidates (aligned with `beams`); the beams that go on, none when the search has ended."""
         width, num_tokens = self.params.width, self.beams[0].num_tokens + 1
         ranking = rank(self.beams, candidates)
@@ -145,7 +156,7 @@ class BeamSearchState:
         return self._score(best.logprob, self.max_tokens if grows else best.num_tokens)
 
 
-def rank(beams: Sequence[Beam], candidates: Sequence[Candidates]) -> Ranking:
+def rank(beams: Series[Beam], candidates: Series[Candidates]) -> Ranking:
     """By the summed log-probability that each comes to. What is not a number is impossible: nothing compares to it."""
     parents = np.repeat(np.arange(len(beams)), [len(some.token_ids) for some in candidates])
     token_ids = np.concatenate([np.array(some.token_ids, dtype=np.int64) for some in candidates])
@@ -153,3 +164,147 @@ def rank(beams: Sequence[Beam], candidates: Sequence[Candidates]) -> Ranking:
     logprobs = np.fmax(logprobs, -np.inf) + np.array([beam.logprob for beam in beams])[parents]
     best_first = np.argsort(-logprobs, kind="stable")
     return Ranking(parents[best_first], token_ids[best_first], logprobs[best_first])
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BeamGroup(SequenceGroup):
+    """The request has a sequence for each beam of the state, in its order."""
+
+    request: Request
+    state: BeamSearchState
+    candidates: dict[int, Candidates] = field(default_factory=dict)
+    """Row -> what the rank has reported for the step being awaited."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every beam's candidates are in."""
+        return len(self.candidates) == len(self.request.sequences)
+
+    def advance(self) -> list[Continuation]:
+        candidates = [self.candidates[sequence.row] for sequence in self.request.sequences]
+        self.candidates.clear()
+        return self.state.advance(candidates)
+
+    def restart(self) -> None:
+        self.state = self.state.anew()
+        self.candidates.clear()
+
+    def outputs(self) -> list[SequenceOutput]:
+        """The best hypotheses, as the client wanted them."""
+        return [
+            self._output(index, hypothesis)
+            for index, hypothesis in zip(self.indices, self.state.hypotheses, strict=False)
+        ]
+
+    def _output(self, index: int, hypothesis: Hypothesis) -> SequenceOutput:
+        request, token_ids = self.request, list(hypothesis.beam.output_token_ids)
+        return SequenceOutput(
+            request_id=request.request_id,
+            index=index,
+            new_token_ids=token_ids,
+            prompt_logprobs=request.all_scores,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            finish_reason=hypothesis.finish_reason,
+            stop_token_id=token_ids[-1] if hypothesis.finish_reason == "stop" else None,
+        )
+
+
+def beam_group(request: Request, indices: list[int]) -> BeamGroup | None:
+    """None where the request does not ask for a beam search. `indices`: of the hypotheses that the client wants."""
+    params, sampling = request.spec.beam, request.spec.sampling
+    if params is None:
+        return None
+    max_tokens = request.max_total_tokens - request.num_prompt_tokens
+    return BeamGroup(
+        description=f"the beam search of width {params.width}",
+        num_rows=params.width,
+        num_candidates=num_candidates(params.width, len(set(sampling.stop_token_ids))),
+        indices=indices,
+        request=request,
+        state=BeamSearchState(params, frozenset(sampling.stop_token_ids), sampling.min_tokens, max_tokens),
+    )
+
+
+class BeamSearches:
+    def __init__(self, sequences: Sequences, remote: RemoteKv) -> None:
+        self._sequences = sequences
+        self._rows = sequences.rows
+        self._kv = sequences.kv
+        self._remote = remote
+
+    def take(self, candidates: dict[int, Candidates], rows: list[int], outcome: Outcome) -> None:
+        """Candidates of some of the `rows`; a search goes on when those of all its beams are in."""
+        reported: dict[BeamGroup, None] = {}
+        for row in rows:
+            sequence = self._rows.sequences[row]
+            if sequence is not None and row in candidates:
+                group = sequence.request.group
+                assert isinstance(group, BeamGroup)
+                group.candidates[row] = candidates[row]
+                reported[group] = None
+        for group in reported:
+            if group.is_complete:
+                self._advance(group, outcome)
+
+    def _advance(self, group: BeamGroup, outcome: Outcome) -> None:
+        try:
+            continuations = group.advance()  # touches nothing but the search, so it can fail alone
+        except Exception as error:
+            logger.exception("the beam search of %s failed", group.request.request_id)
+            outcome.outputs += self._sequences.give_up(group.request.request_id, f"the beam search failed: {error}")
+            return
+        if not continuations:
+            self._end(group, outcome)
+            return
+        parents = group.request.sequences
+        num_tokens = int(self._rows.num_known[parents[0].row])
+        living = {continuation.parent for continuation in continuations}
+        group.spare_rows += [self._retire(sequence) for index, sequence in enumerate(parents) if index not in living]
+        survivors = [parents[index] for index in sorted(living)]
+        group.request.sequences = survivors
+        num_forks = len(continuations) - len(survivors)
+        if self._sequences.free_pages(survivors[0], num_forks * self._kv.fork_pages(num_tokens)):
+            group.request.sequences = self._place(group, parents, continuations, num_tokens)
+        elif len(self._sequences.running) > len(survivors) or self._remote.holds_pages:
+            self._sequences.preempt(survivors[0])
+        else:
+            self._sequences.give_up_too_large(group.request)
+
+    def _place(
+        self, group: BeamGroup, parents: list[Sequence], continuations: list[Continuation], num_tokens: int
+    ) -> list[Sequence]:
+        """A sequence for each continuation: its parent for the first of a parent's, forks for the others."""
+        has_gone_on: set[int] = set()
+        placed: list[Sequence] = []
+        for continuation in continuations:  # forks first: a parent's row is copied as it was
+            sequence = parents[continuation.parent]
+            if continuation.parent in has_gone_on:
+                child = self._sequences.new_member(group.request, sequence.sampling, [], sequence.blocks)
+                self._sequences.fork(sequence, {child: group.spare_rows.pop()}, num_tokens)
+                sequence = child
+            has_gone_on.add(continuation.parent)
+            placed.append(sequence)
+        for sequence, continuation in zip(placed, continuations, strict=True):
+            self._append(sequence, num_tokens, continuation.token_id)
+        return placed
+
+    def _append(self, sequence: Sequence, position: int, token_id: int) -> None:
+        self._rows.append(sequence.row, token_id)
+        self._kv.offer_written(self._rows.known(sequence.row), sequence.blocks, position)
+        self._kv.free_behind(sequence.blocks, position)
+        self._rows.refresh(sequence)
+
+    def _retire(self, sequence: Sequence) -> int:
+        """Stop a beam that nothing continues; its row, which stays with the search."""
+        row = sequence.row
+        self._sequences.stop(sequence)
+        self._rows.reserve(row)
+        return row
+
+    def _end(self, group: BeamGroup, outcome: Outcome) -> None:
+        request = group.request
+        for sequence in list(request.sequences):
+            known = self._rows.known(sequence.row)
+            self._kv.offer_written(known, sequence.blocks, len(known))
+            self._sequences.end(sequence)
+        outcome.outputs += [AddressedOutput(request.api_index, output) for output in group.outputs()]

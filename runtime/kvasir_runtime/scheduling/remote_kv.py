@@ -19,7 +19,7 @@ from kvasir_runtime.transfer.commands import BlockIds, OfferedBlock
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Of one request's known tokens."""
+    """Blocks that are pulled from another engine for one held request."""
 
     request_id: str
     token_ids: list[int]
@@ -55,7 +55,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class OfferNews:
-    """What became of an offer since the last question."""
+    """What became of an offer since the last call of `take_news`."""
 
     request_id: str
     blocks: list[OfferedBlock]
@@ -90,7 +90,7 @@ class RemoteKv:
         )
 
     def expect(self, request_id: str) -> Arrival:
-        """What a held request would have pulled: no block where all of its prompt must be computed here, or none."""
+        """Find what a held request lacks: no block where all of its prompt must be computed here, or it has gone."""
         sequence = self._sequences.first_held(request_id)
         if sequence is None or sequence.request.lacks_prompt_logprobs:
             arrival = Arrival(request_id, [], self._kv.empty(), [], first=0)
@@ -103,11 +103,11 @@ class RemoteKv:
         return arrival
 
     def forget(self, request_id: str) -> None:
-        """An arrival that is not to be: nothing was taken for it."""
+        """Drop an arrival for which no pages were taken."""
         self._arrivals.pop(request_id, None)
 
     def make_room(self, arrival: Arrival, last_step: int | None) -> bool:
-        """Take the pages that it lands in, where they are free. `last_step`: the last that is under way."""
+        """Take the pages to read into, where they are free. `last_step`: the last that is under way."""
         new = self._kv.arrange(arrival.token_ids, arrival.blocks, len(arrival.hashes))
         if new is None:
             return False
@@ -120,7 +120,7 @@ class RemoteKv:
         return True
 
     def shorten(self, arrival: Arrival, num_blocks: int, last_step: int | None) -> None:
-        """Only so many will come, and none has: the pages taken are given back for those that these few land in."""
+        """Expect the first `num_blocks` only, none of them read yet: give back the pages that they do not need."""
         arrival.hashes = arrival.hashes[:num_blocks]
         if arrival.pages is not None:
             self._kv.release(arrival.blocks)
@@ -128,9 +128,8 @@ class RemoteKv:
             self.make_room(arrival, last_step)
 
     def settle(self, request_id: str, num_blocks: int) -> None:
-        """Nothing is written into its blocks any more, and the first so many of the prompt's are good: those can be
-        found from now on. What the request finds of them is held for it if it waits, and nothing else: it needs the
-        other pages to compute the rest."""
+        """End an arrival whose first `num_blocks` blocks hold what they should. These can be found from now on, and are
+        held for the request if it waits. Other pages are freed, since it needs them to compute the rest."""
         arrival = self._arrivals.pop(request_id)
         if arrival.pages is not None:
             kv, token_ids, blocks = self._kv, arrival.token_ids, arrival.blocks
@@ -141,8 +140,9 @@ class RemoteKv:
                 self._kept.hold(request_id, blocks)
 
     def _num_good(self, arrival: Arrival, num_blocks: int) -> int:
-        """A block that was cached is good unless it was lost before there were pages for the rest, which nobody was
-        asked for then, or the step that was to write it has failed, and no other step has written it since."""
+        """Of the first `num_blocks` blocks, those before the first that is not as it should be. That may be one which
+        was cached, and so was not asked for: it was evicted before there were pages for the rest, or the step that was
+        to write it has failed, and no other has written it since."""
         pages = arrival.pages or {}
         for index in range(num_blocks):
             new = pages.get(index, ())
@@ -161,8 +161,8 @@ class RemoteKv:
         self._begin_offer(request_id, (num_prompt_tokens - 1) // self._kv.block_size)
 
     def offer_cached(self, offer_id: str, hashes: Series[bytes]) -> None:
-        """Keep the longest beginning of these that is cached and written. Of a KV group with a window that is what is
-        seen from its end, and one block before as far as there is, since the other side may know fewer tokens."""
+        """Keep the longest prefix of this chain of blocks that is cached and written. Of a KV group with a window that
+        is what the token behind it sees, and one block before, since the other side may know fewer tokens."""
         self.end_offer(offer_id)
         num_blocks = self._kv.num_written(hashes)
         offer = self._begin_offer(offer_id, num_blocks)
@@ -178,8 +178,8 @@ class RemoteKv:
             self._kept.end_loan(request_id)
 
     def note_written(self, rows: Rows, num_written: Rows) -> None:
-        """A step has ended, after which so many tokens of each row are written. Rows that changed hands are left
-        out."""
+        """Extend offers by the blocks that a step has filled: it left so many tokens written of each row. Rows with
+        another occupant since are left out."""
         for row, written in zip(rows.tolist(), num_written.tolist(), strict=True):
             sequence = self._rows.sequences[row]
             offer = None if sequence is None else self._offers.get(sequence.request.request_id)
@@ -187,16 +187,13 @@ class RemoteKv:
                 self._extend(offer, sequence, written)
 
     def take_news(self) -> list[OfferNews]:
-        """Of offers that grew, became complete, or lost their request before."""
+        """Offers that grew, became complete or failed since the last call."""
         news: list[OfferNews] = []
         for offer in list(self._offers.values()):
-            new, is_complete = (
-                offer.blocks[offer.num_announced :],
-                offer.is_complete and not offer.is_announced_complete,
-            )
-            has_failed = not offer.is_complete and (
-                offer.lent.was_given_up or not self._sequences.is_known(offer.request_id)
-            )
+            new = offer.blocks[offer.num_announced :]
+            is_complete = offer.is_complete and not offer.is_announced_complete
+            was_lost = offer.lent.was_given_up or not self._sequences.is_known(offer.request_id)
+            has_failed = was_lost and not offer.is_complete
             if new or is_complete or has_failed:
                 news.append(OfferNews(offer.request_id, new, is_complete, has_failed))
             offer.num_announced, offer.is_announced_complete = len(offer.blocks), offer.is_complete

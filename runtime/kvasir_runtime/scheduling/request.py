@@ -93,7 +93,6 @@ class SequenceGroup:
     """Most likely tokens that a rank reports for each sequence, instead of drawing one."""
     indices: list[int]
     """Of the outputs that the client wants."""
-    sequences: list["Sequence"] = field(default_factory=list)
     spare_rows: list[int] = field(default_factory=list)
     """Reserved, not occupied."""
     num_sequences: int = 0
@@ -101,7 +100,6 @@ class SequenceGroup:
 
     def restart(self) -> None:
         """Forget everything but the prompt."""
-        self.sequences.clear()
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir_runtime.kv_cache.kv_cache import BlockCopy, TableWrite
+from kvasir_runtime.requests.outputs import PlainTokens
 from kvasir_runtime.scheduling.limits import Rows
 from kvasir_runtime.scheduling.request import Sequence
 from kvasir_runtime.scheduling.step import Fork, NewSequence, ReturnedTokens
@@ -247,6 +248,17 @@ class RunningRows:
         self.most_planned[rows] = most_known - is_kept  # where the core chooses, it goes on when it gets its token
         return KeptTokens(drawn, num_kept, is_stop, (known >= self.max_total[rows]) & is_kept)
 
+    def plain_tokens(self, kept: KeptTokens, which: Lines) -> dict[int, PlainTokens]:
+        """The outputs of lines `which`, which tell nothing but tokens, by API process."""
+        api_indices = self.api_index[kept.drawn.rows[which]]
+        if not len(api_indices) or (api_indices == api_indices[0]).all():
+            return {int(api_indices[0]): self._columns(kept, which)} if len(api_indices) else {}
+        lines = np.arange(len(kept.drawn.rows))[which]
+        return {
+            api_index: self._columns(kept, lines[api_indices == api_index])
+            for api_index in np.unique(api_indices).tolist()
+        }
+
     def append(self, row: int, token_id: int) -> None:
         """A token that the core chose."""
         known = int(self.num_known[row])
@@ -271,6 +283,17 @@ class RunningRows:
         num_proposals = drafts.shape[1]
         self.drafts[rows, :num_proposals] = drafts
         self.drafts[rows, num_proposals:] = NO_TOKEN
+
+    def _columns(self, kept: KeptTokens, which: Lines) -> PlainTokens:
+        rows, num_kept, tokens = kept.drawn.rows[which], kept.num_kept[which], kept.drawn.token_ids[which]
+        if tokens.shape[1] > 1:
+            tokens = tokens[np.arange(tokens.shape[1]) < num_kept[:, None]]
+        return PlainTokens(
+            request_ids=self.request_ids[rows].tolist(),
+            indices=self.indices[rows].tolist(),
+            num_tokens=num_kept.tolist(),
+            token_ids=tokens.ravel().tolist(),
+        )
 
     def _cut_at_stop(self, drawn: DrawnTokens, known: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
         """(tokens kept, whether the last one is a stop token) of each line."""

@@ -18,9 +18,9 @@ from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest
-from kvasir_runtime.requests.outputs import FinishReason, SequenceOutput
+from kvasir_runtime.requests.outputs import AddressedOutput, FinishReason, Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.scheduling.beams import BeamSearches, beam_group
+from kvasir_runtime.scheduling.beam_search import BeamSearches, beam_group
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.planner import Planner
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
@@ -28,8 +28,7 @@ from kvasir_runtime.scheduling.request import Sequence, request_from
 from kvasir_runtime.scheduling.running_rows import DrawnTokens, KeptTokens, where
 from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
-from kvasir_runtime.scheduling.update import AddressedOutput, Outcome, plain_tokens
-from kvasir_runtime.scheduling.waiting import MeasuredQueue, PolicyName, WaitingQueue, waiting_queue
+from kvasir_runtime.scheduling.waiting import PolicyName, WaitingQueue, waiting_queue
 from kvasir_runtime.transfer.metrics import TransferStats
 
 
@@ -66,10 +65,10 @@ class Scheduler:
         self, limits: SchedulerLimits, kv: KvCache, waiting: WaitingQueue, depth: DraftDepth | None = None
     ) -> None:
         self._kv = kv
-        self._waiting = MeasuredQueue(waiting, kv)
+        self._waiting = waiting
         self._depth = depth
         self._limits = limits
-        self._sequences = Sequences(limits, kv, self._waiting, depth)
+        self._sequences = Sequences(limits, kv, waiting, depth)
         self._rows = self._sequences.rows
         self.remote = RemoteKv(self._sequences)
         """What other engines read from here, and what is pulled from them."""
@@ -137,7 +136,7 @@ class Scheduler:
             num_draft_tokens=self._drafts.num_draft_tokens,
             num_accepted_tokens=self._drafts.num_accepted_tokens,
             num_accepted_per_position=list(self._drafts.per_position),
-            waiting_uncached_tokens=self._waiting.num_uncached_tokens,
+            waiting_uncached_tokens=self._sequences.uncached.num_tokens,
             running_uncached_tokens=self._num_running_uncached_tokens(),
             kv_used_tokens=self._kv.num_used_tokens,
             kv_capacity_tokens=self._kv.num_tokens,
@@ -166,7 +165,7 @@ class Scheduler:
 
     def give_up(self, request_id: str, error: str) -> list[AddressedOutput]:
         """End a request with an error; unknown ones have ended."""
-        return self._sequences.give_up_by_id(request_id, error)
+        return self._sequences.give_up(request_id, error)
 
     @property
     def last_step_under_way(self) -> int | None:
@@ -229,7 +228,7 @@ class Scheduler:
         is_current = self._rows.generation[plan.rows] == step.generations
         hit = [self._rows.sequences[row] for row in plan.rows[is_current].tolist()]
         for request in dict.fromkeys(sequence.request for sequence in hit if sequence is not None):
-            outcome.outputs += self._sequences.give_up(request, error)
+            outcome.outputs += self._sequences.give_up(request.request_id, error)
         while self._sequences.running:
             self._sequences.wait_again(self._sequences.running[-1])
         self._rows.take_pending()
@@ -286,7 +285,7 @@ class Scheduler:
             self._offer_written(drawn.rows[has_filled])
         has_ended = kept.has_ended
         is_plain = state.is_plain[drawn.rows] & ~has_ended
-        outcome.plain = plain_tokens(state, kept, where(is_plain))
+        outcome.plain = state.plain_tokens(kept, where(is_plain))
         for line in (~is_plain & (kept.num_kept > 0)).nonzero()[0].tolist():
             sequence = state.occupant(drawn.rows[line])
             output = self._output(sequence, kept, line, result)

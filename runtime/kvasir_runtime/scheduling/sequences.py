@@ -15,14 +15,13 @@ from kvasir_runtime.kv_cache.kept_blocks import KeptBlocks
 from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
 from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import AddRequest
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import AddressedOutput, SequenceOutput
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Request, Sequence, Status, sequences_of
 from kvasir_runtime.scheduling.running_rows import RunningRows
 from kvasir_runtime.scheduling.step import Fork, NewSequence
-from kvasir_runtime.scheduling.update import AddressedOutput
-from kvasir_runtime.scheduling.waiting import WaitingQueue
+from kvasir_runtime.scheduling.waiting import UncachedTokens, WaitingQueue
 
 by_rank = attrgetter("rank")
 
@@ -40,6 +39,7 @@ class Sequences:
         self.kv = kv
         self.kept = KeptBlocks(kv)
         self.waiting = waiting
+        self.uncached = UncachedTokens(kv)
         self.running: list[Sequence] = []
         """By rank."""
         self.prefilling: list[Sequence] = []
@@ -111,7 +111,7 @@ class Sequences:
                 sequence.status = Status.HELD
         else:
             for sequence in ready:
-                self.waiting.push(sequence)
+                self._wait(sequence)
 
     def release(self, request_id: str) -> None:
         for sequence in self._held.pop(request_id, ()):
@@ -138,7 +138,7 @@ class Sequences:
         """Of a group: the sequence that computes the prompt."""
         assert request.group is not None
         sequence = self.new_member(request, request.spec.sampling, token_ids, blocks)
-        request.sequences, request.group.sequences = [sequence], [sequence]
+        request.sequences = [sequence]
         return sequence
 
     def new_member(
@@ -157,6 +157,11 @@ class Sequences:
     def _wait(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
         self.waiting.push(sequence)
+        self.uncached.add(sequence)
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.uncached.remove(sequence)
 
     def _wait_apart(self, child: Sequence, parent: Sequence) -> None:
         """Let a child wait for itself. It knows the same tokens as its parent, so none is hashed again."""
@@ -168,7 +173,7 @@ class Sequences:
     def admit(self, sequence: Sequence, prefix: Prefix) -> None:
         """Let a waiting sequence run from its cached prefix. The caller has made sure of rows and pages."""
         request, token_ids = sequence.request, sequence.token_ids
-        self.waiting.remove(sequence)
+        self._stop_waiting(sequence)
         is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)
         writes = self.kv.adopt(sequence.blocks, prefix, len(token_ids) if is_first_lookup else 0)
         self.kept.release(request.request_id)
@@ -298,6 +303,7 @@ class Sequences:
         these wait again too."""
         row = sequence.row
         children = [self.rows.occupant(target) for target in self.rows.pending.forks_from(row)]
+        sequence.status = Status.FINISHED  # unless it waits again
         self.running.remove(sequence)
         self._rows_by_rank = None
         for some in (self.prefilling, self.forking):
@@ -315,10 +321,10 @@ class Sequences:
         """Take all rows away and begin again from the prompt, which comes to the same tokens."""
         group = request.group
         assert group is not None
-        first = group.sequences[0]
+        first = request.sequences[0]
         token_ids = self.rows.known(first.row)[: request.num_prompt_tokens].tolist()
         blocks = self.kv.empty(first.blocks.extra_keys)
-        for sequence in group.sequences:
+        for sequence in request.sequences:
             self.stop(sequence)
         self.rows.give_back(group.spare_rows)
         group.restart()
@@ -336,12 +342,11 @@ class Sequences:
             if index in (None, sequence.index):
                 self.end(sequence)
 
-    def give_up_by_id(self, request_id: str, error: str) -> list[AddressedOutput]:
+    def give_up(self, request_id: str, error: str, *, is_too_large: bool = False) -> list[AddressedOutput]:
+        """End a request with an error for each of its sequences; unknown ones have ended."""
         request = self._by_id.get(request_id)
-        return [] if request is None else self.give_up(request, error)
-
-    def give_up(self, request: Request, error: str, *, is_too_large: bool = False) -> list[AddressedOutput]:
-        """End a request with an error for each of its sequences."""
+        if request is None:
+            return []
         group = request.group
         indices = group.indices if group is not None else [sequence.index for sequence in request.sequences]
         for sequence in reversed(request.sequences[:]):  # as above
@@ -367,11 +372,11 @@ class Sequences:
             f"{num_output_tokens} more, outgrew the KV cache of {kv.pool.num_blocks} blocks of {kv.block_size} tokens: "
             "ask for fewer tokens or sequences, or give the cache more with --kv-cache-memory-bytes"
         )
-        self.rejected += self.give_up(request, error, is_too_large=True)
+        self.rejected += self.give_up(request.request_id, error, is_too_large=True)
 
     def _reject_too_wide(self, request: Request) -> None:
         error = f"{request.description} needs {request.num_rows} rows, but --max-num-seqs is {self._max_num_seqs}"
-        self.rejected += self.give_up(request, error, is_too_large=True)
+        self.rejected += self.give_up(request.request_id, error, is_too_large=True)
         self._end_request(request)
 
     def end(self, sequence: Sequence) -> None:
@@ -381,7 +386,7 @@ class Sequences:
             case Status.RUNNING:
                 self.stop(sequence)
             case Status.WAITING:
-                self.waiting.remove(sequence)
+                self._stop_waiting(sequence)
             case Status.HELD:
                 self._drop_held(sequence)
         sequence.status = Status.FINISHED

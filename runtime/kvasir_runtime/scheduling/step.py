@@ -109,6 +109,16 @@ Columns = dict[str, NDArray[Any]]
 """Equally long arrays by name."""
 
 
+class StepTimes(msgspec.Struct, frozen=True):
+    """What a step took, and whether steps like it take as long."""
+
+    processor_seconds: float | None = None
+    """That the step took of its thread, on a CPU: unlike the clock it does not count what else the machine does. None
+    on other devices."""
+    is_warming_up: bool = False
+    """Whether it ran without a graph, or captured one, so that steps like it will be faster."""
+
+
 class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Tokens of the plan's requests that sample, in the plan's order; a line is empty (`num_accepted` 0) where the core
     chooses."""
@@ -118,11 +128,7 @@ class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
     num_drafts: Int32Array  # [num_sampled], drafts that were there to verify
     columns: dict[str, Columns] = {}
     """Step feature -> what else the step brought for the rows that want it; the properties below read them."""
-    processor_seconds: float | None = None
-    """That the step took of its thread, on a CPU: unlike the clock it does not count what else the machine does. None
-    on other devices."""
-    is_warming_up: bool = False
-    """Whether it ran without a graph, or captured one, so that steps like it will be faster."""
+    times: StepTimes = StepTimes()
     drafts: Int32Array | None = None  # [num_sampled, num_proposals], for the next step; None: nobody has to be told
 
     @cached_property

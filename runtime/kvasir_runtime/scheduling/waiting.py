@@ -20,10 +20,10 @@ class WaitingQueue(Protocol):
     """Sequences that hold no blocks yet."""
 
     def arrive(self, request: Request) -> int:
-        """Told of every request before its sequences are pushed; the number of its tenant, for `served`."""
+        """Count a request in, before its sequences are pushed; the number of its tenant, for `served`."""
 
     def leave(self, request: Request) -> None:
-        """Told of every request that has ended."""
+        """Count a request out that has ended."""
 
     def rank(self, request: Request, number: int, index: int) -> Rank:
         """Of sequence `index` of the request that came as the `number`-th. Lower runs first, the highest is preempted
@@ -41,7 +41,7 @@ class WaitingQueue(Protocol):
     def remove(self, sequence: Sequence) -> None: ...
 
     def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
-        """Told of every step: tokens that each of its sequences, of tenants by number, gets computed."""
+        """Count what a step computes: so many tokens for each of its sequences, of tenants by number."""
 
     def __len__(self) -> int: ...
 
@@ -179,8 +179,8 @@ class FairQueue:
         return self._numbers[tenant]
 
 
-class MeasuredQueue:
-    """Any queue's order, with the sum of the tokens that are to be computed for those in it: what a router asks first.
+class UncachedTokens:
+    """How many tokens are to be computed for those that wait: what a router asks first.
 
     Each sequence is measured once, when it begins to wait: its tokens less those that are cached by then, or that
     another one which waits already will have computed. So a burst with one new system prompt counts that once. The
@@ -189,47 +189,23 @@ class MeasuredQueue:
     waits.
     """
 
-    def __init__(self, queue: WaitingQueue, kv: KvCache) -> None:
-        self._queue = queue
+    def __init__(self, kv: KvCache) -> None:
         self._kv = kv
         self._to_compute: dict[Sequence, tuple[int, list[bytes]]] = {}
         """Tokens of each that waits, and the blocks that it is the first to need."""
         self._promised: set[bytes] = set()
         """All of those blocks."""
-        self.num_uncached_tokens = 0
+        self.num_tokens = 0
 
-    def arrive(self, request: Request) -> int:
-        return self._queue.arrive(request)
-
-    def leave(self, request: Request) -> None:
-        self._queue.leave(request)
-
-    def rank(self, request: Request, number: int, index: int) -> Rank:
-        return self._queue.rank(request, number, index)
-
-    def may_preempt(self, waiting: Sequence, running: Sequence) -> bool:
-        return self._queue.may_preempt(waiting, running)
-
-    def push(self, sequence: Sequence) -> None:
-        self._queue.push(sequence)
+    def add(self, sequence: Sequence) -> None:
         num_tokens, promised = self._to_compute[sequence] = self._measure(sequence)
         self._promised.update(promised)
-        self.num_uncached_tokens += num_tokens
-
-    def peek(self) -> Sequence | None:
-        return self._queue.peek()
+        self.num_tokens += num_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        self._queue.remove(sequence)
         num_tokens, promised = self._to_compute.pop(sequence)
         self._promised.difference_update(promised)
-        self.num_uncached_tokens -= num_tokens
-
-    def served(self, tenants: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
-        self._queue.served(tenants, num_tokens)
-
-    def __len__(self) -> int:
-        return len(self._queue)
+        self.num_tokens -= num_tokens
 
     def _measure(self, sequence: Sequence) -> tuple[int, list[bytes]]:
         """(tokens to compute, blocks that it promises to compute)"""

@@ -2,24 +2,24 @@
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, AdmissionMiddleware
-from kvasir_runtime.server.auth import ApiKeyMiddleware
-from kvasir_runtime.server.body_budget import BodyBudget, BodyBudgetMiddleware
+from kvasir_runtime.server.body import BodyBudget, BodyBudgetMiddleware
 from kvasir_runtime.server.chat import CHAT
 from kvasir_runtime.server.completions import COMPLETIONS
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
-from kvasir_runtime.server.models import model_routes
 from kvasir_runtime.server.probes import Probes, probe_routes
-from kvasir_runtime.server.router_trust import RouterTrustMiddleware
+from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
 from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
 from kvasir_runtime.server.tokenizer_description import tokenizer_routes
+from kvasir_runtime.server.trust import ApiKeyMiddleware, RouterTrustMiddleware
 
 GENERATING: tuple[Route[Any], ...] = (CHAT, COMPLETIONS)
 
@@ -50,3 +50,29 @@ def create_app(
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)  # added last, so it comes first
     return app
+
+
+def model_routes(serving: Serving) -> APIRouter:
+    """The names under which this server's model is known."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        return _json(ModelList([_card(serving, name) for name in serving.model_names]))
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Response:
+        return _json(_card(serving, serving.check_model(name)))
+
+    return router
+
+
+def _card(serving: Serving, name: str) -> ModelCard:
+    """The context length is known once the engine is ready."""
+    ready = serving.engine.ready
+    max_model_len = None if ready is None else ready.max_model_len
+    return ModelCard(id=name, created=serving.created, root=serving.model_folder, max_model_len=max_model_len)
+
+
+def _json(value: ModelCard | ModelList) -> Response:
+    return Response(to_json(value), media_type="application/json")

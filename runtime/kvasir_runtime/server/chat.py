@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.server.errors import error_response
 from kvasir_runtime.server.exchange import UsageMeter
-from kvasir_runtime.server.openai import ChunkUsage, OpenAiShape, transfer_params_of
+from kvasir_runtime.server.openai import ChunkUsage, OpenAiShape, to_event, transfer_params_of
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest
 from kvasir_runtime.server.resolving import Limits
@@ -20,7 +20,6 @@ from kvasir_runtime.server.responses import (
     ChatDelta,
     ChatLogprobs,
     Usage,
-    to_event,
     to_json,
     to_part,
 )

@@ -11,7 +11,7 @@ from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.server.errors import error_response
 from kvasir_runtime.server.exchange import UsageMeter
-from kvasir_runtime.server.openai import ChunkUsage, OpenAiShape, transfer_params_of
+from kvasir_runtime.server.openai import ChunkUsage, OpenAiShape, to_event, transfer_params_of
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import CompletionRequest
 from kvasir_runtime.server.resolving import Limits
@@ -20,7 +20,6 @@ from kvasir_runtime.server.responses import (
     CompletionChoice,
     CompletionLogprobs,
     Usage,
-    to_event,
     to_json,
     to_part,
 )

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
@@ -40,7 +40,7 @@ class Shape(Protocol):
     to show."""
 
     def skip(self, sequence: SequenceDelta) -> None:
-        """What another server has shown of one, before anything else is."""
+        """What another server has shown of one, before anything else is; with its text, where it goes on."""
 
     def shown(self, delta: SequenceDelta) -> SequenceDelta:
         """What the client is to see, and pay for, of a delta."""
@@ -83,17 +83,22 @@ class Exchange:
             sequences = [self.shape.shown(sequence) for sequence in await generation.whole()]
         for sequence in sequences:
             meter.count(sequence)
-        return await self._shaped(sequences, partial(self._whole, sequences, meter.usage()))
+        if self._takes_long(sequences):
+            return await self._in_thread(partial(self._whole, sequences, meter.usage()))
+        return self._whole(sequences, meter.usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        for sequence in self.journal.sequences.values():
-            self.shape.skip(sequence)
         meter = self._meter()
         has_begun = self.journal.has_begun
         with self._generation() as generation:
+            for sequence in self.journal.sequences.values():
+                self.shape.skip(sequence)
             try:
                 async for deltas in generation:
-                    block = await self._shaped(deltas, partial(self._block, deltas, meter, has_begun=has_begun))
+                    if self._takes_long(deltas):
+                        block = await self._in_thread(partial(self._block, deltas, meter, has_begun=has_begun))
+                    else:
+                        block = self._block(deltas, meter, has_begun=has_begun)
                     has_begun = True
                     if generation.is_moving and not self.writer.can_continue:
                         continue  # whoever goes on draws these again
@@ -127,18 +132,16 @@ class Exchange:
             events.append(self.writer.write(delta, self.shape.event(delta, meter)))
         return b"".join(events)
 
-    async def _shaped(self, deltas: Sequence[SequenceDelta], shape: Callable[[], bytes]) -> bytes:
-        """What is made of these, beside the event loop where it takes long."""
-        if self._num_logprobs(deltas) <= INLINE_LOGPROBS:
-            return shape()
+    async def _in_thread(self, shape: Callable[[], bytes]) -> bytes:
         return await asyncio.get_running_loop().run_in_executor(self.shapers, shape)
 
-    def _num_logprobs(self, deltas: Sequence[SequenceDelta]) -> int:
+    def _takes_long(self, deltas: Sequence[SequenceDelta]) -> bool:
+        """To shape, for the event loop."""
         num_alternatives = self.requests[0].spec.sampling.logprobs
         if num_alternatives is None:
-            return 0
+            return False
         num_positions = sum(len(delta.logprobs) + len(delta.prompt_logprobs or ()) for delta in deltas)
-        return num_positions * (1 + num_alternatives)
+        return num_positions * (1 + num_alternatives) > INLINE_LOGPROBS
 
     @contextmanager
     def _generation(self) -> Iterator[Generation]:
@@ -248,18 +251,18 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._send_body(send, self._first)
+        await send(_more(self._first))
         try:
             async for event in self._events:
-                await self._send_body(send, event)
+                await send(_more(event))
         except KvasirRuntimeError as error:
             if not (self._exchange.writer.is_resumable and isinstance(error, _ENGINE_LOST)):
-                await self._send_body(send, self._exchange.shape.error_event(error))
+                await send(_more(self._exchange.shape.error_event(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    @staticmethod
-    async def _send_body(send: Send, body: bytes) -> None:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+def _more(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
 
 
 async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

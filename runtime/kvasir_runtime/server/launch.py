@@ -35,9 +35,8 @@ from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics,
 from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
-from kvasir_runtime.server.body_budget import BodyBudget
+from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
 from kvasir_runtime.server.chat_template import load_chat_template
-from kvasir_runtime.server.client_limits import API_LIMITS, ApiLimits
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder

@@ -1,8 +1,9 @@
 """What OpenAI's two generating routes have in common: log-probabilities, usage, and how streams end."""
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from kvasir_runtime.engine.generation import SequenceDelta
@@ -14,19 +15,19 @@ from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.prompts import Prompt
 from kvasir_runtime.server.protocol import GenerationFields, StreamOptions
 from kvasir_runtime.server.responses import (
-    DONE,
     ChatLogprobs,
     ChatTokenLogprob,
     CompletionLogprobs,
     TopLogprob,
     Usage,
-    to_event,
 )
 from kvasir_runtime.server.serving import Heading
 from kvasir_runtime.transfer.params import KvTransferParams
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say (vLLM's number)."""
+_encoder = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
 ChunkUsage = Usage | UnsetType | None
 Wishes = TypeVar("Wishes", bound=GenerationFields)
 
@@ -66,6 +67,11 @@ class OpenAiShape(Generic[Wishes]):
 
     def formatter(self) -> "LogprobsFormatter":
         return LogprobsFormatter(self.tokenizer, tokens_as_ids=bool(self.wishes.return_tokens_as_token_ids))
+
+
+def to_event(value: Any) -> bytes:
+    """One server-sent event (WHATWG HTML, section 9.2)."""
+    return b"data: " + _encoder.encode(value) + b"\n\n"
 
 
 def transfer_params_of(sequences: Sequence[SequenceDelta]) -> KvTransferParams | UnsetType:

@@ -26,12 +26,12 @@ from kvasir_runtime.service_secret import SECRET_VARIABLE
 from kvasir_runtime.transfer.params import KvTransferParams
 
 TENANT_HEADER = "x-kvasir-tenant"
-"""Set by the router from the client's key; names whose share of the engine a request uses (see `router_trust`)."""
+"""Set by the router from the client's key; names whose share of the engine a request uses (see `trust`)."""
 UINT64_MASK = 2**64 - 1
 KV_FIELD = "kv_transfer_params"
 TRUST_FLAG = "--kv-transfer-trust-clients"
 STRANGER = "kvasir.stranger"
-"""In the ASGI scope of a request that is not the router's (`router_trust`)."""
+"""In the ASGI scope of a request that is not the router's (`trust`)."""
 T = TypeVar("T")
 
 

@@ -22,14 +22,6 @@ def to_part(value: Any) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(value))
 
 
-def to_event(value: Any) -> bytes:
-    """One server-sent event (WHATWG HTML, section 9.2)."""
-    return b"data: " + _encoder.encode(value) + b"\n\n"
-
-
-DONE = b"data: [DONE]\n\n"
-
-
 class ErrorBody(msgspec.Struct, frozen=True):
     message: str
     type: str

@@ -20,11 +20,10 @@ from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import KvasirRuntimeError, ServerUnavailableError
 from kvasir_runtime.server.admission import Admission
-from kvasir_runtime.server.body import read_body
+from kvasir_runtime.server.body import parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
-from kvasir_runtime.server.parsing import parse
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved

@@ -10,8 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvasir_runtime.errors import ContextLengthError
-from kvasir_runtime.server.body import read_body
-from kvasir_runtime.server.parsing import parse
+from kvasir_runtime.server.body import parse, read_body
 from kvasir_runtime.server.prompts import of_tokens
 from kvasir_runtime.server.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from kvasir_runtime.server.resolving import check_token_ids

@@ -1,6 +1,6 @@
 """GET /tokenizer: all that a router needs to make the very token ids of a prompt that this engine makes.
 
-For the router alone (`router_trust`), and large: so with an ETag, which is the same wherever the same tokenizer and the
+For the router alone (`trust`), and large: so with an ETag, which is the same wherever the same tokenizer and the
 same chat template are served.
 """
 

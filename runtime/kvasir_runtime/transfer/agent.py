@@ -20,9 +20,9 @@ from kvasir_runtime.transfer.commands import (
     CancelPull,
     Failure,
     FromAgent,
-    Land,
     OfferBlocks,
     Place,
+    ReadInto,
     ToAgent,
     WithdrawOffer,
 )
@@ -179,8 +179,8 @@ class TransferAgent:
                     self._offers.withdraw(command)
                 case BeginPull():
                     self._pulls.begin(command, now)
-                case Land():
-                    self._pulls.land(command, now)
+                case ReadInto():
+                    self._pulls.read_into(command, now)
                 case CancelPull():
                     self._pulls.cancel(command)
 

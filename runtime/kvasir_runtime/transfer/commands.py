@@ -86,7 +86,7 @@ class BeginPull:
 
 
 @dataclass(frozen=True, slots=True)
-class Land:
+class ReadInto:
     """Where the pulled blocks go. Nothing else writes them until the pull has ended."""
 
     request_id: str
@@ -121,7 +121,7 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """Of the blocks of a pull, only so many are to be had. None is read before there are pages for as many (`Land`)."""
+    """Of a pull only so many blocks are to be had. None is read before there are pages for as many (`ReadInto`)."""
 
     request_id: str
     num_blocks: int
@@ -135,7 +135,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PullEnded:
-    """Nothing writes the landing blocks any more."""
+    """Nothing writes its pages any more."""
 
     request_id: str
     num_blocks: int
@@ -143,5 +143,5 @@ class PullEnded:
     failure: Failure | None = None
 
 
-ToAgent = BeginOffer | OfferBlocks | WithdrawOffer | BeginPull | Land | CancelPull
+ToAgent = BeginOffer | OfferBlocks | WithdrawOffer | BeginPull | ReadInto | CancelPull
 FromAgent = OfferEnded | LookUp | Shortened | PullEnded

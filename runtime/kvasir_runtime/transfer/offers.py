@@ -20,7 +20,6 @@ from kvasir_runtime.transfer.commands import (
     WithdrawOffer,
 )
 from kvasir_runtime.transfer.connector import Page
-from kvasir_runtime.transfer.lease import Leases
 from kvasir_runtime.transfer.messages import (
     Beat,
     Blocks,
@@ -41,6 +40,35 @@ MAX_RANKS = 1024
 """Of an engine that asks: parts of pages are looked for in each of its ranks."""
 Checksums = Callable[[list[Page], int], list[int]]
 """Of pages, for an engine whose pipeline stages have so many ranks."""
+
+
+class Leases:
+    """Until when something is kept for another engine that may have gone. Times are seconds of one monotonic clock."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self.lease_seconds = lease_seconds
+        self._deadlines: dict[str, float] = {}
+
+    def begin(self, key: str, now: float) -> None:
+        self._deadlines[key] = now + self.lease_seconds
+
+    def renew(self, key: str, now: float) -> None:
+        """Of one that has begun; what is not leased yet cannot expire either."""
+        if key in self._deadlines:
+            self.begin(key, now)
+
+    def end(self, key: str) -> None:
+        self._deadlines.pop(key, None)
+
+    def expired(self, now: float) -> list[str]:
+        """Keys whose time is over; they are forgotten."""
+        over = [key for key, deadline in self._deadlines.items() if deadline <= now]
+        for key in over:
+            del self._deadlines[key]
+        return over
+
+    def next_deadline(self) -> float | None:
+        return min(self._deadlines.values(), default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +149,7 @@ class Offers:
         self._tell(offer)
 
     def withdraw(self, command: WithdrawOffer) -> None:
-        """The core has let go of the blocks itself."""
+        """The core has freed the blocks itself."""
         offer = self._offer_of(command.key, command.request_id)
         if offer is None:
             return

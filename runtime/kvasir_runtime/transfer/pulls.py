@@ -1,7 +1,7 @@
 """The decode side: the pulls under way, chunk by chunk, from asking a peer to a verdict on what arrived.
 
 A pull first needs its peer's handshake, then news of blocks that are written there, and pages of our own to put them
-into (`Land`). It reads one run of blocks at a time, checks hashes before and checksums after, and ends well once
+into (`ReadInto`). It reads one run of blocks at a time, checks hashes before and checksums after, and ends well once
 everything is here and the peer says that it had kept the blocks until then, or once checksums say as much. Plain state:
 what is to be sent, read or told collects in lists, and the caller brings the time.
 """
@@ -16,8 +16,8 @@ from kvasir_runtime.transfer.commands import (
     CancelPull,
     Failure,
     FailureReason,
-    Land,
     PullEnded,
+    ReadInto,
     Shortened,
 )
 from kvasir_runtime.transfer.connector import PagePair
@@ -87,7 +87,7 @@ class Pull:
     num_read: int
     """Blocks from the first of the prompt on that are here."""
     give_up_at: float = math.inf
-    landing: dict[int, BlockIds] | None = None
+    pages: dict[int, BlockIds] | None = None
     """None: there is no room for them yet."""
     offered: list[tuple[list[int | None], list[int | None] | None]] = field(default_factory=list)
     """Ids and checksums of the peer's blocks, from index `wish.first` on."""
@@ -109,7 +109,7 @@ class Pull:
     @property
     def is_timed(self) -> bool:
         """Whether the peer is waited for, and not our own room or a read."""
-        waits_for_room = self.landing is None and self.num_read < self.num_offered
+        waits_for_room = self.pages is None and self.num_read < self.num_offered
         return self.failure is None and not waits_for_room
 
     def is_due(self, now: float) -> bool:
@@ -152,12 +152,12 @@ class Pulls:
         if peer.engine_id is not None:
             self._claim(pull)
 
-    def land(self, command: Land, now: float) -> None:
+    def read_into(self, command: ReadInto, now: float) -> None:
         pull = self._pulls.get(command.request_id)
         if pull is None or pull.failure is not None:
             return
         if command.num_blocks in (None, len(pull.wish.hashes)):  # else it was shortened meanwhile
-            pull.landing, pull.deadline = command.block_ids, now + self._timeout
+            pull.pages, pull.deadline = command.block_ids, now + self._timeout
             self._go_on(pull)
 
     def cancel(self, command: CancelPull) -> None:
@@ -288,7 +288,7 @@ class Pulls:
             case Released() if message.was_kept:
                 self._end(pull)
             case Released():
-                self._fail(pull, "lease", "it had let go of the blocks before they were all here")
+                self._fail(pull, "lease", "it had freed the blocks before they were all here")
 
     def _ask_elsewhere(self, pull: Pull, port: int, now: float) -> None:
         """Another rank of that engine keeps the blocks. None is asked because another of them said so."""
@@ -322,26 +322,26 @@ class Pulls:
     def _shorten(self, pull: Pull, num_blocks: int) -> None:
         """What a window sees from the end of these few lies elsewhere than what it sees from the end of all."""
         pull.wish = replace(pull.wish, hashes=pull.wish.hashes[:num_blocks])
-        pull.landing = None
+        pull.pages = None
         self.events.append(Shortened(pull.wish.request_id, num_blocks))
 
     def _go_on(self, pull: Pull) -> None:
         """Read what is to be had, or come to an end."""
-        if pull.read is not None or pull.landing is None or pull.is_confirming:
+        if pull.read is not None or pull.pages is None or pull.is_confirming:
             return
         if pull.num_read < pull.num_offered:
-            self._read(pull, pull.landing)
+            self._read(pull, pull.pages)
         elif pull.is_complete or pull.num_read == len(pull.wish.hashes):
             self._confirm(pull)
 
-    def _read(self, pull: Pull, landing: dict[int, BlockIds]) -> None:
+    def _read(self, pull: Pull, pages: dict[int, BlockIds]) -> None:
         """Everything that was offered and not read."""
         pairs: list[PagePair] = []
         checksums: list[int] = []
         last = pull.num_offered
         for index in range(pull.num_read, last):
             theirs, sums = pull.offered[index - pull.wish.first]
-            for group, ours in enumerate(landing.get(index, ())):
+            for group, ours in enumerate(pages.get(index, ())):
                 if ours is None:
                     continue
                 source = theirs[group]
@@ -368,7 +368,7 @@ class Pulls:
             self._end(pull)
 
     def _fail(self, pull: Pull, reason: FailureReason, message: str) -> None:
-        """What is being read is waited for, so that nothing writes the landing blocks afterwards."""
+        """What is being read is waited for, so that nothing writes its pages afterwards."""
         host, port = pull.peer.endpoint
         pull.failure = Failure(reason, f"the KV blocks of {pull.wish.key} from {host}:{port}: {message}")
         if not pull.is_confirming and reason != "unreachable":

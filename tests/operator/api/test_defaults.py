@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_operator.api.defaults import InstallationDefaults, NetworkPeer, PodDefaults, overlaid, read_defaults
-from kvasir_operator.api.model import EnvVar, ObjectRef, PodSpec, PodVolume, ResourcesSpec, Toleration
+from kvasir_operator.api.defaults import (
+    InstallationDefaults,
+    NetworkPeer,
+    PodDefaults,
+    RouterDefaults,
+    overlaid,
+    read_defaults,
+)
+from kvasir_operator.api.model import EnvVar, ObjectRef, PodSpec, PodVolume, ResourcesSpec, RouterResources, Toleration
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.errors import InvalidManifestError, UnreadableManifestError
 
@@ -36,7 +43,7 @@ def test_reads_kinds_of_pod_and_profiles_in_the_words_of_the_manifest(tmp_path: 
     assert defaults.engine.pod == PodSpec(
         security_context={"runAsUser": None}, image_pull_secrets=(ObjectRef("mirror"),)
     )
-    assert defaults.router == PodDefaults(resources=ResourcesSpec(cpu=Quantity("2"), memory=Quantity("1Gi")))
+    assert defaults.router == RouterDefaults(resources=RouterResources(cpu=Quantity("2"), memory=Quantity("1Gi")))
     assert defaults.profiles["h100"] == PodDefaults(
         PodSpec(node_selector={"gpu": "h100"}, runtime_class_name="nvidia"),
         ResourcesSpec(accelerator="nvidia.com/gpu", memory=Quantity("128Gi")),
@@ -62,7 +69,7 @@ def test_a_file_that_says_nothing_sets_nothing(tmp_path: Path, text: str) -> Non
         ("profiles: {A_1: {}}", "profiles.A_1: no manifest can name it"),
         ("profiles: {a: {resources: {profile: b}}}", "profiles.a.resources.profile: profiles do not build on one"),
         ("engine: {resources: {profile: b}}", "engine.resources.profile: profiles do not build on one"),
-        ("router: {resources: {accelerator: nvidia.com/gpu}}", "router.resources: router pods ask for cpu and memory"),
+        ("router: {resources: {accelerator: nvidia.com/gpu}}", "router.resources.accelerator: unknown field"),
         ("[]", "list [], expected a mapping"),
         ("{}\n---\n{}", "2 documents, expected one"),
     ],

@@ -125,6 +125,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "router.maxQueueSize": ({}, {"router": {"maxQueueSize": 1}}),
     "router.maxQueueWait": ({}, {"router": {"maxQueueWait": "1s"}}),
     "router.resources.cpu": ({}, {"router": {"resources": {"cpu": 2}}}),
+    "router.resources.cpuLimit": ({}, {"router": {"resources": {"cpuLimit": 2}}}),
     "router.resources.memory": ({}, {"router": {"resources": {"memory": "1Gi"}}}),
     "rollout.maxSurge": ({}, {"rollout": {"maxSurge": 2}}),
     "rollout.maxUnavailable": ({}, {"rollout": {"maxUnavailable": 1}}),

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
-from kvasir_operator.api.model import InferenceService, PodSpec, ResourcesSpec
+from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults, RouterDefaults
+from kvasir_operator.api.model import InferenceService, PodSpec, ResourcesSpec, RouterResources
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.desired.roles import EngineRole, Role, engine_roles, router_role, router_roles
 from kvasir_operator.errors import InvalidManifestError, UnknownProfileError
@@ -73,7 +73,7 @@ def test_a_roles_engine_settings_win_over_the_services_and_its_arguments_come_af
 
 DEFAULTS = InstallationDefaults(
     engine=PodDefaults(PodSpec(labels={"of": "all"}, image="all:1"), ResourcesSpec(cpu=Quantity("4"))),
-    router=PodDefaults(PodSpec(image="router:1"), ResourcesSpec(cpu=Quantity("3"), memory=Quantity("2Gi"))),
+    router=RouterDefaults(PodSpec(image="router:1"), RouterResources(cpu=Quantity("3"), memory=Quantity("2Gi"))),
     profiles={"h100": PodDefaults(PodSpec(image="h100:1"), ResourcesSpec(memory=Quantity("90Gi")))},
 )
 PROFILE = {"profile": "h100"}

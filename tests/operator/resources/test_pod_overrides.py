@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
+from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults, RouterDefaults
 from kvasir_operator.api.model import ObjectRef, PodSpec, Toleration
 from kvasir_operator.settings import OperatorSettings
 
@@ -112,7 +112,7 @@ def test_the_manifest_wins_over_what_the_installation_sets_for_all_pods(template
         image_pull_secrets=(ObjectRef("hub"),),
         labels={"team": "platform", "tier": "gold"},
     )
-    defaults = InstallationDefaults(engine=PodDefaults(pod=everywhere), router=PodDefaults(pod=everywhere))
+    defaults = InstallationDefaults(engine=PodDefaults(pod=everywhere), router=RouterDefaults(pod=everywhere))
     rendered = template(
         OperatorSettings(defaults=defaults), pod={"runtimeClassName": "kata", "labels": {"team": "search"}}
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
+from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults, RouterDefaults
 from kvasir_operator.api.model import PodSpec
 from kvasir_operator.settings import OperatorSettings
 
@@ -57,8 +57,8 @@ def given_ids(pod: dict[str, Any]) -> set[str]:
 
 def defaults(security_context: dict[str, Any]) -> OperatorSettings:
     """An installation with this security context for all pods."""
-    pods = PodDefaults(pod=PodSpec(security_context=security_context))
-    return OperatorSettings(defaults=InstallationDefaults(engine=pods, router=pods))
+    pods = PodSpec(security_context=security_context)
+    return OperatorSettings(defaults=InstallationDefaults(engine=PodDefaults(pods), router=RouterDefaults(pods)))
 
 
 @pytest.mark.parametrize("left_out", COMBINATIONS, ids=lambda names: "+".join(names) or "none")

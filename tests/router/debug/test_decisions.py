@@ -11,8 +11,8 @@ from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
+from kvasir_router.placement.policies import RoundRobin
 from kvasir_router.placement.prefix_fetching import PrefixFetching
-from kvasir_router.placement.round_robin import RoundRobin
 from kvasir_router.prefix_index.index import Held
 
 

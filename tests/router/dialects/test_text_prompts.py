@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from kvasir_router.dialects.completions import Completions
 from kvasir_router.dialects.dialect import Dialect, Prompt
-from kvasir_router.dialects.embeddings import Embeddings
 from kvasir_router.dialects.passthrough import Passthrough
-from kvasir_router.dialects.tokenize import Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Tokenize
 from kvasir_router.errors import RequestError
 
 

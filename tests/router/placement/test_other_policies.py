@@ -3,10 +3,8 @@ from collections import Counter
 import pytest
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_router.placement.least_work import LeastWork
 from kvasir_router.placement.placement import Policy
-from kvasir_router.placement.power_of_two import PowerOfTwo
-from kvasir_router.placement.session_affinity import SessionAffinity
+from kvasir_router.placement.policies import LeastWork, PowerOfTwo, SessionAffinity
 from kvasir_router.service.registry import Endpoint
 
 URLS = tuple("abcdefgh")

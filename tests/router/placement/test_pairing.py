@@ -10,10 +10,8 @@ from kvasir_router.endpoints.address import Role
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import PairedPolicy, Pairing
 from kvasir_router.placement.placement import LocalPrefill, Placement, Policy
-from kvasir_router.placement.power_of_two import PowerOfTwo
+from kvasir_router.placement.policies import PowerOfTwo, RoundRobin, SessionAffinity
 from kvasir_router.placement.prefix_fetching import Fetches
-from kvasir_router.placement.round_robin import RoundRobin
-from kvasir_router.placement.session_affinity import SessionAffinity
 from kvasir_router.prefix_index.index import Held
 from kvasir_router.service.prefill_rate import work
 from kvasir_router.service.registry import Endpoint

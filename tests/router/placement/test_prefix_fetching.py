@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from tests.router.parts import a_request, an_endpoint, an_exchanging
 
-from kvasir_router.placement.costs.own_prefill import work_left
+from kvasir_router.placement.costs import work_left
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.placement import Fetch, Placement, Policy
+from kvasir_router.placement.policies import RoundRobin
 from kvasir_router.placement.prefix_fetching import LEAST_TOKENS, Fetches, FetchingPolicy, PrefixFetching, peers
-from kvasir_router.placement.round_robin import RoundRobin
 from kvasir_router.prefix_index.index import Held
 from kvasir_router.service.prefill_rate import work
 from kvasir_router.service.registry import Endpoint

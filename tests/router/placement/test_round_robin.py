@@ -1,6 +1,6 @@
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_router.placement.round_robin import RoundRobin
+from kvasir_router.placement.policies import RoundRobin
 
 
 def test_takes_turns() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.router.parts import a_request, an_endpoint
 
 from kvasir_router.picker import Picker
-from kvasir_router.placement.round_robin import RoundRobin
+from kvasir_router.placement.policies import RoundRobin
 from kvasir_router.placement.traffic_split import TrafficSplit
 from kvasir_router.service.registry import Endpoint
 

@@ -1,6 +1,6 @@
 import pytest
 
-from kvasir_router.service.error_share import ErrorShare
+from kvasir_router.service.ejection import ErrorShare
 
 
 def test_answers_and_errors_are_counted() -> None:

@@ -1,8 +1,8 @@
 import pytest
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_router.dialects.embeddings import Embeddings
 from kvasir_router.dialects.openai import EXPECTED_OUTPUT_TOKENS
+from kvasir_router.dialects.text_prompts import Embeddings
 from kvasir_router.placement.placement import Leg, Placement
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import work

@@ -10,7 +10,7 @@ from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.config import RouterConfig
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.dialects.dialect import Prompt
-from kvasir_router.dialects.tokenize import Tokenize
+from kvasir_router.dialects.text_prompts import Tokenize
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.placement.placement import LocalPrefill, Placement, leg_on
 from kvasir_router.prefix_index.approximate import BYTES_PER_BLOCK, PrefixMemory

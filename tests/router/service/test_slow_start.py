@@ -1,6 +1,6 @@
 import pytest
 
-from kvasir_router.service.slow_start import SLOW_START_SECONDS, max_in_flight
+from kvasir_router.service.in_flight_limits import SLOW_START_SECONDS, newcomers_limit
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from kvasir_router.service.slow_start import SLOW_START_SECONDS, max_in_flight
 def test_a_newcomer_takes_a_growing_part_of_what_the_others_have(
     seconds_ready: float, elsewhere: list[int], limit: int | None
 ) -> None:
-    assert max_in_flight(seconds_ready, elsewhere) == limit
+    assert newcomers_limit(seconds_ready, elsewhere) == limit

@@ -185,6 +185,20 @@ def test_sequences_of_a_request_go_to_the_core_together_with_seeds_of_their_own(
     asyncio.run(play())
 
 
+def test_what_another_engine_has_shown_is_told_as_text(tmp_path: Path) -> None:
+    """As much as is out: the beginning of a stop string is held back here as it was there."""
+    begun = {1: SequenceDelta(index=1, token_ids=ids("abcd"))}
+
+    async def play() -> None:
+        async with engine_and_core(tmp_path) as (engine, core):
+            with engine.generate([request(n=2, stop=("cde",))], begun):
+                [added] = await core.receive(1)
+            assert [start.output_token_ids for start in added.sequences] == [[], ids("abcd")]
+
+    asyncio.run(play())
+    assert begun[1].text == "ab"
+
+
 def test_tokens_in_columns_reach_their_sequences(tmp_path: Path) -> None:
     async def play() -> None:
         async with engine_and_core(tmp_path) as (engine, core):

@@ -25,7 +25,7 @@ from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import Candidates, StepPlan, StepResult, TimedStep
+from kvasir_runtime.scheduling.step import Candidates, StepPlan, StepResult, StepTimes, TimedStep
 from kvasir_runtime.scheduling.step_budget import StepBudget
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
@@ -95,9 +95,8 @@ class CountingRunner:
         ones = np.ones(self._num_sampled, dtype=np.int32)
         tokens = ones[:, None] * self.num_steps
         is_warming_up = self.num_steps in self.warming_up
-        return DoneResult(
-            StepResult(tokens, ones, ones * 0, processor_seconds=self.processor_seconds, is_warming_up=is_warming_up)
-        )
+        times = StepTimes(processor_seconds=self.processor_seconds, is_warming_up=is_warming_up)
+        return DoneResult(StepResult(tokens, ones, ones * 0, times=times))
 
     def use_idle_time(self) -> bool:
         return False
@@ -149,7 +148,7 @@ class MemoryPublisher:
         self.reports.append(report)
 
 
-class StepTimes:
+class TimedSteps:
     def __init__(self) -> None:
         self.observed: list[TimedStep] = []
 
@@ -223,7 +222,7 @@ def make_core(channel: MemoryChannel, clock: Clock) -> Iterator[Callable[..., En
     executors: list[Executor] = []
 
     def make(
-        runner: CountingRunner, *, ahead: int = 1, step_costs: StepTimes | None = None, feed: RouterFeed | None = None,
+        runner: CountingRunner, *, ahead: int = 1, step_costs: TimedSteps | None = None, feed: RouterFeed | None = None,
         agent: "MemoryAgent | None" = None, depth: FixedDepth | None = None, executor: type[Executor] = Executor,
         step_budget: StepBudget | None = None,
     ) -> EngineCore:  # fmt: skip
@@ -431,7 +430,7 @@ def test_the_device_is_driven_by_one_thread_of_its_own(make_core, channel):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_steps_are_timed_from_the_end_of_the_step_before(make_core, channel, clock, ahead):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(), ahead=ahead, step_costs=costs)
     channel.inbox.extend([add("a", max_tokens=4), add("b", max_tokens=4)])
     for _ in range(3 + ahead):
@@ -451,7 +450,7 @@ def test_chunks_follow_the_time_that_steps_took_by_the_clock(make_core, channel,
 
 
 def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(HoldingRunner(), ahead=0, step_costs=costs, depth=FixedDepth(2))
     channel.inbox.extend([add("a", max_tokens=20), add("b", max_tokens=20)])
     for _ in range(3):
@@ -462,7 +461,7 @@ def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(mak
 
 
 def test_on_a_cpu_the_work_of_the_threads_counts_and_not_the_clock(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, step_costs=costs)
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(3):
@@ -471,7 +470,7 @@ def test_on_a_cpu_the_work_of_the_threads_counts_and_not_the_clock(make_core, ch
 
 
 def test_steps_that_warm_up_are_told_apart(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(warming_up=(2,)), ahead=0, step_costs=costs)
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(3):
@@ -480,7 +479,7 @@ def test_steps_that_warm_up_are_told_apart(make_core, channel, clock):
 
 
 def test_the_time_that_an_idle_core_sleeps_is_no_steps(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(), ahead=0, step_costs=costs)
     for _ in range(5):
         clock.monotonic()
@@ -490,7 +489,7 @@ def test_the_time_that_an_idle_core_sleeps_is_no_steps(make_core, channel, clock
 
 
 def test_a_failed_step_is_not_timed(make_core, channel, clock):
-    costs = StepTimes()
+    costs = TimedSteps()
     core = make_core(CountingRunner(fails=(2,)), ahead=0, step_costs=costs)
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(2):

@@ -173,6 +173,19 @@ def test_the_policy_orders_those_that_wait(policy: Any, order: list[int]) -> Non
     assert engine.admitted() == order
 
 
+@pytest.mark.parametrize(("threshold", "order"), [(0, [1, 2]), (10, [1, 2]), (9, [1, 2, 1])])
+def test_a_better_priority_preempts_as_the_flags_say(threshold: int, order: list[int]) -> None:
+    scheduler = SchedulerConfig(
+        scheduling_policy="priority", max_num_seqs=1, priority_preemption_threshold=threshold, async_scheduling=False
+    )
+    engine = make_engine(scheduler=scheduler)
+    engine.add("a", 1, priority=9)
+    engine.run(1)
+    engine.add("b", 2)
+    engine.run(12)
+    assert engine.admitted() == order
+
+
 @pytest.mark.parametrize(("is_on", "num_cached"), [(True, BUDGET - BLOCK_SIZE), (False, 0)])
 def test_prefixes_are_cached_unless_switched_off(is_on: bool, num_cached: int) -> None:
     engine = make_engine(cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=is_on))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_runtime.engine.step_rates import HALF_LIFE_SECONDS, MIN_PREFILL_TOKENS, StepRates
+from kvasir_runtime.engine.core import HALF_LIFE_SECONDS, MIN_PREFILL_TOKENS, StepRates
 from kvasir_runtime.scheduling.step import TimedStep
 
 

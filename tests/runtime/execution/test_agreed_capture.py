@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_runtime.execution.agreed_capture import AgreedCapture
+from kvasir_runtime.execution.captures import AgreedCapture
 from kvasir_runtime.execution.graphs import CaptureError, GraphShape
 
 SHAPE = GraphShape(4, 1)

@@ -17,7 +17,7 @@ from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
-from kvasir_runtime.execution.cuda_graph import CudaGraphCapture
+from kvasir_runtime.execution.captures import CudaGraphCapture, RecordingCapture, StaticInputs, ToCapture
 from kvasir_runtime.execution.graphs import (
     STEPS_BEFORE_CAPTURE,
     STEPS_BEFORE_RECORDING,
@@ -27,8 +27,6 @@ from kvasir_runtime.execution.graphs import (
     GraphShape,
     graph_sizes,
 )
-from kvasir_runtime.execution.recording_capture import RecordingCapture
-from kvasir_runtime.execution.static_inputs import StaticInputs
 from kvasir_runtime.kernels.inputs import LoadInputs, load_inputs_reference
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.native import load_library
@@ -397,7 +395,7 @@ def test_replayed_steps_of_compiled_kernels_compute_and_write_what_eager_ones_do
     library = load_library()
     assert library is not None
     eager, recorded = Attending(CpuAttention(), "cpu"), Attending(CpuAttention(), "cpu")
-    capture = RecordingCapture(library, recorded, recorded.tables, MAX_SEQ_LEN)
+    capture = RecordingCapture(library, ToCapture(recorded, recorded.tables, MAX_SEQ_LEN))
     on_graphs = DecodeGraphs(recorded, capture, [1, 2, 3, 4], [6, 1], GraphMemory(1 << 26), is_exact=True)
     for seq_lens, query_lens in steps * (STEPS_BEFORE_RECORDING + 2):
         inputs = step_of(eager.tables, seq_lens, query_lens)
@@ -444,7 +442,7 @@ class FakeCuda:
 def test_what_a_capture_frees_of_torchs_cache_hides_nothing_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch, num_cached=500)
     decoder = Attending(ReferenceAttention(), "cpu")
-    captured = CudaGraphCapture(decoder, decoder.tables, MAX_SEQ_LEN)(GraphShape(2, 1))
+    captured = CudaGraphCapture(ToCapture(decoder, decoder.tables, MAX_SEQ_LEN))(GraphShape(2, 1))
     assert captured.memory_bytes == 300
 
 
@@ -452,7 +450,7 @@ def test_what_a_capture_frees_of_torchs_cache_hides_nothing_that_it_takes(monkey
 def test_a_cuda_graph_computes_and_writes_what_eager_steps_do() -> None:
     backend = TritonAttention(torch.device("cuda"), DecodeBounds(max_num_decodes=4, max_query_len=6))
     eager, captured = Attending(backend, "cuda"), Attending(backend, "cuda")
-    capture = CudaGraphCapture(captured, captured.tables, MAX_SEQ_LEN, load_inputs=triton_load_inputs)
+    capture = CudaGraphCapture(ToCapture(captured, captured.tables, MAX_SEQ_LEN, load_inputs=triton_load_inputs))
     graphs = DecodeGraphs(eager, capture, [2, 4], [6, 1], GraphMemory(2**30))
     with torch.inference_mode():
         while graphs.capture_next():

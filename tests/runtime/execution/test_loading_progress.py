@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from kvasir_runtime.execution.loading_progress import LoadingProgress
+from kvasir_runtime.execution.startup import LoadingProgress
 
 
 def said(caplog: pytest.LogCaptureFixture, times: Iterable[float]) -> list[str]:

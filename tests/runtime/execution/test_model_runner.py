@@ -208,7 +208,7 @@ def test_a_step_says_what_it_took(load: Any, generate: Any, make_plan: Any) -> N
     runner = load(ScriptedProposer([-1] * 40)).runner
     generate(runner, 1)
     result = step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=2))
-    assert result.processor_seconds > 0
+    assert result.times.processor_seconds > 0
 
 
 def test_a_proposer_knows_which_sequences_it_was_not_shown_before(load: Any, make_plan: Any, new_sequence: Any) -> None:

@@ -41,7 +41,7 @@ class FakeRunner:
     def forward(self, plan: StepPlan) -> None:
         if self.error is not None:
             raise self.error
-        self._number = int(self._entering.states(1, captures=False).delta[0, 0])
+        self._number = int(self._entering.states[0, 0, 0])
 
     def sample(self, mask: Any) -> "FakeRunner":
         return self

@@ -15,7 +15,7 @@ from kvasir_runtime.attention.backend import AttentionStep, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
-from kvasir_runtime.execution.captured_graph import CapturedGraph
+from kvasir_runtime.execution.captures import CapturedGraph
 from kvasir_runtime.execution.graphs import STEPS_BEFORE_RECORDING, GraphShape
 from kvasir_runtime.execution.model_runner import ModelRunner
 from kvasir_runtime.execution.worker import load_worker
@@ -126,12 +126,12 @@ def test_results_say_which_steps_warmed_up(make_runner: Any, make_plan: Any, new
     runner, rows = make_runner(), range(len(PROMPTS))
     added = [new_sequence(row, PROMPTS[row]) for row in rows]
     runner.forward(make_plan(chunks=[(row, 0, len(PROMPTS[row]), True) for row in rows], added=added, tables=TABLE))
-    assert not runner.sample().result().is_warming_up
+    assert not runner.sample().result().times.is_warming_up
     told = []
     for number in range(STEPS_BEFORE_RECORDING + 1):
         starts = [len(prompt) + number for prompt in PROMPTS]
         runner.forward(make_plan(decodes=[(row, 1) for row in rows], starts=starts))
-        told.append(runner.sample().result().is_warming_up)
+        told.append(runner.sample().result().times.is_warming_up)
     assert told == [True] * STEPS_BEFORE_RECORDING + [False]
 
 

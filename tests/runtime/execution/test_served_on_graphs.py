@@ -62,7 +62,8 @@ def on_graphs(graph_bytes: int = 2**30) -> WatchedPlatform:
 
 
 def padded_graphs(setup: GraphSetup) -> PaddedGraphs:
-    return PaddedGraphs(setup.block_tables, setup.max_seq_len, graph_sizes(setup.max_num_seqs), setup.num_bytes)
+    sizes = graph_sizes(setup.max_num_seqs)
+    return PaddedGraphs(setup.block_tables, setup.max_seq_len, sizes, setup.num_bytes, setup.extras)
 
 
 def load(folder: Path, platform: WatchedPlatform, speculative: SpeculativeConfig | None = None) -> Worker:

@@ -1,6 +1,6 @@
 import time
 
-from kvasir_runtime.execution.startup_timer import StartupTimer
+from kvasir_runtime.execution.startup import StartupTimer
 
 
 def test_a_phase_leaves_out_what_is_measured_within_it() -> None:

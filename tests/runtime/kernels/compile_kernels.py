@@ -41,6 +41,7 @@ from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
 from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
+from kvasir_runtime.kernels.linear_triton import TritonWeight
 from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
@@ -272,6 +273,7 @@ def compile_layers() -> None:
     triton_add_rms_norm(hidden, hidden, weight, 1e-6)
     triton_silu_and_mul(hidden)
     triton_gelu_tanh_and_mul(hidden)
+    TritonWeight(of(4096, 4096), None).multiply(hidden)
     for head_dim, norm in ((128, of(128)), (256, None)):
         query, key = of(NUM_TOKENS, NUM_HEADS, head_dim), of(NUM_TOKENS, NUM_KV_HEADS, head_dim)
         caches = of(2, 10, 16, NUM_KV_HEADS, head_dim)
@@ -298,9 +300,9 @@ def compile_step() -> None:
     logits = of(8, 128_256, dtype=torch.float32)
     triton_argmax(logits)
     triton_argmax(logits.bfloat16())
-    for top_k in (None, ints(8)):
-        TritonLeastLikelyKept()(logits, top_k, of(8, dtype=torch.float32))
-    TritonLookUp()(logits, of(8, dtype=torch.float64))
+    floats = of(8, dtype=torch.float32)
+    TritonLeastLikelyKept()(logits, floats, ints(8), floats)
+    TritonLookUp()(logits, floats, of(8, dtype=torch.float64))
     triton_uniform(longs(8), longs(8))
     for num_tokens in (4, 8):
         tensors = DecodeTensors(

@@ -12,9 +12,9 @@ VOCAB_SIZE = 400
 TRITON = TritonLeastLikelyKept()
 
 
-def on_gpu(weights: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+def on_gpu(scaled: Tensor, least: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
     limits = (None if limit is None else on_device(limit) for limit in (top_k, top_p))
-    return TRITON(on_device(weights), *limits).cpu()
+    return TRITON(on_device(scaled), on_device(least), *limits).cpu()
 
 
 WAYS = [
@@ -28,11 +28,13 @@ def least_likely_kept(request: pytest.FixtureRequest) -> LeastLikelyKept:
     return request.param
 
 
-def num_kept(least_likely_kept: LeastLikelyKept, probabilities: torch.Tensor, top_k: int, top_p: float) -> int:
-    weights = (probabilities / probabilities.max()).unsqueeze(0)
-    cut = least_likely_kept(weights, torch.tensor([top_k], dtype=torch.int32), torch.tensor([top_p]))
-    assert cut.shape == (1, 1)
-    return int((weights >= cut).sum())
+def num_kept(
+    least_likely_kept: LeastLikelyKept, probabilities: torch.Tensor, top_k: int, top_p: float, min_p: float = 0.0
+) -> int:
+    scaled, least = (probabilities / probabilities.max()).log().unsqueeze(0), torch.tensor([min_p]).log()
+    cut = least_likely_kept(scaled, least, torch.tensor([top_k], dtype=torch.int32), torch.tensor([top_p]))
+    assert cut.shape == (1,)
+    return int((scaled >= cut).sum())
 
 
 @pytest.mark.parametrize(
@@ -78,12 +80,23 @@ def test_equally_likely_tokens_stay_together(
     assert num_kept(least_likely_kept, probabilities, top_k, top_p) == expected
 
 
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p", "expected"),
+    [(5, 1.0, 0.26, 3), (2, 1.0, 0.26, 2), (5, 0.86, 0.26, 3), (5, 0.85, 0.26, 2), (5, 0.75, 0.2, 3)],
+)
+def test_min_p_cuts_before_the_others(
+    top_k: int, top_p: float, min_p: float, expected: int, least_likely_kept: LeastLikelyKept
+) -> None:
+    probabilities = torch.tensor([0.3, 0.1, 0.4, 0.12, 0.08])  # 0.82 are left by a min_p above a quarter
+    assert num_kept(least_likely_kept, probabilities, top_k, top_p, min_p) == expected
+
+
 def test_a_flat_distribution_keeps_its_share(least_likely_kept: LeastLikelyKept) -> None:
     probabilities = torch.linspace(1.0, 0.99, VOCAB_SIZE).softmax(0)
     assert num_kept(least_likely_kept, probabilities, VOCAB_SIZE, 0.9) == pytest.approx(0.9 * VOCAB_SIZE, abs=2)
 
 
-def hostile_weights() -> Tensor:
+def hostile_logits() -> Tensor:
     """Over several programs: flat and peaked rows, ties, tokens that are impossible, and a row that is not a number."""
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(8, 5000, generator=random) * torch.tensor([0.01, 1, 3, 9, 1, 30, 1, 2]).unsqueeze(1)
@@ -92,7 +105,11 @@ def hostile_weights() -> Tensor:
     logits[5, 1:3] = logits[5].amax() + 20
     logits[6] = 1.0
     logits[7] = float("nan")
-    return (logits - logits.amax(dim=1, keepdim=True)).exp()
+    return logits - logits.amax(dim=1, keepdim=True)
+
+
+def kept(scaled: Tensor, cut: Tensor) -> Tensor:
+    return scaled >= cut.unsqueeze(1)
 
 
 def limits(*, has_k: bool, has_p: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -104,10 +121,11 @@ def limits(*, has_k: bool, has_p: bool) -> tuple[Tensor | None, Tensor | None]:
 @pytest.mark.parametrize(("has_k", "has_p"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("kernel", [pytest.param(on_gpu, marks=GPU_MARKS, id="triton")])
 def test_the_tokens_kept_are_exactly_the_twins(kernel: LeastLikelyKept, has_k: bool, has_p: bool) -> None:
-    weights, (top_k, top_p) = hostile_weights(), limits(has_k=has_k, has_p=has_p)
-    expected = weights >= least_likely_kept_reference(weights, top_k, top_p)
-    assert torch.equal((weights >= kernel(weights, top_k, top_p))[:-1], expected[:-1])
-    for row in range(len(weights) - 1):  # and of one row what it is among others
+    scaled, (top_k, top_p) = hostile_logits(), limits(has_k=has_k, has_p=has_p)
+    least = torch.tensor([float("-inf"), -2.0]).repeat(4)
+    expected = kept(scaled, least_likely_kept_reference(scaled, least, top_k, top_p))
+    assert torch.equal(kept(scaled, kernel(scaled, least, top_k, top_p))[:-1], expected[:-1])
+    for row in range(len(scaled) - 1):  # and of one row what it is among others
         own = (None if limit is None else limit[row : row + 1] for limit in (top_k, top_p))
-        alone = weights[row : row + 1]
-        assert torch.equal(alone >= kernel(alone, *own), expected[row : row + 1])
+        alone = scaled[row : row + 1]
+        assert torch.equal(kept(alone, kernel(alone, least[row : row + 1], *own)), expected[row : row + 1])

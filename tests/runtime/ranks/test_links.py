@@ -19,7 +19,7 @@ from kvasir_runtime.ranks.messages import Forward, RankProgress, Sample, StepDon
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.step import Candidates, Fork, NewSequence, StepPlan, StepResult
+from kvasir_runtime.scheduling.step import Candidates, Fork, NewSequence, StepPlan, StepResult, StepTimes
 from kvasir_runtime.service_secret import SECRET_VARIABLE, CurveKeys, curve_keys
 
 KEYS, OTHER_KEYS = (curve_keys({SECRET_VARIABLE: secret}) for secret in ("ours", "another"))
@@ -45,7 +45,7 @@ RESULT = StepResult(
     num_accepted=np.array([1], dtype=np.int32),
     num_drafts=np.array([0], dtype=np.int32),
     columns=columns({1: [TokenLogprobs([8], [-0.5], 1)]}, {}, {2: Candidates([1, 2], [-1.0, -2.0])}, lines={1: 0}),
-    processor_seconds=0.25,
+    times=StepTimes(processor_seconds=0.25),
 )
 
 

@@ -12,13 +12,12 @@ from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 from kvasir_runtime.scheduling.step_budget import StepBudget
-from kvasir_runtime.scheduling.update import Outcome
 from kvasir_runtime.scheduling.waiting import PolicyName, WaitingQueue, waiting_queue
 
 settings.register_profile("long", max_examples=3000, stateful_step_count=60, deadline=None)
@@ -95,7 +94,7 @@ class Engine:
         arrival = remote.expect(request_id)
         assert remote.make_room(arrival, self.scheduler.last_step_under_way)
         for index, block_ids in arrival.pages.items():
-            self.rank.land(block_ids, index, prompt if index < num_good else None)
+            self.rank.read_into(block_ids, index, prompt if index < num_good else None)
         remote.settle(request_id, num_good)
         self.scheduler.release(request_id)
         return request_id

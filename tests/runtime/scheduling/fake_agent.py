@@ -16,12 +16,12 @@ from kvasir_runtime.transfer.commands import (
     CancelPull,
     Failure,
     FromAgent,
-    Land,
     LookUp,
     OfferBlocks,
     OfferedBlock,
     OfferEnded,
     PullEnded,
+    ReadInto,
     Shortened,
     ToAgent,
     WithdrawOffer,
@@ -33,7 +33,7 @@ class Pull:
     wish: BeginPull
     num_read: int
     """Blocks that are here."""
-    landing: dict[int, BlockIds] | None = None
+    pages: dict[int, BlockIds] | None = None
     """None: there are no pages for them yet."""
 
     @property
@@ -70,7 +70,7 @@ class FakeAgent:
     @property
     def frees_pages(self) -> bool:
         """Without the engine's doing: pulls end, and so do leases, which begin with the last block."""
-        return any(pull.landing is not None for pull in self.pulls.values()) or any(
+        return any(pull.pages is not None for pull in self.pulls.values()) or any(
             offer.blocks and offer.is_complete for offer in self.offers.values()
         )
 
@@ -96,10 +96,10 @@ class FakeAgent:
             match command:
                 case BeginPull():
                     self.pulls[command.request_id] = Pull(command, command.first)
-                case Land():
+                case ReadInto():
                     pull = self.pulls[command.request_id]
                     if command.num_blocks in (None, len(pull.wish.hashes)):  # else it was shortened meanwhile
-                        pull.landing = command.block_ids
+                        pull.pages = command.block_ids
                 case CancelPull():
                     pass  # it may take any time
                 case BeginOffer():
@@ -126,19 +126,19 @@ class FakeAgent:
     def read(self, request_id: str, num_blocks: int) -> None:
         """The next so many blocks of a pull, if it has pages for them."""
         pull = self.pulls[request_id]
-        if pull.landing is not None:
+        if pull.pages is not None:
             last = min(pull.num_read + num_blocks, len(pull.wish.hashes))
             for index in range(pull.num_read, last):
-                self._rank.land(pull.landing.get(index, ()), index, self._contents[pull.wish.hashes[index]])
+                self._rank.read_into(pull.pages.get(index, ()), index, self._contents[pull.wish.hashes[index]])
             pull.num_read = last
 
     def end_pull(self, request_id: str) -> None:
         """As it stands: where the rest was to come is something else."""
         pull = self.pulls.pop(request_id)
         failure = None if pull.num_read == len(pull.wish.hashes) else Failure("cancelled", "the test ended it")
-        for index, block_ids in (pull.landing or {}).items():
+        for index, block_ids in (pull.pages or {}).items():
             if index >= pull.num_read:
-                self._rank.land(block_ids, index, None)
+                self._rank.read_into(block_ids, index, None)
         self._events.append(PullEnded(request_id, pull.num_read, failure))
 
     def shorten(self, request_id: str) -> bool:
@@ -146,7 +146,7 @@ class FakeAgent:
         pull = self.pulls[request_id]
         if pull.num_read > pull.wish.first or pull.wish.first >= len(pull.wish.hashes) - 1:
             return False
-        pull.wish, pull.landing = replace(pull.wish, hashes=pull.wish.hashes[:-1]), None
+        pull.wish, pull.pages = replace(pull.wish, hashes=pull.wish.hashes[:-1]), None
         self._events.append(Shortened(request_id, len(pull.wish.hashes)))
         return True
 

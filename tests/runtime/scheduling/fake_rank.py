@@ -91,7 +91,7 @@ class FakeRank:
         copied = [(target, offset) for _, target in plan.block_copies.tolist() for offset in range(self.block_size)]
         self.slots = before | dict.fromkeys([*self.slots, *copied], GARBAGE)
 
-    def land(self, block_ids: BlockIds, index: int, token_ids: list[int] | None) -> None:
+    def read_into(self, block_ids: BlockIds, index: int, token_ids: list[int] | None) -> None:
         """What a connector reads into these pages: block `index` of the tokens, None: anything else."""
         for block_id in block_ids:
             for offset in range(0 if block_id is None else self.block_size):

@@ -90,3 +90,17 @@ def test_urgent_requests_that_keep_coming_preempt_each_stream_once(make_engine):
     tokens = engine.run()
     assert [tokens[request] for request in streams] == [continuation([number] * 3, 6) for number in (1, 2)]
     assert num_preemptions(engine) == 2
+
+
+def test_whoever_is_next_is_preempted_where_a_beam_search_holds_too_little(make_engine):
+    engine = make_engine(num_blocks=16)
+    search = engine.add([1] * 5, beam=BeamSearch(width=2), max_tokens=10, priority=9)
+    stream = engine.add([2] * 28, max_tokens=12, priority=8)
+    for _ in range(3):
+        engine.step()
+    urgent = engine.add([3] * 60, max_tokens=2, priority=0)
+    engine.step()
+    assert num_preemptions(engine) == 2
+    tokens = engine.run()
+    assert (tokens[stream], tokens[urgent]) == (continuation([2] * 28, 12), continuation([3] * 60, 2))
+    assert len(tokens[search]) == 10

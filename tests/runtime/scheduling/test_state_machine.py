@@ -28,12 +28,11 @@ from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, Block
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
-from kvasir_runtime.requests.outputs import SequenceOutput
+from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, num_candidates
 from kvasir_runtime.scheduling.scheduler import Scheduler, SchedulerLimits
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
-from kvasir_runtime.scheduling.update import Outcome
 from kvasir_runtime.scheduling.waiting import waiting_queue
 from kvasir_runtime.transfer.commands import Place
 from kvasir_runtime.transfer.params import KvTransferParams
@@ -391,7 +390,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id, pull = list(self.agent.pulls.items())[which % len(self.agent.pulls)]
         if num_blocks or not self.agent.shorten(request_id):
             self.agent.read(request_id, num_blocks)
-            if then == "end" or pull.landing is None:
+            if then == "end" or pull.pages is None:
                 self.agent.end_pull(request_id)
 
     @precondition(lambda self: self.setup.cache)

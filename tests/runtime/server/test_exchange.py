@@ -1,5 +1,6 @@
 """Where answers are shaped, and which streams another engine can have, at the bound of what the router keeps of one."""
 
+import asyncio
 import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import anyio
 import msgspec
 import pytest
 from fastapi import FastAPI
@@ -94,8 +94,7 @@ class Shape:
 
 async def silence() -> MutableMapping[str, Any]:
     """Of a client that waits."""
-    await anyio.sleep_forever()
-    raise AssertionError
+    return await asyncio.get_running_loop().create_future()
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import httpx
 import pytest
 from tests.runtime.server.conftest import running_server
 
-from kvasir_http.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server.client_limits import ApiLimits
+from kvasir_runtime.server.body import ApiLimits
 
 pytestmark = pytest.mark.alone
 
@@ -47,42 +46,6 @@ def status_of(running, head: bytes) -> int:
         return int(
             answer_to(connection, [b"GET /version HTTP/1.1\r\nConnection: close\r\n" + head + b"\r\n"]).split()[1]
         )
-
-
-def test_a_head_of_the_greatest_size_is_taken_and_one_byte_more_refused(running) -> None:
-    size = MAX_HEAD_BYTES - len("/version" + "Connection" + "close" + "X")
-    assert status_of(running, b"X: " + b"a" * size + b"\r\n") == 200
-    assert status_of(running, b"X: " + b"a" * (size + 1) + b"\r\n") == 431
-
-
-def test_as_many_headers_as_allowed_are_taken_and_one_more_refused(running) -> None:
-    assert status_of(running, b"X: a\r\n" * (MAX_HEADERS - 1)) == 200
-    assert status_of(running, b"X: a\r\n" * MAX_HEADERS) == 431
-
-
-@pytest.mark.parametrize(
-    "beginning",
-    [
-        b"GET /version HTTP/1.1\r\nX: ",
-        b"GET /",
-        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX: ",
-        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;x=",
-    ],
-    ids=["header", "url", "trailer", "chunk extension"],
-)
-def test_what_never_ends_is_cut_soon(running, beginning: bytes) -> None:
-    """A server that took all would see the whole of 64 MB sent."""
-    num_sent = 0
-    with connect(running) as connection:
-        try:
-            connection.sendall(beginning)
-            for _ in range(1024):
-                connection.sendall(b"a" * 65536)
-                num_sent += 65536
-        except ConnectionError:
-            pass
-    assert num_sent < 32 * 2**20
-    assert running.http.get("/health").status_code == 200
 
 
 def test_a_request_behind_a_long_body_on_one_connection_is_no_long_head(running) -> None:
@@ -121,40 +84,12 @@ def hasty(model_folder, tmp_path_factory: pytest.TempPathFactory):
         yield running
 
 
-def test_a_head_that_does_not_come_is_not_waited_for(hasty) -> None:
-    with connect(hasty) as second, connect(hasty) as silent, connect(hasty) as slow:
-        ask_version(second)
-        second.sendall(b"GET")
-        slow.sendall(b"GET /version HTTP/1.1\r\n")
-        for connection in (slow, second):
-            received = answer_to(connection)
-            assert b" 408 " in received
-            assert b"head_timeout" in received
-        assert answer_to(silent) == b"", "it has asked nothing"
-
-
-def test_a_connection_between_requests_is_kept_longer(hasty) -> None:
-    with connect(hasty) as kept:
-        ask_version(kept)
-        with connect(hasty) as silent:
-            assert answer_to(silent) == b"", "so that time is over"
-        ask_version(kept)
-
-
 def test_a_body_that_does_not_come_is_not_waited_for(hasty) -> None:
     with connect(hasty) as connection:
         parts = [b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"]
         received = answer_to(connection, parts)
     assert b" 408 " in received
     assert b"body_timeout" in received
-
-
-def test_a_body_in_broken_chunks_is_refused(running) -> None:
-    with connect(running) as connection:
-        head = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-        received = answer_to(connection, [head, b"1\r\n{\r\n", b"no number\r\n"])
-    assert received.count(b"HTTP/1.1 400 Bad Request") == 1
-    assert b"malformed_http" in received
 
 
 def test_who_is_refused_a_large_body_can_send_it_all_and_still_reads_why(running) -> None:

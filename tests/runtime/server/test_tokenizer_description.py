@@ -7,7 +7,7 @@ import httpx
 import jinja2
 import pytest
 import tokenizers
-from tests.runtime.server.test_router_trust import ask
+from tests.runtime.server.test_trust import ask
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.engine.tokenizer import Tokenizer

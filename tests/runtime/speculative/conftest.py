@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
 from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.execution.captures import RecordingCapture, ToCapture
 from kvasir_runtime.execution.graphs import Capture, GraphMemory, GraphShape, RunnerGraphs
-from kvasir_runtime.execution.recording_capture import RecordingCapture
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import cpu_ops, reference_ops
 from kvasir_runtime.kv_cache.spec import make_layout
@@ -95,7 +95,7 @@ class Rank:
         self.recorded: list[GraphShape] = []
 
         def capture_of(compute: ComputeStep) -> Capture:
-            capture = RecordingCapture(load_library(), compute, tables, MAX_MODEL_LEN)
+            capture = RecordingCapture(load_library(), ToCapture(compute, tables, MAX_MODEL_LEN))
             return lambda shape: self.recorded.append(shape) or capture(shape)
 
         recordings = RunnerGraphs(

@@ -20,12 +20,12 @@ from kvasir_runtime.transfer.commands import (
     BeginOffer,
     BeginPull,
     FromAgent,
-    Land,
     OfferBlocks,
     OfferedBlock,
     OfferEnded,
     Place,
     PullEnded,
+    ReadInto,
 )
 from kvasir_runtime.transfer.connector import PagePair
 from kvasir_runtime.transfer.in_process import InProcessConnector, Memory
@@ -89,7 +89,7 @@ def pull(prefill: Side, decode: Side, key: str = "k", host: str = "127.0.0.1") -
     blocks = [OfferedBlock(block_hash, (block,)) for block_hash, block in zip(HASHES, theirs, strict=True)]
     decode.agent.post(
         BeginPull(request_id="d", host=host, port=prefill.channel.port, key=key, hashes=HASHES, first=0),
-        Land("d", {index: (block,) for index, block in enumerate(ours)}),
+        ReadInto("d", {index: (block,) for index, block in enumerate(ours)}),
     )
     prefill.agent.post(
         BeginOffer(key, "p"), OfferBlocks(key, "p", blocks[:1], False), OfferBlocks(key, "p", blocks[1:], True)
@@ -142,7 +142,7 @@ def test_a_host_that_is_none_harms_its_own_request_only(make_side: Callable[...,
     decode.agent.post(
         BeginPull(request_id="bad", host="no host", port=5600, key="k", hashes=HASHES, first=0),
         BeginPull(request_id="d", host="127.0.0.1", port=prefill.channel.port, key="k", hashes=HASHES[:1], first=0),
-        Land("d", {0: (2,)}),
+        ReadInto("d", {0: (2,)}),
     )
     ended = {event.request_id: event for event in decode.next_events()}
     while len(ended) < 2:
@@ -155,7 +155,7 @@ def test_an_engine_that_dies_is_noticed_at_once(make_side: Callable[..., Side]) 
     prefill, decode = make_side("p"), make_side("d")
     prefill.agent.post(BeginOffer("k", "p"))
     wish = BeginPull(request_id="d", host="127.0.0.1", port=prefill.channel.port, key="k", hashes=HASHES, first=0)
-    decode.agent.post(wish, Land("d", {index: (index,) for index in range(4)}))
+    decode.agent.post(wish, ReadInto("d", {index: (index,) for index in range(4)}))
     prefill.agent.post(OfferBlocks("k", "p", [OfferedBlock(HASHES[0], (3,))], False))
     while not decode.agent.stats(0).num_blocks_received:
         time.sleep(0.01)

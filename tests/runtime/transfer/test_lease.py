@@ -1,6 +1,6 @@
 """Leases begin, are renewed, end and expire."""
 
-from kvasir_runtime.transfer.lease import Leases
+from kvasir_runtime.transfer.offers import Leases
 
 
 def test_expires_at_its_time_and_not_before() -> None:

@@ -220,7 +220,9 @@ void block_widened(const Product& product, const float* x, int64_t x_stride, con
 
 #if KVASIR_DOT
 
-constexpr int64_t DOT_PREFETCH = 64;  // how many pairs ahead up to 4 rows fetch the weight, which streams from memory
+constexpr int64_t DOT_PREFETCH = 64;  // how many pairs ahead few rows fetch the weight, which streams from memory
+constexpr int64_t FEW_ROWS = 4;
+constexpr int64_t RESIDENT_BYTES = 1024 * 1024;  // of weight that a core finds in its L2 cache from one step to the next
 
 // Every sum takes the inputs in order, whatever ROWS and PANELS are, so that a row's result does not depend on the others.
 // In each step, LINES cache lines from `next` on are fetched into the L2 cache.
@@ -233,7 +235,7 @@ void multiply_dot(const Product& product, int64_t row, int64_t panel, const char
     __m512 sums[ROWS][PANELS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_setzero_ps();
     for (int64_t pair = 0; pair < pairs; pair++) {
 #pragma GCC unroll 4
@@ -241,24 +243,24 @@ void multiply_dot(const Product& product, int64_t row, int64_t panel, const char
         // Past the end of these panels come the next ones, not the others of these.
         const int64_t ahead = DOT_PREFETCH * PANEL + (pair + DOT_PREFETCH < pairs ? 0 : (PANELS - 1) * panel_stride);
         __m512bh weights[PANELS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int p = 0; p < PANELS; p++) {
             const uint32_t* at = from + p * panel_stride + pair * PANEL;
             weights[p] = (__m512bh)_mm512_loadu_si512(at);
-            if (LINES == 0 && ROWS <= 4) _mm_prefetch((const char*)(at + ahead), _MM_HINT_T0);
+            if (LINES == 0 && ROWS <= FEW_ROWS && PANELS <= 2) _mm_prefetch((const char*)(at + ahead), _MM_HINT_T0);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
             int32_t x_pair;
             memcpy(&x_pair, rows + r * product.x_stride + 2 * pair, 4);
             __m512bh inputs = (__m512bh)_mm512_set1_epi32(x_pair);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], weights[p], inputs);
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int p = 0; p < PANELS; p++) {
             float row_sums[PANEL];
             _mm512_storeu_ps(row_sums, sums[r][p]);
@@ -277,9 +279,30 @@ struct DotRows {
     }
 };
 
+template <int ROWS, int PANELS>
+void multiply_panels(const Product& product, int64_t row, int64_t panel, int64_t last) {
+    for (; panel + PANELS <= last; panel += PANELS) multiply_dot<ROWS, PANELS, 0>(product, row, panel);
+    if constexpr (PANELS > 1) multiply_panels<ROWS, PANELS / 2>(product, row, panel, last);
+}
+
+// Few rows by as many panels as hide the instruction's latency where the weight lies in the cache; where it streams from
+// memory, two at a time are the most that do so without loss.
+void few_dot_rows(const Product& product, const Block& block) {
+    const bool is_resident = block.panels * PANEL * product.weight->depth * int64_t(sizeof(bf16)) <= RESIDENT_BYTES;
+    const int64_t last = block.panel + block.panels;
+    with_rows<FEW_ROWS>(block.rows, [&](auto count) {
+        constexpr int ROWS = count();
+        if (is_resident)
+            multiply_panels<ROWS, ROWS <= 2 ? 8 : 4>(product, block.row, block.panel, last);
+        else
+            multiply_panels<ROWS, 2>(product, block.row, block.panel, last);
+    });
+}
+
 void block_dot(const Product& product, const Block& block) {
+    if (block.rows <= FEW_ROWS) return few_dot_rows(product, block);
     const DotRows rows{product};
-    if (block.rows > 4 && block.rows * product.weight->depth * int64_t(sizeof(bf16)) <= FEW_ROWS_BYTES)
+    if (block.rows * product.weight->depth * int64_t(sizeof(bf16)) <= FEW_ROWS_BYTES)
         stream_panels(rows, *product.weight, block);
     else
         pass_rows(rows, block);

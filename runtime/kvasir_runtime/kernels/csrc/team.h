@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "turn.h"
@@ -35,6 +36,9 @@ class Team {
         await_all();
     }
 
+    // How long the leader looked for others to be done, since it was asked last.
+    double take_spun_seconds() { return std::exchange(spun_seconds_, 0); }
+
     // Nothing will come for a while: those that are awake go to sleep.
     void rest() {
         if (job_) begin(nullptr, nullptr);
@@ -42,7 +46,9 @@ class Team {
 
    private:
     using Job = void (*)(const void*, int, int);
-    static constexpr int SPINS = 20'000;  // some 0.2 to 1 ms: more than one thread computes alone between two kernels
+    // More than one thread computes alone between two kernels. A thread that keeps others waiting for longer has lost its
+    // core, and gets one of theirs once they sleep.
+    static constexpr double SPIN_SECONDS = 100e-6;
 
     void begin(Job job, const void* body) {
         await_all();  // they may be on their way to sleep
@@ -52,13 +58,14 @@ class Team {
     }
 
     void await_all() {
-        for (int thread = 1; thread < size(); thread++) finished_[thread].await(turn_, SPINS);
+        for (int thread = 1; thread < size(); thread++)
+            spun_seconds_ += finished_[thread].await_for(turn_, SPIN_SECONDS);
     }
 
     void follow(int thread) {
         bool is_awake = false;
         for (uint32_t turn = 1;; turn++) {
-            started_.await(turn, is_awake ? SPINS : 0);
+            started_.await_for(turn, is_awake ? SPIN_SECONDS : 0);
             if (is_ending_) return;
             is_awake = job_ != nullptr;
             if (is_awake) job_(body_, thread, size());
@@ -67,6 +74,7 @@ class Team {
     }
 
     uint32_t turn_ = 0;
+    double spun_seconds_ = 0;
     Job job_ = nullptr;
     const void* body_ = nullptr;
     bool is_ending_ = false;

@@ -1,0 +1,65 @@
+"""OpenAI's /v1/completions and /v1/embeddings, whose prompts are text or token ids, and /tokenize, which has none."""
+
+import msgspec
+
+from kvasir_router.dialects import openai
+from kvasir_router.dialects.bounded_json import BoundedDecoder
+from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
+
+
+class _CompletionFields(RoutingFields, gc=False):
+    prompt: msgspec.Raw = ABSENT
+
+
+class _EmbeddingFields(RoutingFields, gc=False):
+    input: msgspec.Raw = ABSENT
+
+
+_completion_decoder = BoundedDecoder(_CompletionFields)
+_embedding_decoder = BoundedDecoder(_EmbeddingFields)
+_routing_decoder = BoundedDecoder(RoutingFields)
+
+
+class Completions(openai.OpenAIErrors):
+    name = "completions"
+    end_of_stream: bytes | None = openai.END_OF_STREAM
+    num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
+    has_kv_transfer = True
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _completion_decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        assert isinstance(fields, _CompletionFields)
+        return openai.text_prompt(fields.prompt, self.name, model, fields)
+
+
+class Tokenize(openai.OpenAIErrors):
+    """/tokenize and /detokenize: an engine answers them without its device, so there is nothing to prefill."""
+
+    name = "tokenize"
+    end_of_stream: bytes | None = None
+    num_output_tokens = 0
+    has_kv_transfer = False
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _routing_decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        return None
+
+
+class Embeddings(openai.OpenAIErrors):
+    """A prefill like any other, after which nothing is generated."""
+
+    name = "embeddings"
+    end_of_stream: bytes | None = None
+    num_output_tokens = 0
+    has_kv_transfer = False
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _embedding_decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        assert isinstance(fields, _EmbeddingFields)
+        return openai.text_prompt(fields.input, self.name, model, fields)

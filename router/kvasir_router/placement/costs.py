@@ -1,0 +1,182 @@
+"""The terms of an endpoint's cost, added up by `finish_time`. To add one, write it and name it at the end.
+
+A term gives the seconds of every endpoint at once: calls for each of them would cost more than the arithmetic. A
+derived one knows the other terms only, which are computed once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from kvasir_router.placement.placement import Fetch
+from kvasir_router.request import InferenceRequest
+from kvasir_router.service.prefill_rate import work
+from kvasir_router.service.registry import Endpoint
+
+# A token resident in a decode batch is read once a step; a token of prefill goes through every weight once. The ratio
+# only has to tell an empty endpoint from a busy one when their prefill queues are equal.
+DECODE_WEIGHT = 0.05
+# The barrier starts here: 0 s, then 0.5 s at 90 %, 1.5 s at 95 %, 20 s when full.
+KV_BARRIER_START = 0.8
+KV_BARRIER_SECONDS = 0.5
+_FULL = 0.995
+# A second in which a stream that has begun stands still, in seconds of waiting for a first token. Streams are mostly
+# read more slowly than they come, so that a pause is felt less than a late beginning.
+STALL_WEIGHT = 0.05
+# Seconds of others for each second of own prefill: so many for each second of the shortest queue, up to the most.
+DELAY_PER_QUEUE_SECOND = 32.0
+MOST_DELAY = 32.0
+
+
+class Term(Protocol):
+    def __call__(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> list[float]:
+        """Seconds that it adds on each endpoint. `cached`: url -> tokens of this prompt, where any."""
+        ...
+
+
+class DerivedTerm(Protocol):
+    def __call__(self, columns: Mapping[str, Sequence[float]]) -> list[float]:
+        """Seconds that it adds on each endpoint, of which there is at least one, by those that other terms do."""
+        ...
+
+
+def prefill_queue(
+    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+) -> list[float]:
+    """What is ahead: until the engine could begin with this request's prefill."""
+    return [
+        left if (left := load.prefill_done_at - now) > load.prefill_rest_seconds else load.prefill_rest_seconds
+        for load in [endpoint.load for endpoint in endpoints]
+    ]
+
+
+def own_prefill(
+    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+) -> list[float]:
+    """The request's own prefill: what of its prompt is not cached there, at the rate measured there."""
+    num_tokens = request.num_prompt_tokens
+    if not cached:
+        whole = work_left(num_tokens, 0)
+        return [whole / endpoint.load.prefill.tokens_per_second for endpoint in endpoints]
+    works = {depth: work_left(num_tokens, depth) for depth in {0, *cached.values()}}  # most endpoints share a depth
+    return [works[cached.get(endpoint.url, 0)] / endpoint.load.prefill.tokens_per_second for endpoint in endpoints]
+
+
+def work_left(num_tokens: int, num_cached_tokens: int) -> float:
+    """The last token is always computed; what is believed to be cached may be more than was asked."""
+    num_cached_tokens = min(num_cached_tokens, max(num_tokens - 1, 0))
+    return work(num_tokens - num_cached_tokens, num_cached_tokens)
+
+
+def decode_load(
+    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+) -> list[float]:
+    """What running decodes take of each step: the KV that they read, for this request's prefill and its own decode."""
+    return [
+        DECODE_WEIGHT * load.resident_tokens / load.prefill.tokens_per_second for load in [e.load for e in endpoints]
+    ]
+
+
+def kv_barrier(
+    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+) -> list[float]:
+    """A barrier as the KV cache fills: where it is full, requests wait for others to end, or preempt them.
+
+    What a request adds is its uncached tokens and its output. A prefix that it shares is there once for all who use it.
+    """
+    added = request.num_prompt_tokens + request.num_output_tokens
+    return [
+        0.0
+        if (load := endpoint.load).kv_used_tokens + added <= KV_BARRIER_START * (load.kv_capacity_tokens or 0)
+        or (load.kv_usage is None and load.kv_capacity_tokens is None)
+        else barrier_seconds(_usage(endpoint, added - cached.get(endpoint.url, 0)))
+        for endpoint in endpoints
+    ]
+
+
+def barrier_seconds(usage: float) -> float:
+    """0 up to KV_BARRIER_START, then rising without a jump and steeply towards a full cache."""
+    excess = usage - KV_BARRIER_START
+    if excess <= 0:
+        return 0.0
+    return KV_BARRIER_SECONDS * excess / (1 - min(usage, _FULL))
+
+
+def _usage(endpoint: Endpoint, num_added_tokens: int) -> float:
+    """Share of KV in use once the request is there."""
+    load = endpoint.load
+    if load.kv_capacity_tokens is None:
+        return load.kv_usage or 0.0
+    return (load.kv_used_tokens + max(num_added_tokens, 0)) / load.kv_capacity_tokens
+
+
+def decode_stall(
+    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+) -> list[float]:
+    """What this request's prefill costs those that decode on the same endpoint: each of their tokens comes later.
+
+    Only pairing adds it: where every endpoint does both, it is much the same wherever a prompt goes.
+    """
+    own = own_prefill(request, endpoints, cached, now)
+    return [STALL_WEIGHT * endpoint.load.num_decoding * each for endpoint, each in zip(endpoints, own, strict=True)]
+
+
+def delay_to_others(columns: Mapping[str, Sequence[float]]) -> list[float]:
+    """What this request's prefill costs those behind it: nothing where some endpoint is idle, more the longer all are
+    busy.
+
+    While every endpoint has a queue, work that is done twice delays everybody until the queues have drained. So the
+    longer the shortest queue, the more a cached prefix is worth. It is the one term that looks beyond the request
+    itself. Only what is more than the least counts: the rest is the same wherever it goes.
+    """
+    own, shortest = columns["own_prefill"], min(columns["prefill_queue"])
+    if shortest <= 0:
+        return [0.0] * len(own)
+    weight = min(DELAY_PER_QUEUE_SECOND * shortest, MOST_DELAY)
+    least = min(own)
+    return [weight * (each - least) for each in own]
+
+
+class PrefixFetch:
+    """What fetching a prefix from a peer saves of the request's own prefill, less the transfer beyond what is ahead
+    anyway.
+
+    Blocks come while the endpoint works on its queue. `own_prefill` stays what it would compute alone, and with it
+    `delay_to_others`: a prefix held twice takes the place of another, which costs everybody while all have a queue.
+
+    `fetches`: what endpoints would fetch, by their urls.
+    """
+
+    def __init__(self, fetches: Mapping[str, Fetch]) -> None:
+        self._fetches = fetches
+
+    def __call__(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> list[float]:
+        return [
+            0.0 if (fetch := self._fetches.get(endpoint.url)) is None else -fetch.gained_seconds
+            for endpoint in endpoints
+        ]
+
+
+TERMS: dict[str, Term] = {
+    "prefill_queue": prefill_queue,
+    "own_prefill": own_prefill,
+    "decode_load": decode_load,
+    "kv_barrier": kv_barrier,
+}
+DERIVED_TERMS: dict[str, DerivedTerm] = {"delay_to_others": delay_to_others}
+
+
+def columns_of(
+    terms: Mapping[str, Term],
+    derived: Mapping[str, DerivedTerm],
+    request: InferenceRequest,
+    endpoints: Sequence[Endpoint],
+    cached: Mapping[str, int],
+    now: float,
+) -> dict[str, list[float]]:
+    """Each term's seconds of all endpoints, of which there is at least one."""
+    columns = {name: term(request, endpoints, cached, now) for name, term in terms.items()}
+    return columns | {name: term(columns) for name, term in derived.items()}

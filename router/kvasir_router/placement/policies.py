@@ -1,0 +1,89 @@
+"""Policies that compare no costs."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from random import Random
+
+from xxhash import xxh3_64_intdigest
+
+from kvasir_router.placement.placement import Placement, leg_on
+from kvasir_router.request import InferenceRequest
+from kvasir_router.service.registry import Endpoint
+
+# An endpoint may have so many times the mean of requests in flight, this one included.
+_LOAD_BOUND = 1.25
+
+
+class RoundRobin:
+    """Round robin: the endpoint that has waited longest for a request. No state of its own: loads tell."""
+
+    def place(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Placement:
+        choice = min(endpoints, key=lambda endpoint: (endpoint.load.last_dispatch, endpoint.url))
+        return Placement(leg_on(choice, request, cached))
+
+
+class LeastWork:
+    """Least work: the endpoint that could begin soonest, whatever is cached where. For prompts that share nothing.
+
+    Of equals, as idle ones are, that with the fewest tokens in decode; then the one idle longest.
+    """
+
+    def place(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Placement:
+        choice = min(endpoints, key=lambda endpoint: _order(endpoint, now))
+        return Placement(leg_on(choice, request, cached))
+
+
+def _order(endpoint: Endpoint, now: float) -> tuple[float, int, int, str]:
+    load = endpoint.load
+    return max(load.queue_seconds(now), 0.0), load.resident_tokens, load.last_dispatch, endpoint.url
+
+
+class PowerOfTwo:
+    """Power of two choices (Mitzenmacher 2001): of two endpoints drawn at random the one with fewer requests in flight.
+
+    Many routers that know little of one another do not all choose the same endpoint.
+
+    `seed` None: each router draws its own.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._source = Random(seed)
+
+    def place(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Placement:
+        drawn = self._source.sample(endpoints, min(2, len(endpoints)))
+        choice = min(drawn, key=lambda endpoint: endpoint.load.num_in_flight)
+        return Placement(leg_on(choice, request, cached))
+
+
+class SessionAffinity:
+    """Requests of one session go to one endpoint, by rendezvous hashing (Thaler and Ravishankar 1998).
+
+    Every router chooses the same without a word between them, and an endpoint that comes or goes moves only its own
+    sessions. Loads are bounded (Mirrokni et al., arXiv 1608.01350): a session leaves its endpoint for the next in its
+    order while that one has too many requests.
+
+    A request without a session goes where the fewest are in flight.
+    """
+
+    def place(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    ) -> Placement:
+        num_in_flight = sum(endpoint.load.num_in_flight for endpoint in endpoints)
+        limit = ceil(_LOAD_BOUND * (num_in_flight + 1) / len(endpoints))
+        open_ones = [endpoint for endpoint in endpoints if endpoint.load.num_in_flight < limit]
+        if request.session is None:
+            choice = min(open_ones, key=lambda endpoint: (endpoint.load.num_in_flight, endpoint.load.last_dispatch))
+        else:
+            session = request.session.encode()
+            choice = max(open_ones, key=lambda endpoint: _affinity(session, endpoint.url))
+        return Placement(leg_on(choice, request, cached))
+
+
+def _affinity(session: bytes, url: str) -> int:
+    return xxh3_64_intdigest(url.encode(), seed=xxh3_64_intdigest(session))
