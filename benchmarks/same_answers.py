@@ -144,9 +144,8 @@ class Engine:
         async with self.session.post(self.url, data=content + journal, headers=headers) as answer:
             answer.raise_for_status()
             while num_events != most_events:
-                try:
-                    block = await answer.content.readuntil(b"\n\n")
-                except asyncio.IncompleteReadError:
+                block = await answer.content.readuntil(b"\n\n")
+                if not block:  # the stream has ended
                     break
                 for line in block.splitlines(keepends=True):
                     lines += line.removeprefix(COMMENT) if line.startswith(COMMENT) else b""
