@@ -24,7 +24,15 @@ from typing import Any
 import torch
 
 from kvasir_runtime.transfer.agent import TransferAgent
-from kvasir_runtime.transfer.commands import BeginOffer, BeginPull, Land, OfferBlocks, OfferedBlock, Place, PullEnded
+from kvasir_runtime.transfer.commands import (
+    BeginOffer,
+    BeginPull,
+    OfferBlocks,
+    OfferedBlock,
+    Place,
+    PullEnded,
+    ReadInto,
+)
 from kvasir_runtime.transfer.messages import Identity
 from kvasir_runtime.transfer.nixl import NixlConnector
 from kvasir_runtime.transfer.side_channel import SideChannel
@@ -125,7 +133,7 @@ class Puller:
     def _begin(self, key: str) -> None:
         hashes = self._shape.hashes
         wish = BeginPull(request_id=key, host=HOST, port=self._port, key=key, hashes=hashes, first=0)
-        self._agent.post(wish, Land(key, {number: (number,) for number in range(len(hashes))}))
+        self._agent.post(wish, ReadInto(key, {number: (number,) for number in range(len(hashes))}))
 
     def _await_end(self) -> None:
         while True:
