@@ -116,7 +116,7 @@ def timed(plan: StepPlan, result: StepResult) -> TimedStep:
     return TimedStep(
         num_decodes=plan.num_decodes, num_prompt_tokens=plan.num_tokens - plan.num_decodes - num_asked,
         num_asked=num_asked, num_accepted=int((result.num_accepted - 1).sum()), num_proposals=plan.num_proposals,
-        seconds=seconds, clock_seconds=seconds, proposer_seconds=0.0, is_catching_up=False,
+        seconds=seconds, clock_seconds=seconds,
     )  # fmt: skip
 
 

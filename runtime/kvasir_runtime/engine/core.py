@@ -274,8 +274,6 @@ class EngineCore:
             num_proposals=plan.num_proposals,
             seconds=seconds,
             clock_seconds=clock_seconds,
-            proposer_seconds=result.times.proposer_seconds,
-            is_catching_up=result.times.is_catching_up,
             is_warming_up=result.times.is_warming_up,
         )
         self._rates.observe_step(step)

@@ -141,18 +141,14 @@ class ModelRunner:
         drawn = self._draw(forwarded, mask) if step.positions.num_positions else None
         collected = {feature.name: feature.collect(step, drawn) for feature in forwarded.features}
         verified = _nothing_verified(self._transfers.device) if drawn is None else drawn.verified
-        proposer_seconds, is_catching_up = 0.0, False
         if self._proposer is not None:
-            before = time.thread_time()
             is_resumed = self._note_shown(step.plan)
             if step.plan.num_proposals:
                 self._propose(self._proposer, forwarded, verified, is_resumed)
-                is_catching_up = self._proposer.is_catching_up
-            proposer_seconds = time.thread_time() - before
         is_warming_up = self._take_warming_up is not None and self._take_warming_up()
         is_on_cpu = self._transfers.device.type == "cpu"
         seconds = forwarded.seconds + time.thread_time() - start if is_on_cpu else None
-        times = StepTimes(seconds, proposer_seconds, is_catching_up, is_warming_up)
+        times = StepTimes(seconds, is_warming_up)
         columns = {name: each for name, each in collected.items() if each is not None}
         return PendingResult(verified, columns, times, self._transfers)
 

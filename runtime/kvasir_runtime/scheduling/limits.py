@@ -37,10 +37,7 @@ class DraftDepth(Protocol):
         """The most that it ever says."""
 
     def depths(self, rows: Counts) -> Counts:
-        """For each row of a step that is planned; asked once a step."""
-
-    def most_depth(self, rows: Counts) -> int:
-        """The most for any of these rows, were they a batch: a look, of which no step comes."""
+        """For each row, were they a batch. Asked once or twice a step."""
 
     def observe(self, rows: Counts, num_asked: Counts, num_accepted: Counts) -> None:
         """How many drafts a step was planned to verify for each row, and how many of them held. Not called for a step

@@ -200,7 +200,7 @@ class Planner:
             rows = rows[self._rows.draws[rows]]
         num_proposals = int(depths.max(initial=0))
         if draft.chunk_rows and len(rows) and not num_proposals:
-            num_proposals = self._depth.most_depth(rows) if len(depths) else int(self._depths(rows).max())
+            num_proposals = int(self._depths(rows).max())
         self._rows.num_ready_drafts[rows] = num_proposals
         return num_proposals
 

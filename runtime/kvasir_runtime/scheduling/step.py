@@ -115,10 +115,6 @@ class StepTimes(msgspec.Struct, frozen=True):
     processor_seconds: float | None = None
     """That the step took of its thread, on a CPU: unlike the clock it does not count what else the machine does. None
     on other devices."""
-    proposer_seconds: float = 0.0
-    """Of the same, for proposing drafts; on CUDA until the kernels were launched."""
-    is_catching_up: bool = False
-    """Whether the proposer was busy with what it had missed, and drafted for some sequences only."""
     is_warming_up: bool = False
     """Whether it ran without a graph, or captured one, so that steps like it will be faster."""
 
@@ -184,6 +180,4 @@ class TimedStep:
     """Planning and sending out included. On a CPU of the threads that work: see `StepResult.processor_seconds`."""
     clock_seconds: float
     """The same as it passed for those who wait."""
-    proposer_seconds: float
-    is_catching_up: bool
     is_warming_up: bool = False

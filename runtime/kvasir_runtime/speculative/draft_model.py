@@ -42,7 +42,6 @@ class DraftModelProposer:
         self._group = 0
         self._never_waits = False
         self._agree: Callable[[Tensor], Tensor] = as_found
-        self.is_catching_up = False
         self._unchecked_rows: set[int] = set()
         """Rows that may lack more than what is new since the last step."""
         self.kv_specs: Sequence[KvSpec] = decoder.kv_specs(dtype)
@@ -65,7 +64,6 @@ class DraftModelProposer:
             return step.token_ids.new_empty((0, step.num_proposals))
         sequences = draft_rows(step, self._caches[0].key.shape[1], step.num_proposals + 1)
         if self._never_waits and self._are_in_step(step):
-            self.is_catching_up = False
             return self._draft(step, sequences, self._after_newest(step, sequences))
         lacking = self._num_lacking(step)
         query_lens = _caught_up(lacking, self._max_catch_up)
@@ -131,7 +129,6 @@ class DraftModelProposer:
     ) -> NDArray[np.bool_]:
         """Which sequences [num_sampled] lack nothing any more."""
         is_caught_up: NDArray[np.bool_] = query_lens == lacking
-        self.is_catching_up = int(lacking.sum()) > MOST_LACKING * len(lacking)
         self._unchecked_rows.difference_update(step.shown.sampled_rows.tolist())
         self._unchecked_rows.update(step.shown.sampled_rows[~is_caught_up].tolist())
         return is_caught_up

@@ -54,7 +54,6 @@ class EagleProposer:
         self.name = name
         self.captured_layers = head.captured_layers
         self.wants_hidden = not head.captured_layers
-        self.is_catching_up = False
         self.kv_specs: Sequence[KvSpec] = head.kv_specs
         self._head = head
         self._backend = backend

@@ -69,7 +69,6 @@ class MedusaProposer:
     name = "medusa"
     wants_hidden = True
     captured_layers: tuple[int, ...] = ()
-    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self, heads: Sequence[MedusaHead]) -> None:

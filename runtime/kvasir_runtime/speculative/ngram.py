@@ -21,7 +21,6 @@ class NgramProposer:
     name = "ngram"
     wants_hidden = False
     captured_layers: tuple[int, ...] = ()
-    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self, min_tokens: int, max_tokens: int) -> None:

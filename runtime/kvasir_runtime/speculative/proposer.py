@@ -91,8 +91,6 @@ class Proposer(Protocol):
     """Whether `hidden` and `captured` must hold every token of the step, not only those that are sampled after."""
     captured_layers: tuple[int, ...]
     """Layers of the target before which the residual stream is captured (EAGLE-3); mostly none."""
-    is_catching_up: bool
-    """Whether the last step also had to make up for steps that were not shown."""
 
     @property
     def kv_specs(self) -> Sequence[KvSpec]:

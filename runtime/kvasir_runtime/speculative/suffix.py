@@ -44,7 +44,6 @@ class SuffixProposer:
     name = "suffix"
     wants_hidden = False
     captured_layers: tuple[int, ...] = ()
-    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self, history_tokens: int = HISTORY_TOKENS) -> None:

@@ -9,7 +9,7 @@ from kvasir_runtime.scheduling.step import TimedStep
 def step(seconds: float, num_prompt_tokens: int = 0) -> TimedStep:
     return TimedStep(
         num_decodes=1, num_prompt_tokens=num_prompt_tokens, num_asked=0, num_accepted=0, num_proposals=0,
-        seconds=99.0, clock_seconds=seconds, proposer_seconds=0.0, is_catching_up=False,
+        seconds=99.0, clock_seconds=seconds,
     )  # fmt: skip
 
 

@@ -28,14 +28,13 @@ from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.scheduling.step import TimedStep
-from kvasir_runtime.speculative.depth import DepthPolicy, Depths, IntArray
+from kvasir_runtime.speculative.depth import FEWEST_STEPS_BETWEEN_PROBES, DepthPolicy, Depths, IntArray
 from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
-from kvasir_runtime.speculative.step_cost import MOST_STEPS_TO_SECOND_PROBE
 
 NUM_DRAFTS = 4
 CHEAP, DEAR = 0.02, 0.85
 """Of a draft, and of drafting at all, in plain steps: four that hold bring their tokens in less time, or in more."""
-STEPS_TO_LEAVE = 30
+STEPS_TO_LEAVE = 60
 """Three without drafts and three with them are timed, and what drafts were believed to be is unlearned."""
 
 
@@ -45,7 +44,6 @@ class Oracle:
     name = "oracle"
     wants_hidden = False
     captured_layers: tuple[int, ...] = ()
-    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self, expected: Reference) -> None:
@@ -79,7 +77,7 @@ class PricedDepth(DepthPolicy):
     def observe_step(self, step: TimedStep) -> None:
         depth = step.num_asked / max(1, step.num_decodes)
         seconds = 1 + self.draft_cost * (depth + bool(step.num_proposals))
-        super().observe_step(replace(step, seconds=seconds, proposer_seconds=0.0, is_warming_up=False))
+        super().observe_step(replace(step, seconds=seconds, is_warming_up=False))
 
 
 @dataclass
@@ -124,8 +122,8 @@ def test_drafts_that_do_not_pay_are_left_and_come_back_once_they_do(why: dict[st
     served.oracle.is_right, served.depth.draft_cost = why.get("is_right", True), why.get("draft_cost", CHEAP)
     depths = served.answer(3)
     assert max(depths) == NUM_DRAFTS, "they are tried"
-    assert not any(depths[STEPS_TO_LEAVE:])
+    assert np.count_nonzero(depths[STEPS_TO_LEAVE:]) < 0.1 * len(depths), "but for a look at each new request"
     served.oracle.is_right, served.depth.draft_cost = True, CHEAP
     missed = list(takewhile(lambda depths: not any(depths), (served.answer(1) for _ in range(20))))
-    assert sum(map(len, missed)) < MOST_STEPS_TO_SECOND_PROBE
+    assert sum(map(len, missed)) < 3 * FEWEST_STEPS_BETWEEN_PROBES
     assert (np.array(served.answer(4)) == NUM_DRAFTS).mean() > 0.8, "all steps but those that time plain ones"

@@ -33,9 +33,6 @@ class ChangingDepth(FixedDepth):
             return np.zeros(len(rows), dtype=np.int64)
         return super().depths(rows) if phase < 13 else np.where(rows % 2, 2, 0)
 
-    def most_depth(self, rows: IntArray) -> int:
-        return int(self.depths(rows).max())
-
 
 @pytest.mark.parametrize(
     ("method", "features", "dtype"),

@@ -42,7 +42,6 @@ class ScriptedProposer:
 
     name = "scripted"
     captured_layers: tuple[int, ...] = ()
-    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self, script: list[int], wants_hidden: bool = False) -> None:
@@ -205,12 +204,11 @@ def test_a_proposer_is_not_shown_a_step_that_wants_no_drafts(load: Any, generate
     assert len(proposer.seen) == 1
 
 
-def test_a_step_says_what_it_took_and_what_of_it_drafting_took(load: Any, generate: Any, make_plan: Any) -> None:
+def test_a_step_says_what_it_took(load: Any, generate: Any, make_plan: Any) -> None:
     runner = load(ScriptedProposer([-1] * 40)).runner
     generate(runner, 1)
     result = step(runner, make_plan(decodes=[(0, 1)], starts=[5], proposals=2))
-    assert 0 < result.times.proposer_seconds < result.times.processor_seconds
-    assert not result.times.is_catching_up
+    assert result.times.processor_seconds > 0
 
 
 def test_a_proposer_knows_which_sequences_it_was_not_shown_before(load: Any, make_plan: Any, new_sequence: Any) -> None:

@@ -141,7 +141,6 @@ class CapturingProposer:
     name = "capturing"
     wants_hidden = False
     captured_layers = (0,)
-    is_catching_up = False
     kv_specs: Sequence[KvSpec] = ()
 
     def __init__(self) -> None:

@@ -32,7 +32,6 @@ class EmptyProposer:
     name = "empty"
     wants_hidden = False
     captured_layers: tuple[int, ...] = ()
-    is_catching_up = False
     kv_specs = (PROPOSER_SPEC,)
     caches: Sequence[LayerCache] = ()
 

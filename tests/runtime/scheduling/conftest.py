@@ -47,9 +47,6 @@ class FixedDepth:
         self.num_asked += 1
         return rows * 0 + self.max_depth
 
-    def most_depth(self, rows) -> int:
-        return self.max_depth
-
     def observe(self, rows, num_drafts, num_accepted) -> None:
         self.observed += zip(num_drafts.tolist(), num_accepted.tolist(), strict=True)
 

@@ -124,24 +124,22 @@ def test_a_proposer_is_shown_the_chunks_of_a_prompt_before_anything_is_sampled(m
     assert [engine.step().num_proposals for _ in range(2)] == [3, 3]
 
 
-class NeverPays(FixedDepth):
-    """No drafts for what decodes, all where a batch is only looked at."""
+class PaysTogether(FixedDepth):
+    """No drafts for a request alone."""
 
     def depths(self, rows):
-        return super().depths(rows) * 0
+        return super().depths(rows) * (len(rows) > 1)
 
 
-def test_the_policy_is_asked_once_a_step_and_its_look_at_prompts_beside_decodes_counts_as_none(make_engine):
-    depth = NeverPays(3)
-    engine = make_engine(budget=4, depth=depth)
+def test_prompts_beside_decodes_are_drafted_for_where_drafts_will_pay_once_they_decode_too(make_engine):
+    engine = make_engine(budget=4, depth=PaysTogether(3))
     engine.add([1] * 3, max_tokens=12)
-    assert engine.step().num_proposals == 0, "prompts alone are the step that is asked for"
+    assert engine.step().num_proposals == 0
     engine.add([2] * 6, max_tokens=12)
     plans = [engine.step() for _ in range(4)]
     assert [(plan.num_decodes, len(plan.rows), plan.num_proposals) for plan in plans] == [
-        (1, 2, 3), (1, 2, 3), (2, 2, 0), (2, 2, 0)
+        (1, 2, 3), (1, 2, 3), (2, 2, 3), (2, 2, 3)
     ]  # fmt: skip
-    assert depth.num_asked == 5
 
 
 def test_the_first_decode_has_the_drafts_that_its_prompts_last_step_proposed(make_engine):

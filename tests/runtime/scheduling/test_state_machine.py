@@ -90,9 +90,6 @@ class VaryingDepth:
         self._num_asked += 1
         return rows * 0 + self._depths[self._num_asked % len(self._depths)]
 
-    def most_depth(self, rows) -> int:
-        return int(self.depths(rows).max())
-
     def observe(self, rows, num_asked, num_accepted) -> None:
         assert (num_accepted <= num_asked).all()
 

@@ -10,7 +10,6 @@ from kvasir_runtime.scheduling.step_budget import UNMEASURED_TOKENS, StepBudget
 MOST, BLOCK = 2048, 16
 STEP = TimedStep(
     num_decodes=0, num_prompt_tokens=0, num_asked=0, num_accepted=0, num_proposals=0, seconds=99.0, clock_seconds=0.0,
-    proposer_seconds=0.0, is_catching_up=False,
 )  # fmt: skip
 
 

@@ -165,17 +165,6 @@ def test_cached_blocks_that_it_was_not_shown_are_made_up_for(
     assert_drafts(rank, 1, hf_draft, most=2)
 
 
-def test_it_says_when_it_is_catching_up(rank: Rank) -> None:
-    rank.add(0, prompt(6, seed=12))
-    is_catching_up = []
-    for decodes, chunks, num_proposals in (
-        ([], {0: 6}, 2), ([0], {}, 2), ([0], {}, 0), ([0], {}, 0), ([0], {}, 2), ([0], {}, 2),
-    ):  # fmt: skip
-        rank.step(decodes, chunks, num_proposals)
-        is_catching_up.append(rank.proposer.is_catching_up)
-    assert is_catching_up == [False, False, False, False, True, False]
-
-
 def test_a_sequence_in_step_computes_no_token_twice(target: Decoder, draft_folder: Path) -> None:
     attention = NotingAttention()
     rank = Rank(target, DraftModelProposer(load(draft_folder), attention, torch.float32))
