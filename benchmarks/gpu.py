@@ -47,6 +47,7 @@ KERNEL_TESTS = (
     "runtime/kernels/test_triton.py",
     "runtime/kernels/test_triton_attention.py",
     "runtime/kernels/test_triton_experts.py",
+    "runtime/kernels/test_triton_linear.py",
     "runtime/kernels/test_triton_step.py",
 )
 STEP_TESTS = (
