@@ -151,7 +151,7 @@ class SchedulerConfig:
     )
     max_step_ms: float = option(
         "time that a step aims at while anybody decodes: chunks of prompts are cut to what was measured to fit into it",
-        default=75.0,
+        default=150.0,
     )
     enable_chunked_prefill: bool = option("split prompts that do not fit into a step's budget", default=True)
     scheduling_policy: Literal["fcfs", "priority", "fair"] = option(
