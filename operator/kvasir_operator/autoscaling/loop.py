@@ -16,8 +16,7 @@ from kvasir_operator.api.conditions import ConditionType, Reason, find_condition
 from kvasir_operator.api.labels import ROLE_ROUTER, SERVICE_LABEL
 from kvasir_operator.api.model import AutoscalingSpec, InferenceService
 from kvasir_operator.api.parse import parse_service
-from kvasir_operator.autoscaling.gateway_pods import GatewayPods
-from kvasir_operator.autoscaling.held import Held, read_held
+from kvasir_operator.autoscaling.held import GatewayPods, Held, read_held
 from kvasir_operator.autoscaling.ledger import (
     MAX_ENTRIES,
     ScalingLedger,

@@ -7,10 +7,9 @@ from kvasir_operator.api.model import AutoscalingSpec
 from kvasir_operator.autoscaling.behavior import Change, Recommendation
 from kvasir_operator.autoscaling.capacity import Capacity
 from kvasir_operator.autoscaling.drain import Backlog
-from kvasir_operator.autoscaling.forecast import PastNeed
+from kvasir_operator.autoscaling.forecast import History, PastNeed
 from kvasir_operator.autoscaling.latency import Trial
 from kvasir_operator.autoscaling.reasons import EXPECTED_HOLDS, HoldReason, ScalingReason
-from kvasir_operator.autoscaling.recurrence import History
 from kvasir_operator.autoscaling.sample import RoleSample
 from kvasir_operator.desired.roles import EngineRoleName
 
