@@ -18,8 +18,7 @@ from kvasir_operator.apply.foreign_writes import ForeignWrites
 from kvasir_operator.apply.plan import Cause, Plan, controller_uid
 from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
 from kvasir_operator.decision import Decision, decide, plot_course
-from kvasir_operator.desired.objects import DesiredService, desired_service
-from kvasir_operator.desired.recent import RecentlyDesired
+from kvasir_operator.desired.objects import DesiredService, RecentlyDesired, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
@@ -38,9 +37,9 @@ from kvasir_operator.kube.kinds import (
 from kvasir_operator.observe.download_progress import ReadDownloads, read_downloads
 from kvasir_operator.observe.engine_work import read_work
 from kvasir_operator.observe.gateway import GatewayObserver
-from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS
 from kvasir_operator.observe.model_loader import look_at_downloads_seconds
+from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.seen_secrets import SeenSecrets
@@ -50,12 +49,12 @@ from kvasir_operator.rollout.observed import num_replicas, revision_number
 from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
 from kvasir_operator.settings import OperatorSettings
+from kvasir_operator.status.conditions import Situation
 from kvasir_operator.status.events import notable_changes, post_event
 from kvasir_operator.status.problems import find_problems
 from kvasir_operator.status.report import differs_in_detail, report_status
 from kvasir_operator.status.restarts import RestartCounter
 from kvasir_operator.status.roles import RoleState, idle_role, role_of, role_state
-from kvasir_operator.status.situation import Situation
 from kvasir_operator.status.status import derive_status
 
 logger = logging.getLogger(__name__)

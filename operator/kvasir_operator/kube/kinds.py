@@ -102,3 +102,11 @@ def object_key(obj: KubeObject) -> ObjectKey:
 
 def is_terminating(obj: KubeObject) -> bool:
     return obj["metadata"].get("deletionTimestamp") is not None
+
+
+def pod_template(workload: KubeObject) -> KubeObject:
+    """Of a LeaderWorkerSet of ours leader and workers have one."""
+    spec = workload["spec"]
+    is_led = kind_of(workload) == LEADER_WORKER_SET
+    template: KubeObject = spec["leaderWorkerTemplate"]["workerTemplate"] if is_led else spec["template"]
+    return template

@@ -13,8 +13,7 @@ from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.errors import KubeApiError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, KubeObject, ServiceKey
-from kvasir_operator.observe.gateway_state import GatewayState
-from kvasir_operator.observe.model_names import ModelNames, claimed_names
+from kvasir_operator.observe.model_names import GatewayState, ModelNames, claimed_names
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from kvasir_operator.api.labels import (
 )
 from kvasir_operator.apply.plan import APPLIED_HASH, controller_uid
 from kvasir_operator.groups.group import Group, groups_of
-from kvasir_operator.groups.problems import why_group_fails
+from kvasir_operator.groups.restart import why_group_fails
 from kvasir_operator.kube.kinds import (
     DEPLOYMENT,
     GROUP_KINDS,
@@ -34,8 +34,8 @@ from kvasir_operator.kube.kinds import (
     ObjectKey,
     is_terminating,
     object_key,
+    pod_template,
 )
-from kvasir_operator.kube.pod_template import pod_template
 from kvasir_operator.observe.containers import own_containers
 from kvasir_operator.observe.model_loader import engine_waits_since
 from kvasir_operator.observe.observe import Observed

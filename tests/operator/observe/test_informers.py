@@ -10,7 +10,7 @@ from kvasir_operator.kube.client import LabelSelector
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import DEPLOYMENT, HTTP_ROUTE, POD, POD_MONITOR, SECRET, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache
-from kvasir_operator.observe.informers import Informers
+from kvasir_operator.observe.informer import Informers
 
 WITHOUT = ClusterFeatures((1, 34))
 WITH = ClusterFeatures((1, 34), frozenset({POD_MONITOR, HTTP_ROUTE}))
