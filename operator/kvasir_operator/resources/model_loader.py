@@ -8,8 +8,8 @@ uses yet; why it failed is the end of its log (observe/model_loader.py reads bot
 from typing import Any, Final
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.fields import as_manifest
 from kvasir_operator.api.model import InferenceService, ModelSpec
-from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.api.source import ModelSource
 from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources import sandbox

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.fields import as_manifest
 from kvasir_operator.api.model import InferenceService, PodSpec, PodVolume, Toleration
-from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.desired.roles import EngineRole, Role
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.router_secret import router_secret_env
-from kvasir_operator.resources.topology_spread import topology_spread
 from kvasir_operator.settings import OperatorSettings
 
 _ARCHITECTURE: Final = "kubernetes.io/arch"
@@ -90,3 +89,17 @@ def _volume_source(volume: PodVolume) -> dict[str, Any]:
         return {"secret": {"secretName": volume.secret.name}}
     assert volume.claim is not None, "rules.py: exactly one of the three is set"
     return {"persistentVolumeClaim": {"claimName": volume.claim.name, "readOnly": True}}
+
+
+def topology_spread(service_name: str, role: str) -> list[dict[str, Any]]:
+    """Counted per pod template, so that a rollout's old pods do not push the new ones together."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels.role_selector(service_name, role)},
+            "matchLabelKeys": ["pod-template-hash"],
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]

@@ -7,6 +7,9 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import EngineRole, RouterRole
 from kvasir_operator.resources.metadata import metadata
+from kvasir_operator.settings import OperatorSettings
+
+_RBAC = "rbac.authorization.k8s.io"
 
 
 def engine_service_account_name(service: InferenceService, role: EngineRole) -> str:
@@ -37,4 +40,23 @@ def _service_account(service: InferenceService, name: str, role: str | None) -> 
         "kind": "ServiceAccount",
         "metadata": metadata(service, name, role),
         "automountServiceAccountToken": False,
+    }
+
+
+def router_role_binding(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
+    subject = {
+        "kind": "ServiceAccount",
+        "name": router_service_account_name(service, role),
+        "namespace": service.namespace,
+    }
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata(service, labels.router_name(service.name), labels.ROLE_ROUTER),
+        "roleRef": {
+            "apiGroup": _RBAC,
+            "kind": "Role" if settings.namespace else "ClusterRole",
+            "name": settings.router_cluster_role,
+        },
+        "subjects": [subject],
     }
