@@ -42,8 +42,6 @@ POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionb
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 LEADER_WORKER_SET = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
-INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
-HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 POD = Kind("v1", "Pod", "pods")
 EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
@@ -65,7 +63,7 @@ CHILD_KINDS = (
 GROUP_KINDS = (STATEFUL_SET, LEADER_WORKER_SET)
 WORKLOAD_KINDS = (DEPLOYMENT, *GROUP_KINDS)
 # Served only where somebody installed their CRDs.
-OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR, INFERENCE_POOL, HTTP_ROUTE)
+OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR)
 # Found by label and watched. Who may list Secrets may read all of them, so a service's own is asked for by its name.
 LISTED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != SECRET)
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in (INFERENCE_SERVICE, *CHILD_KINDS, POD, EVENT, LEASE)}
