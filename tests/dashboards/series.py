@@ -12,7 +12,7 @@ from tests.contract.engine_series import engine_registry
 from tests.router.parts import a_request, an_endpoint
 
 from kvasir_operator.api.manifests import load_services
-from kvasir_operator.autoscaling.reasons import ScalingReason
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.kube.kinds import ServiceKey

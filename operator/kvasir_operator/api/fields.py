@@ -1,4 +1,6 @@
-"""How a dataclass field of api/model.py is spelled and bounded in the manifest.
+"""How a dataclass field of api/model.py is spelled and bounded in the manifest, and written back to it.
+
+What a field may hold is written in its `Annotated` type, in the words of the CRD's schema.
 
 Parsing, writing back and the generators of the CRD and of the reference all read the dataclasses through this one view.
 """

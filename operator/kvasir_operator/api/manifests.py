@@ -1,4 +1,4 @@
-"""YAML files as plain values, as strictly as the API server decodes manifests."""
+"""YAML files as plain values, as strictly as the API server decodes manifests, and those of manifests as services."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,7 @@
 """OpenAPI schemas of manifest dataclasses: types, bounds, defaults, descriptions and the CEL text of their rules.
 
-Kubernetes' structural schemas have no references: a group that stands in four places is written out four times.
+Kubernetes' structural schemas have no references: a group that stands in four places is written out four times. Python
+keeps no docstring of a field, so that descriptions are read from the source; only generators do, never a pass.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """What to do about children that are not as we applied them: the plan's drift, weighed with what is known of others.
 
 Three causes look alike in a plan. A person's edit is undone. What admission changes on the way in is learned
-(mutation.py). What another controller writes back each time is put back ever more seldom, and reported (contest.py).
+and not fought. What another controller writes back each time is put back ever more seldom, and reported (contest.py).
 """
 
 import json
@@ -27,7 +27,12 @@ class _Learned:
 
 
 class LearnedMutations:
-    """Of one service's children, by UID; in memory alone."""
+    """What admission makes of one service's children, by UID.
+
+    A child that differs from what we applied, right after we applied it, was changed on its way in. What the API server
+    stores of it is remembered for as long as we want the same of it; a child that is like that is as it should be.
+    After a restart a dry run shows the same without a write.
+    """
 
     def __init__(self) -> None:
         self._learned: dict[str, _Learned] = {}

@@ -20,13 +20,12 @@ from kvasir_operator.autoscaling.behavior import (
     stabilized,
 )
 from kvasir_operator.autoscaling.capacity import capacity_of, is_saturated, with_throughput
-from kvasir_operator.autoscaling.demand import BUSIEST_KV_USAGE, Demand, Need, demand_of
+from kvasir_operator.autoscaling.demand import BUSIEST_KV_USAGE, Demand, Need, ScalingReason, demand_of
 from kvasir_operator.autoscaling.drain import backlog_growth, is_passing, queued_tokens, with_backlog
 from kvasir_operator.autoscaling.forecast import TREND_SECONDS, PastNeed, forecast, noted
 from kvasir_operator.autoscaling.latency import Latency, Trial, attainable, judged, latency_need, standing_trial
-from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
 from kvasir_operator.autoscaling.sample import RoleSample
-from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
+from kvasir_operator.autoscaling.situation import HoldReason, Memory, RoleSituation, Verdict
 
 STALE_SECONDS = 90.0
 """Three scrapes of the usual length."""

@@ -14,7 +14,7 @@ from kvasir_operator.api.labels import ROUTER_ADMIN_PORT
 from kvasir_operator.errors import KubeApiError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import POD, KubeObject
-from kvasir_operator.observe.pod_url import pod_url
+from kvasir_operator.observe.engine_http import ask_each
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,11 @@ class Held:
 
 async def read_held(addresses: Iterable[str], service: str | None, port: int = ROUTER_ADMIN_PORT) -> Held | None:
     """Of all routers together that answer; None where none does. `service` None: the routers have no other."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)) as session:
-        urls = [pod_url(address, port, "/metrics") for address in addresses]
-        answers = await asyncio.gather(*(_ask(session, url, service) for url in urls))
+
+    async def told(answer: aiohttp.ClientResponse) -> Held:
+        return held_in(await answer.text(), service)
+
+    answers = await ask_each(addresses, port, "/metrics", told, TIMEOUT_SECONDS)
     known = [answer for answer in answers if answer is not None]
     if not known:
         return None
@@ -47,16 +49,6 @@ def held_in(text: str, service: str | None) -> Held:
     samples = [sample for family in text_string_to_metric_families(lines + "\n") for sample in family.samples]
     own = [sample for sample in samples if service is None or sample.labels.get("service") == service]
     return Held(*(sum(sample.value for sample in own if sample.name == name) for name in (_REQUESTS, _TOKENS)))
-
-
-async def _ask(session: aiohttp.ClientSession, url: str, service: str | None) -> Held | None:
-    try:
-        async with session.get(url) as answer:
-            answer.raise_for_status()
-            return held_in(await answer.text(), service)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        logger.debug("%s did not say what it holds: %r", url, error)
-        return None
 
 
 class GatewayPods:

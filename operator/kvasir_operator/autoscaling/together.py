@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvasir_operator.autoscaling.behavior import Change
 from kvasir_operator.autoscaling.decide import decide, why_held
-from kvasir_operator.autoscaling.reasons import ScalingReason
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.sample import RoleSample
 from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
 

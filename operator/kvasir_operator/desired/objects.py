@@ -28,19 +28,18 @@ from kvasir_operator.kube.kinds import (
     object_key,
 )
 from kvasir_operator.resources.engine_deployment import engine_deployment
-from kvasir_operator.resources.engine_group import engine_group, leader_worker_set, rendezvous_service
-from kvasir_operator.resources.engine_service import engine_service
+from kvasir_operator.resources.engine_group import engine_group, leader_worker_set
 from kvasir_operator.resources.network_policies import network_policies
 from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budget
 from kvasir_operator.resources.pod_monitor import pod_monitor
 from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.resources.router_secret import router_secret
-from kvasir_operator.resources.router_service import router_peers_service, router_service
 from kvasir_operator.resources.service_accounts import (
     engine_service_account,
     router_role_binding,
     router_service_account,
 )
+from kvasir_operator.resources.services import engine_service, rendezvous_service, router_peers_service, router_service
 from kvasir_operator.settings import OperatorSettings
 
 Manifest = dict[str, Any]
@@ -217,7 +216,10 @@ def _numbered(workload: Manifest, number: int) -> Manifest:
 
 
 class RecentlyDesired:
-    """Of the services that were asked for last."""
+    """What services want, rendered once for the passes of a rollout: several look at one spec within seconds.
+
+    Of few services, those asked for last: what is rendered of one takes more memory than all that the informers keep.
+    """
 
     def __init__(self) -> None:
         self._found: OrderedDict[tuple[str, str], tuple[tuple[Any, ...], DesiredService]] = OrderedDict()

@@ -1,4 +1,5 @@
-"""A group as the cluster's objects show it: its StatefulSet or LeaderWorkerSet, its pods and its record."""
+"""A group as the cluster's objects show it: its StatefulSet or LeaderWorkerSet, its pods and its record; and which
+groups a revision is to have."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

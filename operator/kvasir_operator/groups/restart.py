@@ -7,6 +7,8 @@ along, which finish their requests together.
 
 Of a LeaderWorkerSet the leader is deleted in the foreground, so that Kubernetes makes no worker for it any more, and
 makes the next leader once all are gone. What happens to the workers of a leader that is on its way out is Kubernetes'.
+
+What of all this a person should know, the problems at the end say.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,8 +20,8 @@ from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import LEADER_WORKER_SET_LABEL
 from kvasir_operator.apply.plan import PodDeletion, Restart
 from kvasir_operator.groups.group import Group
-from kvasir_operator.groups.record import FORGET_SECONDS, RESTARTS, RestartRecord, seconds_between
-from kvasir_operator.kube.kinds import LEADER_WORKER_SET, Kind, KubeObject, is_terminating, object_key
+from kvasir_operator.groups.record import FORGET_SECONDS, RESTARTS, RestartRecord
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET, Kind, KubeObject, is_terminating, object_key, seconds_between
 from kvasir_operator.observe.containers import last_end, own_containers
 from kvasir_operator.observe.waiting import Waiting, has_been_ready
 from kvasir_operator.queue.back_off import BackOff

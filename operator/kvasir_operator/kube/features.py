@@ -2,6 +2,9 @@
 
 Asked at the start, again at every resync, and soon after the API server did not know a kind, so a CRD that is installed
 or removed later is noticed without a restart. A kind that is absent costs one small request each time it is asked for.
+
+Before all work the API server must answer and know InferenceServices. That is waited for: an operator that ended
+because the API server is away would be started again later and later, by the kubelet's back-off.
 """
 
 import asyncio

@@ -4,6 +4,8 @@ The table is fixed on purpose: an operator acts only on kinds that its Role name
 which of OPTIONAL_KINDS this one does, kube/features.py asks.
 """
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 from kvasir_operator.api.labels import API_VERSION, KIND, PLURAL
@@ -79,6 +81,10 @@ class ServiceKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
+def service_key(service: Mapping[str, Any]) -> ServiceKey:
+    return ServiceKey(service["metadata"]["namespace"], service["metadata"]["name"])
+
+
 class ObjectKey(NamedTuple):
     """Names one child within its service's namespace."""
 
@@ -108,3 +114,8 @@ def pod_template(workload: KubeObject) -> KubeObject:
     is_led = kind_of(workload) == LEADER_WORKER_SET
     template: KubeObject = spec["leaderWorkerTemplate"]["workerTemplate"] if is_led else spec["template"]
     return template
+
+
+def seconds_between(start: str, end: str) -> float:
+    """Of two times as objects have them (RFC 3339)."""
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()

@@ -96,7 +96,12 @@ class Session:
 
 
 def write_guard(before_write: Callable[[], None]) -> aiohttp.TraceConfig:
-    """`before_write` may raise: then nothing is sent, and the request fails with what it raised."""
+    """Asks once more whether a write may be sent when there is a connection for it, right before it leaves.
+
+    A process that was paused while it waited for one (or its whole node was) would otherwise send on waking what
+    another leader has gone beyond. What was on the wire by then, the API server has had before the Lease ran out.
+    `before_write` may raise: then nothing is sent, and the request fails with what it raised.
+    """
 
     async def begin(session: aiohttp.ClientSession, context: SimpleNamespace, params: Any) -> None:
         context.is_write = params.method != "GET"

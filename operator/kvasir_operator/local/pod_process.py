@@ -140,7 +140,7 @@ async def _until_unhealthy(probe: LocalProbe) -> None:
 
 
 async def answers_ok(url: str) -> bool:
-    """Whether GET `url` is answered with a 2xx status within 5 s.
+    """Whether GET `url` is answered with a 2xx status within 5 s: what a pod's probes ask.
 
     A plain socket and not an HTTP client: a status line is all that is asked for.
     """

@@ -120,7 +120,10 @@ class _Running:
 
 
 class Informers:
-    """`namespaces` None is the whole cluster. `wake` is called for every service that there is news of."""
+    """All of a running operator: one a kind and namespace, of optional kinds while their CRD is there.
+
+    `namespaces` None is the whole cluster. `wake` is called for every service that there is news of.
+    """
 
     def __init__(
         self,

@@ -86,7 +86,10 @@ def claimed_names(service: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GatewayState:
-    """`is_ready`: the gateway takes requests. `names`: model names that the service claims there."""
+    """What a pass knows of the gateway for one service behind it; gateway.py finds it out.
+
+    `is_ready`: the gateway takes requests. `names`: model names that the service claims there.
+    """
 
     is_ready: bool
     names: tuple[str, ...]

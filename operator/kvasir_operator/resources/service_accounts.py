@@ -1,4 +1,8 @@
-"""ServiceAccounts: the engines' has no rights at all, the router's may watch EndpointSlices (router_access.py)."""
+"""ServiceAccounts: the engines' has no rights at all, the router's may see the EndpointSlices of its own namespace.
+
+The rights themselves are the installation's (a ClusterRole, or a Role where it serves single namespaces): the operator
+may only bind that one, so it needs no right to make roles, nor those that a role of its making would hold.
+"""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,8 @@
 """What a rollout aims at for now: how many pods the current revision and the former ones are to have.
 
 Straight on, all pods are to be the current revision's. It is held back until it has shown that its pods become ready,
-while pods of it are in trouble, and at its share of a canary; former revisions then make up what is wanted.
+while pods of it are in trouble, and at its share of a canary; former revisions then make up what is wanted. How far a
+role may be from that number while its pods are replaced, its limits say, as a Deployment's do.
 """
 
 from collections.abc import Iterable, Mapping

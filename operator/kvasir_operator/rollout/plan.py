@@ -1,4 +1,8 @@
-"""One step of a rollout, decided from what is observed alone; a pass over a finished one decides on what there is."""
+"""One step of a rollout, decided from what is observed alone; a pass over a finished one decides on what there is.
+
+In which order revisions were used a number on each Deployment says, so that it outlives the operator, as
+`deployment.kubernetes.io/revision` does; by it former ones are kept at zero for a rollback.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -2,6 +2,10 @@
 
 The rules are those of Kubernetes' Deployments over their ReplicaSets: pods that are about to be made or to go count
 already, pods that are not ready go first, and pods that serve go only while enough others do.
+
+Prefill and decode of a revision move together, since neither is of use without the other: a role of the current
+revision is never more than one pod of another role ahead, by its share of the pods wanted; and the last pod of a former
+revision's role stays until those of its other roles go too.
 """
 
 from collections.abc import Mapping, Sequence

@@ -40,7 +40,7 @@ _UNAUTHORIZED = 401
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of a service."""
+    """One moment of a service: what the screen shows, as it was read."""
 
     service: KubeObject
     version: int
