@@ -10,7 +10,6 @@ from dataclasses import replace
 from kvasir_operator.autoscaling.behavior import Change
 from kvasir_operator.autoscaling.decide import decide, why_held
 from kvasir_operator.autoscaling.demand import ScalingReason
-from kvasir_operator.autoscaling.sample import RoleSample
 from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
 
 
@@ -63,9 +62,7 @@ def noting_idleness(situation: RoleSituation, memory: Memory) -> Memory:
 
 def has_work(situation: RoleSituation) -> bool:
     """As far as is known."""
-    sample = situation.sample
-    return sample is not None and why_held(situation) is None and is_busy(sample.only(situation.ready))
-
-
-def is_busy(sample: RoleSample) -> bool:
+    if situation.sample is None or why_held(situation) is not None:
+        return False
+    sample = situation.sample.only(situation.ready)
     return sample.num_in_flight > 0 or sample.uncached_tokens_per_second > 0 or sample.requests_per_second > 0

@@ -12,9 +12,10 @@ from typing import Final, TypeVar
 
 import aiohttp
 
-from kvasir_operator.api.labels import ENGINE_HTTP_PORT, ROLE_LABEL
+from kvasir_operator.api.labels import ENGINE_HTTP_PORT
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.observe.model_loader import DownloadProgress, is_downloading
+from kvasir_operator.observe.pod_events import some_of_each_role
 
 logger = logging.getLogger(__name__)
 
@@ -46,16 +47,10 @@ async def read_downloads(
     async def told(answer: aiohttp.ClientResponse) -> DownloadProgress:
         return DownloadProgress(**await answer.json())
 
+    downloading = (pod for pod in pods if is_downloading(pod) and pod["status"].get("podIP"))
+    asked = some_of_each_role(downloading, _MAX_PODS_ASKED)
     # Between two loaders of a pod, and while one starts or ends, nobody listens: that is worth no warning.
-    return await _ask_pods(_to_ask(pods), port, "/progress", told, timeout_seconds, logging.DEBUG)
-
-
-def _to_ask(pods: Iterable[KubeObject]) -> list[KubeObject]:
-    by_role: dict[str, list[KubeObject]] = {}
-    for pod in pods:
-        if is_downloading(pod) and pod["status"].get("podIP"):
-            by_role.setdefault(pod["metadata"].get("labels", {}).get(ROLE_LABEL, ""), []).append(pod)
-    return [pod for alike in by_role.values() for pod in alike[:_MAX_PODS_ASKED]]
+    return await _ask_pods(asked, port, "/progress", told, timeout_seconds, logging.DEBUG)
 
 
 async def _ask_pods(

@@ -38,10 +38,14 @@ def is_creating(pod: KubeObject) -> bool:
 
 def pods_to_ask(pods: Iterable[KubeObject]) -> list[KubeObject]:
     """Those whose Events may say more than their status: some of each role."""
+    return some_of_each_role(filter(is_creating, pods), _MAX_PODS_ASKED)
+
+
+def some_of_each_role(pods: Iterable[KubeObject], most: int) -> list[KubeObject]:
     by_role: dict[str, list[KubeObject]] = {}
-    for pod in filter(is_creating, pods):
+    for pod in pods:
         by_role.setdefault(pod["metadata"].get("labels", {}).get(ROLE_LABEL, ""), []).append(pod)
-    return [pod for alike in by_role.values() for pod in alike[:_MAX_PODS_ASKED]]
+    return [pod for alike in by_role.values() for pod in alike[:most]]
 
 
 def look_again_seconds(pods: Iterable[KubeObject], now: str) -> float | None:
