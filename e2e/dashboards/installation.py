@@ -29,8 +29,8 @@ from tests.dashboards.prometheus import Prometheus, running_prometheus
 from tests.local.conftest import LocalService
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.desired.roles import engine_roles, router_roles
-from kvasir_operator.manifests import load_services
 from kvasir_operator.resources.pod_monitor import pod_monitor
 from kvasir_operator.settings import OperatorSettings
 

@@ -17,6 +17,7 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.crd import crd_text
 from kvasir_operator.api.defaults import InstallationDefaults, read_defaults
 from kvasir_operator.api.fields import without_none
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.api.reference import reference_text
 from kvasir_operator.errors import (
     InvalidManifestError,
@@ -27,7 +28,6 @@ from kvasir_operator.errors import (
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.local.options import DEFAULT_LISTEN, LocalOptions
 from kvasir_operator.local.run import run_local
-from kvasir_operator.manifests import load_services
 from kvasir_operator.render import render_services
 from kvasir_operator.settings import OperatorSettings
 

@@ -10,12 +10,10 @@ from types import MappingProxyType
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, group_index
 from kvasir_operator.apply.plan import Cause, FoundUnchanged, Plan, make_plan
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService
-from kvasir_operator.groups.choice import WantedGroup, chosen_indexes, kinds_by_index, staying
-from kvasir_operator.groups.group import Group
-from kvasir_operator.groups.problems import group_problems, removed_sets
-from kvasir_operator.groups.restart import RestartDecision, decide_restart, record_after
+from kvasir_operator.groups.group import Group, WantedGroup, chosen_indexes, kinds_by_index, staying
+from kvasir_operator.groups.restart import RestartDecision, decide_restart, group_problems, record_after, removed_sets
 from kvasir_operator.kube.kinds import KubeObject, ObjectKey
-from kvasir_operator.observe.gateway_state import GatewayState
+from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.observe.replicas import group_of, replicas_of
 from kvasir_operator.observe.waiting import Waiting

@@ -13,7 +13,7 @@ from kubernetes.aio.client import Configuration
 
 from kvasir_operator.api.labels import GROUP
 from kvasir_operator.kube.client import PAGE_SIZE
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey, service_key
 from kvasir_operator.kube.session import REQUEST_TIMEOUT_SECONDS
 
 # A watch is opened anew this often even when it seems alive. Whole seconds: the API server refuses "240.0".
@@ -71,7 +71,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = WATCH_SECONDS + REQUEST_TIMEOUT_SECONDS
     settings.watching.connect_timeout = REQUEST_TIMEOUT_SECONDS
     settings.watching.chunk_size = PAGE_SIZE
-    # No watch of namespaces and CRDs, which a Role cannot allow: kube/startup.py requires our CRD at the start.
+    # No watch of namespaces and CRDs, which a Role cannot allow: kube/features.py requires our CRD at the start.
     settings.scanning.disabled = True
     settings.persistence.finalizer = f"{GROUP}/unused"
     settings.persistence.diffbase_storage = NoDiffBase()
@@ -108,10 +108,9 @@ def kopf_registry(
 
     @kopf.on.event(INFERENCE_SERVICE.group, INFERENCE_SERVICE.version, INFERENCE_SERVICE.plural, registry=registry)
     async def service_event(type: str | None, body: kopf.Body, **_: Any) -> None:
-        metadata = body["metadata"]
         watch_service(type, body)
-        if specs.is_news(type, metadata):
-            wake(ServiceKey(metadata["namespace"], metadata["name"]))
+        if specs.is_news(type, body["metadata"]):
+            wake(service_key(body))
 
     return registry
 

@@ -1,10 +1,11 @@
 """The operator's own series, in a registry of their own; names and units follow the Prometheus conventions."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvasir_operator.autoscaling.reasons import ScalingReason
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.status.restarts import RestartCounter
@@ -18,63 +19,45 @@ class OperatorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)  # by name, those of the collectors below as well
-        self._passes = Counter(
-            "kvasir_operator_reconcile", "Reconcile passes by result.", ["result"], registry=self.registry
-        )
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        self._passes = counter("kvasir_operator_reconcile", "Reconcile passes by result.", ["result"])
         for result in ("success", "error"):
             self._passes.labels(result)
-        self._errors = Counter(
-            "kvasir_operator_reconcile_errors", "Failed passes by error.", ["error"], registry=self.registry
-        )
+        self._errors = counter("kvasir_operator_reconcile_errors", "Failed passes by error.", ["error"])
         self._duration = Histogram(
             "kvasir_operator_reconcile_duration_seconds",
             "Time of one pass.",
             buckets=_PASS_BUCKETS,
             registry=self.registry,
         )
-        self._requests = Counter(
+        self._requests = counter(
             "kvasir_operator_api_requests",
             "Requests for objects to the API server, by verb, kind and result: success, or the error that came of it.",
             ["verb", "kind", "result"],
-            registry=self.registry,
         )
-        self._queue_depth = Gauge(
-            "kvasir_operator_queue_depth", "Services that are due and wait for a worker.", registry=self.registry
-        )
-        self._longest_wait = Gauge(
+        self._queue_depth = gauge("kvasir_operator_queue_depth", "Services that are due and wait for a worker.")
+        self._longest_wait = gauge(
             "kvasir_operator_queue_longest_wait_seconds",
             "How long the oldest service that is due has waited for a worker, or the oldest pass has run.",
-            registry=self.registry,
         )
-        self._leader = Gauge(
-            "kvasir_operator_leader", "1 where this process reconciles, 0 where it stands by.", registry=self.registry
-        )
+        self._leader = gauge("kvasir_operator_leader", "1 where this process reconciles, 0 where it stands by.")
 
         role_labels = ["service_namespace", "inference_service", "role"]
         prefix = "kvasir_operator_autoscaling"
-        self._wanted_replicas = Gauge(
-            f"{prefix}_wanted_replicas",
-            "Replicas that an autoscaled role is to have.",
-            role_labels,
-            registry=self.registry,
+        self._wanted_replicas = gauge(
+            f"{prefix}_wanted_replicas", "Replicas that an autoscaled role is to have.", role_labels
         )
-        self._needed_replicas = Gauge(
+        self._needed_replicas = gauge(
             f"{prefix}_needed_replicas",
             "Replicas that the demand on a role comes to, before bounds, windows and policies.",
             role_labels,
-            registry=self.registry,
         )
-        self._held_scaling = Gauge(
-            f"{prefix}_held", "1 where a role stays as it is for a fault.", role_labels, registry=self.registry
+        self._held_scaling = gauge(f"{prefix}_held", "1 where a role stays as it is for a fault.", role_labels)
+        self._scaling_decisions = counter(
+            f"{prefix}_decisions", "Decisions that changed a role's replicas, by reason.", [*role_labels, "reason"]
         )
-        self._scaling_decisions = Counter(
-            f"{prefix}_decisions",
-            "Decisions that changed a role's replicas, by reason.",
-            [*role_labels, "reason"],
-            registry=self.registry,
-        )
-        self._scaling_errors = Counter(
-            f"{prefix}_errors", "Decisions that a fault of the operator prevented.", ["error"], registry=self.registry
+        self._scaling_errors = counter(
+            f"{prefix}_errors", "Decisions that a fault of the operator prevented.", ["error"]
         )
 
         self.services, self.restarts = ServiceCollector(), RestartCounter()

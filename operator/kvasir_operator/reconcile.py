@@ -18,8 +18,7 @@ from kvasir_operator.apply.foreign_writes import ForeignWrites
 from kvasir_operator.apply.plan import Cause, Plan, controller_uid
 from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
 from kvasir_operator.decision import Decision, decide, plot_course
-from kvasir_operator.desired.objects import DesiredService, desired_service
-from kvasir_operator.desired.recent import RecentlyDesired
+from kvasir_operator.desired.objects import DesiredService, RecentlyDesired, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
@@ -34,28 +33,28 @@ from kvasir_operator.kube.kinds import (
     ServiceKey,
     is_terminating,
     object_key,
+    service_key,
 )
-from kvasir_operator.observe.download_progress import ReadDownloads, read_downloads
-from kvasir_operator.observe.engine_work import read_work
+from kvasir_operator.observe.engine_http import ReadDownloads, read_downloads, read_work
 from kvasir_operator.observe.gateway import GatewayObserver
-from kvasir_operator.observe.gateway_state import GatewayState
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS
 from kvasir_operator.observe.model_loader import look_at_downloads_seconds
+from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.seen_secrets import SeenSecrets
 from kvasir_operator.observe.waiting import Waiting
-from kvasir_operator.resources.router_service import service_url
+from kvasir_operator.resources.services import service_url
 from kvasir_operator.rollout.observed import num_replicas, revision_number
 from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
 from kvasir_operator.settings import OperatorSettings
+from kvasir_operator.status.conditions import Situation
 from kvasir_operator.status.events import notable_changes, post_event
 from kvasir_operator.status.problems import find_problems
 from kvasir_operator.status.report import differs_in_detail, report_status
 from kvasir_operator.status.restarts import RestartCounter
 from kvasir_operator.status.roles import RoleState, idle_role, role_of, role_state
-from kvasir_operator.status.situation import Situation
 from kvasir_operator.status.status import derive_status
 
 logger = logging.getLogger(__name__)
@@ -176,7 +175,7 @@ class Reconciler:
     def _desired(self, obj: KubeObject) -> DesiredService:
         features = self._features()
         has_pod_monitors = features.serves(POD_MONITOR)
-        scaled = replicas_by_role(self._ledger.scaling_of(_key_of(obj)), obj)
+        scaled = replicas_by_role(self._ledger.scaling_of(service_key(obj)), obj)
         group_kind = LEADER_WORKER_SET if features.serves(LEADER_WORKER_SET) else STATEFUL_SET
 
         def render() -> DesiredService:
@@ -188,7 +187,7 @@ class Reconciler:
         return self._recent.of(obj, (features.server_version, has_pod_monitors, scaled, group_kind), render)
 
     async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
-        key, owner_uid, kinds = _key_of(obj), obj["metadata"]["uid"], self._features().listed_child_kinds
+        key, owner_uid, kinds = service_key(obj), obj["metadata"]["uid"], self._features().listed_child_kinds
         observed = await observe(self._client, key, wanted, kinds, self._secrets.of(key, owner_uid))
         self._secrets.remember(key, owner_uid, observed.children)
         self._restarts.observe(key, observed)
@@ -214,10 +213,6 @@ class Reconciler:
             except OBJECT_ERRORS as error:
                 logger.warning("%s: event %s not posted: %s", key, event.reason, error)
         return await report_status(self._client, obj, status)
-
-
-def _key_of(obj: KubeObject) -> ServiceKey:
-    return ServiceKey(obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
 def _can_be_left_here(turn: Plan, decision: Decision, applied: Applied) -> bool:

@@ -27,14 +27,13 @@ from kvasir_operator.handlers import Lifecycle, kopf_registry, kopf_settings
 from kvasir_operator.kube.cached import CachedClient
 from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.configuration import load_configuration
-from kvasir_operator.kube.features import ClusterFeatures, Discovery
+from kvasir_operator.kube.features import ClusterFeatures, Discovery, wait_until_served
 from kvasir_operator.kube.leadership import Leadership, lease_names, make_electors
 from kvasir_operator.kube.lease import LeaseTiming
-from kvasir_operator.kube.startup import wait_until_served
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.gateway import LOOK_SECONDS, GatewayObserver
-from kvasir_operator.observe.informers import Informers
+from kvasir_operator.observe.informer import Informers
 from kvasir_operator.observe.seen_services import SeenServices
 from kvasir_operator.parts import STOP_GRACE_SECONDS, Parts
 from kvasir_operator.probes import serving_probes

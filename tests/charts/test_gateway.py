@@ -10,7 +10,7 @@ from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.api.fields import manifest_fields
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.router_command import API_KEYS_FOLDER
-from kvasir_operator.resources.router_peers import PEERS_FLAG
+from kvasir_operator.resources.services import PEERS_FLAG
 
 HELPERS = (TEMPLATES / "_helpers.tpl").read_text()
 DEPLOYMENT = (TEMPLATES / "gateway" / "deployment.yaml").read_text()

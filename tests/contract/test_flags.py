@@ -6,10 +6,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from tests.contract.rendered import FIELDS, SETTINGS, router_config, runtime_configs, service_with
 
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.api.model import InferenceService, ParallelismSpec, RouterSpec
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.desired.unsupported import unsupported_features
-from kvasir_operator.manifests import load_services
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_router.config import HostPort, KvEventPorts, PolicyName
 from kvasir_runtime.config import check_values

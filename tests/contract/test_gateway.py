@@ -6,9 +6,9 @@ from pathlib import Path
 from tests.router.kube_objects import manifest
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.desired.objects import desired_objects
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
-from kvasir_operator.manifests import load_services
 from kvasir_operator.observe.model_names import ModelNames, claimed_names
 from kvasir_operator.resources import router_secret
 from kvasir_operator.settings import OperatorSettings

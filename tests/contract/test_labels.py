@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.desired.objects import CurrentRevision, desired_objects, desired_service
-from kvasir_operator.manifests import load_services
 from kvasir_operator.settings import OperatorSettings
 from kvasir_router.endpoints import slices
 from kvasir_router.endpoints.address import Role

@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from kvasir_operator.observe.engine_work import read_work
+from kvasir_operator.observe.engine_http import read_work
 from kvasir_runtime.server.responses import LoadResponse, to_json
 
 

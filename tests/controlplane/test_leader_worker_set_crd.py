@@ -13,7 +13,7 @@ from jsonschema import Draft4Validator
 
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.resources.leader_worker_set import leader_worker_set
+from kvasir_operator.resources.engine_group import leader_worker_set
 
 from .conftest import LEADER_WORKER_SETS
 from .test_rendered_objects import DOWNLOADED, EVERYTHING, GROUPS, SETTINGS, SPLIT, service

@@ -11,11 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.engine_series import engine_registry
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_operator.autoscaling.reasons import ScalingReason
+from kvasir_operator.api.manifests import load_services
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.kube.kinds import ServiceKey
-from kvasir_operator.manifests import load_services
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.resources.pod_monitor import pod_monitor
 from kvasir_operator.settings import OperatorSettings

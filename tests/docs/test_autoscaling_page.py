@@ -7,10 +7,11 @@ import jsonschema
 import pytest
 import yaml
 
+from kvasir_operator.api.manifests import load_services
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.queries import RoleQueries
-from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
+from kvasir_operator.autoscaling.situation import HoldReason
 from kvasir_operator.kube.kinds import ServiceKey
-from kvasir_operator.manifests import load_services
 from kvasir_operator.metrics import OperatorMetrics
 
 ROOT = Path(__file__).parents[2]

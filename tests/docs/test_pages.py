@@ -12,9 +12,9 @@ from lupa.lua51 import LuaRuntime
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.conditions import Condition, ConditionType, Reason, carry_over
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.unsupported import unsupported_features
-from kvasir_operator.manifests import load_services
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

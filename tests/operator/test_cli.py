@@ -10,10 +10,10 @@ import yaml
 
 from kvasir_operator.api.crd import crd_text
 from kvasir_operator.api.labels import ROLE_LABEL
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.api.reference import reference_text
 from kvasir_operator.cli import main
 from kvasir_operator.desired.objects import desired_objects
-from kvasir_operator.manifests import load_services
 from kvasir_operator.settings import OperatorSettings
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

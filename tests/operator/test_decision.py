@@ -19,7 +19,7 @@ from kvasir_operator.api.model import InferenceService
 from kvasir_operator.apply.plan import stamped
 from kvasir_operator.decision import Decision, decide, plot_course
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_service
-from kvasir_operator.groups.choice import WantedGroup
+from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.groups.record import RESTARTS, RestartRecord
 from kvasir_operator.kube.kinds import GROUP_KINDS, LEADER_WORKER_SET, STATEFUL_SET, KubeObject, ObjectKey
 from kvasir_operator.observe.observe import Observed

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling, entry_of
-from kvasir_operator.autoscaling.reasons import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.errors import (
     ChildrenRefusedError,
@@ -22,7 +22,7 @@ from kvasir_operator.errors import (
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, SECRET, Kind, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
-from kvasir_operator.observe.download_progress import ReadDownloads, read_downloads
+from kvasir_operator.observe.engine_http import ReadDownloads, read_downloads
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.queue.schedule import KeySchedule

@@ -5,10 +5,9 @@ from typing import Any
 import yaml
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.descriptions import class_description
 from kvasir_operator.api.model import InferenceService, ServiceSpec
 from kvasir_operator.api.rules import rules_of
-from kvasir_operator.api.schema import Schema, group_schema, validations
+from kvasir_operator.api.schema import Schema, class_description, group_schema, validations
 from kvasir_operator.api.service_status import ServiceStatus
 
 _HEADER = "# Made by `make generate` from operator/kvasir_operator/api: edit the dataclasses and rules there.\n"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvasir_operator.api.manifests import read_documents
 from kvasir_operator.api.model import PROFILE_NAME, LabelMap, ObjectName, PodSpec, ResourcesSpec, RouterResources
 from kvasir_operator.api.parse import parse_group
 from kvasir_operator.api.quantity import Duration
-from kvasir_operator.api.yaml_documents import read_documents
 from kvasir_operator.errors import InvalidManifestError
 
 Overlay = TypeVar("Overlay", PodSpec, ResourcesSpec)

@@ -1,21 +1,62 @@
-"""How a dataclass field of api/model.py is spelled and bounded in the manifest.
+"""How a dataclass field of api/model.py is spelled and bounded in the manifest, and written back to it.
+
+What a field may hold is written in its `Annotated` type, in the words of the CRD's schema.
 
 Parsing, writing back and the generators of the CRD and of the reference all read the dataclasses through this one view.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from kvasir_operator.api.constraints import Key
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.api.source import ModelSource
 
 UNION_ORIGINS = (Union, UnionType)
 # Dataclasses that are one text in the manifest.
 TEXT_TYPES = (Duration, Quantity, ModelSource)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Smallest and largest number, both allowed."""
+
+    minimum: float
+    maximum: float
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Regular expression (None: any text) and the longest text."""
+
+    regex: str | None
+    max_length: int
+
+
+@dataclass(frozen=True)
+class Items:
+    """Longest list or map; `unique` for a list of values, `unique_by` for a list of objects with that field as key."""
+
+    maximum: int
+    unique: bool = False
+    unique_by: str | None = None
+
+
+@dataclass(frozen=True)
+class Key:
+    """The manifest's spelling of a field where camelCase of its Python name is not it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a text is, in a word of OpenAPI; the API server checks it."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -98,3 +139,21 @@ def bare(hint: Any) -> Any:
 def is_group(kind: Any) -> bool:
     """A dataclass with fields of its own in the manifest."""
     return isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in TEXT_TYPES
+
+
+def as_manifest(value: Any) -> Any:
+    """A value as YAML would hold it: camelCase keys, absent and default fields left out.
+
+    Leaving defaults out keeps the result the same when a later release adds a field.
+    """
+    if isinstance(value, (Duration, Quantity, ModelSource)):
+        return value.text
+    if isinstance(value, tuple):
+        return [as_manifest(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: as_manifest(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.key: as_manifest(v) for f in manifest_fields(type(value)) if (v := getattr(value, f.name)) != f.default
+        }
+    return value

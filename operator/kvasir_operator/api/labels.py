@@ -31,7 +31,6 @@ numbers its workers from 1.
 LEADER_WORKER_SET_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
 """Of LeaderWorkerSet's own, on every pod of one."""
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
-COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 
 ROLE_SERVE: Final = "serve"
 ROLE_PREFILL: Final = "prefill"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from kvasir_operator.api.constraints import Bounds, Items, Key, Pattern
+from kvasir_operator.api.fields import Bounds, Items, Key, Pattern
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.api.source import ModelSource
 

@@ -9,8 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.constraints import Bounds, Items, Pattern
-from kvasir_operator.api.fields import UNION_ORIGINS, bare, constraints, is_group, manifest_fields
+from kvasir_operator.api.fields import (
+    UNION_ORIGINS,
+    Bounds,
+    Items,
+    Pattern,
+    bare,
+    constraints,
+    is_group,
+    manifest_fields,
+)
 from kvasir_operator.api.model import InferenceService, ServiceSpec
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.api.rules import rules_of

@@ -7,13 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.constraints import Bounds, Items, Pattern
-from kvasir_operator.api.descriptions import class_description, field_descriptions
-from kvasir_operator.api.fields import UNION_ORIGINS, ManifestField, bare, constraints, is_group, manifest_fields
+from kvasir_operator.api.fields import (
+    UNION_ORIGINS,
+    Bounds,
+    Items,
+    ManifestField,
+    Pattern,
+    as_manifest,
+    bare,
+    constraints,
+    is_group,
+    manifest_fields,
+)
 from kvasir_operator.api.model import InferenceService, ServiceSpec
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.api.rules import rules_of
-from kvasir_operator.api.serialize import as_manifest
+from kvasir_operator.api.schema import class_description, field_descriptions
 from kvasir_operator.api.service_status import ServiceStatus
 from kvasir_operator.api.source import ModelSource
 

@@ -1,16 +1,25 @@
 """OpenAPI schemas of manifest dataclasses: types, bounds, defaults, descriptions and the CEL text of their rules.
 
-Kubernetes' structural schemas have no references: a group that stands in four places is written out four times.
+Kubernetes' structural schemas have no references: a group that stands in four places is written out four times. Python
+keeps no docstring of a field, so that descriptions are read from the source; only generators do, never a pass.
 """
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
-from kvasir_operator.api.constraints import Bounds, Format, Items, Pattern
-from kvasir_operator.api.descriptions import class_description, field_descriptions
 from kvasir_operator.api.fields import (
     UNION_ORIGINS,
+    Bounds,
+    Format,
+    Items,
     ManifestField,
+    Pattern,
+    as_manifest,
     bare,
     camel_case,
     constraints,
@@ -20,7 +29,6 @@ from kvasir_operator.api.fields import (
 from kvasir_operator.api.quantity import DURATION_PATTERN, QUANTITY_PATTERN, Duration, Quantity
 from kvasir_operator.api.rule import Rule
 from kvasir_operator.api.rules import rules_of
-from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.api.source import ModelSource
 
 Schema = dict[str, Any]
@@ -129,3 +137,30 @@ def _map_limits(limits: tuple[Any, ...]) -> Schema:
         if isinstance(limit, Items):
             schema["maxProperties"] = limit.maximum
     return schema
+
+
+def class_description(cls: type) -> str:
+    """The first paragraph, on one line."""
+    return _one_line((inspect.getdoc(cls) or "").partition("\n\n")[0])
+
+
+@cache
+def field_descriptions(cls: type) -> dict[str, str]:
+    """By the field's Python name; fields that say nothing themselves are left out."""
+    body = _class_body(cls)
+    return {
+        field.target.id: _one_line(said.value.value)
+        for field, said in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant) and isinstance(said.value.value, str)
+    }
+
+
+def _class_body(cls: type) -> list[ast.stmt]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    return definition.body
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -6,7 +6,7 @@ Its schema is generated from these classes too; status/ fills them in.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from kvasir_operator.api.constraints import Format, Items, Key, Pattern
+from kvasir_operator.api.fields import Format, Items, Key, Pattern
 
 Timestamp = Annotated[str, Format("date-time")]
 Phase = Literal["Pending", "Loading", "Ready", "Scaling", "Updating", "Degraded", "Idle", "Suspended"]

@@ -72,21 +72,17 @@ async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
             written.append(await _apply(client, action))
         except OBJECT_ERRORS as error:
             refusals.append(Refusal(action.key, error))
-    edits: tuple[Scale | Unweigh, ...] = (*plan.scales, *plan.unweighs)
-    for edit in edits:
+    changes: tuple[Scale | Unweigh | Restart, ...] = (*plan.scales, *plan.unweighs, *plan.restarts)
+    for change in changes:
         try:
-            written.append(await _edit(client, namespace, edit))
+            if isinstance(change, Restart):
+                await _restart(client, namespace, change)
+            else:
+                written.append(await _edit(client, namespace, change))
         except (ObjectConflictError, ObjectNotFoundError):
-            stale.append(edit.key)
+            stale.append(change.key)
         except OBJECT_ERRORS as error:
-            refusals.append(Refusal(edit.key, error))
-    for restart in plan.restarts:
-        try:
-            await _restart(client, namespace, restart)
-        except (ObjectConflictError, ObjectNotFoundError):
-            stale.append(restart.key)
-        except OBJECT_ERRORS as error:
-            refusals.append(Refusal(restart.key, error))
+            refusals.append(Refusal(change.key, error))
     for deletion in plan.deletes:
         try:
             await client.delete(deletion.key.kind, namespace, deletion.key.name, deletion.uid)

@@ -1,22 +1,62 @@
 """What to do about children that are not as we applied them: the plan's drift, weighed with what is known of others.
 
 Three causes look alike in a plan. A person's edit is undone. What admission changes on the way in is learned
-(mutation.py). What another controller writes back each time is put back ever more seldom, and reported (contest.py).
+and not fought. What another controller writes back each time is put back ever more seldom, and reported (contest.py).
 """
 
+import json
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from kvasir_operator.apply.contest import Contest, contest_message, continued
-from kvasir_operator.apply.drift import find_drift
-from kvasir_operator.apply.mutation import LearnedMutations
-from kvasir_operator.apply.plan import Apply, Cause, FoundUnchanged, Plan
+from kvasir_operator.apply.drift import as_stored, find_drift
+from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Cause, FoundUnchanged, Plan
 from kvasir_operator.errors import OBJECT_ERRORS
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import KubeObject, object_key
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    applied_hash: str
+    expected: str | None
+    """JSON text: what we want, as the API server stores it; None where it changes nothing of that."""
+
+
+class LearnedMutations:
+    """What admission makes of one service's children, by UID.
+
+    A child that differs from what we applied, right after we applied it, was changed on its way in. What the API server
+    stores of it is remembered for as long as we want the same of it; a child that is like that is as it should be.
+    After a restart a dry run shows the same without a write.
+    """
+
+    def __init__(self) -> None:
+        self._learned: dict[str, _Learned] = {}
+
+    def learn(self, uid: str, desired: KubeObject, stored: KubeObject) -> None:
+        """`stored` is the API server's answer to an apply, or a dry run, of `desired`."""
+        is_changed = bool(find_drift(desired, stored))
+        expected = json.dumps(as_stored(desired, stored)) if is_changed else None
+        self._learned[uid] = _Learned(_hash(desired), expected)
+
+    def keep(self, uids: Collection[str]) -> None:
+        """Forgets children that are gone: each revision has children of its own."""
+        self._learned = {uid: learned for uid, learned in self._learned.items() if uid in uids}
+
+    def expected(self, uid: str, desired: KubeObject) -> KubeObject | None:
+        """What the child should look like; None where nothing was learned of what we want now."""
+        learned = self._learned.get(uid)
+        if learned is None or learned.applied_hash != _hash(desired):
+            return None
+        return desired if learned.expected is None else dict(json.loads(learned.expected))
+
+
+def _hash(desired: KubeObject) -> str:
+    return str(desired["metadata"]["annotations"][APPLIED_HASH])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Pure: what was measured, what is wanted now and what is remembered go in; a verdict and the next memory come out.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -19,25 +20,24 @@ from kvasir_operator.autoscaling.behavior import (
     stabilized,
 )
 from kvasir_operator.autoscaling.capacity import capacity_of, is_saturated, with_throughput
-from kvasir_operator.autoscaling.demand import BUSIEST_KV_USAGE, Demand, Need, demand_of
+from kvasir_operator.autoscaling.demand import BUSIEST_KV_USAGE, Demand, Need, ScalingReason, demand_of
 from kvasir_operator.autoscaling.drain import backlog_growth, is_passing, queued_tokens, with_backlog
-from kvasir_operator.autoscaling.forecast import TREND_SECONDS, PastNeed, forecast
-from kvasir_operator.autoscaling.hold import why_held
+from kvasir_operator.autoscaling.forecast import TREND_SECONDS, PastNeed, forecast, noted
 from kvasir_operator.autoscaling.latency import Latency, Trial, attainable, judged, latency_need, standing_trial
-from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
-from kvasir_operator.autoscaling.recurrence import noted
 from kvasir_operator.autoscaling.sample import RoleSample
-from kvasir_operator.autoscaling.shrinking import why_fewer
-from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
+from kvasir_operator.autoscaling.situation import HoldReason, Memory, RoleSituation, Verdict
 
+STALE_SECONDS = 90.0
+"""Three scrapes of the usual length."""
 _LATENCIES = (ScalingReason.TIME_TO_FIRST_TOKEN, ScalingReason.INTER_TOKEN_LATENCY)
 
 
 def decide(situation: RoleSituation, memory: Memory, is_service_idle: bool = False) -> tuple[Verdict, Memory]:
     """`is_service_idle`: no role of the service has had work for as long as it takes to go to zero."""
-    held = why_held(situation)
-    if situation.sample is None or held is not None:
-        return _held(situation, held), memory
+    if (held := why_held(situation)) is not None:
+        reason, text = held
+        return _within_bounds(situation, Verdict(situation.current, None, text, held=reason)), memory
+    assert situation.sample is not None
     sample = situation.sample.only(situation.ready)
     memory = _with_sample(memory, situation, sample)
     if situation.current == 0:
@@ -50,9 +50,25 @@ def decide(situation: RoleSituation, memory: Memory, is_service_idle: bool = Fal
     return verdict, _with_change(memory, situation, verdict)
 
 
-def _held(situation: RoleSituation, held: tuple[HoldReason, str] | None) -> Verdict:
-    reason, text = held or (HoldReason.METRICS_UNAVAILABLE, situation.trouble)
-    return _within_bounds(situation, Verdict(situation.current, None, text, held=reason))
+def why_held(situation: RoleSituation) -> tuple[HoldReason, str] | None:
+    """None where something can be: what is measured is there, fresh, and of all replicas that should have series."""
+    sample = situation.sample
+    if sample is None:
+        reason = HoldReason.NOTHING_MEASURED if situation.is_beginning else HoldReason.METRICS_UNAVAILABLE
+        return reason, situation.trouble
+    age = situation.now - sample.at
+    if age > STALE_SECONDS:
+        return HoldReason.METRICS_STALE, f"the newest sample is {age:.0f} s old, expected at most {STALE_SECONDS:g} s"
+    missing = _missing(situation, sample)
+    if missing and situation.current:  # at zero those that are warm still are on their way out
+        reason = HoldReason.NOTHING_MEASURED if situation.is_beginning else HoldReason.METRICS_MISSING
+        return reason, f"Prometheus has no series of {', '.join(missing)}"
+    return None
+
+
+def _missing(situation: RoleSituation, sample: RoleSample) -> list[str]:
+    engines = situation.warm - {replica.name for replica in sample.replicas}
+    return [*sorted(engines), *sorted(situation.warm_routers - sample.routers), *sample.lacking]
 
 
 def _within_bounds(situation: RoleSituation, verdict: Verdict) -> Verdict:
@@ -100,7 +116,7 @@ def _follow(situation: RoleSituation, sample: RoleSample, memory: Memory) -> tup
     wanted, memory = _paced(situation, need, memory)
     wanted = _least_that_hold(situation, sample, guarded, wanted)
     if wanted < situation.current:
-        need = replace(need, message=why_fewer(situation, sample, memory, need, guarded, wanted))
+        need = replace(need, message=_why_fewer(situation, sample, memory, need, guarded, wanted))
     verdict = _verdict(situation, wanted, need, demand.need.replicas)
     if situation.is_rolling and verdict.replicas < situation.current:
         text = f"a rollout is in progress, after which fewer may do: {verdict.message}"
@@ -242,3 +258,39 @@ def _with_change(memory: Memory, situation: RoleSituation, verdict: Verdict) -> 
     kept = tuple(each for each in memory.changes if each.at > situation.now - MOST_SECONDS)
     delta = verdict.replicas - situation.current
     return replace(memory, changes=(*kept, Change(situation.now, delta)) if delta else kept)
+
+
+def _why_fewer(
+    situation: RoleSituation,
+    sample: RoleSample,
+    memory: Memory,
+    need: Need,
+    guarded: Sequence[Latency],
+    num_left: int,
+) -> str:
+    """In words for the status: the need, the window, and what the survivors hold.
+
+    `memory`: with this decision's recommendation. `guarded`: latencies that survivors must keep."""
+    texts = [f"{need.message}: {need.replicas:.2f} replicas", _of_window(situation, memory)]
+    num_ready = len(sample.replicas)
+    if num_ready:
+        usage = sample.busiest_kv_usage
+        then = f"{usage * num_ready / num_left:.2f} with {num_left}"
+        texts.append(f"the busiest of {num_ready} uses {usage:.2f} of its KV cache, {then}")
+        if situation.slots is not None:
+            texts.append(f"one runs {sample.most_running:.0f} of {situation.slots} requests at once")
+        texts += [_of_latency(each, num_ready, num_left) for each in guarded]
+    return "; ".join(texts)
+
+
+def _of_window(situation: RoleSituation, memory: Memory) -> str:
+    own = situation.spec.behavior.scale_down.stabilization_window_seconds
+    seconds = default_down_window_seconds(memory.changes, situation.startup_seconds) if own is None else own
+    *former, latest = memory.recommendations
+    most = max([latest.replicas, *(each.replicas for each in former if each.at > situation.now - seconds)])
+    return f"at most {most} wanted in the last {seconds:.0f} s"
+
+
+def _of_latency(latency: Latency, num_ready: int, num_left: int) -> str:
+    share = latency.with_replicas(num_ready, num_left)
+    return f"{latency.reason} p90 of {latency.p90_seconds:.3f} s, {share:.2f} of its SLO with {num_left}"

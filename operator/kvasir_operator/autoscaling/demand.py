@@ -7,11 +7,11 @@ is absolute, so that replicas on their way are neither wanted twice nor make the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kvasir_operator.autoscaling.capacity import Capacity
 from kvasir_operator.autoscaling.drain import queue_ahead, queued_tokens, uncached_tokens
 from kvasir_operator.autoscaling.queueing import num_servers_for
-from kvasir_operator.autoscaling.reasons import ScalingReason
 from kvasir_operator.autoscaling.sample import RoleSample
 
 BUSIEST_KV_USAGE = 0.95
@@ -25,6 +25,23 @@ within the minutes whose mean it sees."""
 LEAST_BACKLOG_SECONDS = 30.0
 """What waits is worked off beside what arrives in the time that a replica takes to start, and no faster than this: what
 those that run will have done by then is no work for another."""
+
+
+class ScalingReason(StrEnum):
+    """Why replicas are changed; shown in status.scaling, events and metrics, so none is ever reworded."""
+
+    KV_CACHE_DEMAND = "KVCacheDemand"
+    BUSIEST_REPLICA = "BusiestReplica"
+    SLOT_DEMAND = "SlotDemand"
+    PREFILL_DEMAND = "PrefillDemand"
+    TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
+    INTER_TOKEN_LATENCY = "InterTokenLatency"
+    FORECAST = "Forecast"
+    LOW_DEMAND = "LowDemand"
+    HELD_REQUESTS = "HeldRequests"
+    OTHER_ROLE_BUSY = "OtherRoleBusy"
+    IDLE = "Idle"
+    BOUNDS = "ReplicaBounds"
 
 
 @dataclass(frozen=True)

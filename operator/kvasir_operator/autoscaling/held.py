@@ -1,16 +1,20 @@
 """What routers hold for a service, asked of each of them: at zero that is all there is to know, and no scrape is soon
-enough."""
+enough. And which pods the installation's gateway has, the router of many services."""
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.api.labels import ROUTER_ADMIN_PORT
-from kvasir_operator.observe.pod_url import pod_url
+from kvasir_operator.errors import KubeApiError
+from kvasir_operator.kube.client import KubeClient
+from kvasir_operator.kube.kinds import POD, KubeObject
+from kvasir_operator.observe.engine_http import ask_each
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +32,11 @@ class Held:
 
 async def read_held(addresses: Iterable[str], service: str | None, port: int = ROUTER_ADMIN_PORT) -> Held | None:
     """Of all routers together that answer; None where none does. `service` None: the routers have no other."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)) as session:
-        urls = [pod_url(address, port, "/metrics") for address in addresses]
-        answers = await asyncio.gather(*(_ask(session, url, service) for url in urls))
+
+    async def told(answer: aiohttp.ClientResponse) -> Held:
+        return held_in(await answer.text(), service)
+
+    answers = await ask_each(addresses, port, "/metrics", told, TIMEOUT_SECONDS)
     known = [answer for answer in answers if answer is not None]
     if not known:
         return None
@@ -45,11 +51,27 @@ def held_in(text: str, service: str | None) -> Held:
     return Held(*(sum(sample.value for sample in own if sample.name == name) for name in (_REQUESTS, _TOKENS)))
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, service: str | None) -> Held | None:
-    try:
-        async with session.get(url) as answer:
-            answer.raise_for_status()
-            return held_in(await answer.text(), service)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        logger.debug("%s did not say what it holds: %r", url, error)
-        return None
+class GatewayPods:
+    """As one turn sees them: listed for the first service that asks alone. `gateway` None: there is none."""
+
+    def __init__(self, client: KubeClient, gateway: GatewayDefaults | None) -> None:
+        self._client = client
+        self._gateway = gateway
+        self._listing = asyncio.Lock()
+        self._found: Sequence[KubeObject] | None = None
+
+    async def list(self) -> Sequence[KubeObject]:
+        """Empty where they cannot be listed: roles that somebody else made may not let the operator see them."""
+        async with self._listing:
+            if self._found is None:
+                self._found = await self._list()
+            return self._found
+
+    async def _list(self) -> Sequence[KubeObject]:
+        if self._gateway is None:
+            return ()
+        try:
+            return await self._client.list(POD, self._gateway.namespace, dict(self._gateway.pod_labels))
+        except KubeApiError as error:
+            logger.debug("the gateway's pods cannot be listed: %s", error)
+            return ()

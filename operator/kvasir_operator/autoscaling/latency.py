@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvasir_operator.autoscaling.behavior import TOLERANCE
-from kvasir_operator.autoscaling.demand import Need
-from kvasir_operator.autoscaling.reasons import ScalingReason
+from kvasir_operator.autoscaling.demand import Need, ScalingReason
 
 MOST_GROWTH = 1.25
 """In one step: latencies grow out of all proportion where a queue does, and tell of requests that came long before."""

@@ -16,8 +16,7 @@ from kvasir_operator.api.conditions import ConditionType, Reason, find_condition
 from kvasir_operator.api.labels import ROLE_ROUTER, SERVICE_LABEL
 from kvasir_operator.api.model import AutoscalingSpec, InferenceService
 from kvasir_operator.api.parse import parse_service
-from kvasir_operator.autoscaling.gateway_pods import GatewayPods
-from kvasir_operator.autoscaling.held import Held, read_held
+from kvasir_operator.autoscaling.held import GatewayPods, Held, read_held
 from kvasir_operator.autoscaling.ledger import (
     MAX_ENTRIES,
     ScalingLedger,
@@ -36,14 +35,13 @@ from kvasir_operator.autoscaling.pods import (
 from kvasir_operator.autoscaling.prometheus import Prometheus
 from kvasir_operator.autoscaling.queries import RoleQueries
 from kvasir_operator.autoscaling.read import read_former_days, read_sample
-from kvasir_operator.autoscaling.reasons import HoldReason
 from kvasir_operator.autoscaling.sample import RoleSample
-from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
+from kvasir_operator.autoscaling.situation import HoldReason, Memory, RoleSituation, Verdict
 from kvasir_operator.autoscaling.together import decide_together
 from kvasir_operator.desired.roles import EngineRole, engine_roles
 from kvasir_operator.errors import InvalidManifestError, KubeApiError, PrometheusError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, KubeObject, ServiceKey, is_terminating
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, KubeObject, ServiceKey, is_terminating, service_key
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.settings import OperatorSettings
 
@@ -152,9 +150,8 @@ class Autoscaler:
         for namespace in self._settings.namespace or (None,):
             async for page in self._client.list_pages(INFERENCE_SERVICE, namespace):
                 for obj in page.get("items") or []:
-                    metadata = obj["metadata"]
                     if not is_terminating(obj) and not obj["spec"].get("suspend"):
-                        found[ServiceKey(metadata["namespace"], metadata["name"])] = obj
+                        found[service_key(obj)] = obj
         return found
 
     async def _scale(self, key: ServiceKey, obj: KubeObject, turn: _Turn) -> None:

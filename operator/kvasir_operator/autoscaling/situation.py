@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from kvasir_operator.api.model import AutoscalingSpec
 from kvasir_operator.autoscaling.behavior import Change, Recommendation
 from kvasir_operator.autoscaling.capacity import Capacity
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.drain import Backlog
-from kvasir_operator.autoscaling.forecast import PastNeed
+from kvasir_operator.autoscaling.forecast import History, PastNeed
 from kvasir_operator.autoscaling.latency import Trial
-from kvasir_operator.autoscaling.reasons import EXPECTED_HOLDS, HoldReason, ScalingReason
-from kvasir_operator.autoscaling.recurrence import History
 from kvasir_operator.autoscaling.sample import RoleSample
 from kvasir_operator.desired.roles import EngineRoleName
 
@@ -82,6 +82,20 @@ class Memory:
     queued_at: float | None = None
     """When prompts waited last for more than the SLO allows."""
     idle_since: float | None = None
+
+
+class HoldReason(StrEnum):
+    """Why nothing is decided; all but those of `EXPECTED_HOLDS` are faults that a condition shows."""
+
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    METRICS_STALE = "MetricsStale"
+    METRICS_MISSING = "MetricsMissing"
+    DECISION_FAILED = "DecisionFailed"
+    ROLLOUT = "RolloutInProgress"
+    NOTHING_MEASURED = "NothingMeasured"
+
+
+EXPECTED_HOLDS = frozenset({HoldReason.ROLLOUT, HoldReason.NOTHING_MEASURED})
 
 
 @dataclass(frozen=True)

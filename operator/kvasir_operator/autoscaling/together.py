@@ -1,12 +1,15 @@
-"""The roles of one service together: none is at zero while another has work, and they go there only when none has."""
+"""The roles of one service together: none is at zero while another has work, and they go there only when none has.
+
+What cannot be measured is taken for work, and so is a start: a role is idle from when a replica of it is ready, and not
+during a rollout.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kvasir_operator.autoscaling.behavior import Change
-from kvasir_operator.autoscaling.decide import decide
-from kvasir_operator.autoscaling.idle import has_work, idle_seconds, noting_idleness
-from kvasir_operator.autoscaling.reasons import ScalingReason
+from kvasir_operator.autoscaling.decide import decide, why_held
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.situation import Memory, RoleSituation, Verdict
 
 
@@ -41,3 +44,25 @@ def _woken(situation: RoleSituation, verdict: Verdict, memory: Memory, waking: V
         return verdict, memory
     woken = replace(verdict, replicas=max(1, situation.spec.min_replicas), reason=waking.reason, message=waking.message)
     return woken, replace(memory, changes=(*memory.changes, Change(situation.now, woken.replicas)))
+
+
+def idle_seconds(situation: RoleSituation, memory: Memory) -> float:
+    """For how long the role has had no work as far as is known; 0 while nothing is."""
+    return 0.0 if memory.idle_since is None else situation.now - memory.idle_since
+
+
+def noting_idleness(situation: RoleSituation, memory: Memory) -> Memory:
+    """To be called with every sample, before `idle_seconds`."""
+    is_starting = situation.current > 0 and not situation.ready
+    is_known = situation.sample is not None and why_held(situation) is None
+    if is_starting or situation.is_rolling or not is_known or has_work(situation):
+        return replace(memory, idle_since=None)
+    return replace(memory, idle_since=situation.now if memory.idle_since is None else memory.idle_since)
+
+
+def has_work(situation: RoleSituation) -> bool:
+    """As far as is known."""
+    if situation.sample is None or why_held(situation) is not None:
+        return False
+    sample = situation.sample.only(situation.ready)
+    return sample.num_in_flight > 0 or sample.uncached_tokens_per_second > 0 or sample.requests_per_second > 0

@@ -4,7 +4,8 @@ A child is changed in its builder under resources/; here is only which children 
 are not among them: they stay as they were made until rollout/ lets them go.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -15,25 +16,35 @@ from kvasir_operator.apply.plan import stamped
 from kvasir_operator.desired.revision import revision_of
 from kvasir_operator.desired.roles import NOT_SCALED, EngineRole, Role, engine_roles, router_roles
 from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, unsupported_features
-from kvasir_operator.groups.choice import WantedGroup
-from kvasir_operator.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, SERVICE, STATEFUL_SET, Kind, ObjectKey, object_key
+from kvasir_operator.groups.group import WantedGroup
+from kvasir_operator.kube.kinds import (
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    SERVICE,
+    STATEFUL_SET,
+    Kind,
+    KubeObject,
+    ObjectKey,
+    object_key,
+)
 from kvasir_operator.resources.engine_deployment import engine_deployment
-from kvasir_operator.resources.engine_group import engine_group, rendezvous_service
-from kvasir_operator.resources.engine_service import engine_service
-from kvasir_operator.resources.leader_worker_set import leader_worker_set
+from kvasir_operator.resources.engine_group import engine_group, leader_worker_set
 from kvasir_operator.resources.network_policies import network_policies
 from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budget
 from kvasir_operator.resources.pod_monitor import pod_monitor
-from kvasir_operator.resources.router_access import router_role_binding
 from kvasir_operator.resources.router_deployment import router_deployment
-from kvasir_operator.resources.router_peers import router_peers_service
 from kvasir_operator.resources.router_secret import router_secret
-from kvasir_operator.resources.router_service import router_service
-from kvasir_operator.resources.service_accounts import engine_service_account, router_service_account
+from kvasir_operator.resources.service_accounts import (
+    engine_service_account,
+    router_role_binding,
+    router_service_account,
+)
+from kvasir_operator.resources.services import engine_service, rendezvous_service, router_peers_service, router_service
 from kvasir_operator.settings import OperatorSettings
 
 Manifest = dict[str, Any]
 _GROUP_BUILDERS: Final = {STATEFUL_SET: engine_group, LEADER_WORKER_SET: leader_worker_set}
+MAX_SERVICES: Final = 128
 
 
 @dataclass(frozen=True)
@@ -202,3 +213,33 @@ def _workloads(
 def _numbered(workload: Manifest, number: int) -> Manifest:
     annotations = {**workload["metadata"].get("annotations", {}), REVISION_NUMBER: str(number)}
     return {**workload, "metadata": {**workload["metadata"], "annotations": annotations}}
+
+
+class RecentlyDesired:
+    """What services want, rendered once for the passes of a rollout: several look at one spec within seconds.
+
+    Of few services, those asked for last: what is rendered of one takes more memory than all that the informers keep.
+    """
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[str, str], tuple[tuple[Any, ...], DesiredService]] = OrderedDict()
+
+    def of(self, obj: KubeObject, inputs: tuple[object, ...], render: Callable[[], DesiredService]) -> DesiredService:
+        """`inputs`: whatever `render` goes by besides the manifest in `obj`. What it raises is not kept.
+
+        The manifests that it holds are others' too, and not to be changed.
+        """
+        metadata = obj["metadata"]
+        key = metadata["namespace"], metadata["name"]
+        made_of: tuple[Any, ...] = (
+            obj.get("spec"),
+            *(metadata.get(name) for name in ("uid", "generation", "labels", "annotations")),
+            *inputs,
+        )
+        found = self._found.pop(key, None)
+        if found is None or found[0] != made_of:
+            found = made_of, render()
+        self._found[key] = found
+        if len(self._found) > MAX_SERVICES:
+            self._found.popitem(last=False)
+        return found[1]

@@ -24,7 +24,7 @@ from kvasir_operator.api.model import (
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.api.source import ModelSource
 from kvasir_operator.desired.roles import EngineRole
-from kvasir_operator.resources.accelerator import accelerator
+from kvasir_operator.resources.engine_resources import accelerator
 
 # Kubernetes has had image volumes behind a feature gate since 1.31; from here on they are on by default.
 IMAGE_VOLUMES_SINCE: Final = (1, 35)

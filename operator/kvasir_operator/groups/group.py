@@ -1,11 +1,13 @@
-"""A group as the cluster's objects show it: its StatefulSet or LeaderWorkerSet, its pods and its record."""
+"""A group as the cluster's objects show it: its StatefulSet or LeaderWorkerSet, its pods and its record; and which
+groups a revision is to have."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import count
 
 from kvasir_operator.api.labels import GROUP_SIZE, group_index
 from kvasir_operator.groups.record import RestartRecord
-from kvasir_operator.kube.kinds import LEADER_WORKER_SET, Kind, KubeObject, is_terminating, kind_of
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET, Kind, KubeObject, is_terminating, kind_of
 from kvasir_operator.observe.replicas import Replica, group_of
 
 
@@ -60,3 +62,41 @@ def groups_of(objects: Iterable[KubeObject], pods: Collection[KubeObject]) -> li
     """By index."""
     found = [Group(each, tuple(pod for pod in pods if group_of(pod) == each["metadata"]["name"])) for each in objects]
     return sorted(found, key=lambda group: group.index)
+
+
+@dataclass(frozen=True)
+class WantedGroup:
+    """`index` tells a revision's groups apart. `avoided_nodes`: where its failures began more than once. `kind`: of its
+    object."""
+
+    index: int
+    avoided_nodes: tuple[str, ...] = ()
+    kind: Kind = STATEFUL_SET
+
+
+def staying(groups: Iterable[Group], num_wanted: int, going: Collection[str]) -> list[Group]:
+    """Of the groups that run those that run on: not those whose names are among `going`, and not more than wanted."""
+    running = [group for group in groups if group.is_running]
+    ordered = sorted(running, key=lambda group: (group.name in going, group.index))
+    return sorted(ordered[:num_wanted], key=lambda group: group.index)
+
+
+def chosen_indexes(
+    groups: Collection[Group], num_wanted: int, going: Collection[str], taken: Collection[int]
+) -> list[int]:
+    """Indexes of the groups that a revision is to have.
+
+    `taken` have pods that are on their way out: a group of the same name would wait until those are gone.
+    """
+    stay = [group.index for group in staying(groups, num_wanted, going)]
+    others = [group.index for group in groups if not group.is_running]
+    fresh = (index for index in count() if index not in {*taken, *(group.index for group in groups)})
+    free = [*(index for index in others if index not in taken), *(next(fresh) for _ in range(num_wanted))]
+    return sorted([*stay, *free[: num_wanted - len(stay)]])
+
+
+def kinds_by_index(groups: Iterable[Group], indexes: Iterable[int], offered: Kind) -> dict[int, Kind]:
+    """Of each of `indexes`: as the group is, else as the revision's first, else what is `offered`."""
+    known = {group.index: group.kind for group in groups}
+    of_new = next(iter(known.values()), offered)
+    return {index: known.get(index, of_new) for index in indexes}

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final, Self
 
 from kvasir_operator.api.labels import GROUP
-from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.kube.kinds import KubeObject, seconds_between
 
 RESTARTS: Final = f"{GROUP}/group-restarts"
 FORGET_SECONDS: Final = 3600.0
@@ -71,7 +71,3 @@ class RestartRecord:
     def avoided_nodes(self) -> tuple[str, ...]:
         """Where failures began more than once."""
         return tuple(sorted(name for name, number in self.nodes.items() if number >= _FAILURES_TO_AVOID))
-
-
-def seconds_between(start: str, end: str) -> float:
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()

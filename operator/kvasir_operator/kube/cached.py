@@ -8,7 +8,15 @@ from kubernetes.aio.client import Configuration
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import KubeApiError
 from kvasir_operator.kube.client import ClientHooks, KubeClient, LabelSelector
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, LISTED_CHILD_KINDS, POD, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import (
+    INFERENCE_SERVICE,
+    LISTED_CHILD_KINDS,
+    POD,
+    Kind,
+    KubeObject,
+    ServiceKey,
+    service_key,
+)
 from kvasir_operator.observe.cache import InformerCache, Name
 from kvasir_operator.observe.seen_services import SeenServices
 
@@ -65,7 +73,7 @@ class CachedClient(KubeClient):
         try:
             stored = await super().apply_status(obj)
         except KubeApiError:
-            self._services.forget(ServiceKey(obj["metadata"]["namespace"], obj["metadata"]["name"]))
+            self._services.forget(service_key(obj))
             raise
         self._services.put(stored)
         return stored

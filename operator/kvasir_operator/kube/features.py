@@ -2,21 +2,33 @@
 
 Asked at the start, again at every resync, and soon after the API server did not know a kind, so a CRD that is installed
 or removed later is noticed without a restart. A kind that is absent costs one small request each time it is asked for.
+
+Before all work the API server must answer and know InferenceServices. That is waited for: an operator that ended
+because the API server is away would be started again later and later, by the kubelet's back-off.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvasir_operator.errors import KubeApiError, KubeForbiddenError, ObjectNotFoundError
+from kvasir_operator.errors import (
+    CrdNotInstalledError,
+    KubeApiError,
+    KubeForbiddenError,
+    KubeUnavailableError,
+    ObjectNotFoundError,
+)
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import LISTED_CHILD_KINDS, OPTIONAL_KINDS, Kind
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, LISTED_CHILD_KINDS, OPTIONAL_KINDS, Kind
+from kvasir_operator.queue.back_off import BackOff
 
 logger = logging.getLogger(__name__)
 
 SOON_SECONDS = 1.0
+_BACK_OFF = BackOff(first_seconds=0.5, longest_seconds=5.0)
+_UNAUTHORIZED = 401
 
 
 @dataclass(frozen=True)
@@ -104,3 +116,36 @@ class Discovery:
             logger.info("the cluster %s %s", "serves" if kind in found.kinds else "no longer serves", kind.kind)
         self.features = found
         self._on_change()
+
+
+async def wait_until_served(
+    client: KubeClient, namespaces: Sequence[str] | None, back_off: BackOff = _BACK_OFF
+) -> ClusterFeatures:
+    """Tries again for as long as the API server is away, and logs each cause once, not each try.
+
+    Raises CrdNotInstalledError for a missing CRD, other KubeApiErrors where waiting would not help.
+    """
+    logged, num_failures = "", 0
+    while True:
+        try:
+            features = await _ask(client, namespaces)
+            break
+        except KubeUnavailableError as error:
+            if error.status == _UNAUTHORIZED:
+                raise
+            if str(error) != logged:
+                logger.warning("waiting for the API server: %s", error)
+            logged, num_failures = str(error), num_failures + 1
+        await asyncio.sleep(back_off.delay_seconds(num_failures))
+    if logged:
+        logger.info("the API server answers")
+    return features
+
+
+async def _ask(client: KubeClient, namespaces: Sequence[str] | None) -> ClusterFeatures:
+    try:
+        for namespace in namespaces or (None,):
+            await anext(client.list_pages(INFERENCE_SERVICE, namespace))
+    except ObjectNotFoundError as error:
+        raise CrdNotInstalledError(f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}") from error
+    return await read_features(client)

@@ -4,6 +4,8 @@ The table is fixed on purpose: an operator acts only on kinds that its Role name
 which of OPTIONAL_KINDS this one does, kube/features.py asks.
 """
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 from kvasir_operator.api.labels import API_VERSION, KIND, PLURAL
@@ -42,8 +44,6 @@ POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionb
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 LEADER_WORKER_SET = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
-INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
-HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 POD = Kind("v1", "Pod", "pods")
 EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
@@ -65,7 +65,7 @@ CHILD_KINDS = (
 GROUP_KINDS = (STATEFUL_SET, LEADER_WORKER_SET)
 WORKLOAD_KINDS = (DEPLOYMENT, *GROUP_KINDS)
 # Served only where somebody installed their CRDs.
-OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR, INFERENCE_POOL, HTTP_ROUTE)
+OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR)
 # Found by label and watched. Who may list Secrets may read all of them, so a service's own is asked for by its name.
 LISTED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != SECRET)
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in (INFERENCE_SERVICE, *CHILD_KINDS, POD, EVENT, LEASE)}
@@ -79,6 +79,10 @@ class ServiceKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+def service_key(service: Mapping[str, Any]) -> ServiceKey:
+    return ServiceKey(service["metadata"]["namespace"], service["metadata"]["name"])
 
 
 class ObjectKey(NamedTuple):
@@ -102,3 +106,16 @@ def object_key(obj: KubeObject) -> ObjectKey:
 
 def is_terminating(obj: KubeObject) -> bool:
     return obj["metadata"].get("deletionTimestamp") is not None
+
+
+def pod_template(workload: KubeObject) -> KubeObject:
+    """Of a LeaderWorkerSet of ours leader and workers have one."""
+    spec = workload["spec"]
+    is_led = kind_of(workload) == LEADER_WORKER_SET
+    template: KubeObject = spec["leaderWorkerTemplate"]["workerTemplate"] if is_led else spec["template"]
+    return template
+
+
+def seconds_between(start: str, end: str) -> float:
+    """Of two times as objects have them (RFC 3339)."""
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -19,7 +20,6 @@ from yarl import URL
 
 from kvasir_operator.api.labels import FIELD_MANAGER
 from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.kube.write_guard import write_guard
 
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
@@ -93,3 +93,25 @@ class Session:
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[guard]
             )
         return self._opened
+
+
+def write_guard(before_write: Callable[[], None]) -> aiohttp.TraceConfig:
+    """Asks once more whether a write may be sent when there is a connection for it, right before it leaves.
+
+    A process that was paused while it waited for one (or its whole node was) would otherwise send on waking what
+    another leader has gone beyond. What was on the wire by then, the API server has had before the Lease ran out.
+    `before_write` may raise: then nothing is sent, and the request fails with what it raised.
+    """
+
+    async def begin(session: aiohttp.ClientSession, context: SimpleNamespace, params: Any) -> None:
+        context.is_write = params.method != "GET"
+
+    async def connected(session: aiohttp.ClientSession, context: SimpleNamespace, params: Any) -> None:
+        if context.is_write:
+            before_write()
+
+    guard = aiohttp.TraceConfig()
+    guard.on_request_start.append(begin)
+    guard.on_connection_create_end.append(connected)
+    guard.on_connection_reuseconn.append(connected)
+    return guard

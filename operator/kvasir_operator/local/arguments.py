@@ -21,7 +21,7 @@ from kvasir_operator.resources.kv_events import (
 from kvasir_operator.resources.kv_transfer import KV_TRANSFER_FLAG, KV_TRANSFER_PORT_NAME
 from kvasir_operator.resources.parallel_ranks import MASTER_ADDRESS_FLAG, MASTER_PORT_FLAG
 from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG, REBALANCING_FLAG
-from kvasir_operator.resources.router_peers import PEERS_FLAG
+from kvasir_operator.resources.services import PEERS_FLAG
 
 _ENDPOINT_FLAGS: Final = {
     labels.ROLE_SERVE: "--endpoint",

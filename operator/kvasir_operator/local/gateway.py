@@ -14,8 +14,8 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork, free_port, usable_port
+from kvasir_operator.local.options import installed_program
 from kvasir_operator.local.pods import Listener, LocalPod, LocalProbe
-from kvasir_operator.local.programs import installed_program
 from kvasir_operator.resources.kv_events import KV_EVENTS_PORTS_FLAG
 
 NAME: Final = "gateway"

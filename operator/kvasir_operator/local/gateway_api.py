@@ -14,8 +14,8 @@ from typing import Any, Final, NoReturn
 from aiohttp import web
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.fields import as_manifest
 from kvasir_operator.api.model import DisaggregationSpec, InferenceService
-from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.local.pods import Listener, LocalPod
 
 SERVICES_PATH: Final = f"/apis/{labels.API_VERSION}/{labels.PLURAL}"

@@ -1,12 +1,13 @@
 """What may be chosen for a local run: where the router listens, and where the programs are."""
 
 import ipaddress
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvasir_operator.errors import InvalidSettingsError
+from kvasir_operator.errors import InvalidSettingsError, LocalRunError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8080"
 
@@ -37,3 +38,12 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.IPv4Address(address).is_loopback
     except ValueError:
         return False
+
+
+def installed_program(program: str, folder: Path) -> str:
+    """In `folder`, else on PATH. Raises LocalRunError where it is neither."""
+    found = shutil.which(program, path=str(folder)) or shutil.which(program)
+    if found is None:
+        extra = program.removeprefix("kvasir-")
+        raise LocalRunError(f"{program} is neither in {folder} nor on PATH: install kvasir[{extra}]")
+    return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvasir_operator.api.defaults import GatewayDefaults, InstallationDefaults
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.unsupported import blocking, unsupported_features
 from kvasir_operator.errors import InvalidSettingsError, LocalRunError
@@ -26,7 +27,6 @@ from kvasir_operator.local.pods import Listener, LocalPod, LocalService
 from kvasir_operator.local.supervisor import ReplicaSupervisor, RestartPolicy
 from kvasir_operator.local.translate import Folders, local_service
 from kvasir_operator.local.watchdog import Watchdog
-from kvasir_operator.manifests import load_services
 from kvasir_operator.settings import OperatorSettings
 
 _NOT_APPLIED = (

@@ -18,8 +18,8 @@ from kvasir_operator.desired.roles import engine_roles, router_roles
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.arguments import EngineAddresses, engine_addresses, local_arguments
 from kvasir_operator.local.network import LoopbackNetwork
+from kvasir_operator.local.options import installed_program
 from kvasir_operator.local.pods import Listener, LocalCommand, LocalPod, LocalProbe, LocalService
-from kvasir_operator.local.programs import installed_program
 from kvasir_operator.local.seats import Placement, Seat, Workload, seats_of
 from kvasir_operator.local.volumes import is_in_empty_dir, local_folders, on_this_machine, secret_environment
 from kvasir_operator.resources.engine_deployment import engine_pod_template

@@ -30,6 +30,12 @@ def own_containers(pod: KubeObject) -> list[KubeObject]:
     return [each for each in pod.get("status", {}).get("containerStatuses", []) if each["name"] in OWN_CONTAINERS]
 
 
+def all_containers(pod: KubeObject) -> list[KubeObject]:
+    """Statuses of those that run before the others, or beside them, and of the others."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
 def is_sidecar(pod: KubeObject, name: str) -> bool:
     """Whether the init container runs beside the others as long as the pod does."""
     inits = pod.get("spec", {}).get("initContainers", [])

@@ -12,9 +12,8 @@ from typing import Any
 from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.errors import KubeApiError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, KubeObject, ServiceKey
-from kvasir_operator.observe.gateway_state import GatewayState
-from kvasir_operator.observe.model_names import ModelNames, claimed_names
+from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, KubeObject, ServiceKey, service_key
+from kvasir_operator.observe.model_names import GatewayState, ModelNames, claimed_names
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +50,13 @@ class GatewayObserver:
         self.watch_service("MODIFIED", service)
         if self._is_ready is None:
             self._is_ready = await self._look(self._gateway)
-        key = _key(service)
+        key = service_key(service)
         return GatewayState(self._is_ready, self._names.names(key), self._names.taken(key))
 
     def watch_service(self, event_type: str | None, service: Mapping[str, Any]) -> None:
         """Takes an event of the services' watch; `event_type` is None for an object of its first list."""
         if event_type == "DELETED":
-            self.forget(_key(service))
+            self.forget(service_key(service))
         else:
             self._wake_all(self._names.put(service))
 
@@ -100,7 +99,3 @@ class GatewayObserver:
     def _wake_all(self, keys: set[ServiceKey]) -> None:
         for key in keys:
             self._wake(key)
-
-
-def _key(service: Mapping[str, Any]) -> ServiceKey:
-    return ServiceKey(service["metadata"]["namespace"], service["metadata"]["name"])

@@ -1,7 +1,7 @@
 """What the init containers that download models say: how far they have come, and why they ended.
 
 The last line of a loader's log names the failure: `kvasir-runtime: error: REASON: what was seen`. Its progress is asked
-over HTTP (download_progress.py), which tells a loader that fails again and again from one that has got over it.
+over HTTP (engine_http.py), which tells a loader that fails again and again from one that has got over it.
 """
 
 import re

@@ -5,7 +5,7 @@ The gateway goes by the same rule (then by namespace and name), so what a status
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvasir_operator.kube.kinds import ServiceKey
@@ -82,3 +82,26 @@ def claimed_names(service: Mapping[str, Any]) -> tuple[str, ...]:
     model, adapters = spec["model"], spec.get("engine", {}).get("adapters", {}).get("list", ())
     names = (model.get("name", service["metadata"]["name"]), *model.get("aliases", ()))
     return tuple(dict.fromkeys((*names, *(adapter["name"] for adapter in adapters))))
+
+
+@dataclass(frozen=True)
+class GatewayState:
+    """What a pass knows of the gateway for one service behind it; gateway.py finds it out.
+
+    `is_ready`: the gateway takes requests. `names`: model names that the service claims there.
+    """
+
+    is_ready: bool
+    names: tuple[str, ...]
+    taken: Mapping[str, ServiceKey] = field(default_factory=dict)
+    """Those of its names that an older service has, and which."""
+
+    @property
+    def is_refused(self) -> bool:
+        """No name is left by which a request could ask for it."""
+        return len(self.taken) == len(self.names)
+
+    @property
+    def serves(self) -> bool:
+        """A request that names the service reaches its engines."""
+        return self.is_ready and not self.is_refused

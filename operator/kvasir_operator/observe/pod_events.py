@@ -6,11 +6,11 @@ changes nothing of the pod. So such pods, and no others, are asked for their Eve
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import MODEL_CACHE, ROLE_LABEL
-from kvasir_operator.kube.kinds import KubeObject, is_terminating
+from kvasir_operator.kube.kinds import KubeObject, is_terminating, seconds_between
+from kvasir_operator.observe.containers import all_containers
 
 # Reported by the kubelet once volumes and network are there: a failure before that is over.
 _PROGRESS = frozenset({"Pulling", "Pulled", "Created", "Started"})
@@ -32,23 +32,25 @@ _LONGEST_LOOK_SECONDS = 15.0
 
 def is_creating(pod: KubeObject) -> bool:
     """Whether a node has the pod, and makes volumes and network for it or pulls its images."""
-    status = pod.get("status", {})
-    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    causes = [container.get("state", {}).get("waiting", {}).get("reason") for container in containers]
+    causes = [each.get("state", {}).get("waiting", {}).get("reason") for each in all_containers(pod)]
     return not is_terminating(pod) and "ContainerCreating" in causes
 
 
 def pods_to_ask(pods: Iterable[KubeObject]) -> list[KubeObject]:
     """Those whose Events may say more than their status: some of each role."""
+    return some_of_each_role(filter(is_creating, pods), _MAX_PODS_ASKED)
+
+
+def some_of_each_role(pods: Iterable[KubeObject], most: int) -> list[KubeObject]:
     by_role: dict[str, list[KubeObject]] = {}
-    for pod in filter(is_creating, pods):
+    for pod in pods:
         by_role.setdefault(pod["metadata"].get("labels", {}).get(ROLE_LABEL, ""), []).append(pod)
-    return [pod for alike in by_role.values() for pod in alike[:_MAX_PODS_ASKED]]
+    return [pod for alike in by_role.values() for pod in alike[:most]]
 
 
 def look_again_seconds(pods: Iterable[KubeObject], now: str) -> float | None:
     """When to ask again, the later the longer the youngest of them has waited; None when none is to be asked."""
-    ages = [_seconds_between(pod["metadata"]["creationTimestamp"], now) for pod in pods if is_creating(pod)]
+    ages = [seconds_between(pod["metadata"]["creationTimestamp"], now) for pod in pods if is_creating(pod)]
     return min(max(min(ages) / 2, _FIRST_LOOK_SECONDS), _LONGEST_LOOK_SECONDS) if ages else None
 
 
@@ -82,7 +84,3 @@ def _message(event: KubeObject) -> str:
 def _reported_at(event: KubeObject) -> str:
     """To the second: some reporters are no more exact."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])[:19]
-
-
-def _seconds_between(start: str, end: str) -> float:
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()

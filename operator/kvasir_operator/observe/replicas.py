@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from kvasir_operator.api.labels import GROUP_LABEL, RANK_LABEL
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
+from kvasir_operator.observe.waiting import has_ended
 from kvasir_operator.observe.waiting import is_ready as is_pod_ready
-
-_ENDED_PHASES = ("Failed", "Succeeded")
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,6 @@ def group_of(pod: KubeObject) -> str | None:
     """None for a pod that is a replica by itself."""
     group: str | None = pod["metadata"].get("labels", {}).get(GROUP_LABEL)
     return group
-
-
-def has_ended(pod: KubeObject) -> bool:
-    """Its containers have ended for good; whoever made it makes another."""
-    return pod.get("status", {}).get("phase") in _ENDED_PHASES
 
 
 def _rank(pod: KubeObject) -> str:

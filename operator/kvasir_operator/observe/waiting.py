@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
-from kvasir_operator.observe.containers import is_sidecar, own_containers, why_container_fails
+from kvasir_operator.observe.containers import all_containers, is_sidecar, own_containers, why_container_fails
 from kvasir_operator.observe.model_loader import DownloadProgress, describe_download, is_loader, why_loader_fails
 from kvasir_operator.observe.pod_events import why_creation_fails
 
@@ -34,6 +34,11 @@ def is_ready(pod: KubeObject) -> bool:
     return not is_terminating(pod) and _pod_condition(pod, "Ready").get("status") == "True"
 
 
+def has_ended(pod: KubeObject) -> bool:
+    """Its containers have ended for good; whoever made it makes another."""
+    return pod.get("status", {}).get("phase") in _ENDED_PHASES
+
+
 def why_pod_waits(
     pod: KubeObject, events: Sequence[KubeObject] = (), download: DownloadProgress | None = None
 ) -> Waiting | None:
@@ -41,9 +46,9 @@ def why_pod_waits(
 
     None for a pod that is ready, on its way out, or given up and replaced.
     """
-    if is_ready(pod) or is_terminating(pod) or pod.get("status", {}).get("phase") in _ENDED_PHASES:
+    if is_ready(pod) or is_terminating(pod) or has_ended(pod):
         return None
-    fails = (_why_fails(container, download) for container in _containers(pod))
+    fails = (_why_fails(container, download) for container in all_containers(pod))
     failure = next((each for each in fails if each is not None), None)
     reason, detail = _unscheduled(pod) or failure or why_creation_fails(events) or _starting(pod, download)
     return Waiting(reason, f"pod {pod['metadata']['name']}: {detail}")
@@ -107,7 +112,7 @@ def _held_back(pod: KubeObject) -> tuple[Reason, str]:
             Reason.READINESS_GATE_CLOSED,
             f"its containers are ready; readiness gates not yet true: {', '.join(closed)}",
         )
-    unready = [each["name"] for each in _containers(pod) if not each.get("ready") and _runs_beside(pod, each)]
+    unready = [each["name"] for each in all_containers(pod) if not each.get("ready") and _runs_beside(pod, each)]
     if unready:
         return Reason.SIDECAR_NOT_READY, f"Kvasir's containers are ready, and these are not: {', '.join(unready)}"
     return Reason.NODE_NOT_READY, f"node {pod.get('spec', {}).get('nodeName', '?')} no longer reports how it is"
@@ -118,11 +123,6 @@ def has_been_ready(pod: KubeObject, container: KubeObject) -> bool:
     changed_at: str = _pod_condition(pod, "Ready").get("lastTransitionTime") or ""
     started_at: str = container.get("state", {}).get("running", {}).get("startedAt") or ""
     return bool(started_at) and changed_at > started_at
-
-
-def _containers(pod: KubeObject) -> list[KubeObject]:
-    status = pod.get("status", {})
-    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
 def _runs_beside(pod: KubeObject, container: KubeObject) -> bool:

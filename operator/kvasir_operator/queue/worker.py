@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kvasir_operator.errors import KubeApiError, KvasirOperatorError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey, service_key
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.reconcile import Reconciler
@@ -89,6 +89,4 @@ class Resync:
         for namespace in self._namespaces:
             async for page in self._client.list_pages(INFERENCE_SERVICE, namespace):
                 for item in page.get("items") or []:
-                    metadata = item["metadata"]
-                    key = ServiceKey(metadata["namespace"], metadata["name"])
-                    self._queue.add(key, random.uniform(0.0, spread_seconds))
+                    self._queue.add(service_key(item), random.uniform(0.0, spread_seconds))

@@ -6,7 +6,7 @@ from typing import Final
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import EngineSpec, InferenceService, SpeculativeSpec
 from kvasir_operator.desired.roles import EngineRole
-from kvasir_operator.resources.accelerator import device
+from kvasir_operator.resources.engine_resources import device
 from kvasir_operator.resources.kv_events import engine_kv_events_flags
 from kvasir_operator.resources.kv_transfer import kv_transfer_flags
 from kvasir_operator.resources.parallel_ranks import parallel_flags

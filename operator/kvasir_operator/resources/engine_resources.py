@@ -1,10 +1,10 @@
 """What an engine pod asks the node for: CPU, memory, accelerators, further resources, claims, shared memory."""
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from kvasir_operator.api.serialize import as_manifest
+from kvasir_operator.api.fields import as_manifest
+from kvasir_operator.api.model import DEFAULT_ACCELERATOR, NO_ACCELERATOR
 from kvasir_operator.desired.roles import EngineRole
-from kvasir_operator.resources.accelerator import accelerator
 
 # Without requests a pod is BestEffort, the first that its node evicts. The smallest nodes with one accelerator that
 # clouds rent have 4 CPUs and 16 GiB (g4dn.xlarge, g5.xlarge, g2-standard-4) and keep some for themselves: these fit
@@ -13,6 +13,7 @@ _CPUS_PER_ACCELERATOR: Final = 3
 _MEMORY_GIB_PER_ACCELERATOR: Final = 12
 # Ranks exchange tensors through it where their devices cannot reach one another; container runtimes give 64Mi.
 _SHARED_MEMORY_GIB_PER_RANK: Final = 1
+_NVIDIA: Final = "nvidia.com/"
 
 
 def engine_resources(role: EngineRole) -> dict[str, Any]:
@@ -61,3 +62,21 @@ def _shared_memory_size(role: EngineRole) -> str | None:
         return role.resources.shared_memory.text
     num_ranks = role.tensor_ranks_per_pod
     return f"{_SHARED_MEMORY_GIB_PER_RANK * num_ranks}Gi" if num_ranks > 1 else None
+
+
+def accelerator(role: EngineRole) -> str | None:
+    """The resource's name; None for a role that computes on CPUs, or gets its devices by `resources.claims`."""
+    named = role.resources.accelerator or DEFAULT_ACCELERATOR
+    # A profile or the installation may name one for a service that leaves it unused.
+    return None if named == NO_ACCELERATOR or role.engine.device == "cpu" else named
+
+
+def device(role: EngineRole) -> Literal["auto", "cuda", "cpu"]:
+    """`cuda` wherever NVIDIA's devices are asked for, whole or in parts.
+
+    With `auto` an engine that cannot use the device it holds would compute on CPUs in silence.
+    """
+    named = accelerator(role)
+    if role.engine.device == "auto" and named is not None and named.startswith(_NVIDIA):
+        return "cuda"
+    return role.engine.device

@@ -9,14 +9,13 @@ from typing import Any, Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService, ModelSpec
-from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.api.source import ModelSource
 from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.engine_command import ANY_ADDRESS
 from kvasir_operator.resources.engine_resources import loader_resources
 from kvasir_operator.resources.model_volume import ModelVolume
-from kvasir_operator.resources.pod_overrides import file_volumes
+from kvasir_operator.resources.pod_overrides import file_volumes, merged_env
 from kvasir_operator.settings import OperatorSettings
 
 # The hub is asked for the model and for nothing else.
@@ -50,7 +49,8 @@ def _loader(
         "image": role.pod.image or settings.runtime_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": _command(source, volume.location, spec),
-        "env": _env(role),
+        # The pod's own besides: proxies, and certificates, whose files are mounted too.
+        "env": merged_env(role.pod, sandbox.HOME_ENV, _QUIET_ENV),
         **({} if spec.secret_ref is None else {"envFrom": [{"secretRef": {"name": spec.secret_ref.name}}]}),
         **({"resources": resources} if resources else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -70,10 +70,3 @@ def _command(source: ModelSource, location: str, spec: ModelSpec) -> list[str]:
         *("--host", ANY_ADDRESS, "--port", str(labels.ENGINE_HTTP_PORT)),
         *(() if size_limit is None else ("--size-limit", str(int(size_limit.amount)))),
     ]
-
-
-def _env(role: EngineRole) -> list[dict[str, Any]]:
-    """The pod's own besides: proxies, and certificates, whose files are mounted too."""
-    ours = {variable["name"]: variable for variable in (sandbox.HOME_ENV, _QUIET_ENV)}
-    theirs = {variable.name: as_manifest(variable) for variable in role.pod.env}
-    return list({**ours, **theirs}.values())

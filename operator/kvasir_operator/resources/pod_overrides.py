@@ -4,12 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.fields import as_manifest
 from kvasir_operator.api.model import InferenceService, PodSpec, PodVolume, Toleration
-from kvasir_operator.api.serialize import as_manifest
 from kvasir_operator.desired.roles import EngineRole, Role
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.router_secret import router_secret_env
-from kvasir_operator.resources.topology_spread import topology_spread
 from kvasir_operator.settings import OperatorSettings
 
 _ARCHITECTURE: Final = "kubernetes.io/arch"
@@ -35,7 +34,7 @@ def scheduling(service: InferenceService, role: Role, settings: OperatorSettings
         "nodeSelector": {**_architecture(settings.image_architecture), **pod.node_selector},
         "tolerations": [_toleration(toleration) for toleration in pod.tolerations],
         "affinity": dict(pod.affinity),
-        "topologySpreadConstraints": topology_spread(service.name, role.name) if _is_spread(role) else [],
+        "topologySpreadConstraints": _topology_spread(service.name, role.name) if _is_spread(role) else [],
         "priorityClassName": pod.priority_class_name,
         "runtimeClassName": pod.runtime_class_name,
         "schedulerName": pod.scheduler_name,
@@ -47,11 +46,14 @@ def scheduling(service: InferenceService, role: Role, settings: OperatorSettings
 def container_env(
     service: InferenceService, role: Role, settings: OperatorSettings, of_role: Iterable[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Ours first, then those of the role; the manifest's value wins where both name a variable."""
-    known = (sandbox.HOME_ENV, router_secret_env(service, settings), *of_role)
-    ours = {variable["name"]: variable for variable in known}
-    theirs = {variable.name: as_manifest(variable) for variable in role.pod.env}
-    return list({**ours, **theirs}.values())
+    """Ours first, then those of the role."""
+    return merged_env(role.pod, sandbox.HOME_ENV, router_secret_env(service, settings), *of_role)
+
+
+def merged_env(pod: PodSpec, *ours: dict[str, Any]) -> list[dict[str, Any]]:
+    """The manifest's value wins where both name a variable."""
+    theirs = {variable.name: as_manifest(variable) for variable in pod.env}
+    return list({**{variable["name"]: variable for variable in ours}, **theirs}.values())
 
 
 def file_volumes(pod: PodSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -72,6 +74,23 @@ def _is_spread(role: Role) -> bool:
     """Pods of a group are better close to one another, so a role of groups is not pulled apart."""
     is_grouped = isinstance(role, EngineRole) and role.is_grouped
     return role.pod.topology_spread != "none" and not is_grouped
+
+
+def _topology_spread(service_name: str, role: str) -> list[dict[str, Any]]:
+    """Over nodes, then zones, without keeping a pod waiting for it.
+
+    Counted per pod template, so that a rollout's old pods do not push the new ones together.
+    """
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels.role_selector(service_name, role)},
+            "matchLabelKeys": ["pod-template-hash"],
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
 
 
 def _pull_secrets(of_installation: Iterable[str], pod: PodSpec) -> list[dict[str, str]]:

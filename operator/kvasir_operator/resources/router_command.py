@@ -6,7 +6,7 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.model import DisaggregationSpec, InferenceService, TenantLimits
 from kvasir_operator.resources.engine_command import ANY_ADDRESS
 from kvasir_operator.resources.kv_events import router_kv_events_flags
-from kvasir_operator.resources.router_peers import router_peers_flags
+from kvasir_operator.resources.services import router_peers_flags
 
 # A mounted Secret: one file a tenant, with its keys one a line.
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"

@@ -1,4 +1,8 @@
-"""ServiceAccounts: the engines' has no rights at all, the router's may watch EndpointSlices (router_access.py)."""
+"""ServiceAccounts: the engines' has no rights at all, the router's may see the EndpointSlices of its own namespace.
+
+The rights themselves are the installation's (a ClusterRole, or a Role where it serves single namespaces): the operator
+may only bind that one, so it needs no right to make roles, nor those that a role of its making would hold.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,6 +11,9 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import EngineRole, RouterRole
 from kvasir_operator.resources.metadata import metadata
+from kvasir_operator.settings import OperatorSettings
+
+_RBAC = "rbac.authorization.k8s.io"
 
 
 def engine_service_account_name(service: InferenceService, role: EngineRole) -> str:
@@ -37,4 +44,23 @@ def _service_account(service: InferenceService, name: str, role: str | None) -> 
         "kind": "ServiceAccount",
         "metadata": metadata(service, name, role),
         "automountServiceAccountToken": False,
+    }
+
+
+def router_role_binding(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
+    subject = {
+        "kind": "ServiceAccount",
+        "name": router_service_account_name(service, role),
+        "namespace": service.namespace,
+    }
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata(service, labels.router_name(service.name), labels.ROLE_ROUTER),
+        "roleRef": {
+            "apiGroup": _RBAC,
+            "kind": "Role" if settings.namespace else "ClusterRole",
+            "name": settings.router_cluster_role,
+        },
+        "subjects": [subject],
     }

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.apply.plan import Scale, Unweigh
-from kvasir_operator.groups.choice import chosen_indexes
+from kvasir_operator.groups.group import chosen_indexes
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload

@@ -7,7 +7,6 @@ revision, StatefulSets or LeaderWorkerSets, are a workload together.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Final
 
 from kvasir_operator.api.conditions import DEGRADING_REASONS, Reason, severity
@@ -23,7 +22,7 @@ from kvasir_operator.api.labels import (
 )
 from kvasir_operator.apply.plan import APPLIED_HASH, controller_uid
 from kvasir_operator.groups.group import Group, groups_of
-from kvasir_operator.groups.problems import why_group_fails
+from kvasir_operator.groups.restart import why_group_fails
 from kvasir_operator.kube.kinds import (
     DEPLOYMENT,
     GROUP_KINDS,
@@ -34,8 +33,9 @@ from kvasir_operator.kube.kinds import (
     ObjectKey,
     is_terminating,
     object_key,
+    pod_template,
+    seconds_between,
 )
-from kvasir_operator.kube.pod_template import pod_template
 from kvasir_operator.observe.containers import own_containers
 from kvasir_operator.observe.model_loader import engine_waits_since
 from kvasir_operator.observe.observe import Observed
@@ -263,4 +263,4 @@ def _deadline_seconds(workload: KubeObject) -> int | None:
 def _waited_seconds(pod: KubeObject, now: str) -> float:
     """For the engine alone: a download takes what it takes."""
     since = engine_waits_since(pod)
-    return 0.0 if since is None else (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()
+    return 0.0 if since is None else seconds_between(since, now)

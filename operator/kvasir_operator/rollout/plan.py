@@ -1,14 +1,23 @@
-"""One step of a rollout, decided from what is observed alone; a pass over a finished one decides on what there is."""
+"""One step of a rollout, decided from what is observed alone; a pass over a finished one decides on what there is.
+
+In which order revisions were used a number on each Deployment says, so that it outlives the operator, as
+`deployment.kubernetes.io/revision` does; by it former ones are kept at zero for a rollback.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir_operator.api.model import RolloutSpec
-from kvasir_operator.rollout.goal import Goal, RoleGoal, RolloutPhase, choose_goal, is_anything_served
-from kvasir_operator.rollout.history import current_number, expired
-from kvasir_operator.rollout.limits import RoleLimits, role_limits
-from kvasir_operator.rollout.pairing import keep_in_step, keep_pairs
-from kvasir_operator.rollout.step import Replicas, grow, shrink
+from kvasir_operator.rollout.goal import (
+    Goal,
+    RoleGoal,
+    RoleLimits,
+    RolloutPhase,
+    choose_goal,
+    is_anything_served,
+    role_limits,
+)
+from kvasir_operator.rollout.step import Replicas, grow, keep_in_step, keep_pairs, shrink
 from kvasir_operator.rollout.workload import Fleet, RevisionName, RoleName, Workload, WorkloadKey, make_fleet
 
 
@@ -91,3 +100,23 @@ def _num_former(fleet: Fleet) -> dict[RoleName, int]:
     for each in fleet.former:
         counts[each.key.role] = counts.get(each.key.role, 0) + each.num_pods
     return {role: number for role, number in counts.items() if number}
+
+
+def current_number(fleet: Fleet) -> int:
+    """The current revision's: above all former ones', and unchanged while that holds."""
+    own = max((each.number for each in fleet.current.values()), default=0)
+    highest = max((each.number for each in fleet.former), default=0)
+    return own if own > highest else highest + 1
+
+
+def expired(fleet: Fleet, history_limit: int) -> frozenset[WorkloadKey]:
+    """Former workloads to delete: of revisions that have no pods left, all but those used last.
+
+    A Deployment of all revisions (number 0), as earlier operators made it, cannot be rolled back to.
+    """
+    busy = {each.key.revision for each in fleet.former if not each.is_idle}
+    numbers = {each.key.revision: each.number for each in fleet.former if each.key.revision not in busy}
+    kept = sorted((name for name in numbers if numbers[name] > 0), key=lambda name: -numbers[name])[:history_limit]
+    return frozenset(
+        each.key for each in fleet.former if each.key.revision not in busy and each.key.revision not in kept
+    )

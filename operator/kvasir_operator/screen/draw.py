@@ -4,7 +4,7 @@ Names and messages are mostly other people's words: a terminal must not obey con
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from io import StringIO
 from typing import Any, Final
 
@@ -15,8 +15,7 @@ from rich.text import Text
 from kvasir_operator.api.conditions import ConditionType
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.rollout.workload import Workload
-from kvasir_operator.screen.age import age_text
-from kvasir_operator.screen.snapshot import Snapshot
+from kvasir_operator.screen.read import Snapshot
 
 NUM_EVENTS: Final = 10
 UNBOUNDED: Final = 10_000
@@ -24,6 +23,7 @@ UNBOUNDED: Final = 10_000
 _GOOD, _BAD, _BUSY = "green", "bold red", "yellow"
 _HEALTHY: Final[Mapping[str, str]] = {ConditionType.DEGRADED: "False", ConditionType.PROGRESSING: "False"}
 """The status in which nothing is amiss; True of all others."""
+_SECOND, _MINUTE, _HOUR, _DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
 def draw(snapshot: Snapshot, now: datetime) -> Group:
@@ -151,3 +151,22 @@ def _row(*cells: str | None, style: str = "") -> list[Text]:
 def _text(words: str, style: str = "") -> Text:
     """On one line, and with nothing that a terminal would take for a command."""
     return Text("".join(each if each.isprintable() else " " for each in words), style=style)
+
+
+def age_text(then: str | None, now: datetime) -> str:
+    """`then` is RFC 3339. `?` where it is not known; 0s where it is yet to come, as by a clock that goes ahead."""
+    if not then:
+        return "?"
+    age = max(now - datetime.fromisoformat(then), timedelta(0))
+    days, hours, minutes, seconds = age // _DAY, age % _DAY // _HOUR, age % _HOUR // _MINUTE, age % _MINUTE // _SECOND
+    if age < 2 * _MINUTE:
+        return f"{age // _SECOND}s"
+    if age < 10 * _MINUTE:
+        return f"{minutes}m{seconds}s"
+    if age < 3 * _HOUR:
+        return f"{age // _MINUTE}m"
+    if age < 8 * _HOUR:
+        return f"{hours}h{minutes}m"
+    if age < 2 * _DAY:
+        return f"{age // _HOUR}h"
+    return f"{days}d{hours}h" if age < 8 * _DAY else f"{days}d"

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -30,13 +30,27 @@ from kvasir_operator.observe.observe import observe
 from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.rollout.observed import observe_workloads
 from kvasir_operator.rollout.workload import Workload
-from kvasir_operator.screen.snapshot import Snapshot
 
 Found = TypeVar("Found")
 WATCH_SECONDS = 300.0
 BACK_OFF = BackOff(first_seconds=1.0, longest_seconds=30.0)
 _WORKLOADS = (DEPLOYMENT, STATEFUL_SET, SERVICE)
 _UNAUTHORIZED = 401
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One moment of a service: what the screen shows, as it was read."""
+
+    service: KubeObject
+    version: int
+    """Resource version of the list that the service was read from: a watch goes on from there."""
+    workloads: tuple[Workload, ...] = ()
+    """Every role's revisions, those that are kept at zero for a rollback too."""
+    events: tuple[KubeObject, ...] = ()
+    """About the service itself, in no order."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, and why."""
 
 
 async def follow(client: KubeClient, key: ServiceKey, back_off: BackOff = BACK_OFF) -> AsyncIterator[Snapshot]:

@@ -13,8 +13,7 @@ from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.configuration import load_configuration
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.screen.draw import draw, text_of
-from kvasir_operator.screen.read import follow, read
-from kvasir_operator.screen.snapshot import Snapshot
+from kvasir_operator.screen.read import Snapshot, follow, read
 
 
 def show_status(key: ServiceKey, kubeconfig: str | None, is_watched: bool) -> None:

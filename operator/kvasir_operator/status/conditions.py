@@ -1,14 +1,33 @@
 """The conditions of a service, one function each, from its roles and its situation."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from kvasir_operator.api.conditions import DEGRADING_REASONS, Condition, ConditionType, Reason, severity
 from kvasir_operator.api.labels import ROLE_PREFILL
+from kvasir_operator.autoscaling.ledger import ServiceScaling
+from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import RolloutState
 from kvasir_operator.status.roles import RoleState
-from kvasir_operator.status.situation import Situation
+
+
+@dataclass(frozen=True)
+class Situation:
+    """`problems` are what this pass found: an invalid spec, unsupported features, refused writes, contested fields."""
+
+    model_name: str
+    problems: Sequence[Waiting] = ()
+    rollout: RolloutState | None = None
+    """None where the spec is invalid, so that nothing was planned."""
+    blocked: str | None = None
+    """Why no engine of the current revision may be started."""
+    is_suspended: bool = False
+    gateway: GatewayState | None = None
+    """None where requests come through a router of the service's own."""
+    scaling: ServiceScaling | None = None
+    """What was decided of the replicas of autoscaled roles; None where none is."""
 
 
 def service_conditions(roles: Sequence[RoleState], situation: Situation) -> list[Condition]:

@@ -6,7 +6,7 @@ from kvasir_operator.api.conditions import Reason
 from kvasir_operator.apply.apply import Refusal
 from kvasir_operator.desired.unsupported import UnsupportedFeature
 from kvasir_operator.kube.kinds import ObjectKey
-from kvasir_operator.observe.gateway_state import GatewayState
+from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.waiting import Waiting
 
 _TAKEN = "exists and belongs to somebody else: delete or rename it, or rename the service"

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from kvasir_operator.api.labels import GROUP_LABEL, ROLE_LABEL
 from kvasir_operator.groups.record import RestartRecord
 from kvasir_operator.kube.kinds import GROUP_KINDS, KubeObject, ServiceKey, object_key
+from kvasir_operator.observe.containers import all_containers
 from kvasir_operator.observe.observe import Observed
 
 
@@ -65,9 +66,7 @@ def _labels(obj: KubeObject) -> Mapping[str, str]:
 
 
 def _of_containers(pod: KubeObject) -> int:
-    status = pod.get("status", {})
-    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return sum(container.get("restartCount", 0) for container in containers)
+    return sum(container.get("restartCount", 0) for container in all_containers(pod))
 
 
 def _increase(before: int, now: int) -> int:

@@ -9,8 +9,14 @@ from types import MappingProxyType
 
 from kvasir_operator.api.conditions import Reason, severity
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER, ROLES
-from kvasir_operator.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, KubeObject, is_terminating, object_key
-from kvasir_operator.kube.pod_template import pod_template
+from kvasir_operator.kube.kinds import (
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    KubeObject,
+    is_terminating,
+    object_key,
+    pod_template,
+)
 from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.observe.replicas import replicas_of
 from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits

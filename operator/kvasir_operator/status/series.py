@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kvasir_operator.api.conditions import ConditionType, find_condition
-from kvasir_operator.kube.kinds import ServiceKey
+from kvasir_operator.kube.kinds import ServiceKey, service_key
 
 _LABELS = ("service_namespace", "inference_service")
 
@@ -34,7 +34,7 @@ class ServiceCollector(Collector):
 
     def watch(self, event_type: str | None, service: Mapping[str, Any]) -> None:
         """Takes over the status of an InferenceService from an event of its watch."""
-        key = ServiceKey(service["metadata"]["namespace"], service["metadata"]["name"])
+        key = service_key(service)
         if event_type == "DELETED":
             self._services.pop(key, None)
         else:

@@ -8,9 +8,8 @@ from kvasir_operator.api.labels import RANK_LABEL, ROLE_LABEL, ROLES, SERVICE_LA
 from kvasir_operator.api.service_status import Phase
 from kvasir_operator.autoscaling.ledger import merged_entries
 from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.status.conditions import engines_of, service_conditions
+from kvasir_operator.status.conditions import Situation, engines_of, service_conditions
 from kvasir_operator.status.roles import RoleState
-from kvasir_operator.status.situation import Situation
 
 _STARTING_PODS = frozenset(
     {Reason.DOWNLOADING_MODEL, Reason.LOADING_MODEL, Reason.INITIALIZING, Reason.STARTING_ROUTER}

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import pytest
 import yaml
 
-from kvasir_operator.api.constraints import Bounds, Items, Pattern
 from kvasir_operator.api.crd import crd, crd_text
+from kvasir_operator.api.fields import Bounds, Items, Pattern
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.api.reference import reference_text
 from kvasir_operator.api.schema import group_schema

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from kvasir_operator.api.fields import as_manifest
 from kvasir_operator.api.parse import parse_service
-from kvasir_operator.api.serialize import as_manifest
 
 
 def test_what_was_written_comes_back_without_the_defaults(make_manifest: Callable[..., dict[str, Any]]) -> None:

@@ -8,8 +8,7 @@ from tests.operator.cluster_objects import child, service
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.apply.apply import apply_plan
-from kvasir_operator.apply.foreign_writes import ForeignWrites, Settled
-from kvasir_operator.apply.mutation import LearnedMutations
+from kvasir_operator.apply.foreign_writes import ForeignWrites, LearnedMutations, Settled
 from kvasir_operator.apply.plan import make_plan, stamped
 from kvasir_operator.errors import AdmissionFailedError, KubeUnavailableError
 from kvasir_operator.kube.kinds import DEPLOYMENT, KubeObject

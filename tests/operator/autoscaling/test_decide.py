@@ -9,15 +9,13 @@ from kvasir_operator.api.model import ScalingBehavior, ScalingRules
 from kvasir_operator.api.quantity import Duration
 from kvasir_operator.autoscaling.behavior import GAP_SECONDS, Change, Recommendation
 from kvasir_operator.autoscaling.capacity import Capacity
-from kvasir_operator.autoscaling.decide import decide
+from kvasir_operator.autoscaling.decide import STALE_SECONDS, decide
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.drain import Backlog
 from kvasir_operator.autoscaling.forecast import PastNeed
-from kvasir_operator.autoscaling.hold import STALE_SECONDS
-from kvasir_operator.autoscaling.idle import idle_seconds, noting_idleness
 from kvasir_operator.autoscaling.latency import GIVE_UP_SECONDS, Trial
-from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
-from kvasir_operator.autoscaling.situation import COLD_SECONDS, Memory
-from kvasir_operator.autoscaling.together import decide_together
+from kvasir_operator.autoscaling.situation import COLD_SECONDS, HoldReason, Memory
+from kvasir_operator.autoscaling.together import decide_together, idle_seconds, noting_idleness
 
 AT_ONCE = ScalingBehavior(scale_down=ScalingRules(stabilization_window_seconds=0))
 SHRINKING = spec(behavior=AT_ONCE)

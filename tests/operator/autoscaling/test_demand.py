@@ -6,9 +6,8 @@ import pytest
 from tests.operator.autoscaling.situations import CAPACITY, load, sample
 
 from kvasir_operator.autoscaling.capacity import Capacity
-from kvasir_operator.autoscaling.demand import LEAST_BACKLOG_SECONDS, demand_of, kv_tokens
+from kvasir_operator.autoscaling.demand import LEAST_BACKLOG_SECONDS, ScalingReason, demand_of, kv_tokens
 from kvasir_operator.autoscaling.queueing import num_servers_for
-from kvasir_operator.autoscaling.reasons import ScalingReason
 
 
 def test_kv_demand_is_what_is_used_what_waits_and_what_will_be_generated():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvasir_operator.autoscaling.forecast import PastNeed, forecast
-from kvasir_operator.autoscaling.recurrence import History
+from kvasir_operator.autoscaling.forecast import History, PastNeed, forecast
 
 NONE = History()
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.latency import (
     GIVE_UP_SECONDS,
     Latency,
@@ -13,7 +14,6 @@ from kvasir_operator.autoscaling.latency import (
     latency_need,
     standing_trial,
 )
-from kvasir_operator.autoscaling.reasons import ScalingReason
 
 ITL = ScalingReason.INTER_TOKEN_LATENCY
 TTFT = ScalingReason.TIME_TO_FIRST_TOKEN

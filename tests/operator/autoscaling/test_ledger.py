@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.ledger import ServiceScaling, entry_of, merged_entries, replicas_by_role
-from kvasir_operator.autoscaling.reasons import HoldReason, ScalingReason
-from kvasir_operator.autoscaling.situation import Verdict
+from kvasir_operator.autoscaling.situation import HoldReason, Verdict
 
 
 def entries(*times: int) -> list[dict[str, Any]]:

@@ -11,12 +11,12 @@ from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.api.defaults import GatewayDefaults, InstallationDefaults
 from kvasir_operator.api.labels import SERVICE_LABEL
+from kvasir_operator.autoscaling.decide import STALE_SECONDS
 from kvasir_operator.autoscaling.held import Held
-from kvasir_operator.autoscaling.hold import STALE_SECONDS
 from kvasir_operator.autoscaling.ledger import ScalingLedger, ServiceScaling
 from kvasir_operator.autoscaling.loop import Autoscaler, Clock
 from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess, Value
-from kvasir_operator.autoscaling.reasons import HoldReason
+from kvasir_operator.autoscaling.situation import HoldReason
 from kvasir_operator.kube.client import LabelSelector
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, Kind, KubeObject, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics

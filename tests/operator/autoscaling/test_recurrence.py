@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_operator.autoscaling.recurrence import (
+from kvasir_operator.autoscaling.forecast import (
     BIN_SECONDS,
     LEAST_COMPARED_BINS,
     MOST_BINS,

@@ -11,7 +11,7 @@ from kvasir_operator.api.labels import REVISION_LABEL, REVISION_NUMBER, SERVICE_
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.apply.plan import stamped
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_objects, desired_service
-from kvasir_operator.groups.choice import WantedGroup
+from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.kube.kinds import object_key
 from kvasir_operator.resources.router_secret import router_secret_name, with_random_value
 from kvasir_operator.settings import OperatorSettings

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.objects import DesiredService, desired_service
-from kvasir_operator.desired.recent import MAX_SERVICES, RecentlyDesired
+from kvasir_operator.desired.objects import MAX_SERVICES, DesiredService, RecentlyDesired, desired_service
 from kvasir_operator.errors import InvalidManifestError
 from kvasir_operator.settings import OperatorSettings
 

@@ -5,8 +5,7 @@ from collections.abc import Collection
 import pytest
 from tests.operator.cluster_objects import leader_worker_set, stateful_set
 
-from kvasir_operator.groups.choice import chosen_indexes, kinds_by_index, staying
-from kvasir_operator.groups.group import Group
+from kvasir_operator.groups.group import Group, chosen_indexes, kinds_by_index, staying
 from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET, Kind
 
 

@@ -5,8 +5,8 @@ from tests.operator.cluster_objects import NOW, member, pod, stateful_set
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import LEADER_WORKER_SET_LABEL
 from kvasir_operator.groups.group import Group
-from kvasir_operator.groups.problems import group_problems, removed_sets
 from kvasir_operator.groups.record import RESTARTS, RestartRecord
+from kvasir_operator.groups.restart import group_problems, removed_sets
 from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET
 
 LATER = "2026-11-20T10:30:00Z"

@@ -9,7 +9,7 @@ from kubernetes.aio.client import Configuration
 from kvasir_operator.errors import KindNotServedError, KubeApiError, KubeForbiddenError, KubeUnavailableError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures, Discovery, read_features
-from kvasir_operator.kube.kinds import HTTP_ROUTE, POD_DISRUPTION_BUDGET, POD_MONITOR, SECRET
+from kvasir_operator.kube.kinds import POD_DISRUPTION_BUDGET, POD_MONITOR, SECRET
 
 
 class ServingKube(KubeClient):
@@ -49,7 +49,7 @@ def test_an_api_server_that_is_away_is_no_answer() -> None:
 
 
 def test_children_are_listed_of_every_kind_that_is_served_but_secrets() -> None:
-    without, with_monitors = ClusterFeatures((1, 31)), ClusterFeatures((1, 31), frozenset({POD_MONITOR, HTTP_ROUTE}))
+    without, with_monitors = ClusterFeatures((1, 31)), ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
     assert set(with_monitors.listed_child_kinds) - set(without.listed_child_kinds) == {POD_MONITOR}
     assert POD_DISRUPTION_BUDGET in without.listed_child_kinds
     assert SECRET not in with_monitors.listed_child_kinds

@@ -13,8 +13,7 @@ from kvasir_operator.errors import (
     KubeUnavailableError,
     ObjectNotFoundError,
 )
-from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.startup import wait_until_served
+from kvasir_operator.kube.features import ClusterFeatures, wait_until_served
 from kvasir_operator.queue.back_off import BackOff
 
 AT_ONCE = BackOff(first_seconds=0.0, longest_seconds=0.0)

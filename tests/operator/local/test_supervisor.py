@@ -13,8 +13,8 @@ import pytest
 from kvasir_operator.errors import PodNeverReadyError
 from kvasir_operator.local.console import Console
 from kvasir_operator.local.network import LoopbackNetwork
+from kvasir_operator.local.pod_process import answers_ok
 from kvasir_operator.local.pods import Listener, LocalPod, LocalProbe
-from kvasir_operator.local.probe import answers_ok
 from kvasir_operator.local.supervisor import ReplicaSupervisor, RestartPolicy
 from kvasir_operator.local.watchdog import Watchdog
 

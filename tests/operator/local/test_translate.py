@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.operator.gateways import WITH_GATEWAY
 
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.pods import Listener, LocalService
 from kvasir_operator.local.translate import Folders, local_service
-from kvasir_operator.manifests import load_services
 from kvasir_operator.resources.router_secret import derived_secret
 from kvasir_operator.settings import OperatorSettings
 

@@ -9,7 +9,7 @@ from tests.operator.cluster_objects import pod
 from tests.operator.observe.test_model_loader import DOWNLOADING, RUNNING
 
 from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.observe.download_progress import read_downloads
+from kvasir_operator.observe.engine_http import read_downloads
 from kvasir_operator.observe.model_loader import DownloadProgress
 
 ANSWERS: dict[str, Callable[[], web.Response]] = {

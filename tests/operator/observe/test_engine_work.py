@@ -6,7 +6,7 @@ from aiohttp import web
 from tests.operator.cluster_objects import pod
 
 from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.observe.engine_work import read_work
+from kvasir_operator.observe.engine_http import read_work
 
 ANSWERS = {
     "127.0.0.1": web.json_response,

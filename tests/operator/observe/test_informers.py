@@ -8,12 +8,12 @@ from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.kube.client import LabelSelector
 from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.kinds import DEPLOYMENT, HTTP_ROUTE, POD, POD_MONITOR, SECRET, Kind, ServiceKey
+from kvasir_operator.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, POD_MONITOR, SECRET, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache
-from kvasir_operator.observe.informers import Informers
+from kvasir_operator.observe.informer import Informers
 
 WITHOUT = ClusterFeatures((1, 34))
-WITH = ClusterFeatures((1, 34), frozenset({POD_MONITOR, HTTP_ROUTE}))
+WITH = ClusterFeatures((1, 34), frozenset({POD_MONITOR, LEADER_WORKER_SET}))
 KEY = ServiceKey("models", "llama")
 
 
@@ -62,7 +62,7 @@ def test_an_optional_kind_without_its_crd_is_not_watched_and_holds_nothing_up() 
         assert running.informers.are_synced
         watched = {kind for kind, _ in running.kube.open}
         assert DEPLOYMENT in watched
-        assert not watched & {POD_MONITOR, HTTP_ROUTE, SECRET}
+        assert not watched & {POD_MONITOR, LEADER_WORKER_SET, SECRET}
         running.task.cancel()
 
     asyncio.run(asyncio.wait_for(body(), 10))
@@ -79,18 +79,6 @@ def test_a_crd_that_is_installed_later_is_watched_and_one_that_goes_is_forgotten
         await running.kube.until_open(POD_MONITOR, is_open=False)
         assert running.cache.read(POD_MONITOR, KEY) is None
         assert running.cache.read(POD, KEY) == []
-        running.task.cancel()
-
-    asyncio.run(asyncio.wait_for(body(), 10))
-
-
-def test_a_kind_that_is_served_and_not_built_is_not_watched() -> None:
-    async def body() -> None:
-        running = Running()
-        running.set_features(WITH)
-        await running.kube.until_open(POD_MONITOR)
-        await running.kube.until_open(POD)
-        assert HTTP_ROUTE not in {kind for kind, _ in running.kube.open}
         running.task.cancel()
 
     asyncio.run(asyncio.wait_for(body(), 10))

@@ -9,8 +9,8 @@ import pytest
 
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import engine_roles
-from kvasir_operator.resources.engine_group import engine_group, rendezvous_service
-from kvasir_operator.resources.engine_service import engine_service
+from kvasir_operator.resources.engine_group import engine_group
+from kvasir_operator.resources.services import engine_service, rendezvous_service
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]

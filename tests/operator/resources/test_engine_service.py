@@ -6,7 +6,7 @@ from typing import Any
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.resources.engine_deployment import engine_deployment
-from kvasir_operator.resources.engine_service import engine_service
+from kvasir_operator.resources.services import engine_service
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]

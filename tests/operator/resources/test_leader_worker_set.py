@@ -9,8 +9,7 @@ import pytest
 from kvasir_operator.api.labels import group_name, leader_worker_set_name
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import engine_roles
-from kvasir_operator.resources.engine_group import engine_group
-from kvasir_operator.resources.leader_worker_set import leader_worker_set
+from kvasir_operator.resources.engine_group import engine_group, leader_worker_set
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]

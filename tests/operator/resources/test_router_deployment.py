@@ -9,12 +9,10 @@ import pytest
 from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import router_role
-from kvasir_operator.resources.router_access import router_role_binding
 from kvasir_operator.resources.router_command import router_command
 from kvasir_operator.resources.router_deployment import router_deployment
-from kvasir_operator.resources.router_peers import router_peers_service
-from kvasir_operator.resources.router_service import router_service, service_url
-from kvasir_operator.resources.service_accounts import router_service_account
+from kvasir_operator.resources.service_accounts import router_role_binding, router_service_account
+from kvasir_operator.resources.services import router_peers_service, router_service, service_url
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]

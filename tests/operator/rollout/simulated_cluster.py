@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvasir_operator.api.model import RolloutSpec
-from kvasir_operator.rollout.limits import role_limits
+from kvasir_operator.rollout.goal import role_limits
 from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
 from kvasir_operator.rollout.workload import Workload, WorkloadKey
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvasir_operator.api.model import RolloutSpec
-from kvasir_operator.rollout.limits import role_limits
+from kvasir_operator.rollout.goal import role_limits
 
 TABLE: list[tuple[int, int | str, int | str, tuple[int, int]]] = [
     # desired, maxSurge, maxUnavailable, (fewest that serve, most that exist)

@@ -1,7 +1,6 @@
 """How far a role goes at once where little may go."""
 
-from kvasir_operator.rollout.goal import RoleGoal
-from kvasir_operator.rollout.limits import RoleLimits
+from kvasir_operator.rollout.goal import RoleGoal, RoleLimits
 from kvasir_operator.rollout.step import shrink
 from kvasir_operator.rollout.workload import Workload, WorkloadKey, make_fleet
 

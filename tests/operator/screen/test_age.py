@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvasir_operator.screen.age import age_text
+from kvasir_operator.screen.draw import age_text
 
 NOW = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from tests.operator.cluster_objects import service
 
 from kvasir_operator.rollout.workload import Workload, WorkloadKey
 from kvasir_operator.screen.draw import NUM_EVENTS, draw, text_of
-from kvasir_operator.screen.snapshot import Snapshot
+from kvasir_operator.screen.read import Snapshot
 
 NOW = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 EARLIER = "2026-11-20T09:55:00Z"

@@ -19,8 +19,7 @@ from kvasir_operator.errors import (
 )
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, LEADER_WORKER_SET, Kind, KubeObject, ServiceKey
 from kvasir_operator.queue.back_off import BackOff
-from kvasir_operator.screen.read import follow, read
-from kvasir_operator.screen.snapshot import Snapshot
+from kvasir_operator.screen.read import Snapshot, follow, read
 
 KEY = ServiceKey("models", "llama")
 AT_ONCE = BackOff(0.0, 0.0)

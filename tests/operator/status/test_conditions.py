@@ -11,7 +11,7 @@ from kvasir_operator.autoscaling.ledger import ServiceScaling
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import RolloutState
-from kvasir_operator.status.situation import Situation
+from kvasir_operator.status.conditions import Situation
 
 ENGINES = [pod("e1"), pod("e2")]
 ROUTERS = [pod("r1", "router"), pod("r2", "router")]

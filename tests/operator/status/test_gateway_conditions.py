@@ -9,9 +9,9 @@ from tests.operator.status.service_under_test import SETTLED, KubeObject, condit
 
 from kvasir_operator.autoscaling.ledger import ServiceScaling
 from kvasir_operator.kube.kinds import ServiceKey
-from kvasir_operator.observe.gateway_state import GatewayState
+from kvasir_operator.observe.model_names import GatewayState
+from kvasir_operator.status.conditions import Situation
 from kvasir_operator.status.problems import find_problems
-from kvasir_operator.status.situation import Situation
 
 ENGINES = [pod("e1"), pod("e2")]
 LOADING = [pod("e1", ready=False), pod("e2", ready=False)]

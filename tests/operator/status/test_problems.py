@@ -4,7 +4,7 @@ from kvasir_operator.apply.apply import Refusal
 from kvasir_operator.desired.unsupported import UnsupportedFeature
 from kvasir_operator.errors import KubeForbiddenError
 from kvasir_operator.kube.kinds import SERVICE, ObjectKey, ServiceKey
-from kvasir_operator.observe.gateway_state import GatewayState
+from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.status.problems import find_problems
 
 KEY = ObjectKey(SERVICE, "llama-router")

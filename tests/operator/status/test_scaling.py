@@ -8,8 +8,7 @@ from tests.operator.status.service_under_test import SETTLED, condition, find, s
 
 from kvasir_operator.apply.plan import Plan
 from kvasir_operator.autoscaling.ledger import ServiceScaling
-from kvasir_operator.autoscaling.reasons import HoldReason
-from kvasir_operator.autoscaling.situation import Verdict
+from kvasir_operator.autoscaling.situation import HoldReason, Verdict
 from kvasir_operator.status.events import ServiceEvent, notable_changes
 
 ENTRY = {"time": "t", "role": "serve", "from": 1, "to": 2, "reason": "KVCacheDemand", "message": "demand"}

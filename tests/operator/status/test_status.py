@@ -22,7 +22,7 @@ from kvasir_operator.api.service_status import Phase, ServiceStatus
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import RolloutState
-from kvasir_operator.status.situation import Situation
+from kvasir_operator.status.conditions import Situation
 from kvasir_operator.status.status import derive_status
 
 ENGINES = [pod("e1"), pod("e2")]

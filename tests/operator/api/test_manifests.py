@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kvasir_operator.api.manifests import load_services
 from kvasir_operator.errors import InvalidManifestError, UnreadableManifestError
-from kvasir_operator.manifests import load_services
 
 SERVICE = """
 apiVersion: serving.kvasir.dev/v1alpha1

@@ -1,11 +1,13 @@
-"""YAML files as plain values, as strictly as the API server decodes manifests."""
+"""YAML files as plain values, as strictly as the API server decodes manifests, and those of manifests as services."""
 
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from kvasir_operator.errors import UnreadableManifestError
+from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.parse import parse_service
+from kvasir_operator.errors import InvalidManifestError, UnreadableManifestError
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -42,3 +44,24 @@ def read_documents(path: Path) -> list[Any]:
         raise UnreadableManifestError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except yaml.YAMLError as error:
         raise UnreadableManifestError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def load_services(path: Path) -> list[InferenceService]:
+    """Every InferenceService of a YAML file, in order.
+
+    Raises UnreadableManifestError for a file that is no YAML or holds no document, InvalidManifestError for one that
+    does not hold, both with the file's name in front.
+    """
+    documents = read_documents(path)
+    if not documents:
+        raise UnreadableManifestError(f"{path}: empty, expected InferenceService manifests")
+    return [_parse(path, index, document) for index, document in enumerate(documents, start=1)]
+
+
+def _parse(path: Path, index: int, document: Any) -> InferenceService:
+    try:
+        return parse_service(document)
+    except InvalidManifestError as error:
+        raise InvalidManifestError(
+            f"{path}: document {index}: {error.field_path}".rstrip(": "), error.reason
+        ) from error
