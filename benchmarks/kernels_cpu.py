@@ -21,11 +21,11 @@ from torch.nn import functional
 
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
-from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw
 from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.linear import Linear, make_weight
 from kvasir_runtime.kernels.linear_weight import VARIANTS, has_onednn
 from kvasir_runtime.kernels.native import load_library

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, GroupInputs, StepInputs
-from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.graphs import Capture, CapturedStep, CaptureError, GraphShape
-from kvasir_runtime.kernels.inputs import DecodeTensors, LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs import DecodeTensors, LoadInputs, StepLengths, load_inputs_reference
 from kvasir_runtime.kernels.recording import Arena, Recorder, RecordingError
 from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput
 from kvasir_runtime.parallel.counts import CollectiveCounts

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, GroupInputs, StepInputs
-from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampling_rows import Int32Array
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.inputs import InputBuffers, PlannedTokens, PrepareInputs
+from kvasir_runtime.kernels.inputs import InputBuffers, PlannedTokens, PrepareInputs, StepLengths
 from kvasir_runtime.scheduling.step import StepPlan
 
 PlanKey = tuple[int, bytes, bytes]

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend
+from kvasir_runtime.attention.backend import AttentionBackend, DecodeBounds
 from kvasir_runtime.attention.select import check_readable
-from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.device import select_device, select_dtype, usable_cores

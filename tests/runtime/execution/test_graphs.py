@@ -12,10 +12,9 @@ from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from tests.runtime.padded_graphs import PaddedGraphs, PaddedStep
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend, GroupInputs, LayerCache, StepInputs
+from kvasir_runtime.attention.backend import AttentionBackend, DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
-from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.execution.captures import CudaGraphCapture, RecordingCapture, StaticInputs, ToCapture
 from kvasir_runtime.execution.graphs import (
@@ -27,7 +26,7 @@ from kvasir_runtime.execution.graphs import (
     GraphShape,
     graph_sizes,
 )
-from kvasir_runtime.kernels.inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs import LoadInputs, StepLengths, load_inputs_reference
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.models.decoder import DecoderOutput

@@ -31,15 +31,14 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kvasir_runtime import kernels
-from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
-from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
+from kvasir_runtime.attention.backend import DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, triton_silu_and_mul
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.attention_tiles import HeadShape
 from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
-from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors
+from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors, StepLengths
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.linear_triton import TritonWeight
 from kvasir_runtime.kernels.look_up_triton import TritonLookUp

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionStep, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.reference import ReferenceAttention
-from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint import Checkpoint
