@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
-from kvasir_runtime.models.decoder import HiddenStates
-from kvasir_runtime.models.layers import residual_stream
+from kvasir_runtime.models.decoder import HiddenStates, residual_stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from ctypes import CDLL
 
 import torch
 
-from kvasir_runtime.kernels.linear_weight import VARIANTS
+from kvasir_runtime.kernels.linear import VARIANTS
 from kvasir_runtime.kernels.native import DTYPE_CODES, keep_while_recorded
 
 MAX_GROUP = 64

@@ -272,7 +272,7 @@ def compile_layers() -> None:
     triton_add_rms_norm(hidden, hidden, weight, 1e-6)
     triton_silu_and_mul(hidden)
     triton_gelu_tanh_and_mul(hidden)
-    TritonWeight(of(4096, 4096), None).multiply(hidden)
+    TritonWeight(of(4096, 4096), None)(hidden)
     for head_dim, norm in ((128, of(128)), (256, None)):
         query, key = of(NUM_TOKENS, NUM_HEADS, head_dim), of(NUM_TOKENS, NUM_KV_HEADS, head_dim)
         caches = of(2, 10, 16, NUM_KV_HEADS, head_dim)

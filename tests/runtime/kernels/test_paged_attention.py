@@ -8,7 +8,7 @@ import torch
 from tests.runtime.crossed import crossed
 from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 
-from kvasir_runtime.kernels.linear_weight import VARIANTS
+from kvasir_runtime.kernels.linear import VARIANTS
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.paged_attention import AttentionPlan, paged_attention_reference, plan_problem
 
