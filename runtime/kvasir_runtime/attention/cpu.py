@@ -14,7 +14,7 @@ from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
 from kvasir_runtime.kernels.linear_choice import dot_is_faster
 from kvasir_runtime.kernels.native import load_library, warn_of_twin
 from kvasir_runtime.kernels.paged_attention import AttentionPlan, plan_problem
-from kvasir_runtime.kernels.rotate_and_write import cpu_rotate_and_write
+from kvasir_runtime.kernels.rowwise import cpu_rotate_and_write
 
 
 class CpuStep:

@@ -25,8 +25,8 @@ from kvasir_runtime.execution.stage_buffer import entering_states, lines_of
 from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, PendingResult, StepFeature, StepFeatures
 from kvasir_runtime.execution.step_inputs import StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 from kvasir_runtime.scheduling.step import BoolArray, StepPlan, StepTimes

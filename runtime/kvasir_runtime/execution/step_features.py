@@ -19,7 +19,7 @@ from kvasir_runtime.attention.backend import StepInputs
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.sampled_positions import SampledPositions
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.verify_drafts import VerifiedTokens
+from kvasir_runtime.kernels.sample import VerifiedTokens
 from kvasir_runtime.scheduling.step import BoolArray, Int32Array, StepPlan, StepResult, StepTimes
 
 TensorColumns = Mapping[str, Tensor | NDArray[Any]]

@@ -45,8 +45,8 @@ from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
+from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens
 from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
-from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
 from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 TABLE = Path(__file__).with_name("compiled_kernels.csv")
