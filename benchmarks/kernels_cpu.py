@@ -22,8 +22,8 @@ from torch.nn import functional
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.step_inputs import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.linear import VARIANTS, has_onednn

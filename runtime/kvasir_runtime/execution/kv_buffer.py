@@ -15,6 +15,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.kernels.huge_pages import populate, use_huge_pages
 from kvasir_runtime.kv_cache.spec import KvLayout, KvPlace, KvSpec
 
@@ -81,17 +82,18 @@ class PopulatedPages:
     in their order at first, so some ahead of the highest so far is enough, and what is never used is never taken. It is
     made up when half of it is used: not after each request, as another may come at once."""
 
-    def __init__(self, buffer: Tensor, populate: Callable[[Tensor], bool] = populate) -> None:
+    def __init__(self, buffer: Tensor, rows: Rows, populate: Callable[[Tensor], bool] = populate) -> None:
         """`buffer` uint8 [num_blocks, page_bytes]; `populate` says whether it could."""
+        self._rows = rows
         self._populate = populate
         self._bytes = buffer.view(-1)
         self._page_bytes = buffer.shape[1]
         self._num_populated = 0 if buffer.device.type == "cpu" else buffer.nbytes
         self._is_filling = True
 
-    def populate_next(self, num_blocks_used: int) -> bool:
+    def populate_next(self) -> bool:
         """One piece; to be called while there is no work. False: enough is there for now, or the kernel has none."""
-        used = num_blocks_used * self._page_bytes
+        used = self._rows.num_blocks_used * self._page_bytes
         least = POPULATED_AHEAD_BYTES if self._is_filling else POPULATED_AHEAD_BYTES // 2
         self._is_filling = self._num_populated < min(used + least, self._bytes.nbytes)
         if not self._is_filling:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
 from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens
 from kvasir_runtime.kernels.step_ops import cpu_step_ops
 
