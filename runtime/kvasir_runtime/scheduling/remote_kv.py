@@ -134,7 +134,7 @@ class RemoteKv:
             kv.release(blocks)
             if self._sequences.is_known(request_id):
                 kv.adopt(blocks, kv.match(token_ids, blocks), 0)
-                self._kept.hold(request_id, blocks)
+                self._kept.arrived[request_id] = blocks
 
     def _num_good(self, arrival: Arrival, num_blocks: int) -> int:
         """Of the first `num_blocks` blocks, those before the first that is not as it should be. That may be one which

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 
+from kvasir_runtime.attention.cpu import AttentionPlan
 from kvasir_runtime.kernels.experts import group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import VARIANTS, has_onednn
 from kvasir_runtime.kernels.linear_choice import PATHS, make_weight
 from kvasir_runtime.kernels.native import load_library
-from kvasir_runtime.kernels.paged_attention import AttentionPlan
 
 MANY = 64
 SHAPES = [(512, 384), (130, 200), (48, 33), (2064, 1024), (96, 4096)]
