@@ -7,7 +7,7 @@ device, and a step whose rows have no trait is one argmax.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.huge_pages import populate
 from kvasir_runtime.kernels.inputs import RowTensors
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
@@ -23,6 +24,9 @@ MIN_TEMPERATURE = 1e-5
 """Below it sampling is greedy: dividing by less leaves the range of float32."""
 
 Int32Array = NDArray[np.int32]
+POPULATED_AHEAD_BYTES = 256 * 1024**2
+POPULATED_AT_ONCE_BYTES = 2 * 1024**2
+"""What a request that comes meanwhile may wait for: one huge page."""
 
 
 class Trait:
@@ -309,3 +313,30 @@ def store_drafts(rows: Rows, index: Tensor, drafts: Tensor) -> None:
     rows.drafts.index_fill_(0, index, -1)
     if drafts.shape[1]:
         rows.drafts[index, : drafts.shape[1]] = drafts
+
+
+class PopulatedPages:
+    """Has CPU memory found for KV pages before steps write to them, so that no step waits for it. Blocks are handed out
+    in their order at first, so some ahead of the highest so far is enough, and what is never used is never taken. It is
+    made up when half of it is used: not after each request, as another may come at once."""
+
+    def __init__(self, buffer: Tensor, rows: Rows, populate: Callable[[Tensor], bool] = populate) -> None:
+        """`buffer` uint8 [num_blocks, page_bytes]; `populate` says whether it could."""
+        self._rows = rows
+        self._populate = populate
+        self._bytes = buffer.view(-1)
+        self._page_bytes = buffer.shape[1]
+        self._num_populated = 0 if buffer.device.type == "cpu" else buffer.nbytes
+        self._is_filling = True
+
+    def populate_next(self) -> bool:
+        """One piece; to be called while there is no work. False: enough is there for now, or the kernel has none."""
+        used = self._rows.num_blocks_used * self._page_bytes
+        least = POPULATED_AHEAD_BYTES if self._is_filling else POPULATED_AHEAD_BYTES // 2
+        self._is_filling = self._num_populated < min(used + least, self._bytes.nbytes)
+        if not self._is_filling:
+            return False
+        end = min(self._num_populated + POPULATED_AT_ONCE_BYTES, self._bytes.nbytes)
+        can = self._populate(self._bytes[self._num_populated : end])
+        self._num_populated = end if can else self._bytes.nbytes
+        return True

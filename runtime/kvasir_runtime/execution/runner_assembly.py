@@ -10,13 +10,13 @@ from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepI
 from kvasir_runtime.execution.captures import AgreedCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import RunnerGraphs
-from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, allocate_kv_buffer, layer_caches
+from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.layer_runner import LayerRunner
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
 from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
 from kvasir_runtime.execution.platform import GraphSetup, Platform
-from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.rows import PopulatedPages, Rows
 from kvasir_runtime.execution.stage_buffer import ENTERING, LineFormat, StageBuffer, StageDecoder
 from kvasir_runtime.execution.step_features import BeamCandidates, Logprobs, PromptScores, StepFeature, extra_buffers
 from kvasir_runtime.execution.transfers import Transfers

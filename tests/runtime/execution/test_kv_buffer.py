@@ -10,10 +10,7 @@ import torch
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution.kv_buffer import (
-    POPULATED_AHEAD_BYTES,
-    POPULATED_AT_ONCE_BYTES,
     DeviceMemory,
-    PopulatedPages,
     SequenceLimits,
     allocate_kv_buffer,
     blocks_of_sequence,
@@ -21,6 +18,7 @@ from kvasir_runtime.execution.kv_buffer import (
     longest_sequence,
     num_kv_blocks,
 )
+from kvasir_runtime.execution.rows import POPULATED_AHEAD_BYTES, POPULATED_AT_ONCE_BYTES, PopulatedPages
 from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout, KvSpec, Reach, make_layout
 
 GIB = 1024**3
