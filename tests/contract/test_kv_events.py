@@ -10,9 +10,9 @@ import zmq
 from kvasir_runtime.config import KvEventsConfig
 from kvasir_runtime.engine.event_publisher import EventPublisher
 from kvasir_runtime.engine.load_report import LoadReport
+from kvasir_runtime.kv_cache.blocks import hash_blocks
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
-from kvasir_runtime.kv_cache.sequence_blocks import hash_blocks
 from kvasir_runtime.kv_cache.spec import KvGroup
 
 TOKENS = [70_000, *range(1, 9)]

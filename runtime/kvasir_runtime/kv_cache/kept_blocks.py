@@ -8,9 +8,8 @@ read it is given up afterwards, and only while its prompt is neither running nor
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.blocks import Block, SequenceBlocks
 from kvasir_runtime.kv_cache.kv_cache import KvCache
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 
 
 @dataclass(slots=True, eq=False)

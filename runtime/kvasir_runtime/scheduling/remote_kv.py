@@ -8,9 +8,8 @@ way may still write or read is not pulled into before that step has ended.
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 
-from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.blocks import Block, SequenceBlocks
 from kvasir_runtime.kv_cache.kept_blocks import LentBlocks
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.scheduling.limits import Rows
 from kvasir_runtime.scheduling.request import Sequence
 from kvasir_runtime.scheduling.sequences import Sequences

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.blocks import Block
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup

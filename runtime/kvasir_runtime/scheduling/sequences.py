@@ -11,9 +11,9 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks
 from kvasir_runtime.kv_cache.kept_blocks import KeptBlocks
 from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import AddressedOutput, SequenceOutput
 from kvasir_runtime.requests.sampling_params import SamplingParams
