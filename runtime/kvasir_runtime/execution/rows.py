@@ -18,12 +18,11 @@ from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.huge_pages import populate
 from kvasir_runtime.kernels.inputs import RowTensors
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.step import Fork, NewSequence, StepPlan
+from kvasir_runtime.scheduling.step import Fork, Int32Array, NewSequence, StepPlan
 
 MIN_TEMPERATURE = 1e-5
 """Below it sampling is greedy: dividing by less leaves the range of float32."""
 
-Int32Array = NDArray[np.int32]
 POPULATED_AHEAD_BYTES = 256 * 1024**2
 POPULATED_AT_ONCE_BYTES = 2 * 1024**2
 """What a request that comes meanwhile may wait for: one huge page."""

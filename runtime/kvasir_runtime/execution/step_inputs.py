@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, GroupInputs, StepInputs
-from kvasir_runtime.execution.rows import Int32Array, Rows, Trait
+from kvasir_runtime.execution.rows import Rows, Trait
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.inputs import InputBuffers, PlannedTokens, PrepareInputs, StepLengths
-from kvasir_runtime.scheduling.step import BoolArray, StepPlan
+from kvasir_runtime.scheduling.step import BoolArray, Int32Array, StepPlan
 
+Int64Array = NDArray[np.int64]
 PlanKey = tuple[int, bytes, bytes]
+LayoutKey = tuple[int, int, bytes, bytes, bytes]
 
 
 class StepInputBuilder:
@@ -106,9 +108,6 @@ class StepInputBuilder:
         return self._views
 
 
-Int64Array = NDArray[np.int64]
-
-
 @dataclass(frozen=True, slots=True)
 class Subset:
     """Some of the positions, or of the sequences."""
@@ -166,9 +165,6 @@ class SampledPositions:
             index = np.flatnonzero(which(rows))
             self._wanted[key] = subset(self.transfers, index, rows) if len(index) else None
         return self._wanted[key]
-
-
-LayoutKey = tuple[int, int, bytes, bytes, bytes]
 
 
 class SampledPositionsBuilder:
