@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -421,8 +422,9 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_cached: int) -> None:
         self.num_free, self.num_cached = 1000, num_cached
-        for name in ("empty_cache", "mem_get_info", "graph_pool_handle", "CUDAGraph", "graph"):
+        for name in ("empty_cache", "mem_get_info", "graph_pool_handle", "graph"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name, object))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
 
     def empty_cache(self) -> None:
         self.num_free += self.num_cached
