@@ -23,7 +23,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
-from kvasir_runtime.kernels.linear import Linear, make_weight
+from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kernels.ops import Ops, cpu_ops, reference_ops
 from kvasir_runtime.models.mixture_of_experts import MixtureOfExperts
 from kvasir_runtime.models.options import GatedMlpOptions, MoeOptions
@@ -80,7 +80,7 @@ def our_block(shape: Shape, weights: Weights, ops: Ops, path: str) -> MixtureOfE
 
     return MixtureOfExperts(
         options=shape.options,
-        router=Linear(make_weight(weights.router.clone(), path=path)),
+        router=make_weight(weights.router.clone(), path=path),
         gate_up=make_grouped_weight(own(weights.gate_up), shape.num_experts, path),
         down=make_grouped_weight(own(weights.down), shape.num_experts, path),
         local=range(shape.num_experts),

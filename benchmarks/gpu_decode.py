@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, profiler
 
-from kvasir_runtime.attention.step_lengths import DecodeBounds
+from kvasir_runtime.attention.backend import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.execution.captures import CudaGraphCapture, ToCapture
 from kvasir_runtime.execution.graphs import Capture, CaptureError, DecodeGraphs, GraphMemory, GraphShape

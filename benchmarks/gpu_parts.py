@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
-from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
+from kvasir_runtime.attention.backend import DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.ops_triton import triton_ops, triton_step_ops
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
 

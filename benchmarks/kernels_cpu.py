@@ -21,13 +21,13 @@ from torch.nn import functional
 
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
-from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.step_inputs import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.linear import Linear, make_weight
-from kvasir_runtime.kernels.linear_weight import VARIANTS, has_onednn
+from kvasir_runtime.kernels.inputs import StepLengths
+from kvasir_runtime.kernels.linear import VARIANTS, has_onednn
+from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.step_ops import cpu_step_ops, reference_step_ops
 from kvasir_runtime.requests.sampling_params import SamplingParams
@@ -103,7 +103,7 @@ def bench_linear(shape: ModelShape, kind: str, rows: int, clock: Callable[[], fl
     paths = ["torch", *(["onednn"] if has_onednn() else [])]
     paths += [name for name, code in VARIANTS.items() if library is not None and library.kvasir_linear_has(code)]
     x = torch.randn(rows, inputs).to(torch.bfloat16)
-    layers = {path: [Linear(make_weight(weight, path=path)) for weight in weights] for path in paths}
+    layers = {path: [make_weight(weight, path=path) for weight in weights] for path in paths}
 
     def pass_of(path: str) -> Callable[[], object]:
         return lambda: [layer(x) is None for layer in layers[path]]
@@ -165,7 +165,7 @@ def bench_sampling(shape: ModelShape, num_rows: int, clock: Callable[[], float])
     """Beside the product with the head, which greedy decoding needs as well; after 256 prompt and 256 output tokens."""
     reference = reference_step_ops(drops_missing_drafts=True)
     logits = (torch.randn(num_rows, shape.vocab) * 3).to(torch.bfloat16)
-    head = Linear(make_weight(torch.randn(shape.vocab, shape.hidden).to(torch.bfloat16), path="auto"))
+    head = make_weight(torch.randn(shape.vocab, shape.hidden).to(torch.bfloat16), path="auto")
     hidden, after = torch.randn(num_rows, shape.hidden).to(torch.bfloat16), torch.full((num_rows,), 511)
     cells = [f"head {least_seconds({'head': lambda: head(hidden) is None}, clock)['head'] * 1e3:.2f}"]
     for name, params in SAMPLINGS.items():

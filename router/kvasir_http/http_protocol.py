@@ -1,7 +1,7 @@
 """HTTP/1.1 towards clients: what one connection may send and hold, before it is answered and after, is bounded.
 
 uvicorn's protocol on httptools bounds nothing: it takes a header of 150 MB, and waits for ever for a head and for a
-reader. Here a head has a size, a number of lines and a time, whoever does not read is cut off (`client_transport`),
+reader. Here a head has a size, a number of lines and a time, whoever does not read is cut off (`ClientTransport`),
 and connections are counted (`connections`). Bodies are bounded where they are read.
 
 Requests of one connection are answered one after the other, in their order. What a client sends ahead of its turn is
@@ -21,9 +21,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
-from kvasir_http.client_transport import ClientTransport
-from kvasir_http.connections import Connections, peer_of
-from kvasir_http.limits import ClientLimits
+from kvasir_http.connections import ClientLimits, ClientTransport, Connections, peer_of
 from kvasir_http.request_parser import RequestParser
 
 MAX_HEAD_BYTES = 64 * 1024

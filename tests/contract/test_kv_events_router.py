@@ -27,9 +27,9 @@ from kvasir_router.service.load_report import LoadReport
 from kvasir_runtime.config import KvEventsConfig
 from kvasir_runtime.engine.event_publisher import EventPublisher
 from kvasir_runtime.engine.load_report import LoadReport as EngineLoadReport
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.kv_cache.spec import KvGroup
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,7 @@ from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, Token
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.server.body import parse
-from kvasir_runtime.server.chat_template import ChatTemplate
-from kvasir_runtime.server.prompts import PromptBuilder
+from kvasir_runtime.server.prompts import ChatTemplate, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import to_json

@@ -9,9 +9,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from kvasir_http.connections import ConnectionLimits, Connections
+from kvasir_http.connections import ClientLimits, ConnectionLimits, Connections
 from kvasir_http.http_protocol import BoundedHttpProtocol
-from kvasir_http.limits import ClientLimits
 
 GET = b"GET / HTTP/1.1\r\n\r\n"
 

@@ -6,8 +6,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.http.one_connection import GET, Client, Server, until
 
+from kvasir_http.connections import ClientLimits
 from kvasir_http.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
-from kvasir_http.limits import ClientLimits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"

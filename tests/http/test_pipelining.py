@@ -6,8 +6,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.http.one_connection import GET, Server, until
 
+from kvasir_http.connections import ClientLimits
 from kvasir_http.http_protocol import MAX_HEAD_BYTES, SLICE_BYTES, BoundedHttpProtocol
-from kvasir_http.limits import ClientLimits
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.http.one_connection import GET, Answering, Server, until
 
-from kvasir_http.client_transport import ClientTransport
-from kvasir_http.limits import ClientLimits
+from kvasir_http.connections import ClientLimits, ClientTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 CLOSING = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"

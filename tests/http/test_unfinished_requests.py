@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.http.one_connection import GET, Server, until
 
-from kvasir_http.limits import ClientLimits
+from kvasir_http.connections import ClientLimits
 
 pytestmark = pytest.mark.anyio
 BEGUN = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\n1"

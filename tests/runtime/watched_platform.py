@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, StepInputs
-from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.graphs import Capture, CapturedStep, GraphShape, RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import DeviceMemory
 from kvasir_runtime.execution.model_runner import EagerDecoder
 from kvasir_runtime.execution.platform import GraphSetup, Platform, platform_of
 from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput

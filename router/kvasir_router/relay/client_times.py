@@ -1,8 +1,8 @@
-"""How long clients of the router may take beside what `kvasir_http.limits` says."""
+"""How long clients of the router may take beside what `kvasir_http.connections` says."""
 
 from dataclasses import dataclass
 
-from kvasir_http.limits import ClientLimits
+from kvasir_http.connections import ClientLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

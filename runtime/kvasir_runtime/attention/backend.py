@@ -13,9 +13,22 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.inputs import StepLengths
 
 NO_EXTRAS: Mapping[str, Tensor] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBounds:
+    """The most decodes of any step: they size what a backend keeps, and fix shapes that must not follow the batch."""
+
+    max_num_decodes: int
+    max_query_len: int
+    """One token and the most drafts."""
+
+    @property
+    def max_num_tokens(self) -> int:
+        return self.max_num_decodes * self.max_query_len
 
 
 @dataclass(frozen=True, slots=True)

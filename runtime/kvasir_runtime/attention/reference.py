@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import HeadNorms, LayerCache, StepInputs
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
-from kvasir_runtime.kernels.rotate_and_write import rotate_and_write_reference
+from kvasir_runtime.kernels.rowwise import rotate_and_write_reference
 
 
 @dataclass(frozen=True, slots=True)

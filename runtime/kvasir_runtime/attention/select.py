@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kvasir_runtime.attention.backend import AttentionBackend
+from kvasir_runtime.attention.backend import AttentionBackend, DecodeBounds
 from kvasir_runtime.attention.reference import ReferenceAttention
-from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kv_cache.spec import KvSpec
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import HeadNorms, LayerCache, StepInputs
-from kvasir_runtime.attention.step_lengths import DecodeBounds
+from kvasir_runtime.attention.backend import DecodeBounds, HeadNorms, LayerCache, StepInputs
 from kvasir_runtime.kernels.attention_tiles import (
     SPLIT_UNIT_KEYS,
     HeadShape,

@@ -17,7 +17,6 @@ import msgspec
 
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.cores import CoreClient, Dispatcher, total_ready, total_stats
-from kvasir_runtime.engine.detokenizer import Detokenizer, TextOptions
 from kvasir_runtime.engine.generation import ActiveRequest, ActiveSequence, Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
     Abort,
@@ -29,7 +28,7 @@ from kvasir_runtime.engine.messages import (
     RequestsMove,
     StepOutputs,
 )
-from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.engine.tokenizer import Detokenizer, TextOptions, Tokenizer
 from kvasir_runtime.errors import (
     EngineDeadError,
     InvalidRequestError,

@@ -14,15 +14,14 @@ from typing import Protocol
 
 import numpy as np
 
+from kvasir_runtime.engine.channel import CoreChannel
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
     ApiGone,
-    FromCore,
     MoveRequests,
     StepOutputs,
-    ToCore,
 )
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.execution.executor import PendingResult
@@ -41,20 +40,6 @@ HALF_LIFE_SECONDS = 5.0
 """Of work: after so much of it an observation counts half."""
 MIN_PREFILL_TOKENS = 128
 """In a step, before it says how fast prompts are computed: fewer tell what a step costs whatever is in it."""
-
-
-class Channel(Protocol):
-    """The core's end of the connection to the API processes."""
-
-    def receive(self, timeout_seconds: float | None) -> list[ToCore]:
-        """Messages waiting; with none, wait so long for the first (None: for ever, 0: not at all)."""
-
-    def send(self, api_index: int, message: FromCore) -> None: ...
-
-    def broadcast(self, message: FromCore) -> None: ...
-
-    def forget(self, api_index: int) -> None:
-        """Send nothing more to an API process that has died."""
 
 
 class Clock(Protocol):
@@ -139,7 +124,7 @@ class EngineCore:
     def __init__(
         self,
         executor: StepExecutor,
-        channel: Channel,
+        channel: CoreChannel,
         scheduler: Scheduler,
         *,
         steps_ahead: int,

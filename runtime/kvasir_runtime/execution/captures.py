@@ -1,19 +1,17 @@
 """Captures one shape of decode step, to be replayed over inputs that stay where they are: a recording of its kernels'
 calls on a CPU, a CUDA graph there; where ranks compute together, on all of them or on none."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, GroupInputs, StepInputs
-from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.graphs import Capture, CapturedStep, CaptureError, GraphShape
-from kvasir_runtime.kernels.inputs import DecodeTensors, LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs import DecodeTensors, LoadInputs, StepLengths, load_inputs_reference
 from kvasir_runtime.kernels.recording import Arena, Recorder, RecordingError
 from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput
 from kvasir_runtime.parallel.counts import CollectiveCounts
@@ -72,26 +70,28 @@ def _tensors(inputs: StepInputs) -> DecodeTensors:
     return DecodeTensors(inputs.token_ids, inputs.positions, slots, inputs.query_starts, inputs.seq_lens, inputs.rows)
 
 
-class Graph(Protocol):
-    def replay(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
     """Whatever it was captured with."""
 
-    graph: Graph
+    calls: Sequence[Callable[[], object]]
+    """That replay it."""
+    kept: object
+    """What they point into."""
     static: StaticInputs
     output: DecoderOutput
     memory_bytes: int
     counts: CollectiveCounts
     """Of the rank, where a replay counts `captured_counts`: no Python runs then."""
-    captured_counts: CollectiveCounts
+    captured_counts: CollectiveCounts | None
+    """None: no ranks compute together."""
 
     def replay(self, inputs: StepInputs) -> DecoderOutput:
         self.static.load(inputs)
-        self.counts.add(self.captured_counts)  # first: who waits in a replay is ahead of who does not come to it
-        self.graph.replay()
+        if self.captured_counts is not None:  # first: who waits in a replay is ahead of who does not come to it
+            self.counts.add(self.captured_counts)
+        for call in self.calls:
+            call()
         return self.output
 
 
@@ -142,7 +142,8 @@ class RecordingCapture:
         except RecordingError as error:
             raise CaptureError(str(error)) from error
         memory_bytes = self._arena.num_bytes - num_bytes
-        return CapturedGraph(recording, static, output, memory_bytes, what.counts, what.counts.since(before))
+        counts = what.counts.since(before)
+        return CapturedGraph(recording.calls, recording.kept, static, output, memory_bytes, what.counts, counts)
 
 
 class CudaGraphCapture:
@@ -170,7 +171,8 @@ class CudaGraphCapture:
         except RuntimeError as error:  # torch has no narrower one; running out of memory is one
             raise CaptureError(str(error)) from error
         memory_bytes = max(0, free_before - torch.cuda.mem_get_info()[0])
-        return CapturedGraph(graph, static, output, memory_bytes, what.counts, what.counts.since(before))
+        counts = what.counts.since(before)
+        return CapturedGraph([graph.replay], graph, static, output, memory_bytes, what.counts, counts)
 
 
 @dataclass(frozen=True, slots=True)

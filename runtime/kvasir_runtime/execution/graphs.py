@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
-from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput
 
 _log = logging.getLogger(__name__)

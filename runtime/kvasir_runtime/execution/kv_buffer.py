@@ -4,7 +4,7 @@ A page is one block of all layers of a KV group, contiguous, so that swapping, o
 """
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +15,12 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.huge_pages import populate, use_huge_pages
+from kvasir_runtime.kernels.huge_pages import use_huge_pages
 from kvasir_runtime.kv_cache.spec import KvLayout, KvPlace, KvSpec
 
 DEFAULT_CPU_BYTES = 4 * 1024**3
 """Where one sequence does not take more; pages that are never used take no memory."""
 DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
-POPULATED_AHEAD_BYTES = 256 * 1024**2
-POPULATED_AT_ONCE_BYTES = 2 * 1024**2
-"""What a request that comes meanwhile may wait for: one huge page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +71,6 @@ def longest_sequence(layout: KvLayout, num_blocks: int, limits: SequenceLimits) 
 def allocate_kv_buffer(layout: KvLayout, num_blocks: int, device: torch.device) -> Tensor:
     """uint8 [num_blocks, page_bytes]. CPU memory is taken on first use."""
     return use_huge_pages(torch.empty((num_blocks, layout.page_bytes), dtype=torch.uint8, device=device))
-
-
-class PopulatedPages:
-    """Has CPU memory found for KV pages before steps write to them, so that no step waits for it. Blocks are handed out
-    in their order at first, so some ahead of the highest so far is enough, and what is never used is never taken. It is
-    made up when half of it is used: not after each request, as another may come at once."""
-
-    def __init__(self, buffer: Tensor, populate: Callable[[Tensor], bool] = populate) -> None:
-        """`buffer` uint8 [num_blocks, page_bytes]; `populate` says whether it could."""
-        self._populate = populate
-        self._bytes = buffer.view(-1)
-        self._page_bytes = buffer.shape[1]
-        self._num_populated = 0 if buffer.device.type == "cpu" else buffer.nbytes
-        self._is_filling = True
-
-    def populate_next(self, num_blocks_used: int) -> bool:
-        """One piece; to be called while there is no work. False: enough is there for now, or the kernel has none."""
-        used = num_blocks_used * self._page_bytes
-        least = POPULATED_AHEAD_BYTES if self._is_filling else POPULATED_AHEAD_BYTES // 2
-        self._is_filling = self._num_populated < min(used + least, self._bytes.nbytes)
-        if not self._is_filling:
-            return False
-        end = min(self._num_populated + POPULATED_AT_ONCE_BYTES, self._bytes.nbytes)
-        can = self._populate(self._bytes[self._num_populated : end])
-        self._num_populated = end if can else self._bytes.nbytes
-        return True
 
 
 def copy_blocks(buffer: Tensor, copies: NDArray[np.int32]) -> None:

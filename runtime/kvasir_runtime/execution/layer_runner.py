@@ -58,7 +58,8 @@ class LayerRunner:
         self._rows.apply(drawless)
         self._rows.take_returned(plan)
         self._features.on_rows(drawless)
-        copy_blocks(self._buffer, plan.block_copies)
+        if len(plan.block_copies):
+            copy_blocks(self._buffer, plan.block_copies)
         inputs = self._inputs.build(plan)
         for feature in self._features.wanted(plan):
             feature.before_decoder(plan, inputs)

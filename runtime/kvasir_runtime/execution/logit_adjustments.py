@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.sampled_positions import SampledPositions, Subset
+from kvasir_runtime.execution.step_inputs import SampledPositions, Subset
 
 _NEVER, _LARGEST = float("-inf"), torch.finfo(torch.float32).max
 

@@ -19,14 +19,12 @@ from kvasir_runtime.execution.executor import TokenMask
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows, store_drafts
-from kvasir_runtime.execution.sampled_positions import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw, takes_most_likely
-from kvasir_runtime.execution.stage_buffer import entering_states, lines_of
 from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, PendingResult, StepFeature, StepFeatures
-from kvasir_runtime.execution.step_inputs import StepInputBuilder
+from kvasir_runtime.execution.step_inputs import SampledPositions, SampledPositionsBuilder, StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
+from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 from kvasir_runtime.scheduling.step import BoolArray, StepPlan, StepTimes
@@ -35,23 +33,17 @@ from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedSte
 
 @dataclass(frozen=True, slots=True)
 class EagerDecoder:
-    """Runs the decoder kernel by kernel. Of a pipeline stage before the last the "hidden states" are lines
-    (stage_buffer) of what leaves it, of all tokens."""
+    """Runs the decoder kernel by kernel."""
 
     decoder: Decoder
     backend: AttentionBackend
     caches: Sequence[LayerCache]
     captured_layers: tuple[int, ...]
-    """Of all stages."""
+    """Of all pipeline stages."""
 
     def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
-        attention = self.backend.prepare(inputs)
         captured_layers = self.captured_layers if captures else ()
-        entering = entering_states(inputs, captures=captures)
-        if self.decoder.norm is None:
-            left = self.decoder.states(inputs.token_ids, attention, self.caches, None, captured_layers, entering)
-            return DecoderOutput(lines_of(left), ())
-        return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, captured_layers, entering)
+        return self.decoder(inputs.token_ids, self.backend.prepare(inputs), self.caches, kept_tokens, captured_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +76,11 @@ class ModelRunner:
         features: Sequence[StepFeature] = (),
         extras: Mapping[str, Tensor] = NO_EXTRAS,
         tensor: Collectives | None = None,
-        idle_work: Callable[[], bool] | None = None,
+        idle_work: Sequence[Callable[[], bool]] = (),
         take_warming_up: Callable[[], bool] | None = None,
     ) -> None:
-        """`extras` are the features' buffers; `take_warming_up` as of `RunnerGraphs`."""
+        """`extras` are the features' buffers; of `idle_work` the first that has any is done; `take_warming_up` as of
+        `RunnerGraphs`."""
         self._rows = rows
         self._buffer = buffer
         self._compute = compute
@@ -116,7 +109,8 @@ class ModelRunner:
         self._forwarded, start = None, time.thread_time()
         self._rows.apply(plan)
         self._features.on_rows(plan)
-        copy_blocks(self._buffer, plan.block_copies)
+        if len(plan.block_copies):
+            copy_blocks(self._buffer, plan.block_copies)
         inputs = self._inputs.build(plan)
         positions = self._positions.build(plan, inputs.lengths.query_lens)
         step = ForwardedStep(plan, inputs, positions)
@@ -155,7 +149,7 @@ class ModelRunner:
     def use_idle_time(self) -> bool:
         """Do one piece of what makes later steps faster (capture a graph); to be called between steps while there is no
         work. False: nothing is left to do."""
-        return self._idle_work is not None and self._idle_work()
+        return any(work() for work in self._idle_work)
 
     def _kept_tokens(
         self, step: ForwardedStep, wanted: dict[str, NDArray[np.int64]], is_proposing: bool

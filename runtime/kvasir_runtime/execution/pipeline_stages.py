@@ -6,7 +6,7 @@ raises. So a failed step leaves no other stage waiting, and ends its own request
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -67,7 +67,7 @@ class EarlierStage:
         *,
         entering: StageBuffer | None,
         leaving: LineFormat,
-        idle_work: Callable[[], bool] | None = None,
+        idle_work: Sequence[Callable[[], bool]] = (),
     ) -> None:
         """Nothing enters the first stage."""
         self._layers = layers
@@ -97,7 +97,7 @@ class EarlierStage:
         return NothingDrawn()
 
     def use_idle_time(self) -> bool:
-        return self._idle_work is not None and self._idle_work()
+        return any(work() for work in self._idle_work)
 
 
 class NothingDrawn:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend
+from kvasir_runtime.attention.backend import AttentionBackend, DecodeBounds
 from kvasir_runtime.attention.select import select_backend
-from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.execution.captures import CudaGraphCapture, RecordingCapture, ToCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import (

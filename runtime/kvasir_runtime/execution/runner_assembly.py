@@ -7,21 +7,18 @@ from functools import partial
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
-from kvasir_runtime.execution.beam_candidates import BeamCandidates
 from kvasir_runtime.execution.captures import AgreedCapture
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.graphs import RunnerGraphs
-from kvasir_runtime.execution.kv_buffer import PopulatedPages, SequenceLimits, allocate_kv_buffer, layer_caches
+from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.layer_runner import LayerRunner
-from kvasir_runtime.execution.logprobs import Logprobs
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
 from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
 from kvasir_runtime.execution.platform import GraphSetup, Platform
-from kvasir_runtime.execution.prompt_scores import PromptScores
-from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.stage_buffer import ENTERING, LineFormat, StageBuffer
-from kvasir_runtime.execution.step_features import StepFeature, extra_buffers
+from kvasir_runtime.execution.rows import PopulatedPages, Rows
+from kvasir_runtime.execution.stage_buffer import ENTERING, LineFormat, StageBuffer, StageDecoder
+from kvasir_runtime.execution.step_features import BeamCandidates, Logprobs, PromptScores, StepFeature, extra_buffers
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
@@ -127,7 +124,8 @@ class RunnerAssembly:
     def _model_runner(self, memory: RunnerMemory, graph_bytes: int) -> ModelRunner:
         num_own, proposer = len(self.decoder.kv_specs(self.placement.dtype)), self.proposer
         captured = () if proposer is None else proposer.captured_layers
-        eager = EagerDecoder(self.decoder, self.backend, memory.caches[:num_own], captured)
+        kind = EagerDecoder if self.pipeline is None else StageDecoder
+        eager = kind(self.decoder, self.backend, memory.caches[:num_own], captured)
         graphs = self._graphs(memory, graph_bytes)
         compute = self._on_graphs(graphs, eager, captured)
         if proposer is not None:
@@ -157,7 +155,7 @@ class RunnerAssembly:
         )
 
     def _earlier_stage(self, pipeline: Pipeline, memory: RunnerMemory, graph_bytes: int) -> EarlierStage:
-        eager = EagerDecoder(self.decoder, self.backend, memory.caches, pipeline.captured_layers)
+        eager = StageDecoder(self.decoder, self.backend, memory.caches, pipeline.captured_layers)
         graphs = self._graphs(memory, graph_bytes)
         layers = LayerRunner(
             rows=memory.rows,
@@ -220,6 +218,5 @@ def step_features(rows: Rows, to_logits: Callable[[Tensor], Tensor]) -> tuple[St
     return Logprobs(rows), PromptScores(rows, to_logits), BeamCandidates(rows)
 
 
-def _idle_work(memory: RunnerMemory, graphs: RunnerGraphs) -> Callable[[], bool]:
-    pages = PopulatedPages(memory.buffer)
-    return lambda: pages.populate_next(memory.rows.num_blocks_used) or graphs.capture_next()
+def _idle_work(memory: RunnerMemory, graphs: RunnerGraphs) -> tuple[Callable[[], bool], ...]:
+    return PopulatedPages(memory.buffer, memory.rows).populate_next, graphs.capture_next

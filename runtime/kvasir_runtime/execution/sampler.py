@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
-from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.sampled_positions import SampledPositions, Subset
-from kvasir_runtime.execution.sampling_rows import Trait
+from kvasir_runtime.execution.rows import Rows, Trait
+from kvasir_runtime.execution.step_inputs import SampledPositions, Subset
 from kvasir_runtime.kernels.sample import PositionTensors, SamplingTensors
 from kvasir_runtime.kernels.step_ops import StepOps
 

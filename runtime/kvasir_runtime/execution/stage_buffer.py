@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
-from kvasir_runtime.models.decoder import HiddenStates
-from kvasir_runtime.models.layers import residual_stream
+from kvasir_runtime.execution.model_runner import EagerDecoder
+from kvasir_runtime.models.decoder import DecoderOutput, HiddenStates, residual_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +76,16 @@ def lines_of(states: HiddenStates) -> Tensor:
     """[num_tokens, num_planes, hidden_size]. The last sublayer's output joins the stream as the next norm would do it,
     rounded to the same type: half the bytes, and no other number."""
     return torch.stack((residual_stream(states.delta, states.residual), *states.captured), 1)
+
+
+class StageDecoder(EagerDecoder):
+    """A pipeline stage's. Before the last the "hidden states" are lines of what leaves it, of all tokens."""
+
+    def __call__(self, inputs: StepInputs, kept_tokens: Tensor | None, *, captures: bool = True) -> DecoderOutput:
+        attention = self.backend.prepare(inputs)
+        captured_layers = self.captured_layers if captures else ()
+        entering = entering_states(inputs, captures=captures)
+        if self.decoder.norm is None:
+            left = self.decoder.states(inputs.token_ids, attention, self.caches, None, captured_layers, entering)
+            return DecoderOutput(lines_of(left), ())
+        return self.decoder(inputs.token_ids, attention, self.caches, kept_tokens, captured_layers, entering)

@@ -2,7 +2,8 @@
 
 A feature keeps its own state by row, sees the step at the points below, and hands over tensors that arrive in
 `StepResult.columns` under its name. It is called for the steps that have a row which wants it, so those of plain
-sequences cost nothing. A new one is a class, and its place in `runner_assembly.step_features`.
+sequences cost nothing. A new one is a class, and its place in `runner_assembly.step_features`. Those of the API are at
+the end: log-probabilities of drawn tokens and of prompts, and the candidates of beam searches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +17,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
-from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.sampled_positions import SampledPositions
+from kvasir_runtime.execution.rows import Rows, Trait
+from kvasir_runtime.execution.step_inputs import SampledPositions
 from kvasir_runtime.execution.transfers import Transfers
-from kvasir_runtime.kernels.verify_drafts import VerifiedTokens
-from kvasir_runtime.scheduling.step import BoolArray, Int32Array, StepPlan, StepResult, StepTimes
+from kvasir_runtime.kernels.sample import VerifiedTokens
+from kvasir_runtime.scheduling.step import (
+    CANDIDATES,
+    LOGPROBS,
+    PROMPT_LOGPROBS,
+    BoolArray,
+    Int32Array,
+    StepPlan,
+    StepResult,
+    StepTimes,
+)
 
 TensorColumns = Mapping[str, Tensor | NDArray[Any]]
 """Of equal length: a line each, or the device's and the host's halves of one."""
+_POSITIONS_AT_ONCE = 128
+"""Of prompts, scored together: a whole prompt's logits over a large vocabulary would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +156,134 @@ class PendingResult:
             },
             times=self._times,
         )
+
+
+class Logprobs(StepFeature):
+    """Of drawn tokens, from the raw logits."""
+
+    name = LOGPROBS
+
+    def __init__(self, rows: Rows) -> None:
+        self._sampling = rows.sampling
+        self._raw: Tensor | None = None
+
+    def wanted_by(self, rows: Int32Array) -> BoolArray:
+        return self._sampling.having(Trait.LOGPROBS, rows)
+
+    def adjust(self, logits: Tensor, positions: SampledPositions) -> Tensor:
+        own = positions.having(self.name, self.wanted_by)
+        self._raw = None if own is None else own.of(logits)
+        return logits
+
+    def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
+        """A line for each position. `lines` and `offsets` say which token of the result it is about."""
+        positions = step.positions
+        own, raw = positions.having(self.name, self.wanted_by), self._raw
+        if drawn is None or own is None or raw is None:
+            return None
+        self._raw = None
+        numbers = self._sampling.num_logprobs[own.host_rows]
+        token_ids = drawn.verified.token_ids.flatten()[positions.places].long()
+        return {
+            "rows": own.host_rows,
+            "numbers": numbers,
+            "lines": positions.host_sequences[own.host_index],
+            "offsets": positions.host_offsets[own.host_index],
+            **token_logprobs(raw, own.of(token_ids), int(numbers.max())),
+        }
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, most: int) -> dict[str, Tensor]:
+    """Of raw logits [n, vocab_size] and the chosen `token_ids` int64 [n]: the chosen first, then the `most` most likely
+    in falling order."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    chosen = logprobs.gather(1, token_ids.unsqueeze(1))
+    likely = logprobs.topk(min(most, logprobs.shape[1]), dim=1)
+    return {
+        "token_ids": torch.cat((token_ids.unsqueeze(1), likely.indices), dim=1),  # int64 [n, 1 + most]
+        "logprobs": torch.cat((chosen, likely.values), dim=1),  # float32 [n, 1 + most]
+        "ranks": (logprobs > chosen).sum(dim=1) + 1,  # int64 [n], of the chosen one, from 1
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """Tokens of one chunk whose logits score the prompt token after each."""
+
+    row: int
+    tokens: NDArray[np.int64]  # [n], the step's
+    first_scored: int
+    """Position of the first token that is scored; the others follow it."""
+
+
+class PromptScores(StepFeature):
+    name = PROMPT_LOGPROBS
+
+    def __init__(self, rows: Rows, to_logits: Callable[[Tensor], Tensor]) -> None:
+        self._rows = rows
+        self._to_logits = to_logits
+        self._prompts: list[ScoredPrompt] = []
+
+    def wanted_by(self, rows: Int32Array) -> BoolArray:
+        return self._rows.sampling.having(Trait.PROMPT_LOGPROBS, rows)
+
+    def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
+        """Those of the chunks that hold prompt tokens to be scored. A chunk starts where it was planned to."""
+        query_lens = inputs.lengths.query_lens
+        ends = np.cumsum(query_lens, dtype=np.int64)
+        self._prompts = []
+        for request in np.flatnonzero(self.wanted_by(plan.rows)).tolist():
+            row, first, length = int(plan.rows[request]), int(plan.starts[request]), int(query_lens[request])
+            number = min(first + length, int(self._rows.prompt_lens[row]) - 1) - first
+            if request >= plan.num_decodes and number > 0:
+                tokens = int(ends[request]) - length + np.arange(number)
+                self._prompts.append(ScoredPrompt(row, tokens, first + 1))
+        return np.concatenate([prompt.tokens for prompt in self._prompts]) if self._prompts else None
+
+    def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
+        if not self._prompts:
+            return None
+        rows = np.repeat([prompt.row for prompt in self._prompts], [len(prompt.tokens) for prompt in self._prompts])
+        numbers = self._rows.sampling.num_prompt_logprobs[rows]
+        scored_ids = torch.cat([self._scored_ids(prompt) for prompt in self._prompts])
+        hidden = step.hidden[self.name]
+        parts = [
+            token_logprobs(self._to_logits(hidden[some]), scored_ids[some], int(numbers.max()))
+            for some in (slice(n, n + _POSITIONS_AT_ONCE) for n in range(0, len(hidden), _POSITIONS_AT_ONCE))
+        ]
+        return {"rows": rows, "numbers": numbers, **{name: torch.cat([p[name] for p in parts]) for name in parts[0]}}
+
+    def _scored_ids(self, prompt: ScoredPrompt) -> Tensor:
+        first = prompt.first_scored
+        return self._rows.token_ids[prompt.row, first : first + len(prompt.tokens)].long()
+
+
+class BeamCandidates(StepFeature):
+    """Beams' logits become log-probabilities before anything else, so what adjustments change is summed up as Hugging
+    Face sums it."""
+
+    name = CANDIDATES
+
+    def __init__(self, rows: Rows) -> None:
+        self._numbers = rows.num_candidates
+
+    def wanted_by(self, rows: Int32Array) -> BoolArray:
+        return self._numbers[rows] > 0
+
+    def adjust(self, logits: Tensor, positions: SampledPositions) -> Tensor:
+        own = positions.having(self.name, self.wanted_by)
+        if own is None:
+            return logits
+        changed = logits.float().nan_to_num(nan=float("-inf"), posinf=torch.finfo(torch.float32).max)
+        changed[own.index] = own.of(changed).log_softmax(dim=-1)
+        return changed
+
+    def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
+        """A line for each beam, which has one position."""
+        own = step.positions.having(self.name, self.wanted_by)
+        if drawn is None or own is None:
+            return None
+        numbers = self._numbers[own.host_rows]
+        adjusted = own.of(drawn.adjusted())
+        likely = adjusted.topk(min(int(numbers.max()), adjusted.shape[1]), dim=-1)
+        return {"rows": own.host_rows, "numbers": numbers, "token_ids": likely.indices, "logprobs": likely.values}

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend
+from kvasir_runtime.attention.backend import AttentionBackend, DecodeBounds
 from kvasir_runtime.attention.select import check_readable
-from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.device import select_device, select_dtype, usable_cores
@@ -30,8 +29,8 @@ from kvasir_runtime.execution.startup import LoadingProgress, StartupTimer
 from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, decode_step, prefill_step, run
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
-from kvasir_runtime.kernels.linear import make_weight
-from kvasir_runtime.kernels.linear_weight import LinearWeight
+from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kv_cache.spec import KvSpec, make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint, stored_bytes
 from kvasir_runtime.models.decoder import Decoder
@@ -206,9 +205,7 @@ def _pipeline(stage: Stage, groups: RankGroups, specs: list[KvSpec], proposer: P
     return join_pipeline(stage, groups.link, specs, () if proposer is None else proposer.captured_layers)
 
 
-def _measured_weight(
-    timer: StartupTimer, execution: ExecutionConfig, weight: Tensor, bias: Tensor | None
-) -> LinearWeight:
+def _measured_weight(timer: StartupTimer, execution: ExecutionConfig, weight: Tensor, bias: Tensor | None) -> Linear:
     """Most of the time goes into measuring compute paths."""
     with timer.measure("measure_linear"):
         return make_weight(weight, bias, path=execution.linear_path, batch_invariant=execution.batch_invariant)

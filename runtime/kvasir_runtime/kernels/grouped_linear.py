@@ -15,17 +15,16 @@ import torch
 
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.experts import ExpertGroups
-from kvasir_runtime.kernels.linear import PATHS
-from kvasir_runtime.kernels.linear_choice import measured_choice
-from kvasir_runtime.kernels.linear_weight import (
+from kvasir_runtime.kernels.linear import (
     VARIANTS,
-    LinearWeight,
+    Linear,
     NativeWeight,
     OneDnnWeight,
     Panels,
     PlainWeight,
     check_onednn,
 )
+from kvasir_runtime.kernels.linear_choice import PATHS, measured_choice
 from kvasir_runtime.kernels.native import load_library
 
 
@@ -53,7 +52,7 @@ def make_grouped_weight(
 ) -> GroupedWeight:
     """Take over the weights [N, K] of so many experts, at least one; each is asked for when the last has its place.
 
-    `path` and `batch_invariant` as for `linear.make_weight`. Raises ConfigurationError for one that cannot run here.
+    `path` and `batch_invariant` as for `make_weight`. Raises ConfigurationError for one that cannot run here.
     """
     first = next(weights)
     weights = itertools.chain([first], weights)
@@ -88,7 +87,7 @@ def _choice(library: CDLL | None, path: str, outputs: int, inputs: int) -> str:
 class SeparateExperts:
     """Weights of any form, one product for each expert that has rows. It reads the groups on the host."""
 
-    def __init__(self, weights: Sequence[LinearWeight], num_outputs: int) -> None:
+    def __init__(self, weights: Sequence[Linear], num_outputs: int) -> None:
         self._weights = weights
         self._num_outputs = num_outputs
 
@@ -99,16 +98,16 @@ class SeparateExperts:
     def multiply_tokens(self, x: torch.Tensor, groups: ExpertGroups) -> torch.Tensor:
         out = x.new_empty((len(groups.pairs), self._num_outputs))
         for weight, places in self._busy(groups):
-            out[places] = weight.multiply(x[groups.pairs[places] // groups.top_k])
+            out[places] = weight(x[groups.pairs[places] // groups.top_k])
         return out
 
     def multiply_pairs(self, x: torch.Tensor, groups: ExpertGroups) -> torch.Tensor:
         out = x.new_empty((len(groups.pairs), self._num_outputs))
         for weight, places in self._busy(groups):
-            out[groups.pairs[places]] = weight.multiply(x[places])
+            out[groups.pairs[places]] = weight(x[places])
         return out
 
-    def _busy(self, groups: ExpertGroups) -> Iterator[tuple[LinearWeight, slice]]:
+    def _busy(self, groups: ExpertGroups) -> Iterator[tuple[Linear, slice]]:
         """The experts that have rows, and which."""
         ends = groups.ends.tolist()
         for weight, start, end in zip(self._weights, [0, *ends], ends, strict=False):

@@ -9,8 +9,31 @@ from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepLengths:
+    """What the host knows of a step's shape: enough to size grids and buffers without asking the device.
+
+    `query_lens` are exact; `max_seq_len` is a bound, since a step under way decides how many drafts hold.
+    """
+
+    query_lens: NDArray[np.int32]  # [num_requests], the decodes first
+    num_decodes: int
+    """Requests with one token and perhaps drafts; the rest are prefill chunks."""
+    max_seq_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.query_lens.sum())
+
+    @property
+    def max_query_len(self) -> int:
+        return int(self.query_lens.max())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,72 +1,150 @@
-"""The linear layer y = x @ W^T + b, on the compute path that a short measurement at load found fastest for its shape.
+"""The linear layer y = x @ W^T + b, in the forms in which its weight is kept: torch's, oneDNN's, and our packed panels.
 
-bfloat16 weights on the CPU are kept once, in the layout of the chosen path, and the original is let go. All other types
-and devices go through torch as they are, so that float32 results stay exact.
+A packed weight is multiplied by the same instructions whatever the number of rows: each variant sums in an order of its
+own, and a row's product must not depend on how many there are.
 """
 
-from dataclasses import dataclass
+import copy
+import ctypes
+from ctypes import CDLL
+from typing import Protocol
 
 import torch
+from torch.nn import functional
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.linear_choice import choose_weight
-from kvasir_runtime.kernels.linear_weight import (
-    VARIANTS,
-    LinearWeight,
-    OneDnnWeight,
-    PackedWeight,
-    PlainWeight,
-    check_onednn,
-)
-from kvasir_runtime.kernels.native import load_library
+from kvasir_runtime.kernels.huge_pages import use_huge_pages
 
-PATHS = ("auto", "torch", "onednn", "packed", *VARIANTS)
+VARIANTS = {"fma": 0, "dot": 1, "amx": 2}
+"""Instructions that can multiply our packed layout: float32 multiply-add, bf16 dot product, AMX tiles."""
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """Call it with x [M, K], any M; the weight's rows also serve as a tied embedding."""
-
-    weight: LinearWeight
-
+class Linear(Protocol):
     @property
-    def path(self) -> str:
-        """What computes it, for logs and benchmarks."""
-        return self.weight.name
+    def name(self) -> str:
+        """Of what computes it, for logs and benchmarks."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight.multiply(x)
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        """The product of x [..., K], any number of rows."""
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The weight's rows [T, K] for token ids int64 [T]: the input embedding of a model with tied embeddings."""
-        return self.weight.rows(token_ids)
 
 
-def make_weight(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto", *, batch_invariant: bool = False
-) -> LinearWeight:
-    """Take weight [N, K] and bias [N] over; the caller should drop its own references.
+class PlainWeight:
+    """As torch keeps it: any type, any device."""
 
-    `path` is auto (measure), torch, onednn, packed (our layout, the fastest instructions for it), or one of
-    fma, dot, amx (our layout, these instructions). `batch_invariant` asks for one order of summation for any number of
-    rows on GPUs, too. Raises ConfigurationError for a path that cannot run here.
-    """
-    if batch_invariant and weight.device.type == "cuda":  # importing Triton takes a second, for nothing on CPUs
-        from kvasir_runtime.kernels.linear_triton import TritonWeight
+    name = "torch"
 
-        return TritonWeight(weight, bias)
-    if path not in PATHS:
-        raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
-    if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
-        return PlainWeight(weight, bias)
-    library = load_library()
-    if path == "onednn":
-        check_onednn()
-        return OneDnnWeight(weight, bias)
-    if path == "auto" or (path == "packed" and library is not None):
-        return choose_weight(library, weight, bias)
-    if library is None:
-        raise ConfigurationError(f"linear path {path!r} needs compiled kernels but no compiler was found; install g++")
-    if not library.kvasir_linear_has(VARIANTS[path]):
-        raise ConfigurationError(f"linear path {path!r} needs instructions that this CPU or compiler lacks; use 'auto'")
-    return PackedWeight(library, weight, bias, path)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._weight[token_ids]
+
+
+def has_onednn() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def check_onednn(is_there: bool | None = None) -> None:
+    """Raises ConfigurationError where oneDNN does not multiply bfloat16, which is found out unless it is told."""
+    if not (has_onednn() if is_there is None else is_there):
+        raise ConfigurationError("linear path 'onednn' needs bfloat16 instructions that this CPU lacks; use 'auto'")
+
+
+class OneDnnWeight:
+    """Reordered once by oneDNN, as PyTorch's compiler does for frozen weights."""
+
+    name = "onednn"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+        self._plain: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return product
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Keeps a plain copy from the first call on: oneDNN's order has no documented rows."""
+        if self._plain is None:
+            self._plain = self._weight.to_dense()
+        return self._plain[token_ids]
+
+
+class NativeWeight(ctypes.Structure):
+    """PackedWeight of csrc/linear.cpp."""
+
+    _fields_ = (
+        ("pairs", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("panels", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+    )
+
+
+class Panels:
+    """A weight [N, K] packed into panels of 16 outputs by pairs of inputs; one copy serves every instruction set."""
+
+    def __init__(self, library: CDLL, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        outputs, inputs = weight.shape
+        panels, depth = -(-outputs // 16), -(-inputs // 32) * 32
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        self._pairs = use_huge_pages(torch.empty(panels * 16 * depth, dtype=torch.bfloat16))
+        library.kvasir_linear_pack(
+            *(weight.data_ptr(), weight.stride(0), outputs, inputs, depth, self._pairs.data_ptr())
+        )
+        self._bias = None if bias is None else functional.pad(bias.float(), (0, panels * 16 - outputs))
+        bias_address = None if self._bias is None else self._bias.data_ptr()
+        self.native = NativeWeight(self._pairs.data_ptr(), bias_address, outputs, inputs, panels, depth)
+
+
+class PackedWeight:
+    """Our panels, and the instructions that multiply them (csrc/linear.cpp)."""
+
+    def __init__(self, library: CDLL, weight: torch.Tensor, bias: torch.Tensor | None, variant: str) -> None:
+        """`variant` is one of VARIANTS."""
+        self._library = library
+        self._outputs, self._inputs = weight.shape
+        self._panels = Panels(library, weight, bias)
+        self._address = ctypes.addressof(self._panels.native)
+        self._variant = variant
+
+    def with_variant(self, variant: str) -> "PackedWeight":
+        """The same memory, multiplied by other instructions."""
+        other = copy.copy(self)
+        other._variant = variant
+        return other
+
+    @property
+    def name(self) -> str:
+        return f"packed:{self._variant}"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() != 2:
+            return self(x.reshape(-1, self._inputs)).view(*x.shape[:-1], self._outputs)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows = x.shape[0]
+        out = torch.empty((num_rows, self._outputs), dtype=torch.bfloat16)
+        if num_rows > 0:
+            self._library.kvasir_linear(
+                *(self._address, VARIANTS[self._variant]),
+                *(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), self._outputs),
+            )
+        return out
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((*token_ids.shape, self._inputs), dtype=torch.bfloat16)
+        ids = token_ids.contiguous()
+        self._library.kvasir_linear_rows(self._address, ids.data_ptr(), ids.numel(), out.data_ptr())
+        return out

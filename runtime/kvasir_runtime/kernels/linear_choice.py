@@ -1,5 +1,8 @@
 """Picks the form of a linear layer's weight by timing each one briefly on a weight of that shape.
 
+bfloat16 weights on the CPU are kept once, in the layout of the chosen path, and the original is let go. All other types
+and devices go through torch as they are, so that float32 results stay exact.
+
 Which is fastest cannot be known from the instruction set: bf16 dot products are four times faster than float32 on one
 maker's cores and slower than it on another's. What is timed is one thread's share in that thread's processor time, so
 that neighbours on a busy machine, or a CPU quota, do not decide.
@@ -18,17 +21,21 @@ from ctypes import CDLL
 
 import torch
 
-from kvasir_runtime.kernels.linear_weight import (
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.kernels.linear import (
     VARIANTS,
-    LinearWeight,
+    Linear,
     OneDnnWeight,
     PackedWeight,
     PlainWeight,
+    check_onednn,
     has_onednn,
 )
+from kvasir_runtime.kernels.native import load_library
 
 logger = logging.getLogger(__name__)
 
+PATHS = ("auto", "torch", "onednn", "packed", *VARIANTS)
 MEASURED_ROWS = (1, 8, 64, 256)
 """One stream, some, many, prefill."""
 
@@ -46,12 +53,36 @@ Measure = Callable[[dict[str, Multiply], torch.Tensor], dict[str, float]]
 """Seconds of a product by candidate."""
 
 
-def choose_weight(library: CDLL | None, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearWeight:
-    """The weight in its fastest form. Measured once for each shape and number of threads in a process."""
-    choice = measured_choice(library, *weight.shape, torch.get_num_threads())
-    if library is not None:
-        return PackedWeight(library, weight, bias, choice)
-    return OneDnnWeight(weight, bias) if choice == "onednn" else PlainWeight(weight, bias)
+def make_weight(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto", *, batch_invariant: bool = False
+) -> Linear:
+    """Take weight [N, K] and bias [N] over; the caller should drop its own references.
+
+    `path` is auto (measure), torch, onednn, packed (our layout, the fastest instructions for it), or one of
+    fma, dot, amx (our layout, these instructions). `batch_invariant` asks for one order of summation for any number of
+    rows on GPUs, too. Raises ConfigurationError for a path that cannot run here.
+    """
+    if batch_invariant and weight.device.type == "cuda":  # importing Triton takes a second, for nothing on CPUs
+        from kvasir_runtime.kernels.linear_triton import TritonWeight
+
+        return TritonWeight(weight, bias)
+    if path not in PATHS:
+        raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
+    if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+        return PlainWeight(weight, bias)
+    library = load_library()
+    if path == "onednn":
+        check_onednn()
+        return OneDnnWeight(weight, bias)
+    if path == "auto" or (path == "packed" and library is not None):
+        path = measured_choice(library, *weight.shape, torch.get_num_threads())
+        if library is None:
+            return OneDnnWeight(weight, bias) if path == "onednn" else PlainWeight(weight, bias)
+    if library is None:
+        raise ConfigurationError(f"linear path {path!r} needs compiled kernels but no compiler was found; install g++")
+    if not library.kvasir_linear_has(VARIANTS[path]):
+        raise ConfigurationError(f"linear path {path!r} needs instructions that this CPU or compiler lacks; use 'auto'")
+    return PackedWeight(library, weight, bias, path)
 
 
 @functools.cache
@@ -101,7 +132,7 @@ def dot_is_faster(library: CDLL, measure: Measure = measure) -> bool:
     if not library.kvasir_linear_has(VARIANTS["dot"]):
         return False
     packed = PackedWeight(library, _noise(256, 256), None, "fma")
-    ways: dict[str, Multiply] = {variant: packed.with_variant(variant).multiply for variant in ("fma", "dot")}
+    ways: dict[str, Multiply] = {variant: packed.with_variant(variant) for variant in ("fma", "dot")}
     with _one_thread():
         times = measure(ways, _noise(MEASURED_ROWS[2], 256))
     return times["dot"] < times["fma"]
@@ -115,15 +146,13 @@ def decide(times: dict[int, dict[str, float]]) -> str:
 
 def _candidates(library: CDLL | None, weight: torch.Tensor) -> dict[str, Multiply]:
     if library is None:
-        candidates: dict[str, Multiply] = {"torch": PlainWeight(weight, None).multiply}
+        candidates: dict[str, Multiply] = {"torch": PlainWeight(weight, None)}
         if has_onednn():
-            candidates["onednn"] = OneDnnWeight(weight, None).multiply
+            candidates["onednn"] = OneDnnWeight(weight, None)
         return candidates
     packed = PackedWeight(library, weight, None, "fma")
     return {
-        variant: packed.with_variant(variant).multiply
-        for variant in VARIANTS
-        if library.kvasir_linear_has(VARIANTS[variant])
+        variant: packed.with_variant(variant) for variant in VARIANTS if library.kvasir_linear_has(VARIANTS[variant])
     }
 
 

@@ -21,7 +21,7 @@ class TritonWeight:
         self._weight = weight.contiguous()
         self._bias = bias
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_outputs, num_inputs = self._weight.shape
         rows = x.reshape(-1, num_inputs)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()

@@ -9,13 +9,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvasir_runtime.kernels.activation import (
-    cpu_gelu_tanh_and_mul,
-    cpu_silu_and_mul,
-    gelu_tanh_and_mul_reference,
-    silu_and_mul_reference,
-)
-from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
 from kvasir_runtime.kernels.experts import (
     ExpertGroups,
     Routing,
@@ -27,12 +20,17 @@ from kvasir_runtime.kernels.experts import (
     route_reference,
 )
 from kvasir_runtime.kernels.native import load_library
-from kvasir_runtime.kernels.rms_norm import (
+from kvasir_runtime.kernels.rowwise import (
     add_rms_norm_reference,
     cpu_add_rms_norm,
+    cpu_gelu_tanh_and_mul,
     cpu_rms_norm,
+    cpu_silu_and_mul,
+    gelu_tanh_and_mul_reference,
     rms_norm_reference,
+    silu_and_mul_reference,
 )
+from kvasir_runtime.kernels.sample import argmax_reference, cpu_argmax
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 AddRmsNorm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]

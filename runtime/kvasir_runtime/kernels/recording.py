@@ -64,13 +64,15 @@ class KernelCalls:
         self._again.append(again)
         self._words.append([_word(of, value) for of, value in zip(function.argument_types, arguments, strict=True)])
 
-    def packed(self) -> Callable[[], None]:
+    def packed(self, kept: list[object]) -> Callable[[], object]:
+        """One call for all; `kept` gets what it points into."""
         words = [(ctypes.c_int64 * len(of))(*of) for of in self._words]
         pairs = [
             number for again, of in zip(self._again, words, strict=True) for number in (again, ctypes.addressof(of))
         ]
         calls = (ctypes.c_int64 * len(pairs))(*pairs)
-        return functools.partial(_replay, self._library.kvasir_replay, calls, words)
+        kept += (calls, words)
+        return functools.partial(self._library.kvasir_replay, ctypes.addressof(calls), len(pairs) // 2)
 
 
 class Arena:
@@ -102,13 +104,10 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    calls: Sequence[Callable[[], None]]
+    calls: Sequence[Callable[[], object]]
+    """To be made one after the other."""
     kept: Sequence[object]
-    """What the calls point into."""
-
-    def replay(self) -> None:
-        for call in self.calls:
-            call()
+    """What they point into."""
 
 
 class Recorder:
@@ -134,7 +133,8 @@ class Recorder:
         """Raises RecordingError."""
         if self._problem is not None:
             raise RecordingError(self._problem)
-        return Recording([call.packed() if isinstance(call, KernelCalls) else call for call in self._calls], self._kept)
+        calls = [call.packed(self._kept) if isinstance(call, KernelCalls) else call for call in self._calls]
+        return Recording(calls, self._kept)
 
     def refuse(self, problem: str) -> None:
         """The computation goes on, as others may be waiting for this rank; there will be no recording of it."""
@@ -221,8 +221,3 @@ def _word(kind: type[Any], value: Any) -> int:
         word: int = struct.unpack("<q", struct.pack("<fi", value, 0))[0]
         return word
     return int(value or 0)
-
-
-def _replay(native: Callable[[int, int], None], calls: "ctypes.Array[ctypes.c_int64]", words: Sequence[object]) -> None:
-    """`words` are what `calls` point to."""
-    native(ctypes.addressof(calls), len(calls) // 2)

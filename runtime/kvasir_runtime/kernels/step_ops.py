@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kvasir_runtime.kernels.argmax import argmax_reference, cpu_argmax
 from kvasir_runtime.kernels.inputs import (
     LoadInputs,
     PrepareInputs,
@@ -15,15 +14,18 @@ from kvasir_runtime.kernels.look_up import LookUp, look_up_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Argmax
 from kvasir_runtime.kernels.philox import Uniform, uniform_reference
-from kvasir_runtime.kernels.sample import Sample, cpu_sample
-from kvasir_runtime.kernels.top_k_top_p import LeastLikelyKept, least_likely_kept_reference
-from kvasir_runtime.kernels.verify_drafts import (
+from kvasir_runtime.kernels.sample import (
+    Sample,
     VerifyDrafts,
     VerifyMostLikely,
+    argmax_reference,
+    cpu_argmax,
+    cpu_sample,
     cpu_verify_drafts,
     verify_drafts_reference,
     verify_most_likely,
 )
+from kvasir_runtime.kernels.top_k_top_p import LeastLikelyKept, least_likely_kept_reference
 
 
 @dataclass(frozen=True)

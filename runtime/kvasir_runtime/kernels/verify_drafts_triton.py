@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels.argmax_triton import BLOCK, block_key, column_of_key
-from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens, VerifiedTokens
+from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens, VerifiedTokens
 
 
 def triton_verify_drafts(token_ids: Tensor, drawn: DrawnPositions, known: KnownTokens) -> VerifiedTokens:

@@ -8,9 +8,8 @@ read it is given up afterwards, and only while its prompt is neither running nor
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.blocks import Block, SequenceBlocks
 from kvasir_runtime.kv_cache.kv_cache import KvCache
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 
 
 @dataclass(slots=True, eq=False)
@@ -26,22 +25,17 @@ class LentBlocks:
 class KeptBlocks:
     def __init__(self, kv: KvCache) -> None:
         self._kv = kv
-        self._arrived: dict[str, SequenceBlocks] = {}
+        self.arrived: dict[str, SequenceBlocks] = {}
+        """Of requests that wait; most never have any."""
         self._lent: dict[str, LentBlocks] = {}
-
-    def hold(self, request_id: str, blocks: SequenceBlocks) -> None:
-        """Blocks that arrived for a request that waits."""
-        self._arrived[request_id] = blocks
 
     def has_others(self, request_id: str) -> bool:
         """Whether anything is held for another request than this one."""
-        return len(self._arrived) > (request_id in self._arrived)
+        return len(self.arrived) > (request_id in self.arrived)
 
     def release(self, request_id: str) -> None:
-        """The request runs and holds them itself, or has ended; most requests never had any."""
-        blocks = self._arrived.pop(request_id, None)
-        if blocks is not None:
-            self._kv.release(blocks)
+        """The request, for which some have arrived, runs and holds them itself, or has ended."""
+        self._kv.release(self.arrived.pop(request_id))
 
     def lend(self, key: str) -> LentBlocks:
         """Where blocks are put that another engine is to read, until `end_loan`."""
@@ -54,7 +48,7 @@ class KeptBlocks:
     def give_up_one(self, keep: str | None, is_running: Callable[[str], bool]) -> bool:
         """Release what the youngest request but `keep` has; whether there was one. Nobody has all blocks of a prompt
         that is not complete, and so nobody takes for good what he reads of them from now on."""
-        youngest = next((request_id for request_id in reversed(self._arrived) if request_id != keep), None)
+        youngest = next((request_id for request_id in reversed(self.arrived) if request_id != keep), None)
         if youngest is not None:
             self.release(youngest)
             return True

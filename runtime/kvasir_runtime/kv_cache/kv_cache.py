@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvasir_runtime.kv_cache.block_pool import Block, BlockPool, ContentKey
+from kvasir_runtime.kv_cache.blocks import Block, BlockPool, ContentKey, SequenceBlocks, Tokens
 from kvasir_runtime.kv_cache.events import AnnouncedBlock, KvEventLog
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks, Tokens
 from kvasir_runtime.kv_cache.spec import KvGroup, Reach, num_tokens_in
 
 TableWrite = tuple[int, int, int]

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvasir_runtime.models.checkpoint_names import LayerNames
-from kvasir_runtime.models.gated_mlp import load_gated_mlp
-from kvasir_runtime.models.grouped_query import load_grouped_query
-from kvasir_runtime.models.layers import Attention, DecoderLayer, Norm
+from kvasir_runtime.models.decoder import Attention, DecoderLayer, Norm
+from kvasir_runtime.models.dense_layer import load_gated_mlp, load_grouped_query
 from kvasir_runtime.models.mixture_of_experts import load_mixture
 from kvasir_runtime.models.module_loader import ModuleLoader
 from kvasir_runtime.models.options import (

@@ -8,12 +8,11 @@ from torch import Tensor
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.checkpoint_names import CheckpointNames, names_of
-from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.models.decoder import Decoder, Embedding, VocabularyParallelHead, VocabularyPart
 from kvasir_runtime.models.layer_loader import LayerLoader
 from kvasir_runtime.models.module_loader import ModuleLoader, make_module_loader
 from kvasir_runtime.models.options import DecoderOptions
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.models.vocabulary import Embedding, VocabularyParallelHead, VocabularyPart
 from kvasir_runtime.parallel.stage import WHOLE, Stage
 
 _LEFTOVERS = ("rotary_emb.inv_freq",)

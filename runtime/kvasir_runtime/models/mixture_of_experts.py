@@ -19,7 +19,7 @@ from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.models.checkpoint import Shard
 from kvasir_runtime.models.checkpoint_names import FUSED_EXPERTS, ExpertNames, LayerNames
-from kvasir_runtime.models.gated_mlp import GatedMlp, activation_of, load_gated_mlp
+from kvasir_runtime.models.dense_layer import GatedMlp, activation_of, load_gated_mlp
 from kvasir_runtime.models.module_loader import ModuleLoader
 from kvasir_runtime.models.options import DecoderOptions, MoeOptions
 from kvasir_runtime.models.placement import Placement

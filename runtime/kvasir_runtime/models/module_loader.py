@@ -12,7 +12,7 @@ from torch import Tensor
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
-from kvasir_runtime.models.layers import Norm
+from kvasir_runtime.models.decoder import Norm
 from kvasir_runtime.models.options import DecoderOptions
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.models.rope import RopeOptions, rope_tables
@@ -60,9 +60,8 @@ class ModuleLoader:
 
         Every linear layer of a model is made here, under the names by which adapters know it.
         """
-        return Linear(
-            self.weight_format.load(self.checkpoint, names, out_features, in_features, has_bias=has_bias, shard=shard)
-        )
+        load = self.weight_format.load
+        return load(self.checkpoint, names, out_features, in_features, has_bias=has_bias, shard=shard)
 
     def experts(self, tensors: ExpertTensors, local: range, shard: Shard | None) -> GroupedWeight:
         """One kind of weight of a mixture's experts, of those in `local` (see WeightFormat.load_experts)."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels.grouped_linear import GroupedWeightFactory, make_grouped_weight
-from kvasir_runtime.kernels.linear import make_weight
-from kvasir_runtime.kernels.linear_weight import LinearWeight
+from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 
@@ -18,7 +18,7 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     ops: Ops
-    make_weight: Callable[[Tensor, Tensor | None], LinearWeight] = make_weight
+    make_weight: Callable[[Tensor, Tensor | None], Linear] = make_weight
     """The compute form of a float weight and bias, both handed over."""
     make_grouped_weight: GroupedWeightFactory = make_grouped_weight
     """The same of the weights of several experts, which are read one by one."""

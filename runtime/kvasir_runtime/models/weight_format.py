@@ -1,6 +1,6 @@
 """How a checkpoint keeps the weights of linear layers: plain floats, or one day quantised.
 
-A format is a class with `load` and its line in `select_format`; the modules above it see only a `LinearWeight`. What
+A format is a class with `load` and its line in `select_format`; the modules above it see only a `Linear`. What
 cannot be read is refused here, and nowhere else.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvasir_runtime.errors import CheckpointError, ModelLoadError
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight
-from kvasir_runtime.kernels.linear_weight import LinearWeight
+from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
 from kvasir_runtime.models.options import DecoderOptions
 from kvasir_runtime.models.placement import Placement
@@ -43,7 +43,7 @@ class WeightFormat(Protocol):
         *,
         has_bias: bool,
         shard: Shard | Sequence[Shard] | None = None,
-    ) -> LinearWeight:
+    ) -> Linear:
         """The checkpoint's modules `names`, each of so many `out_features`, as one layer: their outputs side by side.
 
         A name that comes again continues in the same tensors. Sizes are those of the whole layer; with a `shard` (or
@@ -86,7 +86,7 @@ class PlainFormat:
         *,
         has_bias: bool,
         shard: Shard | Sequence[Shard] | None = None,
-    ) -> LinearWeight:
+    ) -> Linear:
         shards = shard if isinstance(shard, Sequence) else [shard] * len(names)
         parts = list(_parts(names, out_features, shards))
         weight = self._joined(

@@ -37,7 +37,10 @@ class CollectiveCounts:
             self.calls[index] += other.calls[index]
             self.num_bytes[index] += other.num_bytes[index]
 
-    def since(self, earlier: "CollectiveCounts") -> "CollectiveCounts":
+    def since(self, earlier: "CollectiveCounts") -> "CollectiveCounts | None":
+        """None: nothing."""
+        if self == earlier:
+            return None
         return CollectiveCounts(
             [now - then for now, then in zip(self.calls, earlier.calls, strict=True)],
             [now - then for now, then in zip(self.num_bytes, earlier.num_bytes, strict=True)],

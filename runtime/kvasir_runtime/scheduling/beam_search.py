@@ -209,11 +209,9 @@ class BeamGroup(SequenceGroup):
         )
 
 
-def beam_group(request: Request, indices: list[int]) -> BeamGroup | None:
-    """None where the request does not ask for a beam search. `indices`: of the hypotheses that the client wants."""
-    params, sampling = request.spec.beam, request.spec.sampling
-    if params is None:
-        return None
+def beam_group(request: Request, params: BeamSearch, indices: list[int]) -> BeamGroup:
+    """`indices`: of the hypotheses that the client wants."""
+    sampling = request.spec.sampling
     max_tokens = request.max_total_tokens - request.num_prompt_tokens
     return BeamGroup(
         description=f"the beam search of width {params.width}",

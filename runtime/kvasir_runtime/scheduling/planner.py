@@ -12,7 +12,7 @@ from itertools import chain, takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.blocks import Block
 from kvasir_runtime.kv_cache.kv_cache import Prefix
 from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Sequence, Status

@@ -8,9 +8,8 @@ way may still write or read is not pulled into before that step has ended.
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 
-from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.blocks import Block, SequenceBlocks
 from kvasir_runtime.kv_cache.kept_blocks import LentBlocks
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.scheduling.limits import Rows
 from kvasir_runtime.scheduling.request import Sequence
 from kvasir_runtime.scheduling.sequences import Sequences
@@ -71,21 +70,18 @@ class RemoteKv:
         self._sequences = sequences
         self._rows = sequences.rows
         self._arrivals: dict[str, Arrival] = {}
-        self._offers: dict[str, Offer] = {}
+        self.offers: dict[str, Offer] = {}
+        """Of blocks that are kept for other engines."""
 
     @property
     def num_leased_blocks(self) -> int:
         """Held for other engines."""
-        return sum(len(offer.lent.blocks) for offer in self._offers.values())
-
-    @property
-    def has_offers(self) -> bool:
-        return bool(self._offers)
+        return sum(len(offer.lent.blocks) for offer in self.offers.values())
 
     @property
     def holds_pages(self) -> bool:
         """Whether pages are held that come free without a step."""
-        return any(offer.lent.blocks and offer.is_complete for offer in self._offers.values()) or any(
+        return any(offer.lent.blocks and offer.is_complete for offer in self.offers.values()) or any(
             arrival.pages is not None for arrival in self._arrivals.values()
         )
 
@@ -137,7 +133,7 @@ class RemoteKv:
             kv.release(blocks)
             if self._sequences.is_known(request_id):
                 kv.adopt(blocks, kv.match(token_ids, blocks), 0)
-                self._kept.hold(request_id, blocks)
+                self._kept.arrived[request_id] = blocks
 
     def _num_good(self, arrival: Arrival, num_blocks: int) -> int:
         """Of the first `num_blocks` blocks, those before the first that is not as it should be. That may be one which
@@ -174,7 +170,7 @@ class RemoteKv:
 
     def end_offer(self, request_id: str) -> None:
         """Unknown ones have failed meanwhile."""
-        if self._offers.pop(request_id, None) is not None:
+        if self.offers.pop(request_id, None) is not None:
             self._kept.end_loan(request_id)
 
     def note_written(self, rows: Rows, num_written: Rows) -> None:
@@ -182,14 +178,14 @@ class RemoteKv:
         another occupant since are left out."""
         for row, written in zip(rows.tolist(), num_written.tolist(), strict=True):
             sequence = self._rows.sequences[row]
-            offer = None if sequence is None else self._offers.get(sequence.request.request_id)
+            offer = None if sequence is None else self.offers.get(sequence.request.request_id)
             if sequence is not None and offer is not None and not offer.lent.was_given_up:
                 self._extend(offer, sequence, written)
 
     def take_news(self) -> list[OfferNews]:
         """Offers that grew, became complete or failed since the last call."""
         news: list[OfferNews] = []
-        for offer in list(self._offers.values()):
+        for offer in list(self.offers.values()):
             new = offer.blocks[offer.num_announced :]
             is_complete = offer.is_complete and not offer.is_announced_complete
             was_lost = offer.lent.was_given_up or not self._sequences.is_known(offer.request_id)
@@ -203,12 +199,12 @@ class RemoteKv:
 
     def block_ids(self, request_id: str) -> list[BlockIds]:
         """Of an offer, as far as it is written; none where it has ended."""
-        offer = self._offers.get(request_id)
+        offer = self.offers.get(request_id)
         return [] if offer is None else [block.block_ids for block in offer.blocks]
 
     def _begin_offer(self, offer_id: str, num_blocks: int) -> Offer:
         lent = self._kept.lend(offer_id)
-        offer = self._offers[offer_id] = Offer(offer_id, num_blocks, lent)
+        offer = self.offers[offer_id] = Offer(offer_id, num_blocks, lent)
         lent.is_complete = offer.is_complete
         return offer
 

@@ -9,7 +9,7 @@ from enum import Enum
 
 import msgspec
 
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir_runtime.kv_cache.block_pool import Block
+from kvasir_runtime.kv_cache.blocks import Block
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup
@@ -87,7 +87,8 @@ class Scheduler:
     def add(self, message: AddRequest, *, is_held: bool = False) -> None:
         """Take a request in. A held one waits outside the queue until `release`."""
         request = request_from(message, max_model_len=self._limits.max_model_len)
-        request.group = beam_group(request, [start.index for start in message.sequences])
+        if (beam := message.spec.beam) is not None:
+            request.group = beam_group(request, beam, [start.index for start in message.sequences])
         self._sequences.add(request, message, is_held=is_held)
 
     def release(self, request_id: str) -> None:
@@ -203,7 +204,7 @@ class Scheduler:
         assert plan is step.plan, "results come in the order of the plans"
         self._kv.wrote(step.announced)
         is_current = self._rows.generation[step.rows] == step.generations
-        if self.remote.has_offers:
+        if self.remote.offers:
             self._note_written(plan, step.rows, is_current)
         self._take_prompts(step, result, is_current)
         self._take_tokens(step, result, is_current, outcome)

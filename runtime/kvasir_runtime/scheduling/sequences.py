@@ -11,9 +11,9 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks
 from kvasir_runtime.kv_cache.kept_blocks import KeptBlocks
 from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import AddressedOutput, SequenceOutput
 from kvasir_runtime.requests.sampling_params import SamplingParams
@@ -176,7 +176,8 @@ class Sequences:
         self._stop_waiting(sequence)
         is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)
         writes = self.kv.adopt(sequence.blocks, prefix, len(token_ids) if is_first_lookup else 0)
-        self.kept.release(request.request_id)
+        if request.request_id in self.kept.arrived:
+            self.kept.release(request.request_id)
         sequence.was_admitted = True
         if request.num_cached_tokens is None:
             request.num_cached_tokens = prefix.num_tokens
@@ -418,7 +419,8 @@ class Sequences:
 
     def _end_request(self, request: Request) -> None:
         self._held.pop(request.request_id, None)
-        self.kept.release(request.request_id)
+        if request.request_id in self.kept.arrived:
+            self.kept.release(request.request_id)
         if request.group is not None:
             self.rows.give_back(request.group.spare_rows)
         del self._by_id[request.request_id]

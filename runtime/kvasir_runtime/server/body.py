@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvasir_http.limits import ClientLimits
+from kvasir_http.connections import ClientLimits
 from kvasir_runtime.errors import InvalidRequestError, ServerUnavailableError
 from kvasir_runtime.server.errors import BodyTimeoutError, BodyTooLargeError
 from kvasir_runtime.server.protocol import RequestModel

@@ -36,10 +36,9 @@ from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
-from kvasir_runtime.server.chat_template import load_chat_template
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import Probes, until_hung
-from kvasir_runtime.server.prompts import PromptBuilder
+from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
 from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription

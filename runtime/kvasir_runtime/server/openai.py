@@ -1,4 +1,6 @@
-"""What OpenAI's two generating routes have in common: log-probabilities, usage, and how streams end."""
+"""OpenAI's two generating routes, whole or as a stream: POST /v1/chat/completions, from messages to an assistant's
+answer, and POST /v1/completions, from text or token ids to what follows them.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -8,20 +10,31 @@ from msgspec import UNSET, UnsetType
 
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import KvasirRuntimeError
+from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
 from kvasir_runtime.requests.outputs import TokenLogprobs
-from kvasir_runtime.server.errors import status_and_body
+from kvasir_runtime.server.errors import error_response, status_and_body
 from kvasir_runtime.server.exchange import UsageMeter
-from kvasir_runtime.server.prompts import Prompt
-from kvasir_runtime.server.protocol import GenerationFields, StreamOptions
+from kvasir_runtime.server.prompts import Prompt, PromptBuilder
+from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields, StreamOptions
+from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
     ChatLogprobs,
     ChatTokenLogprob,
+    Completion,
+    CompletionChoice,
     CompletionLogprobs,
     TopLogprob,
     Usage,
+    to_json,
+    to_part,
 )
-from kvasir_runtime.server.serving import Heading
+from kvasir_runtime.server.serving import Heading, Route
 from kvasir_runtime.transfer.params import KvTransferParams
 
 LEAST_LOGPROB = -9999.0
@@ -127,3 +140,197 @@ class LogprobsFormatter:
 
 def _finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
+
+
+async def _chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
+    return [Prompt(await builder.chat_prompt(chat, limits), "")]
+
+
+class ChatShape(OpenAiShape[ChatCompletionRequest]):
+    """The first event names the role, the others bring text."""
+
+    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
+        completion = ChatCompletion(
+            id=self.heading.id,
+            created=self.heading.created,
+            model=self.heading.model,
+            choices=[to_part(self._choice(sequence)) for sequence in sequences],
+            usage=usage,
+            prompt_token_ids=self._prompt_token_ids(),
+            kv_transfer_params=transfer_params_of(sequences),
+        )
+        return to_json(completion)
+
+    def first_event(self, meter: UsageMeter) -> bytes:
+        role = ChatDelta(role="assistant", content="")
+        choices = [ChatChunkChoice(index=index, delta=role) for index in range(self.wishes.num_sequences)]
+        chunk = self._chunk(choices, self.chunk_usage(meter))
+        chunk.prompt_token_ids = self._prompt_token_ids()
+        return to_event(chunk)
+
+    def event(self, delta: SequenceDelta, meter: UsageMeter) -> bytes:
+        if not self.is_worth_sending(delta):
+            return b""
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=ChatDelta(content=delta.text),
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish_reason,
+            stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
+            token_ids=delta.token_ids if self.wishes.return_token_ids else UNSET,
+        )
+        chunk = self._chunk([choice], self.chunk_usage(meter))
+        chunk.kv_transfer_params = transfer_params_of([delta])
+        return to_event(chunk)
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return to_event(self._chunk([], usage)) if self.stream_options.include_usage else b""
+
+    def _choice(self, sequence: SequenceDelta) -> ChatChoice:
+        return ChatChoice(
+            index=sequence.index,
+            message=ChatAnswer("assistant", sequence.text),
+            logprobs=self._logprobs(sequence),
+            finish_reason=sequence.finish_reason or "abort",
+            stop_reason=sequence.stop_reason,
+            token_ids=sequence.token_ids if self.wishes.return_token_ids else UNSET,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: ChunkUsage) -> ChatChunk:
+        heading = self.heading
+        return ChatChunk(id=heading.id, created=heading.created, model=heading.model, choices=choices, usage=usage)
+
+    def _logprobs(self, delta: SequenceDelta) -> ChatLogprobs | None:
+        return self.formatter().chat(delta.logprobs) if self.wishes.logprobs else None
+
+    def _prompt_token_ids(self) -> list[int] | UnsetType:
+        return self.prompts[0].token_ids if self.wishes.return_token_ids else UNSET
+
+
+CHAT = Route(
+    path="/v1/chat/completions",
+    id_prefix="chatcmpl",
+    wishes=ChatCompletionRequest,
+    prompts=_chat_prompts,
+    shape=ChatShape,
+    refusal=error_response,
+)
+
+
+MAX_ECHOED = 2**22
+"""Of a request: tokens of its prompts, times the sequences that repeat them, times the log-probabilities of each.
+Shaping so many takes 4 s of a processor, and their JSON 70 MB."""
+
+
+async def _completion_prompts(builder: PromptBuilder, wishes: CompletionRequest, limits: Limits) -> list[Prompt]:
+    prompts = await builder.completion_prompts(wishes, limits)
+    _check_echo(wishes, prompts)
+    return prompts
+
+
+def _check_echo(wishes: CompletionRequest, prompts: Sequence[Prompt]) -> None:
+    """Each sequence repeats its prompt, although that is read and scored once."""
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    num_each = 1 if wishes.logprobs is None else 1 + wishes.logprobs
+    if wishes.echo and num_tokens * wishes.num_returned * num_each > MAX_ECHOED:
+        raise InvalidRequestError(
+            f"echo: {num_tokens} tokens of prompts times {wishes.num_returned} sequences times {num_each} "
+            f"log-probabilities are more than the {MAX_ECHOED} that an answer repeats; ask for fewer sequences or "
+            "logprobs, or send several requests",
+            "echo",
+        )
+
+
+class CompletionShape(OpenAiShape[CompletionRequest]):
+    """Choice `i * n + j` is sequence j of prompt i, and its first event brings what is echoed."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, wishes: CompletionRequest, prompts: Sequence[Prompt], heading: Heading
+    ) -> None:
+        super().__init__(tokenizer, wishes, prompts, heading)
+        self._formatters = [self.formatter() for _ in range(len(prompts) * wishes.num_returned)]
+        self._begun: set[int] = set()
+
+    def skip(self, sequence: SequenceDelta) -> None:
+        self._begun.add(sequence.index)
+        if self.wishes.logprobs is not None:
+            if self.wishes.echo:
+                self._formatters[sequence.index].skip(self._prompt_of(sequence.index).token_ids)
+            self._formatters[sequence.index].skip(sequence.token_ids)
+
+    def shown(self, delta: SequenceDelta) -> SequenceDelta:
+        if not self.wishes.is_echo_only:
+            return delta
+        finish_reason = delta.finish_reason and "length"
+        return msgspec.structs.replace(
+            delta, text="", token_ids=[], logprobs=[], finish_reason=finish_reason, stop_reason=None
+        )
+
+    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
+        choices = [to_part(self._choice(sequence, is_first=True, is_whole=True)) for sequence in sequences]
+        return to_json(self._completion(choices, usage, transfer_params_of(sequences)))
+
+    def first_event(self, meter: UsageMeter) -> bytes:
+        return b""
+
+    def event(self, delta: SequenceDelta, meter: UsageMeter) -> bytes:
+        is_first = delta.index not in self._begun
+        if not (is_first or self.is_worth_sending(delta)):
+            return b""
+        self._begun.add(delta.index)
+        choice = self._choice(delta, is_first=is_first, is_whole=False)
+        return to_event(self._completion([choice], self.chunk_usage(meter), transfer_params_of([delta])))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return to_event(self._completion([], usage)) if self.stream_options.include_usage else b""
+
+    def _choice(self, delta: SequenceDelta, *, is_first: bool, is_whole: bool) -> CompletionChoice:
+        """The first of a sequence brings the prompt, where that is asked for."""
+        prompt = self._prompt_of(delta.index)
+        echoes = is_first and bool(self.wishes.echo)
+        return CompletionChoice(
+            index=delta.index,
+            text=prompt.text + delta.text if echoes else delta.text,
+            logprobs=self._logprobs(delta, prompt if echoes else None),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason if is_whole or delta.stop_reason is not None else UNSET,
+            token_ids=delta.token_ids if self.wishes.return_token_ids else UNSET,
+            prompt_token_ids=prompt.token_ids if is_first and self.wishes.return_token_ids else UNSET,
+        )
+
+    def _prompt_of(self, index: int) -> Prompt:
+        return self.prompts[index // self.wishes.num_returned]
+
+    def _logprobs(self, delta: SequenceDelta, prompt: Prompt | None) -> CompletionLogprobs | None:
+        if self.wishes.logprobs is None:
+            return None
+        token_ids, positions = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs)
+        if prompt is not None:
+            prompt_positions = delta.prompt_logprobs or [None] * len(prompt.token_ids)
+            token_ids, positions = prompt.token_ids + token_ids, prompt_positions + positions
+        return self._formatters[delta.index].completion(token_ids, positions)
+
+    def _completion(
+        self,
+        choices: list[CompletionChoice] | list[msgspec.Raw],
+        usage: ChunkUsage,
+        kv_transfer_params: KvTransferParams | UnsetType = UNSET,
+    ) -> Completion:
+        return Completion(
+            id=self.heading.id,
+            created=self.heading.created,
+            model=self.heading.model,
+            choices=choices,
+            usage=usage,
+            kv_transfer_params=kv_transfer_params,
+        )
+
+
+COMPLETIONS = Route(
+    path="/v1/completions",
+    id_prefix="cmpl",
+    wishes=CompletionRequest,
+    prompts=_completion_prompts,
+    shape=CompletionShape,
+    refusal=error_response,
+)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
-from kvasir_runtime.engine.detokenizer import TextOptions
+from kvasir_runtime.engine.tokenizer import TextOptions
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import GroupInputs, StepInputs
-from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.speculative.proposer import VerifiedStep
 
 

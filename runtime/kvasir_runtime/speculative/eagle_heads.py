@@ -19,15 +19,13 @@ from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint import SAFETENSORS, Checkpoint
 from kvasir_runtime.models.checkpoint_names import LayerNames
-from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.models.decoder import Attention, Decoder, DecoderLayer, Embedding, Norm, residual_stream
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig, read_config
 from kvasir_runtime.models.layer_loader import LayerLoader
-from kvasir_runtime.models.layers import Attention, DecoderLayer, Norm, residual_stream
 from kvasir_runtime.models.module_loader import ModuleLoader, make_module_loader
 from kvasir_runtime.models.options import DecoderOptions, LayerOptions
 from kvasir_runtime.models.placement import Placement
-from kvasir_runtime.models.vocabulary import Embedding
 
 EAGLE_FILES: Final = (SAFETENSORS, "pytorch_model.bin")
 """Its authors publish the latter."""

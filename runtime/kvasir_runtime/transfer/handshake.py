@@ -7,7 +7,7 @@ from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout, KvSpec
 from kvasir_runtime.transfer.messages import Identity
 
 HASH_RULE = "sha256/16 of parent, uint32le tokens, keys"
-"""kv_cache/block_hash.py, in short."""
+"""kv_cache/blocks.py, in short."""
 _LABELS = {"model": "model digest", "dtype": "KV dtype", "block_size": "block size", "kv_layout": "KV layout"}
 
 

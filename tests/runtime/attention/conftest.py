@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
-from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.inputs import StepLengths
 
 BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 4, 2, 8
 MAX_NUM_SEQS = 6

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvasir_runtime.attention.backend import DecodeBounds
 from kvasir_runtime.attention.select import check_readable, select_backend
-from kvasir_runtime.attention.step_lengths import DecodeBounds
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kv_cache.spec import KvSpec, Reach
 

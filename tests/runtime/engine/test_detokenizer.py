@@ -7,8 +7,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from kvasir_runtime.engine.detokenizer import Detokenizer, StopStrings, TextOptions, WindowStream
-from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.engine.tokenizer import Detokenizer, StopStrings, TextOptions, Tokenizer, WindowStream
 
 TEXTS = [
     "größer, naïve — 日本語のテキスト 😀👩\N{ZERO WIDTH JOINER}🚀 end",

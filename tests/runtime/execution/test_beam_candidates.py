@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from kvasir_runtime.execution.beam_candidates import BeamCandidates
-from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
+from kvasir_runtime.execution.step_features import BeamCandidates
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
 
 
 def test_candidates_are_compared_in_float32_without_what_is_not_a_number(
@@ -15,7 +15,6 @@ def test_candidates_are_compared_in_float32_without_what_is_not_a_number(
     plan = make_plan(decodes=[(0, 1), (1, 1)], added=[new_sequence(0, [1]), new_sequence(1, [1], candidates=2)])
     rows.apply(plan)
     beams = BeamCandidates(rows)
-    beams.on_rows(plan)
     raw = torch.randn((2, 100), generator=torch.Generator().manual_seed(0)).bfloat16()
     raw[1, 5] = float("nan")
     logits = beams.adjust(raw, SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens))

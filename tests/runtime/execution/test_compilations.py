@@ -15,7 +15,7 @@ from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from tests.runtime.watched_platform import WatchedPlatform
 from torch import Tensor
 
-from kvasir_runtime.attention.step_lengths import DecodeBounds
+from kvasir_runtime.attention.backend import DecodeBounds
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.execution.executor import Executor

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
+from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens
 from kvasir_runtime.kernels.step_ops import cpu_step_ops
-from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
 
 NUM_ROWS, NUM_ROUNDS, VOCAB_SIZE, NUM_DRAFTS = 1_000, 100, 20, 2
 ONE_IN_10_000 = 3.719

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
 from kvasir_runtime.kernels.step_ops import cpu_step_ops, reference_step_ops
 
 VOCAB_SIZE = 2_500

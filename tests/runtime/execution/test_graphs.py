@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,9 @@ from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS
 from tests.runtime.padded_graphs import PaddedGraphs, PaddedStep
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import AttentionBackend, GroupInputs, LayerCache, StepInputs
+from kvasir_runtime.attention.backend import AttentionBackend, DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.cpu import CpuAttention
 from kvasir_runtime.attention.reference import ReferenceAttention
-from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.execution.captures import CudaGraphCapture, RecordingCapture, StaticInputs, ToCapture
 from kvasir_runtime.execution.graphs import (
@@ -27,7 +27,7 @@ from kvasir_runtime.execution.graphs import (
     GraphShape,
     graph_sizes,
 )
-from kvasir_runtime.kernels.inputs import LoadInputs, load_inputs_reference
+from kvasir_runtime.kernels.inputs import LoadInputs, StepLengths, load_inputs_reference
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.models.decoder import DecoderOutput
@@ -422,8 +422,9 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_cached: int) -> None:
         self.num_free, self.num_cached = 1000, num_cached
-        for name in ("empty_cache", "mem_get_info", "graph_pool_handle", "CUDAGraph", "graph"):
+        for name in ("empty_cache", "mem_get_info", "graph_pool_handle", "graph"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name, object))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
 
     def empty_cache(self) -> None:
         self.num_free += self.num_cached

@@ -1,5 +1,7 @@
 """How many pages a rank gets, and where each layer's KV lies in them."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,10 +10,7 @@ import torch
 from kvasir_runtime.config import CacheConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution.kv_buffer import (
-    POPULATED_AHEAD_BYTES,
-    POPULATED_AT_ONCE_BYTES,
     DeviceMemory,
-    PopulatedPages,
     SequenceLimits,
     allocate_kv_buffer,
     blocks_of_sequence,
@@ -19,6 +18,7 @@ from kvasir_runtime.execution.kv_buffer import (
     longest_sequence,
     num_kv_blocks,
 )
+from kvasir_runtime.execution.rows import POPULATED_AHEAD_BYTES, POPULATED_AT_ONCE_BYTES, PopulatedPages
 from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout, KvSpec, Reach, make_layout
 
 GIB = 1024**3
@@ -182,7 +182,19 @@ class Populated:
         return True
 
 
-def populate_all(pages: PopulatedPages, num_blocks_used: int) -> int:
+class PagesOf:
+    """Of rows that have used so many blocks."""
+
+    def __init__(self, buffer: torch.Tensor, populate: Callable[[torch.Tensor], bool]) -> None:
+        self._rows: Any = SimpleNamespace(num_blocks_used=0)
+        self._pages = PopulatedPages(buffer, self._rows, populate)
+
+    def populate_next(self, num_blocks_used: int) -> bool:
+        self._rows.num_blocks_used = num_blocks_used
+        return self._pages.populate_next()
+
+
+def populate_all(pages: PagesOf, num_blocks_used: int) -> int:
     """Calls until it is told that nothing is left."""
     calls = 1
     while pages.populate_next(num_blocks_used):
@@ -192,7 +204,7 @@ def populate_all(pages: PopulatedPages, num_blocks_used: int) -> int:
 
 def test_pages_ahead_of_those_in_use_are_populated_once_in_pieces() -> None:
     buffer, populated = torch.empty((1024, MIB), dtype=torch.uint8), Populated()
-    pages, ahead = PopulatedPages(buffer, populated), POPULATED_AHEAD_BYTES // MIB
+    pages, ahead = PagesOf(buffer, populated), POPULATED_AHEAD_BYTES // MIB
     pieces = POPULATED_AHEAD_BYTES // POPULATED_AT_ONCE_BYTES
     assert populate_all(pages, 0) == pieces + 1
     assert populate_all(pages, ahead // 2) == 1
@@ -207,7 +219,7 @@ def test_pages_ahead_of_those_in_use_are_populated_once_in_pieces() -> None:
 
 def test_pages_are_populated_up_to_the_last() -> None:
     populated = Populated()
-    pages = PopulatedPages(torch.empty((301, MIB), dtype=torch.uint8), populated)
+    pages = PagesOf(torch.empty((301, MIB), dtype=torch.uint8), populated)
     populate_all(pages, 300)
     assert sum(num_bytes for _, num_bytes in populated.pieces) == 301 * MIB
     assert not pages.populate_next(301)
@@ -215,7 +227,7 @@ def test_pages_are_populated_up_to_the_last() -> None:
 
 def test_a_kernel_that_cannot_populate_is_not_asked_again() -> None:
     asked: list[int] = []
-    pages = PopulatedPages(torch.empty((300, MIB), dtype=torch.uint8), lambda tensor: bool(asked.append(tensor.nbytes)))
+    pages = PagesOf(torch.empty((300, MIB), dtype=torch.uint8), lambda tensor: bool(asked.append(tensor.nbytes)))
     populate_all(pages, 0)
     populate_all(pages, 300)
     assert asked == [POPULATED_AT_ONCE_BYTES]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
-from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
 
 VOCAB_SIZE = 12
 Adjust = Callable[..., torch.Tensor]

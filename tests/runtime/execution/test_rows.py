@@ -20,7 +20,7 @@ def test_a_new_sequence_forgets_what_its_row_held(make_rows: Any, make_plan: Any
     assert rows.token_ids[1, :3].tolist() == [30, 31, 32]
     assert [int(t[1]) for t in (rows.num_known, rows.num_computed, rows.num_prompt_tokens)] == [3, 1, 2]
     assert rows.drafts[1].tolist() == [-1, -1]
-    assert (rows.draws[1], rows.prompt_lens[1], rows.sampling.traits[1]) == (True, 2, 0)
+    assert (rows.num_candidates[1], rows.prompt_lens[1], rows.sampling.traits[1]) == (0, 2, 0)
 
 
 def test_several_sequences_arrive_at_once(make_rows: Any, make_plan: Any, new_sequence: Any) -> None:
@@ -79,7 +79,7 @@ def test_a_fork_is_a_copy_with_its_own_sampling(make_rows: Any, make_plan: Any, 
     assert [int(t[3]) for t in (rows.num_known, rows.num_computed, rows.num_prompt_tokens)] == [3, 2, 2]
     assert rows.block_tables[0, 3].tolist() == [8, 0, 0, 0]
     assert rows.drafts[3].tolist() == [7, 7]
-    assert (rows.draws[3], rows.prompt_lens[3]) == (False, 2)
+    assert (rows.num_candidates[3], rows.prompt_lens[3]) == (4, 2)
     assert rows.sampling.seeds[[0, 3]].tolist() == [0, -1]
     assert float(rows.sampling.inverse_temperature[3]) == 2.0
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kvasir_runtime.execution.rows import Rows
-from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
 from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
 from kvasir_runtime.kernels.step_ops import StepOps, cpu_step_ops, reference_step_ops
 
 VOCAB_SIZE = 300

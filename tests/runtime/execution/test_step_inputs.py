@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvasir_runtime.execution.sampled_positions import SampledPositionsBuilder
-from kvasir_runtime.execution.step_inputs import StepInputBuilder
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder, StepInputBuilder
 from kvasir_runtime.kernels.step_ops import cpu_step_ops
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork

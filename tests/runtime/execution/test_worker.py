@@ -15,7 +15,7 @@ from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution.description import RankDescription
-from kvasir_runtime.execution.kv_buffer import POPULATED_AT_ONCE_BYTES
+from kvasir_runtime.execution.rows import POPULATED_AT_ONCE_BYTES
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kernels.huge_pages import populate
 from kvasir_runtime.kv_cache.spec import KvSpec

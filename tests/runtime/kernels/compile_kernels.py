@@ -31,23 +31,22 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kvasir_runtime import kernels
-from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
-from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
+from kvasir_runtime.attention.backend import DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, triton_silu_and_mul
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.attention_tiles import HeadShape
 from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
-from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors
+from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors, StepLengths
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.linear_triton import TritonWeight
 from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
+from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens
 from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
-from kvasir_runtime.kernels.verify_drafts import DrawnPositions, KnownTokens
 from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 TABLE = Path(__file__).with_name("compiled_kernels.csv")
@@ -273,7 +272,7 @@ def compile_layers() -> None:
     triton_add_rms_norm(hidden, hidden, weight, 1e-6)
     triton_silu_and_mul(hidden)
     triton_gelu_tanh_and_mul(hidden)
-    TritonWeight(of(4096, 4096), None).multiply(hidden)
+    TritonWeight(of(4096, 4096), None)(hidden)
     for head_dim, norm in ((128, of(128)), (256, None)):
         query, key = of(NUM_TOKENS, NUM_HEADS, head_dim), of(NUM_TOKENS, NUM_KV_HEADS, head_dim)
         caches = of(2, 10, 16, NUM_KV_HEADS, head_dim)

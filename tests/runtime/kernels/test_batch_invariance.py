@@ -6,12 +6,12 @@ import pytest
 import torch
 from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 
+from kvasir_runtime.attention.cpu import AttentionPlan
 from kvasir_runtime.kernels.experts import group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
-from kvasir_runtime.kernels.linear import PATHS, Linear, make_weight
-from kvasir_runtime.kernels.linear_weight import VARIANTS, has_onednn
+from kvasir_runtime.kernels.linear import VARIANTS, has_onednn
+from kvasir_runtime.kernels.linear_choice import PATHS, make_weight
 from kvasir_runtime.kernels.native import load_library
-from kvasir_runtime.kernels.paged_attention import AttentionPlan
 
 MANY = 64
 SHAPES = [(512, 384), (130, 200), (48, 33), (2064, 1024), (96, 4096)]
@@ -46,7 +46,7 @@ def noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_is_multiplied_alike_among_any_number_of_rows(path: str, shape: tuple[int, int]) -> None:
     outputs, inputs = shape
-    linear = Linear(make_weight(noise(outputs, inputs, dtype=torch.bfloat16), path=path))
+    linear = make_weight(noise(outputs, inputs, dtype=torch.bfloat16), path=path)
     x = noise(MANY, inputs, dtype=torch.bfloat16, seed=1)
     among_many = linear(x)
     assert [n for n in range(1, 41) if not torch.equal(linear(x[:n]), among_many[:n])] == []

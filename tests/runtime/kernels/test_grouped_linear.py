@@ -6,7 +6,7 @@ import torch
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.experts import ExpertGroups, group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight, SeparateExperts, make_grouped_weight
-from kvasir_runtime.kernels.linear_weight import VARIANTS, PlainWeight, has_onednn
+from kvasir_runtime.kernels.linear import VARIANTS, PlainWeight, has_onednn
 from kvasir_runtime.kernels.native import load_library
 
 LIBRARY = load_library()
@@ -95,10 +95,10 @@ def test_pairs_of_experts_elsewhere_are_neither_read_nor_written(path: str) -> N
 class NotToBeUsed:
     name = "not to be used"
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         raise AssertionError(f"an expert without rows was given {len(x)}")
 
-    rows = multiply
+    rows = __call__
 
 
 def test_an_expert_without_rows_is_not_computed() -> None:

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.linear import Linear, make_weight
-from kvasir_runtime.kernels.linear_choice import decide, dot_is_faster, least_seconds
-from kvasir_runtime.kernels.linear_weight import VARIANTS, check_onednn, has_onednn
+from kvasir_runtime.kernels.linear import VARIANTS, Linear, check_onednn, has_onednn
+from kvasir_runtime.kernels.linear_choice import decide, dot_is_faster, least_seconds, make_weight
 from kvasir_runtime.kernels.native import load_library
 
 LIBRARY = load_library()
@@ -24,7 +23,7 @@ SHAPES = [(48, 64), (40, 72), (17, 31), (512, 256), (1, 8), (336, 768)]
 
 
 def make(weight: torch.Tensor, bias: torch.Tensor | None = None, path: str = "auto") -> Linear:
-    return Linear(make_weight(weight, bias, path))
+    return make_weight(weight, bias, path)
 
 
 def weight_and_input(outputs: int, inputs: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -78,7 +77,7 @@ def test_rows_of_the_weight_come_back_as_they_were(path: str, inputs: int) -> No
 def test_float32_products_are_torchs_own() -> None:
     weight, x = torch.randn(40, 64), torch.randn(5, 64)
     layer = make(weight)
-    assert layer.path == "torch"
+    assert layer.name == "torch"
     assert torch.equal(layer(x), torch.nn.functional.linear(x, weight))
 
 
@@ -93,7 +92,7 @@ def test_dot_products_serve_other_kernels_where_they_were_faster(dot_seconds: fl
 def test_auto_measures_and_names_its_choice() -> None:
     weight, x, expected = weight_and_input(96, 64, 8)
     layer = make(weight)
-    assert layer.path in {f"packed:{name}" for name in VARIANTS}
+    assert layer.name in {f"packed:{name}" for name in VARIANTS}
     torch.testing.assert_close(layer(x).double(), expected, atol=0.05, rtol=0.01)
 
 

@@ -8,9 +8,10 @@ import torch
 from tests.runtime.crossed import crossed
 from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 
-from kvasir_runtime.kernels.linear_weight import VARIANTS
+from kvasir_runtime.attention.cpu import AttentionPlan, plan_problem
+from kvasir_runtime.kernels.linear import VARIANTS
 from kvasir_runtime.kernels.native import load_library
-from kvasir_runtime.kernels.paged_attention import AttentionPlan, paged_attention_reference, plan_problem
+from kvasir_runtime.kernels.paged_attention import paged_attention_reference
 
 LIBRARY = load_library()
 assert LIBRARY is not None

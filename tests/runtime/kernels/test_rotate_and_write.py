@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels.native import load_library, warn_of_twin
-from kvasir_runtime.kernels.rms_norm import cpu_rms_norm, rms_norm_reference
-from kvasir_runtime.kernels.rotate_and_write import cpu_rotate_and_write, rotary_reference, rotate_and_write_reference
+from kvasir_runtime.kernels.rowwise import (
+    cpu_rms_norm,
+    cpu_rotate_and_write,
+    rms_norm_reference,
+    rotary_reference,
+    rotate_and_write_reference,
+)
 
 LIBRARY = load_library()
 assert LIBRARY is not None

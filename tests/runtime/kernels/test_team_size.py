@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.runtime.kernels.test_batch_invariance import PATHS, noise, runs_here
 
-from kvasir_runtime.kernels.linear import Linear, make_weight
+from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kernels.native import load_library
 
 STEP_SECONDS = 0.04
@@ -94,7 +94,7 @@ def test_threads_stay_where_one_less_would_wait_as_long() -> None:
 @pytest.mark.parametrize("path", [path for path in PATHS if runs_here(path)])
 @pytest.mark.parametrize("rows", [1, 3, 40, 200])
 def test_a_product_does_not_depend_on_the_number_of_threads(path: str, rows: int) -> None:
-    linear = Linear(make_weight(noise(2064, 384, dtype=torch.bfloat16), path=path))
+    linear = make_weight(noise(2064, 384, dtype=torch.bfloat16), path=path)
     x, before, products = noise(rows, 384, dtype=torch.bfloat16, seed=1), torch.get_num_threads(), []
     try:
         for num_threads in (1, 2, 3, 7):

@@ -7,12 +7,16 @@ import torch
 from tests.runtime.kernels.triton_device import DEVICE, DTYPES, GPU_MARKS, TOLERANCES, randn
 from torch import Tensor
 
-from kvasir_runtime.kernels.activation import gelu_tanh_and_mul_reference, silu_and_mul_reference
 from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, triton_silu_and_mul
-from kvasir_runtime.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
-from kvasir_runtime.kernels.rotate_and_write import rotate_and_write_reference
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
+from kvasir_runtime.kernels.rowwise import (
+    add_rms_norm_reference,
+    gelu_tanh_and_mul_reference,
+    rms_norm_reference,
+    rotate_and_write_reference,
+    silu_and_mul_reference,
+)
 
 pytestmark = GPU_MARKS
 

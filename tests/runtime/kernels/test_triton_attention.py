@@ -9,10 +9,10 @@ from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS, TOLERANCES, on_device
 from torch import Tensor
 
-from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
-from kvasir_runtime.attention.step_lengths import DecodeBounds, StepLengths
+from kvasir_runtime.attention.backend import DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.kernels.attention_tiles import HeadShape, splits_for
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
 
 pytestmark = GPU_MARKS

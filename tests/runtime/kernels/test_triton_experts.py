@@ -22,7 +22,7 @@ from kvasir_runtime.kernels.grouped_linear_triton import (
     choose_tile,
     max_tiles,
 )
-from kvasir_runtime.kernels.linear_weight import PlainWeight
+from kvasir_runtime.kernels.linear import PlainWeight
 
 pytestmark = GPU_MARKS
 

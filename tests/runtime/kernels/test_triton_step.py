@@ -5,7 +5,6 @@ import torch
 from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS, on_device
 from torch import Tensor
 
-from kvasir_runtime.kernels.argmax import argmax_reference
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.inputs import (
     DecodeTensors,
@@ -18,6 +17,7 @@ from kvasir_runtime.kernels.inputs import (
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.philox import uniform_reference
 from kvasir_runtime.kernels.philox_triton import triton_uniform
+from kvasir_runtime.kernels.sample import argmax_reference
 
 pytestmark = GPU_MARKS
 NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, MAX_DRAFTS = 5, 700, 16, 3

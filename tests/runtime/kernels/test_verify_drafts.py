@@ -9,8 +9,7 @@ from tests.runtime.kernels.triton_device import DTYPES, GPU_MARKS, on_device
 from torch import Tensor
 
 from kvasir_runtime.kernels.ops_triton import triton_step_ops
-from kvasir_runtime.kernels.step_ops import cpu_step_ops, reference_step_ops
-from kvasir_runtime.kernels.verify_drafts import (
+from kvasir_runtime.kernels.sample import (
     DrawnPositions,
     KnownTokens,
     VerifiedTokens,
@@ -18,6 +17,7 @@ from kvasir_runtime.kernels.verify_drafts import (
     VerifyMostLikely,
     verify_drafts_reference,
 )
+from kvasir_runtime.kernels.step_ops import cpu_step_ops, reference_step_ops
 
 COMPILED, REFERENCE, TRITON = cpu_step_ops(), reference_step_ops(drops_missing_drafts=False), triton_step_ops()
 VOCAB_SIZE = 9000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_runtime.kernels.linear_weight import VARIANTS
+from kvasir_runtime.kernels.linear import VARIANTS
 from kvasir_runtime.kernels.native import load_library
 
 TOOL = Path(__file__).parents[3] / "benchmarks" / "without_amx.py"

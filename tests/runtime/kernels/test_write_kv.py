@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
-from kvasir_runtime.kernels.rotate_and_write import quantise, write_kv_reference
+from kvasir_runtime.kernels.rowwise import quantise, write_kv_reference
 
 TYPES = [torch.int8, torch.float8_e4m3fn]
 

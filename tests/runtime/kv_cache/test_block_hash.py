@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from kvasir_runtime.kv_cache.block_hash import hash_blocks
+from kvasir_runtime.kv_cache.blocks import hash_blocks
 
 
 def hash_block(parent, token_ids, extra_keys=()):

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from kvasir_runtime.kv_cache.block_pool import Block, BlockPool
+from kvasir_runtime.kv_cache.blocks import Block, BlockPool
 
 
 def full_pool(num_blocks: int) -> tuple[BlockPool, list[Block]]:

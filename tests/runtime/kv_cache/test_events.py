@@ -3,7 +3,7 @@
 import pytest
 from tests.runtime.kv_cache.groups import groups_of
 
-from kvasir_runtime.kv_cache.block_hash import hash_blocks
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks, hash_blocks
 from kvasir_runtime.kv_cache.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -12,7 +12,6 @@ from kvasir_runtime.kv_cache.events import (
     reported_group,
 )
 from kvasir_runtime.kv_cache.kv_cache import KvCache
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.kv_cache.spec import KvGroup
 
 TOKENS = list(range(100, 140))

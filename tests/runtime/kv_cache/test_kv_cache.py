@@ -3,8 +3,8 @@
 import pytest
 from tests.runtime.kv_cache.groups import Seen, groups_of
 
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks
 from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
 from kvasir_runtime.kv_cache.spec import Reach
 
 TOKENS = list(range(100, 140))

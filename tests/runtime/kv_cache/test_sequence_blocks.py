@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from kvasir_runtime.kv_cache.block_hash import hash_blocks
-from kvasir_runtime.kv_cache.block_pool import Block
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.kv_cache.blocks import Block, SequenceBlocks, hash_blocks
 
 TOKENS = list(range(100, 112))
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionStep, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.reference import ReferenceAttention
-from kvasir_runtime.attention.step_lengths import StepLengths
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.decoder import Decoder, DecoderOutput
+from kvasir_runtime.models.dense_layer import GroupedQueryAttention
 from kvasir_runtime.models.families import read_options
-from kvasir_runtime.models.grouped_query import GroupedQueryAttention
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.checkpoint_names import LayerNames
+from kvasir_runtime.models.dense_layer import GroupedQueryAttention
 from kvasir_runtime.models.families import read_options
-from kvasir_runtime.models.grouped_query import GroupedQueryAttention
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
 from kvasir_runtime.models.layer_loader import LayerLoader
 from kvasir_runtime.models.module_loader import make_module_loader

@@ -9,8 +9,8 @@ from kvasir_runtime.errors import CheckpointError, ModelLoadError, UnknownArchit
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.models.checkpoint import Checkpoint
 from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.models.dense_layer import GroupedQueryAttention
 from kvasir_runtime.models.families import read_options
-from kvasir_runtime.models.grouped_query import GroupedQueryAttention
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement

@@ -12,15 +12,14 @@ from torch import Tensor
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
-from kvasir_runtime.models.decoder import Decoder
+from kvasir_runtime.models.decoder import Decoder, Embedding, VocabularyPart
+from kvasir_runtime.models.dense_layer import GroupedQueryAttention
 from kvasir_runtime.models.families import read_options
-from kvasir_runtime.models.grouped_query import GroupedQueryAttention
 from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.options import GroupedQueryOptions
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.models.tensor_parallel import kv_shard, own_heads
-from kvasir_runtime.models.vocabulary import Embedding, VocabularyPart
 from kvasir_runtime.parallel.collectives import SingleRank
 
 Write = Callable[..., Path]

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from kvasir_runtime.errors import CheckpointError
 from kvasir_runtime.kernels.experts import group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight, SeparateExperts
-from kvasir_runtime.kernels.linear_weight import LinearWeight, PlainWeight
+from kvasir_runtime.kernels.linear import Linear, PlainWeight
 from kvasir_runtime.kernels.ops import reference_ops
 from kvasir_runtime.models.checkpoint import Checkpoint, Shard
 from kvasir_runtime.models.checkpoint_names import LayerNames
@@ -49,7 +49,7 @@ def parts(names: list[str], tmp_path: Path) -> list[tuple[torch.Tensor, torch.Te
     return parts
 
 
-def load(folder: Path, names: list[str], shard: Shard | None = None) -> LinearWeight:
+def load(folder: Path, names: list[str], shard: Shard | None = None) -> Linear:
     with Checkpoint(folder) as checkpoint:
         weight = PlainFormat(PLACEMENT).load(checkpoint, names, SIZES, NUM_INPUTS, has_bias=True, shard=shard)
         checkpoint.check_all_taken(ignored=())
@@ -61,20 +61,19 @@ Parts = list[tuple[torch.Tensor, torch.Tensor]]
 
 def test_parts_lie_side_by_side_however_they_are_kept(parts: Parts, names: list[str], tmp_path: Path) -> None:
     wanted = torch.cat([INPUTS @ weight.T + bias for weight, bias in parts], -1)
-    torch.testing.assert_close(load(tmp_path, names).multiply(INPUTS), wanted)
+    torch.testing.assert_close(load(tmp_path, names)(INPUTS), wanted)
 
 
 def test_a_column_parallel_rank_gets_its_part_of_each(parts: Parts, names: list[str], tmp_path: Path) -> None:
     for rank in range(NUM_RANKS):
         mine = load(tmp_path, names, Shard(0, rank, NUM_RANKS))
         wanted = [(INPUTS @ weight.T + bias).chunk(NUM_RANKS, -1)[rank] for weight, bias in parts]
-        torch.testing.assert_close(mine.multiply(INPUTS), torch.cat(wanted, -1))
+        torch.testing.assert_close(mine(INPUTS), torch.cat(wanted, -1))
 
 
 def test_row_parallel_ranks_add_up_to_the_whole_layer(parts: Parts, names: list[str], tmp_path: Path) -> None:
     products = [
-        load(tmp_path, names, Shard(1, rank, NUM_RANKS)).multiply(INPUTS.chunk(NUM_RANKS, -1)[rank])
-        for rank in range(NUM_RANKS)
+        load(tmp_path, names, Shard(1, rank, NUM_RANKS))(INPUTS.chunk(NUM_RANKS, -1)[rank]) for rank in range(NUM_RANKS)
     ]
     wanted = torch.cat([INPUTS @ weight.T + bias for weight, bias in parts], -1)
     torch.testing.assert_close(products[0] + products[1], wanted)
@@ -102,7 +101,7 @@ class Int8Format:
         *,
         has_bias: bool,
         shard: Shard | Sequence[Shard] | None = None,
-    ) -> LinearWeight:
+    ) -> Linear:
         rows = []
         for name, size in zip(names, out_features, strict=True):
             scale = checkpoint.take(f"{name}.scale", (size, 1))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.runtime.scheduling.fake_rank import FakeRank
 
-from kvasir_runtime.kv_cache.block_hash import hash_blocks
+from kvasir_runtime.kv_cache.blocks import hash_blocks
 from kvasir_runtime.transfer.commands import (
     BeginOffer,
     BeginPull,

@@ -1,6 +1,6 @@
 """Rows of running sequences that were made by hand, without a scheduler."""
 
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.request import Request, Sequence, SequenceGroup

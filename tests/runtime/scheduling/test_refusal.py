@@ -9,8 +9,8 @@ import pytest
 from tests.runtime.scheduling.conftest import Engine
 from tests.runtime.scheduling.fake_rank import continuation
 
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks, Tokens
 from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks, Tokens
 from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 
 PROMPT = list(range(100, 140))

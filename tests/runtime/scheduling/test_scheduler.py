@@ -4,7 +4,7 @@ import random
 import pytest
 from tests.runtime.scheduling.fake_rank import candidates_after, continuation
 
-from kvasir_runtime.kv_cache.block_hash import hash_blocks
+from kvasir_runtime.kv_cache.blocks import hash_blocks
 from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.scheduling.beam_search import BeamSearchState

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from kvasir_runtime.kv_cache.sequence_blocks import SequenceBlocks
+from kvasir_runtime.kv_cache.blocks import SequenceBlocks
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.request import Request, Sequence

@@ -4,7 +4,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvasir_runtime.errors import ConfigurationError, InvalidRequestError
-from kvasir_runtime.server.chat_template import ChatTemplate
+from kvasir_runtime.server.prompts import ChatTemplate
 
 MESSAGES = [
     {"role": "system", "content": "Be <brief> & kind."},

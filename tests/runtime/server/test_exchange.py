@@ -18,16 +18,16 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
-from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
+from kvasir_runtime.engine.tokenizer import TextOptions
 from kvasir_runtime.errors import KvasirRuntimeError, RequestFailedError, RequestMovedError, ServerUnavailableError
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.server.admission import Admission
-from kvasir_runtime.server.chat import CHAT
 from kvasir_runtime.server.exchange import INLINE_LOGPROBS, Exchange, event_stream
 from kvasir_runtime.server.journal import ROOM_TO_MOVE_BYTES, JournalWriter
+from kvasir_runtime.server.openai import CHAT
 from kvasir_runtime.server.serving import Serving, generating_routes
 from kvasir_runtime.transfer.params import KvTransferParams
 

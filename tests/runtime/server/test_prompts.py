@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.server.chat_template import ChatTemplate
-from kvasir_runtime.server.prompts import INLINE_CHARS, INLINE_MESSAGES, NUM_RENDERERS, PromptBuilder
+from kvasir_runtime.server.prompts import INLINE_CHARS, INLINE_MESSAGES, NUM_RENDERERS, ChatTemplate, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.resolving import Limits
 

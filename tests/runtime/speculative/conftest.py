@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from kvasir_runtime.attention.backend import GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.reference import ReferenceAttention, ReferenceStep
-from kvasir_runtime.attention.step_lengths import StepLengths
 from kvasir_runtime.execution.captures import RecordingCapture, ToCapture
 from kvasir_runtime.execution.graphs import Capture, GraphMemory, GraphShape, RunnerGraphs
+from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import cpu_ops, reference_ops
 from kvasir_runtime.kv_cache.spec import make_layout

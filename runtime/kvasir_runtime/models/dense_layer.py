@@ -1,4 +1,6 @@
-"""Multi-head attention with shared key and value heads, over the paged KV cache."""
+"""The two parts of a dense layer: multi-head attention with shared key and value heads over the paged KV cache, and the
+MLP whose up projection is gated.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,12 +10,21 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import AttentionStep, HeadNorms, LayerCache
 from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.models.checkpoint_names import LayerNames
-from kvasir_runtime.models.layers import Norm
+from kvasir_runtime.models.decoder import Norm
 from kvasir_runtime.models.module_loader import ModuleLoader
-from kvasir_runtime.models.options import GroupedQueryOptions
-from kvasir_runtime.models.tensor_parallel import column_shard, kv_copies, kv_shard, own_heads, row_parallel, row_shard
+from kvasir_runtime.models.options import GatedMlpOptions, GroupedQueryOptions
+from kvasir_runtime.models.tensor_parallel import (
+    check_divides,
+    column_shard,
+    kv_copies,
+    kv_shard,
+    own_heads,
+    row_parallel,
+    row_shard,
+)
 from kvasir_runtime.parallel.collectives import Collectives
 
 
@@ -64,21 +75,18 @@ class GroupedQueryAttention:
         head_norms = self.norms if isinstance(self.norms, HeadNorms) else None
         query = step.rotate_and_write(query, key, value, cache, self.cos, self.sin, head_norms)
         attended = step.attend(query, cache, scale=options.scale, window=options.window, softcap=options.softcap)
-        return attended.view(hidden.shape[0], options.query_size)
+        return attended.flatten(1)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each [num_tokens, heads, head_dim]; views of one buffer where nothing is normalised."""
         options = self.options
-        sizes = [options.query_size, options.kv_size, options.kv_size]
-        query, key, value = torch.split_with_sizes(self.qkv(hidden), sizes, -1)
+        num_heads = [options.num_heads, options.num_kv_heads, options.num_kv_heads]
+        heads = self.qkv(hidden).view(hidden.shape[0], sum(num_heads), options.head_dim)
+        query, key, value = torch.split_with_sizes(heads, num_heads, 1)
         if isinstance(self.norms, FullWidthNorms):
-            query, key = self.norms(query, key)
-        num_tokens = hidden.shape[0]
-        return (
-            query.view(num_tokens, options.num_heads, options.head_dim),
-            key.view(num_tokens, options.num_kv_heads, options.head_dim),
-            value.view(num_tokens, options.num_kv_heads, options.head_dim),
-        )
+            normed = self.norms(query.flatten(1), key.flatten(1))
+            query, key = normed[0].view_as(query), normed[1].view_as(key)
+        return query, key, value
 
 
 def load_grouped_query(
@@ -141,3 +149,46 @@ def load_full_width_norms(modules: ModuleLoader, query: str, key: str, options: 
         widths=torch.tensor(widths, dtype=torch.float32, device=modules.placement.device),
         tensor=tensor,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    gate_up: Linear
+    down: Callable[[Tensor], Tensor]
+    activate_and_mul: Callable[[Tensor], Tensor]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.activate_and_mul(self.gate_up(hidden)))
+
+
+def load_gated_mlp(
+    modules: ModuleLoader,
+    prefix: str,
+    names: LayerNames,
+    options: GatedMlpOptions,
+    hidden_size: int,
+    *,
+    is_summed: bool = True,
+) -> GatedMlp:
+    """This rank's part of the MLP of the layer `prefix`; without `is_summed` the caller adds up the ranks' results.
+
+    Raises ConfigurationError, CheckpointError.
+    """
+    size, ops, tensor = options.intermediate_size, modules.placement.ops, modules.placement.tensor
+    check_divides(tensor.size, size, "inner features of its MLP")
+    gates_and_ups = [f"{prefix}.{name}" for name in names.gate_up]
+    down = modules.linear(
+        [f"{prefix}.{names.down}"], [hidden_size], size, has_bias=options.bias, shard=row_shard(tensor)
+    )
+    return GatedMlp(
+        gate_up=modules.linear(
+            gates_and_ups, [size, size], hidden_size, has_bias=options.bias, shard=column_shard(tensor)
+        ),
+        down=row_parallel(down, tensor) if is_summed else down,
+        activate_and_mul=activation_of(options, ops),
+    )
+
+
+def activation_of(options: GatedMlpOptions, ops: Ops) -> Callable[[Tensor], Tensor]:
+    """Of gate and up side by side [num_tokens, 2 * intermediate_size]."""
+    return ops.silu_and_mul if options.activation == "silu" else ops.gelu_tanh_and_mul

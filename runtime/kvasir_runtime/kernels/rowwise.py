@@ -1,6 +1,10 @@
-"""What happens to query, key and value between their projection and attention, as one kernel: each head's norm where
-the architecture has one, the rotary embedding (Su et al. 2021; the half-split style of GPT-NeoX), and the write into
-the paged cache.
+"""What a layer does to each token by itself between its matrix products and attention.
+
+Root-mean-square norms (Zhang and Sennrich 2019), alone and fused with the residual addition before them: the mean is
+taken in float32 whatever the activations' type, and the weight is used as it is (the loader adds Gemma's 1). Gated
+activations: silu(gate) * up and gelu_tanh(gate) * up on one packed input. And what happens to query, key and value
+before attention, as one kernel: each head's norm where the architecture has one, the rotary embedding (Su et al. 2021;
+the half-split style of GPT-NeoX), and the write into the paged cache.
 
 The first `rotary_dim` numbers of each head turn; the rest pass through. A slot is block * block_size + offset; -1
 writes nothing. A quantised cache holds each head's numbers as codes of one byte, which its scale turns back: code *
@@ -11,9 +15,113 @@ from collections.abc import Callable
 from ctypes import CDLL
 
 import torch
+from torch.nn import functional
 
 from kvasir_runtime.kernels.native import DTYPE_CODES, warn_of_twin
-from kvasir_runtime.kernels.rms_norm import rms_norm_reference
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise each row of x [..., H] and scale by weight [H]; the result has x's type and shape."""
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (scaled * weight.float()).to(x.dtype)
+
+
+def add_rms_norm_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add x [T, H] to residual in place, and return (normalised residual, residual)."""
+    residual += x
+    return rms_norm_reference(residual, weight, eps), residual
+
+
+def cpu_rms_norm(library: CDLL) -> Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]:
+    """The compiled rms_norm; x may be [T, H] or heads [T, N, D] with any strides outside the last dimension."""
+    native = library.kvasir_rms_norm
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if not _is_compiled(x, weight) or x.dim() not in (2, 3):
+            warn_of_twin("rms_norm", _words(x, weight))
+            return rms_norm_reference(x, weight, eps)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        width = x.shape[-1]
+        group, row_stride = (1, 0) if x.dim() == 2 else (x.shape[1], x.stride(1))
+        native(
+            DTYPE_CODES[x.dtype], DTYPE_CODES[weight.dtype], x.data_ptr(), out.numel() // width, group, x.stride(0),
+            row_stride, weight.data_ptr(), out.data_ptr(), width, eps,
+        )  # fmt: skip
+        return out
+
+    return rms_norm
+
+
+def cpu_add_rms_norm(
+    library: CDLL,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]:
+    """The compiled add_rms_norm."""
+    native = library.kvasir_add_rms_norm
+
+    def add_rms_norm(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not _is_compiled(x, weight) or residual.dtype != x.dtype or residual.stride(1) != 1:
+            warn_of_twin("add_rms_norm", _words(x, weight))
+            return add_rms_norm_reference(x, residual, weight, eps)
+        rows, width = x.shape
+        out = torch.empty((rows, width), dtype=x.dtype)
+        native(
+            DTYPE_CODES[x.dtype], DTYPE_CODES[weight.dtype], x.data_ptr(), x.stride(0), residual.data_ptr(),
+            residual.stride(0), weight.data_ptr(), out.data_ptr(), rows, width, eps,
+        )  # fmt: skip
+        return out, residual
+
+    return add_rms_norm
+
+
+def _is_compiled(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    return x.dtype in DTYPE_CODES and weight.dtype in (torch.float32, x.dtype) and x.stride(-1) == 1
+
+
+def _words(x: torch.Tensor, weight: torch.Tensor) -> str:
+    """What cannot be read, for the log."""
+    return f"x is {x.dtype} of {x.dim()} dimensions with strides {x.stride()}, the weight {weight.dtype}"
+
+
+def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up [T, I] for gate_up [T, 2I], gate in the first half."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def gelu_tanh_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return gelu(gate) * up [T, I] with the tanh form of gelu, gate in the first half of gate_up [T, 2I]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def cpu_silu_and_mul(library: CDLL) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The compiled silu_and_mul."""
+    return _gated(library.kvasir_silu_and_mul, silu_and_mul_reference)
+
+
+def cpu_gelu_tanh_and_mul(library: CDLL) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The compiled gelu_tanh_and_mul."""
+    return _gated(library.kvasir_gelu_tanh_and_mul, gelu_tanh_and_mul_reference)
+
+
+def _gated(
+    native: Callable[..., None], reference: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    def gated(gate_up: torch.Tensor) -> torch.Tensor:
+        if gate_up.dtype not in DTYPE_CODES or gate_up.dim() != 2 or gate_up.stride(1) != 1:
+            warn_of_twin("the gated activation", f"its input is {gate_up.dtype} with strides {gate_up.stride()}")
+            return reference(gate_up)
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, width), dtype=gate_up.dtype)
+        native(DTYPE_CODES[gate_up.dtype], gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), rows, width)
+        return out
+
+    return gated
 
 
 def rotate_and_write_reference(
@@ -64,8 +172,8 @@ def cpu_rotate_and_write(library: CDLL) -> Callable[..., torch.Tensor]:
         eps: float,
     ) -> torch.Tensor:
         weight = query if query_weight is None else query_weight
-        if not _is_compiled(query, key, value, key_cache, weight):
-            warn_of_twin("rotate_and_write", _words(query, key_cache, weight))
+        if not _can_rotate(query, key, value, key_cache, weight):
+            warn_of_twin("rotate_and_write", _words_of_heads(query, key_cache, weight))
             return rotate_and_write_reference(
                 query, key, value, key_cache, value_cache, cos, sin, positions, slots, query_weight, key_weight, eps
             )
@@ -86,7 +194,7 @@ def cpu_rotate_and_write(library: CDLL) -> Callable[..., torch.Tensor]:
     return rotate_and_write
 
 
-def _is_compiled(
+def _can_rotate(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, weight: torch.Tensor
 ) -> bool:
     """Called for each layer, so it asks only for what may differ between models."""
@@ -97,7 +205,7 @@ def _is_compiled(
     return query.stride(1) == head_dim and key.stride(1) == head_dim and value.stride(1) == head_dim
 
 
-def _words(query: torch.Tensor, key_cache: torch.Tensor, weight: torch.Tensor) -> str:
+def _words_of_heads(query: torch.Tensor, key_cache: torch.Tensor, weight: torch.Tensor) -> str:
     """What cannot be read, for the log."""
     return (
         f"the query is {query.dtype} with strides {query.stride()}, the cache {key_cache.dtype} with strides "
