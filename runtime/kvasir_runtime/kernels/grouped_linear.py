@@ -21,8 +21,8 @@ from kvasir_runtime.kernels.linear import (
     NativeWeight,
     OneDnnWeight,
     Panels,
-    PlainWeight,
     check_onednn,
+    plain_weight,
 )
 from kvasir_runtime.kernels.linear_choice import PATHS, measured_choice
 from kvasir_runtime.kernels.native import load_library
@@ -66,7 +66,7 @@ def make_grouped_weight(
     choice = "torch" if first.dtype != torch.bfloat16 else _choice(library, path, *first.shape)
     if choice in VARIANTS and library is not None:
         return PackedExperts(library, weights, num_experts, choice)
-    form = OneDnnWeight if choice == "onednn" else PlainWeight
+    form = OneDnnWeight if choice == "onednn" else plain_weight
     return SeparateExperts([form(weight, None) for weight in weights], first.shape[0])
 
 

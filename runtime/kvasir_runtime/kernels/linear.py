@@ -6,6 +6,7 @@ own, and a row's product must not depend on how many there are.
 
 import copy
 import ctypes
+import functools
 from ctypes import CDLL
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from torch.nn import functional
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.huge_pages import use_huge_pages
 
+MANY_ROWS = 64
+MOST_TRIED_OUTPUTS = 4096
 VARIANTS = {"fma": 0, "dot": 1, "amx": 2}
 """Instructions that can multiply our packed layout: float32 multiply-add, bf16 dot product, AMX tiles."""
 
@@ -45,6 +48,45 @@ class PlainWeight:
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._weight[token_ids]
+
+
+class FilledUpWeight(PlainWeight):
+    """float32 on a CPU, multiplied by numbers of rows for which torch's library sums each row alike: what is missing to
+    such a number is filled up with zeros."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.multiple = multiple_of_rows(*weight.shape, torch.get_num_threads())
+        """Of rows; None where the library has no such number."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        num_rows = x.shape[:-1].numel()
+        if self.multiple is None or num_rows % self.multiple == 0:
+            return super().__call__(x)
+        rows = x.reshape(num_rows, x.shape[-1])
+        filled = functional.pad(rows, (0, 0, 0, -num_rows % self.multiple))
+        return super().__call__(filled)[:num_rows].view(*x.shape[:-1], self._weight.shape[0])
+
+
+@functools.cache
+def multiple_of_rows(outputs: int, inputs: int, num_threads: int) -> int | None:
+    """The least of a few numbers such that any multiple of it is multiplied by a float32 weight [outputs, inputs] as
+    many rows are, bit by bit; tried out once in a process for each shape and number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(min(outputs, MOST_TRIED_OUTPUTS), inputs, generator=generator)
+    x = torch.randn(MANY_ROWS, inputs, generator=generator)
+    among_many = functional.linear(x, weight)
+
+    def is_alike(multiple: int) -> bool:
+        tried = range(multiple, MANY_ROWS, multiple)
+        return all(torch.equal(functional.linear(x[:num_rows], weight), among_many[:num_rows]) for num_rows in tried)
+
+    return next((multiple for multiple in (1, 2, 4, 8, 16) if is_alike(multiple)), None)
+
+
+def plain_weight(weight: torch.Tensor, bias: torch.Tensor | None) -> PlainWeight:
+    is_on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
+    return FilledUpWeight(weight, bias) if is_on_cpu else PlainWeight(weight, bias)
 
 
 def has_onednn() -> bool:

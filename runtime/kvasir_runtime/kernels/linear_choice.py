@@ -30,6 +30,7 @@ from kvasir_runtime.kernels.linear import (
     PlainWeight,
     check_onednn,
     has_onednn,
+    plain_weight,
 )
 from kvasir_runtime.kernels.native import load_library
 
@@ -69,7 +70,7 @@ def make_weight(
     if path not in PATHS:
         raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
     if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
-        return PlainWeight(weight, bias)
+        return plain_weight(weight, bias)
     library = load_library()
     if path == "onednn":
         check_onednn()

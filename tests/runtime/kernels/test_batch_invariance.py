@@ -9,7 +9,7 @@ from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 from kvasir_runtime.attention.cpu import AttentionPlan
 from kvasir_runtime.kernels.experts import group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
-from kvasir_runtime.kernels.linear import VARIANTS, has_onednn
+from kvasir_runtime.kernels.linear import VARIANTS, has_onednn, multiple_of_rows
 from kvasir_runtime.kernels.linear_choice import PATHS, make_weight
 from kvasir_runtime.kernels.native import load_library
 
@@ -42,22 +42,30 @@ def noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if runs_here(path)])
+LINEAR_PATHS = [
+    *((path, torch.bfloat16) for path in PATHS if runs_here(path)),
+    *([("auto", torch.float32)] if all(multiple_of_rows(*shape, torch.get_num_threads()) for shape in SHAPES) else []),
+]
+
+
+@pytest.mark.parametrize(("path", "dtype"), LINEAR_PATHS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_row_is_multiplied_alike_among_any_number_of_rows(path: str, shape: tuple[int, int]) -> None:
+def test_a_row_is_multiplied_alike_among_any_number_of_rows(
+    path: str, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
     outputs, inputs = shape
-    linear = make_weight(noise(outputs, inputs, dtype=torch.bfloat16), path=path)
-    x = noise(MANY, inputs, dtype=torch.bfloat16, seed=1)
+    linear = make_weight(noise(outputs, inputs, dtype=dtype), path=path)
+    x = noise(MANY, inputs, dtype=dtype, seed=1)
     among_many = linear(x)
     assert [n for n in range(1, 41) if not torch.equal(linear(x[:n]), among_many[:n])] == []
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if runs_here(path)])
-def test_a_token_goes_through_its_experts_alike_among_any_number_of_tokens(path: str) -> None:
+@pytest.mark.parametrize(("path", "dtype"), LINEAR_PATHS)
+def test_a_token_goes_through_its_experts_alike_among_any_number_of_tokens(path: str, dtype: torch.dtype) -> None:
     """Of 5 experts, so that some have one row, some many."""
-    weights = noise(5, 144, 200, dtype=torch.bfloat16)
+    weights = noise(5, 144, 200, dtype=dtype)
     experts = torch.randint(5, (MANY, 2), generator=torch.Generator().manual_seed(2)).int()
-    x = noise(MANY, 200, dtype=torch.bfloat16, seed=1)
+    x = noise(MANY, 200, dtype=dtype, seed=1)
     grouped = make_grouped_weight(iter(weights), 5, path)
 
     def products(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
