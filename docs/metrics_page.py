@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from kvasir_operator.api import labels
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_router.metrics import Metrics
-from kvasir_router.service.kv_event_series import KvEventCollector
+from kvasir_router.service.series import KvEventCollector
 from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 from kvasir_runtime.parallel.counts import CollectiveTotals

@@ -5,7 +5,7 @@ service, or the InferenceServices of namespaces.
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,7 +15,6 @@ from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.endpoints.gateway_source import GatewaySource, ScopeApi
 from kvasir_router.endpoints.kubernetes import KubernetesSource, ServiceReference
 from kvasir_router.endpoints.reflector import ObjectApi
-from kvasir_router.endpoints.static import StaticSource
 from kvasir_router.gateway import Gateway
 from kvasir_router.metrics import Metrics
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
@@ -26,6 +25,20 @@ from kvasir_router.service.services import DedicatedService, Services
 logger = logging.getLogger(__name__)
 
 _ALL_NAMESPACES = "*"
+
+
+class StaticSource:
+    """Endpoints named on the command line: published once, usable when their first probe succeeds."""
+
+    is_trusted_ready = False
+
+    def __init__(self, addresses: Iterable[Address]) -> None:
+        self._addresses = frozenset(addresses)
+        self.is_synced = False
+
+    async def run(self, publish: Callable[[frozenset[Address]], None]) -> None:
+        publish(self._addresses)
+        self.is_synced = True
 
 
 class Kubernetes(Protocol):

@@ -16,6 +16,7 @@ from kvasir_router.errors import (
     RequestTimeoutError,
     UpstreamError,
     UpstreamLateError,
+    UpstreamMalformedError,
     UpstreamRefusedError,
     UpstreamUnresponsiveError,
 )
@@ -24,8 +25,8 @@ from kvasir_router.liveness import while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Placement
 from kvasir_router.relay.kv_transfer import NewHandover, params_of_answer, prefill_body, with_lookup
-from kvasir_router.relay.prefill_leg import prefill
-from kvasir_router.relay.proxy import forwarded_headers
+from kvasir_router.relay.proxy import forwarded_headers, unavailable
+from kvasir_router.relay.upstream_answer import UpstreamAnswer
 from kvasir_router.relay.upstream_pool import UpstreamPool
 from kvasir_router.service.ledger import Ticket
 
@@ -33,6 +34,45 @@ logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 1.0
 """After the decode engine's first byte nobody needs the prefill any more; its answer may still be on its way."""
+
+
+_MAX_ANSWER_BYTES = 2**20
+"""Of one token and where its KV is."""
+
+
+async def prefill(pool: UpstreamPool, url: str, path: str, headers: bytes, body: bytes) -> bytes:
+    """The engine's answer, once it has computed the prompt. Leaving early closes the connection, which makes the engine
+    abort. Raises UpstreamError, RequestTimeoutError.
+    """
+    answer = await pool.post(url, path.encode("latin-1"), headers, [body])
+    try:
+        _check(answer)
+        return await _whole(answer)
+    finally:
+        answer.close()
+
+
+def _check(answer: UpstreamAnswer) -> None:
+    if answer.status >= 500:
+        raise unavailable(answer)
+    if answer.status != 200:
+        reason = str(answer.status)
+        raise UpstreamRefusedError(f"{answer.url} does not prefill this request: {reason}", reason)
+
+
+async def _whole(answer: UpstreamAnswer) -> bytes:
+    received = bytearray()
+
+    def take(chunk: bytes) -> None:
+        if len(received) <= _MAX_ANSWER_BYTES:
+            received.extend(chunk)
+
+    await answer.relay(take)
+    if len(received) > _MAX_ANSWER_BYTES:
+        raise UpstreamMalformedError(
+            f"{answer.url} answered a prefill with more than {_MAX_ANSWER_BYTES} bytes", "malformed"
+        )
+    return bytes(received)
 
 
 class RemotePrefills:

@@ -22,10 +22,9 @@ from kvasir_operator.settings import OperatorSettings
 from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Leg, LocalPrefill, Placement
-from kvasir_router.service.kv_event_series import KvEventCollector
 from kvasir_router.service.rebalancing import Outcome
-from kvasir_router.service.service import Service
-from kvasir_router.service.wakes import Wakes
+from kvasir_router.service.series import KvEventCollector
+from kvasir_router.service.service import Service, Wakes
 from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals

@@ -19,8 +19,7 @@ from kvasir_router.prefix_index.threads import Threads
 from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.registry import Registry
-from kvasir_router.service.tokenizer_source import TokenizerSource
-from kvasir_router.service.tokenizers import Tokenizers
+from kvasir_router.service.tokenizer_source import Tokenizers, TokenizerSource
 
 
 class Following:

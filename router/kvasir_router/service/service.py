@@ -4,8 +4,11 @@ Dedicated mode has one, a gateway one for each InferenceService in its scope. It
 for itself.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -34,13 +37,87 @@ from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Endpoint, EndpointState, Registry
-from kvasir_router.service.retry_budget import RetryBudget
-from kvasir_router.service.wakes import Wakes
 
 if TYPE_CHECKING:
     from kvasir_router.service.following import Following  # large, and not every router has it
 
 _NOTHING_CACHED: Mapping[str, int] = {}
+
+
+BUCKETS_SECONDS = (1, 2.5, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600)
+
+_GIVEN_UP_AFTER_WAITS = 3
+
+
+_SHARE = 0.2
+# One engine that dies takes with it what it was doing: so many a second may always be repeated.
+_MIN_RETRIES_PER_SECOND = 10.0
+_WINDOW_SECONDS = 10.0
+
+
+class RetryBudget:
+    """How many requests may be repeated elsewhere: a share of those that come, so that engines which all fail are not
+    asked several times as often as engines which answer. Counts of about the last ten seconds: they fade.
+    """
+
+    def __init__(self) -> None:
+        self._num_requests = 0.0
+        self._num_retries = 0.0
+        self._counted_at = 0.0
+
+    def count_request(self, now: float) -> None:
+        self._fade(now)
+        self._num_requests += 1
+
+    def has_left(self, now: float) -> bool:
+        """Whether another attempt may be made."""
+        self._fade(now)
+        return self._num_retries + 1 <= _MIN_RETRIES_PER_SECOND * _WINDOW_SECONDS + _SHARE * self._num_requests
+
+    def take(self, now: float) -> bool:
+        """The same, and the attempt is counted."""
+        if not self.has_left(now):
+            return False
+        self._num_retries += 1
+        return True
+
+    def _fade(self, now: float) -> None:
+        weight = math.exp(-(now - self._counted_at) / _WINDOW_SECONDS)
+        self._num_requests *= weight
+        self._num_retries *= weight
+        self._counted_at = now
+
+
+class Wakes:
+    """How long requests of a service without ready engines wait for one: from the first that comes to the first that is
+    sent.
+
+    Where all that waited have left before, nothing is counted. Reads no clock.
+    """
+
+    def __init__(self) -> None:
+        self._begun_at: float | None = None
+        self._asked_at = 0.0
+        self._counts = [0] * (len(BUCKETS_SECONDS) + 1)
+        self.sum_seconds = 0.0
+
+    def asked_for(self, now: float, max_wait_seconds: float) -> None:
+        """A request comes and there is no engine: none waits for longer. Retries follow, or the wake was given up."""
+        if self._begun_at is None or now - self._asked_at > _GIVEN_UP_AFTER_WAITS * max_wait_seconds:
+            self._begun_at = now
+        self._asked_at = now
+
+    def sent(self, now: float, *, has_waited: bool) -> None:
+        """A request goes to an engine. `has_waited`: it was held before."""
+        begun_at, self._begun_at = self._begun_at, None
+        if begun_at is not None and has_waited:
+            self._counts[bisect_left(BUCKETS_SECONDS, now - begun_at)] += 1
+            self.sum_seconds += now - begun_at
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound and how many took at most so long, as Prometheus has them."""
+        bounds = [*(f"{float(bound)}" for bound in BUCKETS_SECONDS), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
 
 @dataclass(frozen=True)

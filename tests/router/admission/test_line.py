@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from kvasir_router.admission.line import Line
 from kvasir_router.admission.queued_request import QueuedRequest
+from kvasir_router.admission.tenant_queue import Line
 
 
 class Watched(QueuedRequest):

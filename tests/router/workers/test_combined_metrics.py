@@ -4,9 +4,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.metrics import Metrics
-from kvasir_router.service.kv_event_series import KvEventCollector
 from kvasir_router.service.registry import EndpointState
-from kvasir_router.workers.combined_metrics import combined
+from kvasir_router.service.series import KvEventCollector
+from kvasir_router.workers.admin import combined
 
 
 def exposition(num_requests: int, num_ready: int = 2) -> str:
