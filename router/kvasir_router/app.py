@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvasir_router import request
-from kvasir_router.admission.deadline import deadline_seconds_of
-from kvasir_router.admission.queued_request import QueuedRequest
+from kvasir_router.admission.queued_request import QueuedRequest, deadline_seconds_of
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.dialect import ABSENT

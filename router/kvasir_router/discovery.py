@@ -19,6 +19,7 @@ from kvasir_router.gateway import Gateway
 from kvasir_router.metrics import Metrics
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
 from kvasir_router.service.registry import EndpointState
+from kvasir_router.service.series import ServiceCollector
 from kvasir_router.service.service import Service
 from kvasir_router.service.services import DedicatedService, Services
 
@@ -111,7 +112,7 @@ def _gateway(
     namespaces = [None if name == _ALL_NAMESPACES else name for name in config.gateway]
     source = GatewaySource([ScopeApi(kubernetes.inference_services(one), kubernetes.slices(one)) for one in namespaces])
     services = Gateway(factory, partial(_follow, metrics, EndpointState.READY), secret)
-    metrics.observe_services(services)
+    metrics.add(ServiceCollector(services))
     return Discovery(services, lambda: source.is_synced, lambda: source.run(services.publish))
 
 

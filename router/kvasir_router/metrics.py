@@ -1,18 +1,15 @@
 """The router's own series, in a registry of its own so that several routers fit in one process."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from kvasir_router.admission.demand_metrics import DemandCollector, HeldByService
 from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.placement.placement import LocalPrefill, Placement
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import EndpointState
-from kvasir_router.service.series import RebalancingCollector, ServiceCollector, WakeCollector
-from kvasir_router.service.service import Service
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FAILURES = ("connect", "lost", "broken", "unresponsive", "timeout", "late")
@@ -124,9 +121,6 @@ class Metrics:
         gauge = Gauge("kvasir_router_queue_depth", "Requests held in the queue.", registry=self._registry)
         gauge.set_function(num_waiting)
 
-    def observe_demand(self, held: Callable[[], HeldByService]) -> None:
-        self._registry.register(DemandCollector(held))
-
     def observe_bodies(self, num_bytes: Callable[[], int]) -> None:
         gauge = Gauge(
             "kvasir_router_held_body_bytes", "Request bodies and journals of streams held.", registry=self._registry
@@ -137,21 +131,11 @@ class Metrics:
         gauge = Gauge("kvasir_router_connections", "Clients' connections held.", registry=self._registry)
         gauge.set_function(num_open)
 
-    def observe_wakes(self, services: Iterable[Service]) -> None:
-        self._registry.register(WakeCollector(services))
-
-    def observe_rebalancing(self, services: Iterable[Service]) -> None:
-        self._registry.register(RebalancingCollector(services))
-
     def observe_endpoints(self, num_in_state: Callable[[EndpointState], int]) -> None:
         text = "Known endpoints by state."
         gauge = Gauge(FleetSeries.ENDPOINTS.value, text, ["state"], registry=self._registry)
         for state in EndpointState:
             gauge.labels(state.value).set_function(partial(num_in_state, state))
-
-    def observe_services(self, services: Iterable[Service]) -> None:
-        """Each for itself: of a gateway."""
-        self._registry.register(ServiceCollector(services))
 
     def observe_ejected(self, num_ejected: Callable[[], int]) -> None:
         text = "Get few or no requests."

@@ -3,12 +3,12 @@
 A request is split by weight once: where it has failed before, it may go wherever it can be served.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from kvasir_router.placement.pairing import Pairing, partners
 from kvasir_router.placement.placement import Placement, Policy
 from kvasir_router.placement.prefix_fetching import FetchingPolicy, PrefixFetching, Written, peers
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 
@@ -75,18 +75,8 @@ def candidates(endpoints: Sequence[Endpoint], avoid: Set[str], now: float) -> Se
     return [endpoint for endpoint in choice if endpoint.suspect_until <= now] or choice
 
 
-class OnPlaced(Protocol):
-    def __call__(
-        self,
-        policy: Policy,
-        request: InferenceRequest,
-        endpoints: Sequence[Endpoint],
-        cached: Mapping[str, int],
-        placement: Placement,
-        now: float,
-    ) -> None:
-        """`endpoints` are those among which the policy has chosen."""
-        ...
+OnPlaced = Callable[[Policy, InferenceRequest, Sequence[Endpoint], Mapping[str, int], Placement, float], None]
+"""Is told of each placement at a time, with the endpoints among which the policy has chosen."""
 
 
 class Picker:
@@ -115,7 +105,7 @@ class Picker:
         self,
         request: InferenceRequest,
         endpoints: Sequence[Endpoint],
-        cached: Mapping[str, int],
+        cached: Cached,
         now: float,
         avoid: Set[str] = frozenset(),
         prefills: Sequence[Endpoint] | None = None,

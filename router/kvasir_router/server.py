@@ -38,6 +38,7 @@ from kvasir_router.relay.upstream_pool import UPSTREAM_TIMES, UpstreamPool
 from kvasir_router.remote_prefill import RemotePrefills
 from kvasir_router.routes import DIALECTS, create_app
 from kvasir_router.service.factory import ServiceFactory
+from kvasir_router.service.series import DemandCollector, RebalancingCollector, WakeCollector
 from kvasir_router.service.services import Services
 from kvasir_router.tuning import TUNING, Tuning
 
@@ -197,9 +198,9 @@ def _parts(
 ) -> Parts:
     api_keys = None if config.api_keys_file is None else ApiKeys.load(config.api_keys_file)
     metrics.observe_queue(lambda: services.num_waiting)
-    metrics.observe_demand(services.held_demand)
-    metrics.observe_wakes(services)
-    metrics.observe_rebalancing(services)
+    metrics.add(DemandCollector(services.held_demand))
+    metrics.add(WakeCollector(services))
+    metrics.add(RebalancingCollector(services))
     metrics.observe_endpoints(services.num_in_state)
     metrics.observe_ejected(lambda: services.num_ejected)
     if config.kv_events is not None:

@@ -4,10 +4,13 @@ An endpoint is judged by its events. Where they do not tell all that it holds (n
 is not known), or a prompt cannot be tokenised here, the approximate index is asked too, and the longer match counts.
 """
 
+import asyncio
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -16,10 +19,39 @@ from kvasir_router.prefix_index.block_keys import prompt_keys
 from kvasir_router.prefix_index.index import Held, PrefixIndex, PrefixKey
 from kvasir_router.prefix_index.kv_events import extra_key
 from kvasir_router.prefix_index.precise import Chains, PreciseIndex
-from kvasir_router.prefix_index.threads import Threads
 from kvasir_router.prefix_index.tokens import PromptTokenizer
 
 _BYTES_PER_TOKEN_ID = 4
+
+
+Result = TypeVar("Result")
+
+INLINE_BYTES = 1024
+"""Of a prompt: a smaller one is done on the event loop, in less than a millisecond."""
+_NUM_THREADS = 2
+
+
+class Threads:
+    """Where long prompts are tokenised and hashed. At most `max_long_prompts` are being done or wait. Close it last."""
+
+    def __init__(self, max_long_prompts: int = 32) -> None:
+        self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
+        self._places = threading.Semaphore(max_long_prompts)
+        self.num_refused = 0
+
+    async def run(self, num_bytes: int, work: Callable[[], Result]) -> Result | None:
+        """None, and not done, where too many long prompts wait: a guess at once is better than the truth too late."""
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        if not self._places.acquire(blocking=False):
+            self.num_refused += 1
+            return None
+        future = self._executor.submit(work)
+        future.add_done_callback(lambda _: self._places.release())
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from kvasir_router.errors import UpstreamConnectError, UpstreamLostError
-from kvasir_router.relay.idle_timeouts import IdleTimeouts
-from kvasir_router.relay.upstream_answer import UpstreamAnswer
+from kvasir_router.relay.upstream_answer import IdleTimeouts, UpstreamAnswer
 from kvasir_router.relay.upstream_connection import UpstreamConnection
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -10,10 +10,9 @@ from typing import Annotated
 import msgspec
 import zmq
 
-from kvasir_router.prefix_index.event_statistics import EventStatistics
 from kvasir_router.prefix_index.kv_events import EventBatch
 from kvasir_router.prefix_index.precise import PreciseIndex
-from kvasir_router.prefix_index.subscriber import EventListener, Subscriber
+from kvasir_router.prefix_index.subscriber import EventListener, EventStatistics, Subscriber
 from kvasir_router.service.load_report import LoadReport, of_all_ranks
 
 OnReport = Callable[[str, LoadReport], None]

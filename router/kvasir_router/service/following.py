@@ -12,10 +12,9 @@ import zmq
 from kvasir_router.config import KvEventPorts
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.index import PrefixIndex
-from kvasir_router.prefix_index.mixed import MixedIndex
+from kvasir_router.prefix_index.mixed import MixedIndex, Threads
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.subscriber import Context
-from kvasir_router.prefix_index.threads import Threads
 from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.registry import Registry

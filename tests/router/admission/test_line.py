@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from kvasir_router.admission.queue import Line
 from kvasir_router.admission.queued_request import QueuedRequest
-from kvasir_router.admission.tenant_queue import Line
 
 
 class Watched(QueuedRequest):
