@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from kvasir_router.errors import (
     PrefillFailedError,
@@ -75,24 +76,16 @@ async def _whole(answer: UpstreamAnswer) -> bytes:
     return bytes(received)
 
 
+@dataclass(frozen=True)
 class RemotePrefills:
     """`port` is that of prefill engines' side channel; see LATE_SECONDS. `clock` is the services'."""
 
-    def __init__(
-        self,
-        pool: UpstreamPool,
-        metrics: Metrics,
-        new_handover: NewHandover,
-        port: int,
-        late_seconds: float = LATE_SECONDS,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._late_seconds = late_seconds
-        self._clock = clock
-        self._pool = pool
-        self._metrics = metrics
-        self._new_handover = new_handover
-        self._port = port
+    pool: UpstreamPool
+    metrics: Metrics
+    new_handover: NewHandover
+    port: int
+    late_seconds: float = LATE_SECONDS
+    clock: Callable[[], float] = time.perf_counter
 
     @contextlib.asynccontextmanager
     async def beside(self, job: Job, placement: Placement, tickets: Sequence[Ticket]) -> AsyncIterator["PrefillLeg"]:
@@ -101,15 +94,15 @@ class RemotePrefills:
         Raises PrefillFailedError from the block.
         """
         decode, ticket = tickets
-        handover, fetch = self._new_handover(ticket.url, self._port), placement.fetch
+        handover, fetch = self.new_handover(ticket.url, self.port), placement.fetch
         leg = PrefillLeg(
-            job, placement, decode, ticket, self._metrics, handover.to_decode, self._late_seconds, self._clock
+            job, placement, decode, ticket, self.metrics, handover.to_decode, self.late_seconds, self.clock
         )
         told = handover.to_prefill
         if fetch is not None:
             told = with_lookup(told, fetch.peer_url, fetch.peer_port)
         body = prefill_body(job.exchange.body.content, told)
-        task = asyncio.create_task(leg.run(self._pool, body), name=f"prefill {job.exchange.request_id}")
+        task = asyncio.create_task(leg.run(self.pool, body), name=f"prefill {job.exchange.request_id}")
         try:
             if leg.decode_waits_for_it:
                 await asyncio.wait([task])

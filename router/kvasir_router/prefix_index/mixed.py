@@ -8,7 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, cast
 
@@ -61,6 +61,7 @@ class MixedKey:
     chains: Chains | None  # None: which tokens the prompt has is not known
 
 
+@dataclass(eq=False)
 class MixedIndex:
     """`on_withdrawn` is told of an endpoint whose cache is said to be void, so that its events are learned anew, and
     `on_text` of every prompt that a tokenizer is wanted for.
@@ -68,87 +69,78 @@ class MixedIndex:
     `base_models` are what engines serve without an adapter; where none is known, every model is taken for one.
     """
 
-    def __init__(
-        self,
-        approximate: PrefixIndex,
-        precise: PreciseIndex,
-        threads: Threads,
-        base_models: Callable[[], frozenset[str]],
-        on_withdrawn: Callable[[str], None],
-        on_text: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._approximate = approximate
-        self._precise = precise
-        self._threads = threads
-        self._base_models = base_models
-        self._on_withdrawn = on_withdrawn
-        self._on_text = on_text
-        self._tokenizer: PromptTokenizer | None = None  # the engines' own, once one has told
+    approximate: PrefixIndex
+    precise: PreciseIndex
+    threads: Threads
+    base_models: Callable[[], frozenset[str]]
+    on_withdrawn: Callable[[str], None]
+    on_text: Callable[[], None] = lambda: None
+    _tokenizer: PromptTokenizer | None = field(default=None, init=False)  # the engines' own, once one has told
 
     def use_tokenizer(self, tokenizer: PromptTokenizer | None) -> None:
         self._tokenizer = tokenizer
 
     async def key(self, prompt: Prompt) -> MixedKey:
-        approximate = await self._approximate.key(prompt)
+        approximate = await self.approximate.key(prompt)
         chains, num_tokens = None, approximate.num_tokens
         if not prompt.is_token_ids:
-            self._on_text()
+            self.on_text()
         if prompt.is_token_ids or self._tokenizer is not None:
-            found = await self._threads.run(len(prompt.content), partial(self._chains, prompt))
+            found = await self.threads.run(len(prompt.content), partial(self._chains, prompt))
             chains, num_tokens = found if found is not None else (chains, num_tokens)
         return MixedKey(num_tokens, approximate, chains)
 
     def match(self, key: PrefixKey, now: float) -> Mapping[str, int]:
         mixed = cast(MixedKey, key)
-        matched = {} if mixed.chains is None else self._precise.match(mixed.chains, now)
-        for url, num_tokens in self._approximate.match(mixed.approximate, now).items():
+        matched = {} if mixed.chains is None else self.precise.match(mixed.chains, now)
+        for url, num_tokens in self.approximate.match(mixed.approximate, now).items():
             if not self._is_told(url, mixed):
                 matched[url] = max(matched.get(url, 0), min(num_tokens, mixed.num_tokens))
         return matched
 
     def written(self, key: PrefixKey) -> Mapping[str, Held]:
         mixed = cast(MixedKey, key)
-        return {} if mixed.chains is None else self._precise.written(mixed.chains)
+        return {} if mixed.chains is None else self.precise.written(mixed.chains)
 
     def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
         mixed = cast(MixedKey, key)
         if mixed.chains is not None:
-            self._precise.insert(url, mixed.chains, now)
+            self.precise.insert(url, mixed.chains, now)
         if not self._is_told(url, mixed):
-            self._approximate.insert(url, mixed.approximate, now, capacity_tokens)
+            self.approximate.insert(url, mixed.approximate, now, capacity_tokens)
 
     def withdraw(self, url: str, key: PrefixKey | None = None) -> None:
         if key is None:
-            self._approximate.withdraw(url)
-            self._on_withdrawn(url)
+            self.approximate.withdraw(url)
+            self.on_withdrawn(url)
             return
         mixed = cast(MixedKey, key)
-        self._approximate.withdraw(url, mixed.approximate)
+        self.approximate.withdraw(url, mixed.approximate)
         if mixed.chains is not None:
-            self._precise.withdraw(url, mixed.chains)
+            self.precise.withdraw(url, mixed.chains)
 
     def expire(self, now: float) -> None:
-        self._approximate.expire(now)
-        self._precise.expire(now)
+        self.approximate.expire(now)
+        self.precise.expire(now)
 
     def num_blocks(self, url: str) -> int:
-        if self._precise.is_complete(url):
-            return self._precise.num_blocks(url)
-        return max(self._precise.num_blocks(url), self._approximate.num_blocks(url))
+        if self.precise.is_complete(url):
+            return self.precise.num_blocks(url)
+        return max(self.precise.num_blocks(url), self.approximate.num_blocks(url))
 
     def _is_told(self, url: str, key: MixedKey) -> bool:
         """Events say all about this prompt on this endpoint."""
-        return key.chains is not None and self._precise.is_complete(url)
+        return key.chains is not None and self.precise.is_complete(url)
 
     def _chains(self, prompt: Prompt) -> tuple[Chains, int] | None:
         """In a thread where the prompt is long: reads nothing that changes."""
         tokens = prompt.content if prompt.is_token_ids else self._tokens(prompt)
         if tokens is None:
             return None
-        adapter = _adapter(prompt.model, self._base_models())
+        adapter = _adapter(prompt.model, self.base_models())
         salt = _salt_key(prompt.cache_salt)
         chains = {
-            block_size: prompt_keys(tokens, block_size, adapter, salt) for block_size in self._precise.block_sizes()
+            block_size: prompt_keys(tokens, block_size, adapter, salt) for block_size in self.precise.block_sizes()
         }
         return chains, len(tokens) // _BYTES_PER_TOKEN_ID
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
 from urllib.parse import urlsplit
 
 from kvasir_router.errors import UpstreamConnectError, UpstreamLostError
@@ -99,9 +98,7 @@ class UpstreamPool:
     async def __aenter__(self) -> "UpstreamPool":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_closed = True
         self._idle_timeouts.close()
         if self._sweeper is not None:

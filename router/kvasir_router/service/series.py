@@ -101,11 +101,13 @@ class KvEventCollector(Collector):
         yield GaugeMetricFamily(FleetSeries.KV_EVENT_LAG_SECONDS.value, "Of the endpoint that is furthest behind.", lag)
 
 
-class ServiceCollector(Collector):
-    """Of a gateway, whose services are called `namespace/name`."""
-
+class _OfServices(Collector):
     def __init__(self, services: Iterable[Service]) -> None:
         self._services = services
+
+
+class ServiceCollector(_OfServices):
+    """Of a gateway, whose services are called `namespace/name`."""
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         yield from (_endpoints(), _queue_depth())
@@ -130,11 +132,8 @@ def _queue_depth() -> GaugeMetricFamily:
     return GaugeMetricFamily("kvasir_router_service_queue_depth", text, labels=_LABELS)
 
 
-class WakeCollector(Collector):
+class WakeCollector(_OfServices):
     """Wakes by service: the histogram is there before a service's first wake, since Prometheus wants to see it grow."""
-
-    def __init__(self, services: Iterable[Service]) -> None:
-        self._services = services
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
         text = "First request of a service without ready engines until one is sent to an engine."
@@ -147,10 +146,7 @@ class WakeCollector(Collector):
         yield family
 
 
-class RebalancingCollector(Collector):
-    def __init__(self, services: Iterable[Service]) -> None:
-        self._services = services
-
+class RebalancingCollector(_OfServices):
     def describe(self) -> Iterator[CounterMetricFamily]:
         text = "Running streams that an overfull engine was to hand over to one with room."
         yield CounterMetricFamily("kvasir_router_rebalanced_streams", text, labels=("service", "outcome"))

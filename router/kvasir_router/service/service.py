@@ -7,7 +7,7 @@ for itself.
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -120,10 +120,14 @@ class Wakes:
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """A service's engines: which there are, how they do, and what is in flight there."""
+@dataclass(eq=False, kw_only=True)
+class Service:
+    """`router_secret` is what its engines know this router by; None where nothing is set. `clock` counts seconds.
 
+    `pairing` None: no engine of it prefills for another. `fetching` None: none fetches what others have cached.
+    """
+
+    name: str
     registry: Registry
     ledger: Ledger
     prefill: FleetPrefill
@@ -131,49 +135,18 @@ class Fleet:
     prober: Prober
     following: "Following | None"
     """Learns what engines publish; None where the router was not told to."""
-
-
-class Service:
-    """`router_secret` is what its engines know this router by; None where nothing is set. `clock` counts seconds.
-
-    `pairing` None: no engine of it prefills for another. `fetching` None: none fetches what others have cached.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        fleet: Fleet,
-        index: PrefixIndex,
-        admission: Admission,
-        *,
-        catalog: ModelCatalog,
-        policy: PolicyName,
-        picker: Picker,
-        pairing: Pairing | None,
-        fetching: PrefixFetching | None,
-        rebalancing: Rebalancing,
-        router_secret: str | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.name = name
-        self.registry = fleet.registry
-        self.ledger = fleet.ledger
-        self.in_flight_limits = fleet.in_flight_limits
-        self.prober = fleet.prober
-        self.following = fleet.following
-        self.retry_budget = RetryBudget()
-        self.wakes = Wakes()
-        self.index = index
-        self.admission = admission
-        self.catalog = catalog
-        self.policy = policy
-        self.picker = picker
-        self.pairing = pairing
-        self.fetching = fetching
-        self.rebalancing = rebalancing
-        self.router_secret = router_secret
-        self._prefill = fleet.prefill
-        self._clock = clock
+    index: PrefixIndex
+    admission: Admission
+    catalog: ModelCatalog
+    policy: PolicyName
+    picker: Picker
+    pairing: Pairing | None
+    fetching: PrefixFetching | None
+    rebalancing: Rebalancing
+    router_secret: str | None
+    clock: Callable[[], float]
+    retry_budget: RetryBudget = field(default_factory=RetryBudget, init=False)
+    wakes: Wakes = field(default_factory=Wakes, init=False)
 
     def follow(self, addresses: Set[Address], initial_state: EndpointState) -> None:
         """These are its engines from now on; what is in flight at others goes on to its end."""
@@ -191,7 +164,7 @@ class Service:
     def ask_for_engine(self) -> None:
         """To be called before admission: a wake begins where there is none."""
         if self.registry.is_empty:
-            self.wakes.asked_for(self._clock(), self.admission.max_wait_seconds)
+            self.wakes.asked_for(self.clock(), self.admission.max_wait_seconds)
 
     def place(
         self,
@@ -206,7 +179,7 @@ class Service:
         revision of the engine that has let go of it, `num_drawn_tokens` behind its prompt; others of that revision get
         its KV from there, first of all `receiver`, the rest compute.
         """
-        now = self._clock()
+        now = self.clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
         serving = self.registry.serving(request.model)
         if moved_from is None:
@@ -228,7 +201,7 @@ class Service:
         """What of its prefill is left to do on the endpoint that has cached the most."""
         if request.prefix is None:
             return 0.0
-        cached = self.index.match(request.prefix, self._clock())
+        cached = self.index.match(request.prefix, self.clock())
         return work_left(request.num_prompt_tokens, max(cached.values(), default=0))
 
     def dispatch(
@@ -238,7 +211,7 @@ class Service:
 
         `has_waited`: it was held before.
         """
-        now = self._clock()
+        now = self.clock()
         self.wakes.sent(now, has_waited=has_waited)
         if request.prefix is not None:
             for leg in placement.legs:
@@ -263,7 +236,7 @@ class Service:
 
     def refresh(self) -> None:
         """What time alone changes of its engines, room for a request among it; to be called every second."""
-        now = self._clock()
+        now = self.clock()
         self.in_flight_limits.refresh()
         for endpoint in self.registry:
             endpoint.load.expire(now)
@@ -271,9 +244,9 @@ class Service:
 
     def expire(self) -> None:
         """Forgets what is too old to be believed; to be called now and then."""
-        now = self._clock()
+        now = self.clock()
         self.index.expire(now)
-        self._prefill.refresh(now)
+        self.prefill.refresh(now)
         if self.pairing is not None:
             self.pairing.transfers.refresh(self.registry.urls(), now)
         if self.fetching is not None:
