@@ -4,6 +4,7 @@ Imports ZMQ and the tokenizers library, 160 ms and 9 MB: only a router that was 
 """
 
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -21,17 +22,17 @@ from kvasir_router.service.registry import Registry
 from kvasir_router.service.tokenizer_source import Tokenizers, TokenizerSource
 
 
+@dataclass(frozen=True)
 class Following:
     """Of one service, from its making to `close`, on one event loop."""
 
-    def __init__(self, feed: EventFeed, tokenizers: TokenizerSource, index: MixedIndex) -> None:
-        self.feed = feed
-        self.index = index
-        self._tokenizers = tokenizers
+    feed: EventFeed
+    tokenizers: TokenizerSource
+    index: MixedIndex
 
     def follow(self, addresses: Set[Address]) -> None:
         self.feed.follow(addresses)
-        self._tokenizers.follow(addresses)
+        self.tokenizers.follow(addresses)
 
     def describe(self, url: str) -> dict[str, Any] | None:
         """For /endpoints."""
@@ -39,7 +40,7 @@ class Following:
 
     async def close(self) -> None:
         self.feed.close()
-        await self._tokenizers.close()
+        await self.tokenizers.close()
 
 
 class FollowingFactory:
