@@ -4,6 +4,7 @@ A request is split by weight once: where it has failed before, it may go whereve
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from kvasir_router.placement.pairing import Pairing, partners
 from kvasir_router.placement.placement import Placement, Policy
@@ -79,27 +80,21 @@ OnPlaced = Callable[[Policy, InferenceRequest, Sequence[Endpoint], Mapping[str, 
 """Is told of each placement at a time, with the endpoints among which the policy has chosen."""
 
 
+@dataclass(eq=False)
 class Picker:
     """`on_placed` is told of every placement before it is dispatched. `pairing` None: nobody prefills for others.
     `fetching` None: nobody fetches from others.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        on_placed: OnPlaced | None = None,
-        pairing: Pairing | None = None,
-        fetching: PrefixFetching | None = None,
-    ) -> None:
-        self._policy = policy
-        self._on_placed = on_placed
-        self._pairing = pairing
-        self._fetching = fetching
-        self._split = TrafficSplit()
+    policy: Policy
+    on_placed: OnPlaced | None = None
+    pairing: Pairing | None = None
+    fetching: PrefixFetching | None = None
+    _split: TrafficSplit = field(default_factory=TrafficSplit, init=False)
 
     @property
     def policy_name(self) -> str:
-        return type(self._policy).__name__
+        return type(self.policy).__name__
 
     def pick(
         self,
@@ -120,16 +115,16 @@ class Picker:
             return None
         if not avoid:
             choice = self._split.choose(choice)
-        policy = self._policy
+        policy = self.policy
         fetches = None
         exchanging = endpoints if prefills is None else [*prefills, *endpoints]
-        if self._fetching is not None and written is not None and (able := peers(exchanging, now, avoid)):
-            fetches = self._fetching.among(able, written)
-        if self._pairing is not None and prefills is not None:
-            policy = self._pairing.policy(policy, partners(prefills, now, avoid), fetches)
+        if self.fetching is not None and written is not None and (able := peers(exchanging, now, avoid)):
+            fetches = self.fetching.among(able, written)
+        if self.pairing is not None and prefills is not None:
+            policy = self.pairing.policy(policy, partners(prefills, now, avoid), fetches)
         elif fetches is not None:
             policy = FetchingPolicy(policy, fetches)
         placement = policy.place(request, choice, cached, now)
-        if self._on_placed is not None:
-            self._on_placed(policy, request, choice, cached, placement, now)
+        if self.on_placed is not None:
+            self.on_placed(policy, request, choice, cached, placement, now)
         return placement
