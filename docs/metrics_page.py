@@ -14,7 +14,13 @@ from prometheus_client import CollectorRegistry
 from kvasir_operator.api import labels
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_router.metrics import Metrics
-from kvasir_router.service.kv_event_series import KvEventCollector
+from kvasir_router.service.series import (
+    DemandCollector,
+    KvEventCollector,
+    RebalancingCollector,
+    ServiceCollector,
+    WakeCollector,
+)
 from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 from kvasir_runtime.parallel.counts import CollectiveTotals
@@ -65,13 +71,13 @@ def series_of(registry: CollectorRegistry) -> Iterator[Series]:
 def router_registry() -> CollectorRegistry:
     metrics = Metrics()
     metrics.observe_queue(lambda: 0)
-    metrics.observe_demand(dict)
-    metrics.observe_wakes([])
-    metrics.observe_rebalancing([])
+    metrics.add(DemandCollector(dict))
+    metrics.add(WakeCollector([]))
+    metrics.add(RebalancingCollector([]))
     metrics.observe_bodies(lambda: 0)
     metrics.observe_connections(lambda: 0)
     metrics.observe_endpoints(lambda state: 0)
-    metrics.observe_services([])
+    metrics.add(ServiceCollector([]))
     metrics.observe_ejected(lambda: 0)
     metrics.observe_peers(lambda: 0)
     metrics.add(KvEventCollector(list))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvasir_router import request
-from kvasir_router.admission.deadline import deadline_seconds_of
-from kvasir_router.admission.queued_request import QueuedRequest
+from kvasir_router.admission.queued_request import QueuedRequest, deadline_seconds_of
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.dialect import ABSENT
@@ -176,7 +175,9 @@ class Handler:
 
     async def _forward(self, job: Job, placement: Placement) -> int:
         """What is sent at once is counted while the engine has it already; nothing is awaited between."""
-        sending = None if placement.prefill else self._send(job, placement.leg.endpoint.url, _lookup(placement.fetch))
+        fetch = placement.fetch
+        lookup = None if fetch is None else lookup_params(fetch.peer_url, fetch.peer_port)
+        sending = None if placement.prefill else self._send(job, placement.leg.endpoint.url, lookup)
         tickets = job.service.dispatch(job.request, placement, has_waited=job.queue_wait_seconds > 0)
         self._parts.metrics.count_dispatch(job.request, placement, job.service.policy, self._own_seconds(job))
         ticket = tickets[0]
@@ -185,7 +186,7 @@ class Handler:
         try:
             with while_alive(ticket, lambda is_silent: _can_go_elsewhere(job, ticket.url, is_silent)):
                 if sending is not None:
-                    return await self._attempt(job, ticket, sending, None, placement.fetch)
+                    return await self._attempt(job, ticket, sending, None, fetch)
                 async with self._parts.remote_prefills.beside(job, placement, tickets) as prefill:
                     sending = self._send(job, ticket.url, prefill.kv_transfer_params)
                     return await self._attempt(job, ticket, sending, prefill, None)
@@ -317,10 +318,6 @@ def _can_go_elsewhere(job: Job, url: str, is_silent: bool) -> bool:
     """A request whose endpoint is merely silent stays there unless another can take it now: beside a busy engine the
     next is busy too, and everything would be computed twice."""
     return job.exchange.can_go_elsewhere and (not is_silent or job.service.registry.can_place(job.request.model, {url}))
-
-
-def _lookup(fetch: Fetch | None) -> bytes | None:
-    return None if fetch is None else lookup_params(fetch.peer_url, fetch.peer_port)
 
 
 _SAYS_NOTHING = DOUBTFUL_STATUS | {BUSY_STATUS}

@@ -5,7 +5,7 @@ service, or the InferenceServices of namespaces.
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,17 +15,31 @@ from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.endpoints.gateway_source import GatewaySource, ScopeApi
 from kvasir_router.endpoints.kubernetes import KubernetesSource, ServiceReference
 from kvasir_router.endpoints.reflector import ObjectApi
-from kvasir_router.endpoints.static import StaticSource
 from kvasir_router.gateway import Gateway
 from kvasir_router.metrics import Metrics
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
 from kvasir_router.service.registry import EndpointState
+from kvasir_router.service.series import ServiceCollector
 from kvasir_router.service.service import Service
 from kvasir_router.service.services import DedicatedService, Services
 
 logger = logging.getLogger(__name__)
 
 _ALL_NAMESPACES = "*"
+
+
+class StaticSource:
+    """Endpoints named on the command line: published once, usable when their first probe succeeds."""
+
+    is_trusted_ready = False
+
+    def __init__(self, addresses: Iterable[Address]) -> None:
+        self._addresses = frozenset(addresses)
+        self.is_synced = False
+
+    async def run(self, publish: Callable[[frozenset[Address]], None]) -> None:
+        publish(self._addresses)
+        self.is_synced = True
 
 
 class Kubernetes(Protocol):
@@ -98,7 +112,7 @@ def _gateway(
     namespaces = [None if name == _ALL_NAMESPACES else name for name in config.gateway]
     source = GatewaySource([ScopeApi(kubernetes.inference_services(one), kubernetes.slices(one)) for one in namespaces])
     services = Gateway(factory, partial(_follow, metrics, EndpointState.READY), secret)
-    metrics.observe_services(services)
+    metrics.add(ServiceCollector(services))
     return Discovery(services, lambda: source.is_synced, lambda: source.run(services.publish))
 
 

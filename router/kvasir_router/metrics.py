@@ -1,18 +1,15 @@
 """The router's own series, in a registry of its own so that several routers fit in one process."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from kvasir_router.admission.demand_metrics import DemandCollector, HeldByService
 from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.placement.placement import LocalPrefill, Placement
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import EndpointState
-from kvasir_router.service.series import RebalancingCollector, ServiceCollector, WakeCollector
-from kvasir_router.service.service import Service
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FAILURES = ("connect", "lost", "broken", "unresponsive", "timeout", "late")
@@ -121,27 +118,13 @@ class Metrics:
             self._queue_wait_seconds.observe(queue_wait_seconds)
 
     def observe_queue(self, num_waiting: Callable[[], int]) -> None:
-        gauge = Gauge("kvasir_router_queue_depth", "Requests held in the queue.", registry=self._registry)
-        gauge.set_function(num_waiting)
-
-    def observe_demand(self, held: Callable[[], HeldByService]) -> None:
-        self._registry.register(DemandCollector(held))
+        self._gauge("kvasir_router_queue_depth", "Requests held in the queue.", num_waiting)
 
     def observe_bodies(self, num_bytes: Callable[[], int]) -> None:
-        gauge = Gauge(
-            "kvasir_router_held_body_bytes", "Request bodies and journals of streams held.", registry=self._registry
-        )
-        gauge.set_function(num_bytes)
+        self._gauge("kvasir_router_held_body_bytes", "Request bodies and journals of streams held.", num_bytes)
 
     def observe_connections(self, num_open: Callable[[], int]) -> None:
-        gauge = Gauge("kvasir_router_connections", "Clients' connections held.", registry=self._registry)
-        gauge.set_function(num_open)
-
-    def observe_wakes(self, services: Iterable[Service]) -> None:
-        self._registry.register(WakeCollector(services))
-
-    def observe_rebalancing(self, services: Iterable[Service]) -> None:
-        self._registry.register(RebalancingCollector(services))
+        self._gauge("kvasir_router_connections", "Clients' connections held.", num_open)
 
     def observe_endpoints(self, num_in_state: Callable[[EndpointState], int]) -> None:
         text = "Known endpoints by state."
@@ -149,18 +132,11 @@ class Metrics:
         for state in EndpointState:
             gauge.labels(state.value).set_function(partial(num_in_state, state))
 
-    def observe_services(self, services: Iterable[Service]) -> None:
-        """Each for itself: of a gateway."""
-        self._registry.register(ServiceCollector(services))
-
     def observe_ejected(self, num_ejected: Callable[[], int]) -> None:
-        text = "Get few or no requests."
-        gauge = Gauge(FleetSeries.EJECTED_ENDPOINTS.value, text, registry=self._registry)
-        gauge.set_function(num_ejected)
+        self._gauge(FleetSeries.EJECTED_ENDPOINTS.value, "Get few or no requests.", num_ejected)
 
     def observe_peers(self, num_peers: Callable[[], int]) -> None:
-        gauge = Gauge("kvasir_router_peers", "Other routers that this one hears.", registry=self._registry)
-        gauge.set_function(num_peers)
+        self._gauge("kvasir_router_peers", "Other routers that this one hears.", num_peers)
 
     def forget_endpoint(self, url: str) -> None:
         """Pods come and go: the series of one that is gone must not stay for ever."""
@@ -185,6 +161,9 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvasir_router_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
+        Gauge(name, text, registry=self._registry).set_function(value)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"kvasir_router_{name}", text, labels, buckets=buckets, registry=self._registry)

@@ -6,7 +6,7 @@ What engines make of a body is theirs to say, and their answers pass through: th
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvasir_router.admission.deadline import DEADLINE_HEADER
+from kvasir_router.admission.queued_request import DEADLINE_HEADER
 
 _REFUSALS: Mapping[int, str] = {
     400: "The body is not a JSON object, or a header is wrong.",
@@ -65,6 +65,7 @@ _REQUEST = {
         "priority": {"type": "integer", "description": "Lower is earlier, among the tenant's own requests."},
     },
 }
+_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def document(forwarded_paths: Iterable[str]) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def document(forwarded_paths: Iterable[str]) -> dict[str, Any]:
         "info": {"title": "Kvasir router", "version": "1"},
         "paths": {
             "/v1/models": {"get": _listing("Lists the models, aliases and adapters.", "Models", ())},
-            "/v1/models/{name}": {"get": _listing("Tells of one of them.", "Model", (_name_parameter(),))},
+            "/v1/models/{name}": {"get": _listing("Tells of one of them.", "Model", (_NAME,))},
             **{path: {"post": _forwarded()} for path in forwarded_paths},
         },
         "components": {
@@ -107,10 +108,6 @@ def _forwarded() -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": {"schema": _reference("Request")}}},
         "responses": {"200": {"description": "The engine's answer."}, **_refusals(*_REFUSALS)},
     }
-
-
-def _name_parameter() -> dict[str, Any]:
-    return {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _refusals(*statuses: int) -> dict[str, Any]:

@@ -3,15 +3,69 @@
 A request is split by weight once: where it has failed before, it may go wherever it can be served.
 """
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from kvasir_router.placement.pairing import Pairing, partners
 from kvasir_router.placement.placement import Placement, Policy
 from kvasir_router.placement.prefix_fetching import FetchingPolicy, PrefixFetching, Written, peers
-from kvasir_router.placement.traffic_split import TrafficSplit
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
+
+Group = str | None
+"""A revision with a weight; None stands for all revisions without one, among which the policy alone decides."""
+
+
+def weights_of(endpoints: Iterable[Endpoint]) -> dict[Group, float]:
+    """Percent by revision. Slices of a revision that differ are about to be the same: the highest counts."""
+    weights: dict[Group, float] = {}
+    for endpoint in endpoints:
+        if endpoint.traffic_weight is not None:
+            weights[endpoint.revision] = max(weights.get(endpoint.revision, 0.0), endpoint.traffic_weight)
+    return weights
+
+
+def shares_of(weights: Mapping[Group, float], *, has_rest: bool) -> dict[Group, float]:
+    """Of each group that is to get any; their sum is 1, so groups that are absent give theirs to those present.
+
+    Empty where all that are present have a weight of zero: better served by those than by nobody.
+    """
+    shares = dict(weights)
+    if has_rest:
+        shares[None] = max(100.0 - sum(weights.values()), 0.0)
+    total = sum(shares.values())
+    return {group: share / total for group, share in shares.items() if share}
+
+
+class TrafficSplit:
+    """Which revision a request goes to, where one is to get a fixed share of them: a canary's weight, in percent.
+
+    By error diffusion, not by chance: each group is owed its share of every request, and the one that is owed most gets
+    it whole, so each has its share within about one request. Several routers keep each to the shares, and so do they
+    together.
+    """
+
+    def __init__(self) -> None:
+        self._owed: dict[Group, float] = {}  # requests
+
+    def choose(self, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Those of the group whose turn it is; counts one request."""
+        weights = weights_of(endpoints)
+        if not weights:
+            return endpoints
+        groups = [endpoint.revision if endpoint.revision in weights else None for endpoint in endpoints]
+        shares = shares_of(weights, has_rest=None in groups)
+        if not shares:
+            return endpoints
+        turn = self._next(shares)
+        return tuple(endpoint for endpoint, group in zip(endpoints, groups, strict=True) if group == turn)
+
+    def _next(self, shares: Mapping[Group, float]) -> Group:
+        self._owed = {group: self._owed.get(group, 0.0) + share for group, share in shares.items()}
+        turn = max(self._owed, key=lambda group: self._owed[group])
+        self._owed[turn] -= 1
+        return turn
 
 
 def candidates(endpoints: Sequence[Endpoint], avoid: Set[str], now: float) -> Sequence[Endpoint]:
@@ -22,47 +76,31 @@ def candidates(endpoints: Sequence[Endpoint], avoid: Set[str], now: float) -> Se
     return [endpoint for endpoint in choice if endpoint.suspect_until <= now] or choice
 
 
-class OnPlaced(Protocol):
-    def __call__(
-        self,
-        policy: Policy,
-        request: InferenceRequest,
-        endpoints: Sequence[Endpoint],
-        cached: Mapping[str, int],
-        placement: Placement,
-        now: float,
-    ) -> None:
-        """`endpoints` are those among which the policy has chosen."""
-        ...
+OnPlaced = Callable[[Policy, InferenceRequest, Sequence[Endpoint], Mapping[str, int], Placement, float], None]
+"""Is told of each placement at a time, with the endpoints among which the policy has chosen."""
 
 
+@dataclass(eq=False)
 class Picker:
     """`on_placed` is told of every placement before it is dispatched. `pairing` None: nobody prefills for others.
     `fetching` None: nobody fetches from others.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        on_placed: OnPlaced | None = None,
-        pairing: Pairing | None = None,
-        fetching: PrefixFetching | None = None,
-    ) -> None:
-        self._policy = policy
-        self._on_placed = on_placed
-        self._pairing = pairing
-        self._fetching = fetching
-        self._split = TrafficSplit()
+    policy: Policy
+    on_placed: OnPlaced | None = None
+    pairing: Pairing | None = None
+    fetching: PrefixFetching | None = None
+    _split: TrafficSplit = field(default_factory=TrafficSplit, init=False)
 
     @property
     def policy_name(self) -> str:
-        return type(self._policy).__name__
+        return type(self.policy).__name__
 
     def pick(
         self,
         request: InferenceRequest,
         endpoints: Sequence[Endpoint],
-        cached: Mapping[str, int],
+        cached: Cached,
         now: float,
         avoid: Set[str] = frozenset(),
         prefills: Sequence[Endpoint] | None = None,
@@ -77,16 +115,16 @@ class Picker:
             return None
         if not avoid:
             choice = self._split.choose(choice)
-        policy = self._policy
+        policy = self.policy
         fetches = None
         exchanging = endpoints if prefills is None else [*prefills, *endpoints]
-        if self._fetching is not None and written is not None and (able := peers(exchanging, now, avoid)):
-            fetches = self._fetching.among(able, written)
-        if self._pairing is not None and prefills is not None:
-            policy = self._pairing.policy(policy, partners(prefills, now, avoid), fetches)
+        if self.fetching is not None and written is not None and (able := peers(exchanging, now, avoid)):
+            fetches = self.fetching.among(able, written)
+        if self.pairing is not None and prefills is not None:
+            policy = self.pairing.policy(policy, partners(prefills, now, avoid), fetches)
         elif fetches is not None:
             policy = FetchingPolicy(policy, fetches)
         placement = policy.place(request, choice, cached, now)
-        if self._on_placed is not None:
-            self._on_placed(policy, request, choice, cached, placement, now)
+        if self.on_placed is not None:
+            self.on_placed(policy, request, choice, cached, placement, now)
         return placement

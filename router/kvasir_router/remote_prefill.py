@@ -10,12 +10,14 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from kvasir_router.errors import (
     PrefillFailedError,
     RequestTimeoutError,
     UpstreamError,
     UpstreamLateError,
+    UpstreamMalformedError,
     UpstreamRefusedError,
     UpstreamUnresponsiveError,
 )
@@ -24,8 +26,8 @@ from kvasir_router.liveness import while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Placement
 from kvasir_router.relay.kv_transfer import NewHandover, params_of_answer, prefill_body, with_lookup
-from kvasir_router.relay.prefill_leg import prefill
-from kvasir_router.relay.proxy import forwarded_headers
+from kvasir_router.relay.proxy import forwarded_headers, unavailable
+from kvasir_router.relay.upstream_answer import UpstreamAnswer
 from kvasir_router.relay.upstream_pool import UpstreamPool
 from kvasir_router.service.ledger import Ticket
 
@@ -35,24 +37,55 @@ LATE_SECONDS = 1.0
 """After the decode engine's first byte nobody needs the prefill any more; its answer may still be on its way."""
 
 
+_MAX_ANSWER_BYTES = 2**20
+"""Of one token and where its KV is."""
+
+
+async def prefill(pool: UpstreamPool, url: str, path: str, headers: bytes, body: bytes) -> bytes:
+    """The engine's answer, once it has computed the prompt. Leaving early closes the connection, which makes the engine
+    abort. Raises UpstreamError, RequestTimeoutError.
+    """
+    answer = await pool.post(url, path.encode("latin-1"), headers, [body])
+    try:
+        _check(answer)
+        return await _whole(answer)
+    finally:
+        answer.close()
+
+
+def _check(answer: UpstreamAnswer) -> None:
+    if answer.status >= 500:
+        raise unavailable(answer)
+    if answer.status != 200:
+        reason = str(answer.status)
+        raise UpstreamRefusedError(f"{answer.url} does not prefill this request: {reason}", reason)
+
+
+async def _whole(answer: UpstreamAnswer) -> bytes:
+    received = bytearray()
+
+    def take(chunk: bytes) -> None:
+        if len(received) <= _MAX_ANSWER_BYTES:
+            received.extend(chunk)
+
+    await answer.relay(take)
+    if len(received) > _MAX_ANSWER_BYTES:
+        raise UpstreamMalformedError(
+            f"{answer.url} answered a prefill with more than {_MAX_ANSWER_BYTES} bytes", "malformed"
+        )
+    return bytes(received)
+
+
+@dataclass(frozen=True)
 class RemotePrefills:
     """`port` is that of prefill engines' side channel; see LATE_SECONDS. `clock` is the services'."""
 
-    def __init__(
-        self,
-        pool: UpstreamPool,
-        metrics: Metrics,
-        new_handover: NewHandover,
-        port: int,
-        late_seconds: float = LATE_SECONDS,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._late_seconds = late_seconds
-        self._clock = clock
-        self._pool = pool
-        self._metrics = metrics
-        self._new_handover = new_handover
-        self._port = port
+    pool: UpstreamPool
+    metrics: Metrics
+    new_handover: NewHandover
+    port: int
+    late_seconds: float = LATE_SECONDS
+    clock: Callable[[], float] = time.perf_counter
 
     @contextlib.asynccontextmanager
     async def beside(self, job: Job, placement: Placement, tickets: Sequence[Ticket]) -> AsyncIterator["PrefillLeg"]:
@@ -61,15 +94,15 @@ class RemotePrefills:
         Raises PrefillFailedError from the block.
         """
         decode, ticket = tickets
-        handover, fetch = self._new_handover(ticket.url, self._port), placement.fetch
+        handover, fetch = self.new_handover(ticket.url, self.port), placement.fetch
         leg = PrefillLeg(
-            job, placement, decode, ticket, self._metrics, handover.to_decode, self._late_seconds, self._clock
+            job, placement, decode, ticket, self.metrics, handover.to_decode, self.late_seconds, self.clock
         )
         told = handover.to_prefill
         if fetch is not None:
             told = with_lookup(told, fetch.peer_url, fetch.peer_port)
         body = prefill_body(job.exchange.body.content, told)
-        task = asyncio.create_task(leg.run(self._pool, body), name=f"prefill {job.exchange.request_id}")
+        task = asyncio.create_task(leg.run(self.pool, body), name=f"prefill {job.exchange.request_id}")
         try:
             if leg.decode_waits_for_it:
                 await asyncio.wait([task])

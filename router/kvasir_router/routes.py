@@ -16,10 +16,9 @@ from kvasir_router import openapi
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
-from kvasir_router.dialects.passthrough import Passthrough
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
-from kvasir_router.relay.cors import EXPOSED_HEADERS
+from kvasir_router.relay.headers import EXPOSED_HEADERS
 from kvasir_router.service.services import Services
 
 _OTHER_MAKES = (

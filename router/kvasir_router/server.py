@@ -6,6 +6,8 @@ end, then the rest.
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import logging
 import os
 import signal
@@ -25,7 +27,6 @@ from kvasir_router.app import Handler, Parts
 from kvasir_router.config import RouterConfig, gateway_secret_of, router_secret_of
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.discovery import Kubernetes, discovering
-from kvasir_router.heap import collect_garbage_seldom, return_free_memory
 from kvasir_router.listener import listening, url_of
 from kvasir_router.metrics import Metrics
 from kvasir_router.relay.body import BodyBudget
@@ -37,6 +38,7 @@ from kvasir_router.relay.upstream_pool import UPSTREAM_TIMES, UpstreamPool
 from kvasir_router.remote_prefill import RemotePrefills
 from kvasir_router.routes import DIALECTS, create_app
 from kvasir_router.service.factory import ServiceFactory
+from kvasir_router.service.series import DemandCollector, RebalancingCollector, WakeCollector
 from kvasir_router.service.services import Services
 from kvasir_router.tuning import TUNING, Tuning
 
@@ -47,6 +49,24 @@ logger = logging.getLogger(__name__)
 
 # Probes, scrapes, and somebody who looks.
 _ADMIN_CONNECTIONS = ConnectionLimits(total=256, per_peer=64)
+
+
+# Objects made and not freed; 700 by default, of which a request alone makes a hundred.
+_COLLECTION_THRESHOLD = 20_000
+
+
+def collect_garbage_seldom() -> None:
+    """What is there now stays, and is not looked at again; requests leave next to no cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECTION_THRESHOLD, 20, 20)
+
+
+def return_free_memory() -> None:
+    """Of large bodies that were held: glibc keeps theirs. 5 ms for 40 MB, 0.3 ms where there is next to none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if trim is not None:
+        trim(0)
 
 
 @dataclass
@@ -178,9 +198,9 @@ def _parts(
 ) -> Parts:
     api_keys = None if config.api_keys_file is None else ApiKeys.load(config.api_keys_file)
     metrics.observe_queue(lambda: services.num_waiting)
-    metrics.observe_demand(services.held_demand)
-    metrics.observe_wakes(services)
-    metrics.observe_rebalancing(services)
+    metrics.add(DemandCollector(services.held_demand))
+    metrics.add(WakeCollector(services))
+    metrics.add(RebalancingCollector(services))
     metrics.observe_endpoints(services.num_in_state)
     metrics.observe_ejected(lambda: services.num_ejected)
     if config.kv_events is not None:
@@ -230,7 +250,7 @@ async def _rebalance(services: Services, seconds: float) -> None:
 
 
 def _observe_kv_events(metrics: Metrics, services: Services) -> None:
-    from kvasir_router.service.kv_event_series import KvEventCollector  # with ZMQ: 90 ms and 3 MB
+    from kvasir_router.service.series import KvEventCollector  # with ZMQ: 90 ms and 3 MB
 
     metrics.add(KvEventCollector(lambda: [each.following.feed for each in services if each.following is not None]))
 

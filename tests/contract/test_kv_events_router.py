@@ -18,10 +18,9 @@ from kvasir_router.config import KvEventPorts
 from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
-from kvasir_router.prefix_index.mixed import MixedIndex
+from kvasir_router.prefix_index.mixed import MixedIndex, Threads
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.subscriber import Timing
-from kvasir_router.prefix_index.threads import Threads
 from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.load_report import LoadReport
 from kvasir_runtime.config import KvEventsConfig

@@ -22,10 +22,15 @@ from kvasir_operator.settings import OperatorSettings
 from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Leg, LocalPrefill, Placement
-from kvasir_router.service.kv_event_series import KvEventCollector
 from kvasir_router.service.rebalancing import Outcome
-from kvasir_router.service.service import Service
-from kvasir_router.service.wakes import Wakes
+from kvasir_router.service.series import (
+    DemandCollector,
+    KvEventCollector,
+    RebalancingCollector,
+    ServiceCollector,
+    WakeCollector,
+)
+from kvasir_router.service.service import Service, Wakes
 from kvasir_runtime.engine.messages import EngineReady
 from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
 from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals
@@ -100,14 +105,14 @@ def router_exposition() -> bytes:
     """After one of each thing that a router counts by label."""
     metrics = Metrics()
     metrics.observe_queue(lambda: 0)
-    metrics.observe_demand(lambda: {"models/llama": {"": HeldDemand(1, 2)}})
+    metrics.add(DemandCollector(lambda: {"models/llama": {"": HeldDemand(1, 2)}}))
     metrics.observe_bodies(lambda: 0)
     metrics.observe_connections(lambda: 0)
     metrics.observe_endpoints(lambda state: 0)
     metrics.observe_ejected(lambda: 0)
-    metrics.observe_services(gateway_services())
-    metrics.observe_wakes(gateway_services())
-    metrics.observe_rebalancing(gateway_services())
+    metrics.add(ServiceCollector(gateway_services()))
+    metrics.add(WakeCollector(gateway_services()))
+    metrics.add(RebalancingCollector(gateway_services()))
     metrics.add(KvEventCollector(lambda: []))
     leg = Leg(an_endpoint("http://10.0.0.1:8000"), 0, 100)
     metrics.count_dispatch(a_request(), Placement(leg, local_prefill=LocalPrefill.SHORT), "finishTime", 0.001)

@@ -14,9 +14,8 @@ from kvasir_router.errors import UpstreamBrokenError, UpstreamMalformedError
 from kvasir_router.relay.body import Body, BodyBudget
 from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
-from kvasir_router.relay.idle_timeouts import IdleTimeouts
 from kvasir_router.relay.response_writer import ResponseWriter
-from kvasir_router.relay.upstream_answer import UpstreamAnswer
+from kvasir_router.relay.upstream_answer import IdleTimeouts, UpstreamAnswer
 from kvasir_router.relay.upstream_connection import UpstreamConnection
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_router import heap
+from kvasir_router import server
 
 pytestmark = pytest.mark.anyio
 
@@ -28,4 +28,4 @@ async def test_the_memory_of_bodies_goes_back_now_and_then_though_what_came_afte
 
 def test_a_c_library_without_it_is_none_the_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    heap.return_free_memory()
+    server.return_free_memory()

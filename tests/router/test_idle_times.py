@@ -15,7 +15,7 @@ from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.http_protocol import Forwarding, ForwardingHttpProtocol
-from kvasir_router.relay.idle_timeouts import IdleTimeouts
+from kvasir_router.relay.upstream_answer import IdleTimeouts
 
 REQUEST = b"POST /chat HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"
 KEEPALIVE_SECONDS = 75

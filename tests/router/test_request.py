@@ -5,8 +5,7 @@ import pytest
 
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
-from kvasir_router.dialects.passthrough import Passthrough
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
 from kvasir_router.errors import MalformedRequestError
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
 from kvasir_router.request import Envelope, InferenceRequest, engine_body, model_of, parse, read_fields

@@ -21,8 +21,7 @@ from kvasir_router.relay.body import Body, BodyBudget
 from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.http_protocol import Forwarding, ForwardingHttpProtocol
-from kvasir_router.relay.idle_timeouts import IdleTimeouts
-from kvasir_router.relay.upstream_answer import UpstreamAnswer
+from kvasir_router.relay.upstream_answer import IdleTimeouts, UpstreamAnswer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 STREAMED = b'{"model":"tiny","stream":true,"messages":[]}'

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvasir_router.placement.pairing import PairedPolicy
 from kvasir_router.placement.placement import CostPolicy, Placement, Policy
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 
@@ -61,7 +62,7 @@ class DecisionLog:
         policy: Policy,
         request: InferenceRequest,
         endpoints: Sequence[Endpoint],
-        cached: Mapping[str, int],
+        cached: Cached,
         placement: Placement,
         now: float,
     ) -> None:
@@ -103,7 +104,7 @@ class DecisionLog:
 
 
 def _terms(
-    policy: Policy, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+    policy: Policy, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
 ) -> Mapping[tuple[str, str | None], Mapping[str, float]]:
     """By the urls of who decodes and who prefills for it."""
     if isinstance(policy, PairedPolicy):

@@ -4,6 +4,7 @@ What is beyond it travels on undecoded, and routing makes do with its raw bytes.
 bound is about 50 MiB of objects, for an instant.
 """
 
+from collections.abc import Mapping
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -18,6 +19,26 @@ _STARTS_OF_ELEMENTS = b",[{"
 _ESCAPED = rb"\u00"  # a character that may be one of those in the JSON that a string holds: a tool call's arguments
 SLICE_BYTES = 2**20
 _FEWEST_BYTES = 2  # of an element
+
+
+_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def members_of(body: bytes) -> dict[str, msgspec.Raw]:
+    """Each costs far more than its bytes. Raises msgspec.DecodeError or UnicodeError."""
+    return _decoder.decode(body)
+
+
+def body_of(members: Mapping[str, msgspec.Raw]) -> bytes:
+    return msgspec.json.encode(members)
+
+
+def with_member(body: bytes, name: str, value: bytes) -> tuple[bytes, bytes]:
+    """In pieces: a long body is not written anew. Of two members of one name the last counts."""
+    end = body.rindex(b"}")
+    is_empty = body[:end].rstrip().endswith(b"{")
+    separator = b"" if is_empty else b","
+    return body[:end], b'%b"%b":%b}' % (separator, name.encode(), value)
 
 
 def is_too_much(*pieces: msgspec.Raw | bytes) -> bool:

@@ -1,10 +1,52 @@
 """OpenAI's /v1/completions and /v1/embeddings, whose prompts are text or token ids, and /tokenize, which has none."""
 
 import msgspec
+from msgspec.structs import replace
 
 from kvasir_router.dialects import openai
-from kvasir_router.dialects.bounded_json import BoundedDecoder
+from kvasir_router.dialects.bounded_json import BoundedDecoder, is_too_much
+from kvasir_router.dialects.chat import conversation_bytes
 from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
+
+
+class _Fields(RoutingFields, gc=False):
+    """APIs that engines of other makes have: forwarded like the rest, with whatever of them reads like a prompt.
+
+    How their streams end is not known here, and errors take OpenAI's shape.
+    """
+
+    messages: msgspec.Raw = ABSENT
+    prompt: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT
+
+
+_decoder = BoundedDecoder(_Fields)
+
+
+class Passthrough(openai.OpenAIErrors):
+    """`name` tells one API's prompts from another's."""
+
+    end_of_stream: bytes | None = None
+    num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
+    has_kv_transfer = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        assert isinstance(fields, _Fields)
+        if fields.is_large and is_too_much(fields.messages):
+            return openai.raw_prompt(bytes(fields.messages), self.name, model, fields)
+        if fields.messages is not ABSENT:
+            return Prompt(
+                conversation_bytes(fields.messages), is_token_ids=False, seed=openai.seed(self.name, model, fields)
+            )
+        raw = fields.input if fields.prompt is ABSENT else fields.prompt
+        prompt = openai.text_prompt(raw, self.name, model, fields)
+        return None if prompt is None else replace(prompt, is_text=False)  # what is made of it is not known here
 
 
 class _CompletionFields(RoutingFields, gc=False):

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -28,27 +29,25 @@ is dead (dropped by a load balancer or a node without a word), and engines would
 _HTTP_GONE = 410
 
 
+@dataclass(frozen=True)
 class KubernetesObjects:
     """`read` lists or watches objects of one kind; `query` says which of them; a watch that is silent for
     `silent_seconds` has failed."""
 
-    def __init__(
-        self, read: Callable[..., Any], query: Mapping[str, Any], silent_seconds: float = SILENT_SECONDS
-    ) -> None:
-        self._read = read
-        self._query = query
-        self._silent_seconds = silent_seconds
+    read: Callable[..., Any]
+    query: Mapping[str, Any]
+    silent_seconds: float = SILENT_SECONDS
 
     async def list(self) -> tuple[list[KubernetesObject], str]:
-        response = await self._read(**self._query, _request_timeout=30.0)
+        response = await self.read(**self.query, _request_timeout=30.0)
         body = await response.read()
         _check_status(response.status, body)
         parsed = json.loads(body)
         return [_trimmed(item) for item in parsed["items"]], parsed["metadata"]["resourceVersion"]
 
     async def watch(self, resource_version: str) -> AsyncIterator[Mapping[str, Any]]:
-        response = await self._read(
-            **self._query,
+        response = await self.read(
+            **self.query,
             watch=True,
             allow_watch_bookmarks=True,
             resource_version=resource_version,
@@ -58,7 +57,7 @@ class KubernetesObjects:
         try:
             if response.status != 200:
                 _check_status(response.status, await response.read())
-            async for event in _events(response.content, self._silent_seconds):
+            async for event in _events(response.content, self.silent_seconds):
                 _trimmed(event["object"])
                 yield event
         finally:

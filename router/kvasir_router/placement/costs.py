@@ -4,10 +4,10 @@ A term gives the seconds of every endpoint at once: calls for each of them would
 derived one knows the other terms only, which are computed once.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from kvasir_router.placement.placement import Fetch
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.prefill_rate import work
 from kvasir_router.service.registry import Endpoint
@@ -27,23 +27,13 @@ DELAY_PER_QUEUE_SECOND = 32.0
 MOST_DELAY = 32.0
 
 
-class Term(Protocol):
-    def __call__(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> list[float]:
-        """Seconds that it adds on each endpoint. `cached`: url -> tokens of this prompt, where any."""
-        ...
+Term = Callable[[InferenceRequest, Sequence[Endpoint], Cached, float], list[float]]
+"""Seconds that it adds on each endpoint, for the request, what is cached of it, and now."""
+DerivedTerm = Callable[[Mapping[str, Sequence[float]]], list[float]]
+"""Seconds that it adds on each endpoint, of which there is at least one, by those that other terms do."""
 
 
-class DerivedTerm(Protocol):
-    def __call__(self, columns: Mapping[str, Sequence[float]]) -> list[float]:
-        """Seconds that it adds on each endpoint, of which there is at least one, by those that other terms do."""
-        ...
-
-
-def prefill_queue(
-    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-) -> list[float]:
+def prefill_queue(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:
     """What is ahead: until the engine could begin with this request's prefill."""
     return [
         left if (left := load.prefill_done_at - now) > load.prefill_rest_seconds else load.prefill_rest_seconds
@@ -51,9 +41,7 @@ def prefill_queue(
     ]
 
 
-def own_prefill(
-    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-) -> list[float]:
+def own_prefill(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:
     """The request's own prefill: what of its prompt is not cached there, at the rate measured there."""
     num_tokens = request.num_prompt_tokens
     if not cached:
@@ -69,18 +57,14 @@ def work_left(num_tokens: int, num_cached_tokens: int) -> float:
     return work(num_tokens - num_cached_tokens, num_cached_tokens)
 
 
-def decode_load(
-    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-) -> list[float]:
+def decode_load(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:
     """What running decodes take of each step: the KV that they read, for this request's prefill and its own decode."""
     return [
         DECODE_WEIGHT * load.resident_tokens / load.prefill.tokens_per_second for load in [e.load for e in endpoints]
     ]
 
 
-def kv_barrier(
-    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-) -> list[float]:
+def kv_barrier(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:
     """A barrier as the KV cache fills: where it is full, requests wait for others to end, or preempt them.
 
     What a request adds is its uncached tokens and its output. A prefix that it shares is there once for all who use it.
@@ -111,9 +95,7 @@ def _usage(endpoint: Endpoint, num_added_tokens: int) -> float:
     return (load.kv_used_tokens + max(num_added_tokens, 0)) / load.kv_capacity_tokens
 
 
-def decode_stall(
-    request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-) -> list[float]:
+def decode_stall(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:
     """What this request's prefill costs those that decode on the same endpoint: each of their tokens comes later.
 
     Only pairing adds it: where every endpoint does both, it is much the same wherever a prompt goes.
@@ -152,7 +134,7 @@ class PrefixFetch:
         self._fetches = fetches
 
     def __call__(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> list[float]:
         return [
             0.0 if (fetch := self._fetches.get(endpoint.url)) is None else -fetch.gained_seconds
@@ -174,7 +156,7 @@ def columns_of(
     derived: Mapping[str, DerivedTerm],
     request: InferenceRequest,
     endpoints: Sequence[Endpoint],
-    cached: Mapping[str, int],
+    cached: Cached,
     now: float,
 ) -> dict[str, list[float]]:
     """Each term's seconds of all endpoints, of which there is at least one."""

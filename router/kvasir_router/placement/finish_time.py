@@ -9,6 +9,7 @@ from operator import add
 
 from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, DerivedTerm, Term, columns_of
 from kvasir_router.placement.placement import Placement, leg_on
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 
@@ -23,9 +24,7 @@ class FinishTime:
         self._terms = terms
         self._derived = derived
 
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
+    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         columns: Iterable[Iterable[float]] = columns_of(
             self._terms, self._derived, request, endpoints, cached, now
         ).values()
@@ -37,7 +36,7 @@ class FinishTime:
         return Placement(leg_on(choice, request, cached), cost_seconds=lowest)
 
     def costs(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> dict[str, dict[str, float]]:
         """For people: url -> the terms in seconds."""
         columns = columns_of(self._terms, self._derived, request, endpoints, cached, now)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, DerivedTerm, PrefixFetch, Term, columns_of, decode_stall
 from kvasir_router.placement.finish_time import TIE_TOLERANCE
 from kvasir_router.placement.placement import Fetch, decode_leg_on
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 from kvasir_router.service.transfer_times import TransferTimes
@@ -52,7 +53,7 @@ class PairCosts:
         request: InferenceRequest,
         decodes: Sequence[Endpoint],
         prefills: Sequence[Endpoint],
-        cached: Mapping[str, int],
+        cached: Cached,
         now: float,
         transfers: TransferTimes,
         fetches: Mapping[str, Fetch],
@@ -131,7 +132,7 @@ class _Column:
         derived: Mapping[str, DerivedTerm],
         request: InferenceRequest,
         endpoints: Sequence[Endpoint],
-        cached: Mapping[str, int],
+        cached: Cached,
         now: float,
     ) -> None:
         columns = columns_of(terms, derived, request, endpoints, cached, now) if endpoints else {}

@@ -20,6 +20,7 @@ from kvasir_router.placement.placement import (
     leg_on,
 )
 from kvasir_router.placement.prefix_fetching import Fetches, fetching_leg
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 from kvasir_router.service.transfer_times import TransferTimes
@@ -58,9 +59,7 @@ class PairedPolicy:
     remote_min_tokens: int | None
     fetches: Fetches | None
 
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
+    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         decodes, prefills = self._choice(request, endpoints, cached, now)
         fetches = self._fetched(request, [*decodes, *prefills], cached, now)
         costs = PairCosts(request, decodes, prefills, cached, now, self.transfers, fetches)
@@ -78,7 +77,7 @@ class PairedPolicy:
         return Placement(leg, None, seconds, why_local, fetch)
 
     def pair_costs(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> dict[tuple[str, str | None], dict[str, float]]:
         """For people: urls of decode and prefill -> the terms in seconds, of every pair that is compared; of none where
         the policy compares no costs.
@@ -94,7 +93,7 @@ class PairedPolicy:
         }
 
     def _choice(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> tuple[Sequence[Endpoint], Sequence[Endpoint]]:
         """To decode and to prefill: one each where the policy has its own way to choose."""
         prefills = self.prefills if request.can_transfer_kv else ()
@@ -107,7 +106,7 @@ class PairedPolicy:
         return (decode,), prefills
 
     def _fetched(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> Mapping[str, Fetch]:
         return {} if self.fetches is None else self.fetches.of(request, endpoints, cached, now)
 

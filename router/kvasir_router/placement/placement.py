@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 
@@ -58,9 +59,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Policy(Protocol):
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
+    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         """On one of `endpoints`, of which there is at least one. `cached`: url -> tokens of this prompt, where any."""
         ...
 
@@ -70,18 +69,18 @@ class CostPolicy(Policy, Protocol):
     """A policy that compares costs, and can be asked for them."""
 
     def costs(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> Mapping[str, Mapping[str, float]]:
         """For people: url -> the terms in seconds."""
         ...
 
 
-def leg_on(endpoint: Endpoint, request: InferenceRequest, cached: Mapping[str, int]) -> Leg:
+def leg_on(endpoint: Endpoint, request: InferenceRequest, cached: Cached) -> Leg:
     cached_tokens = min(cached.get(endpoint.url, 0), request.num_prompt_tokens)
     return Leg(endpoint, cached_tokens, request.num_prompt_tokens - cached_tokens)
 
 
-def decode_leg_on(endpoint: Endpoint, request: InferenceRequest, cached: Mapping[str, int]) -> Leg:
+def decode_leg_on(endpoint: Endpoint, request: InferenceRequest, cached: Cached) -> Leg:
     """Of a prompt that another endpoint prefills."""
     alone = leg_on(endpoint, request, cached)
     return Leg(endpoint, alone.cached_tokens, 0, received_tokens=alone.uncached_tokens)

@@ -1,12 +1,13 @@
 """Policies that compare no costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from random import Random
 
 from xxhash import xxh3_64_intdigest
 
 from kvasir_router.placement.placement import Placement, leg_on
+from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 
@@ -17,9 +18,7 @@ _LOAD_BOUND = 1.25
 class RoundRobin:
     """Round robin: the endpoint that has waited longest for a request. No state of its own: loads tell."""
 
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
+    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         choice = min(endpoints, key=lambda endpoint: (endpoint.load.last_dispatch, endpoint.url))
         return Placement(leg_on(choice, request, cached))
 
@@ -30,9 +29,7 @@ class LeastWork:
     Of equals, as idle ones are, that with the fewest tokens in decode; then the one idle longest.
     """
 
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
+    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         choice = min(endpoints, key=lambda endpoint: _order(endpoint, now))
         return Placement(leg_on(choice, request, cached))
 
@@ -53,9 +50,7 @@ class PowerOfTwo:
     def __init__(self, seed: int | None = None) -> None:
         self._source = Random(seed)
 
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
+    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         drawn = self._source.sample(endpoints, min(2, len(endpoints)))
         choice = min(drawn, key=lambda endpoint: endpoint.load.num_in_flight)
         return Placement(leg_on(choice, request, cached))
@@ -71,9 +66,7 @@ class SessionAffinity:
     A request without a session goes where the fewest are in flight.
     """
 
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
+    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         num_in_flight = sum(endpoint.load.num_in_flight for endpoint in endpoints)
         limit = ceil(_LOAD_BOUND * (num_in_flight + 1) / len(endpoints))
         open_ones = [endpoint for endpoint in endpoints if endpoint.load.num_in_flight < limit]

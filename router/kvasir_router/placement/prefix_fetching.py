@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kvasir_router.placement.costs import TERMS, PrefixFetch, work_left
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.placement import CostPolicy, Fetch, Leg, Placement, Policy
-from kvasir_router.prefix_index.index import Held
+from kvasir_router.prefix_index.index import Cached, Held
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 from kvasir_router.service.transfer_times import TransferTimes
@@ -73,7 +73,7 @@ class Fetches:
     transfers: TransferTimes
 
     def of(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> dict[str, Fetch]:
         """By url of who would fetch it; only where its prefill is done sooner so."""
         most = request.num_prompt_tokens - 1  # the last token is always computed
@@ -139,9 +139,7 @@ class FetchingPolicy:
     policy: Policy
     fetches: Fetches
 
-    def place(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
-    ) -> Placement:
+    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         fetches = self.fetches.of(request, endpoints, cached, now)
         if not fetches:
             return self.policy.place(request, endpoints, cached, now)
@@ -151,7 +149,7 @@ class FetchingPolicy:
         return placement if fetch is None else replace(placement, leg=fetching_leg(placement.leg, fetch), fetch=fetch)
 
     def costs(
-        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Mapping[str, int], now: float
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> Mapping[str, Mapping[str, float]]:
         """For people: url -> the terms in seconds; of none where the policy compares no costs."""
         if not isinstance(self.policy, CostPolicy):

@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 
 from kvasir_router.dialects.dialect import Prompt
 
+Cached = Mapping[str, int]
+"""Endpoint url -> leading tokens of a prompt that it has cached, where any."""
+
 
 class Held(NamedTuple):
     """Leading tokens of a prompt that an endpoint has cached."""

@@ -4,10 +4,13 @@ An endpoint is judged by its events. Where they do not tell all that it holds (n
 is not known), or a prompt cannot be tokenised here, the approximate index is asked too, and the longer match counts.
 """
 
+import asyncio
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -16,10 +19,39 @@ from kvasir_router.prefix_index.block_keys import prompt_keys
 from kvasir_router.prefix_index.index import Held, PrefixIndex, PrefixKey
 from kvasir_router.prefix_index.kv_events import extra_key
 from kvasir_router.prefix_index.precise import Chains, PreciseIndex
-from kvasir_router.prefix_index.threads import Threads
 from kvasir_router.prefix_index.tokens import PromptTokenizer
 
 _BYTES_PER_TOKEN_ID = 4
+
+
+Result = TypeVar("Result")
+
+INLINE_BYTES = 1024
+"""Of a prompt: a smaller one is done on the event loop, in less than a millisecond."""
+_NUM_THREADS = 2
+
+
+class Threads:
+    """Where long prompts are tokenised and hashed. At most `max_long_prompts` are being done or wait. Close it last."""
+
+    def __init__(self, max_long_prompts: int = 32) -> None:
+        self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
+        self._places = threading.Semaphore(max_long_prompts)
+        self.num_refused = 0
+
+    async def run(self, num_bytes: int, work: Callable[[], Result]) -> Result | None:
+        """None, and not done, where too many long prompts wait: a guess at once is better than the truth too late."""
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        if not self._places.acquire(blocking=False):
+            self.num_refused += 1
+            return None
+        future = self._executor.submit(work)
+        future.add_done_callback(lambda _: self._places.release())
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +61,7 @@ class MixedKey:
     chains: Chains | None  # None: which tokens the prompt has is not known
 
 
+@dataclass(eq=False)
 class MixedIndex:
     """`on_withdrawn` is told of an endpoint whose cache is said to be void, so that its events are learned anew, and
     `on_text` of every prompt that a tokenizer is wanted for.
@@ -36,87 +69,78 @@ class MixedIndex:
     `base_models` are what engines serve without an adapter; where none is known, every model is taken for one.
     """
 
-    def __init__(
-        self,
-        approximate: PrefixIndex,
-        precise: PreciseIndex,
-        threads: Threads,
-        base_models: Callable[[], frozenset[str]],
-        on_withdrawn: Callable[[str], None],
-        on_text: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._approximate = approximate
-        self._precise = precise
-        self._threads = threads
-        self._base_models = base_models
-        self._on_withdrawn = on_withdrawn
-        self._on_text = on_text
-        self._tokenizer: PromptTokenizer | None = None  # the engines' own, once one has told
+    approximate: PrefixIndex
+    precise: PreciseIndex
+    threads: Threads
+    base_models: Callable[[], frozenset[str]]
+    on_withdrawn: Callable[[str], None]
+    on_text: Callable[[], None] = lambda: None
+    _tokenizer: PromptTokenizer | None = field(default=None, init=False)  # the engines' own, once one has told
 
     def use_tokenizer(self, tokenizer: PromptTokenizer | None) -> None:
         self._tokenizer = tokenizer
 
     async def key(self, prompt: Prompt) -> MixedKey:
-        approximate = await self._approximate.key(prompt)
+        approximate = await self.approximate.key(prompt)
         chains, num_tokens = None, approximate.num_tokens
         if not prompt.is_token_ids:
-            self._on_text()
+            self.on_text()
         if prompt.is_token_ids or self._tokenizer is not None:
-            found = await self._threads.run(len(prompt.content), partial(self._chains, prompt))
+            found = await self.threads.run(len(prompt.content), partial(self._chains, prompt))
             chains, num_tokens = found if found is not None else (chains, num_tokens)
         return MixedKey(num_tokens, approximate, chains)
 
     def match(self, key: PrefixKey, now: float) -> Mapping[str, int]:
         mixed = cast(MixedKey, key)
-        matched = {} if mixed.chains is None else self._precise.match(mixed.chains, now)
-        for url, num_tokens in self._approximate.match(mixed.approximate, now).items():
+        matched = {} if mixed.chains is None else self.precise.match(mixed.chains, now)
+        for url, num_tokens in self.approximate.match(mixed.approximate, now).items():
             if not self._is_told(url, mixed):
                 matched[url] = max(matched.get(url, 0), min(num_tokens, mixed.num_tokens))
         return matched
 
     def written(self, key: PrefixKey) -> Mapping[str, Held]:
         mixed = cast(MixedKey, key)
-        return {} if mixed.chains is None else self._precise.written(mixed.chains)
+        return {} if mixed.chains is None else self.precise.written(mixed.chains)
 
     def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
         mixed = cast(MixedKey, key)
         if mixed.chains is not None:
-            self._precise.insert(url, mixed.chains, now)
+            self.precise.insert(url, mixed.chains, now)
         if not self._is_told(url, mixed):
-            self._approximate.insert(url, mixed.approximate, now, capacity_tokens)
+            self.approximate.insert(url, mixed.approximate, now, capacity_tokens)
 
     def withdraw(self, url: str, key: PrefixKey | None = None) -> None:
         if key is None:
-            self._approximate.withdraw(url)
-            self._on_withdrawn(url)
+            self.approximate.withdraw(url)
+            self.on_withdrawn(url)
             return
         mixed = cast(MixedKey, key)
-        self._approximate.withdraw(url, mixed.approximate)
+        self.approximate.withdraw(url, mixed.approximate)
         if mixed.chains is not None:
-            self._precise.withdraw(url, mixed.chains)
+            self.precise.withdraw(url, mixed.chains)
 
     def expire(self, now: float) -> None:
-        self._approximate.expire(now)
-        self._precise.expire(now)
+        self.approximate.expire(now)
+        self.precise.expire(now)
 
     def num_blocks(self, url: str) -> int:
-        if self._precise.is_complete(url):
-            return self._precise.num_blocks(url)
-        return max(self._precise.num_blocks(url), self._approximate.num_blocks(url))
+        if self.precise.is_complete(url):
+            return self.precise.num_blocks(url)
+        return max(self.precise.num_blocks(url), self.approximate.num_blocks(url))
 
     def _is_told(self, url: str, key: MixedKey) -> bool:
         """Events say all about this prompt on this endpoint."""
-        return key.chains is not None and self._precise.is_complete(url)
+        return key.chains is not None and self.precise.is_complete(url)
 
     def _chains(self, prompt: Prompt) -> tuple[Chains, int] | None:
         """In a thread where the prompt is long: reads nothing that changes."""
         tokens = prompt.content if prompt.is_token_ids else self._tokens(prompt)
         if tokens is None:
             return None
-        adapter = _adapter(prompt.model, self._base_models())
+        adapter = _adapter(prompt.model, self.base_models())
         salt = _salt_key(prompt.cache_salt)
         chains = {
-            block_size: prompt_keys(tokens, block_size, adapter, salt) for block_size in self._precise.block_sizes()
+            block_size: prompt_keys(tokens, block_size, adapter, salt) for block_size in self.precise.block_sizes()
         }
         return chains, len(tokens) // _BYTES_PER_TOKEN_ID
 

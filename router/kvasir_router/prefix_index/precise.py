@@ -84,15 +84,10 @@ class PreciseIndex:
         self._usual_block_size = DEFAULT_BLOCK_SIZE
         self._voids: deque[_Void] = deque()
         self._resting: deque[tuple[float, int]] = deque()  # when no guess can have the bit any more, bit
-        self._num_bits = 0
+        self.num_bits = 0  # as many caches as there ever were at once, those not freed yet included
         self.num_held = 0  # of all caches, a block held twice counted twice, those not freed yet included
         self.num_orphans = 0  # stored after a block that is not known: they match nothing
         self.num_refused = 0  # beyond the budget
-
-    @property
-    def num_bits(self) -> int:
-        """Of a number in the map: as many caches as there ever were at once, those not freed yet included."""
-        return self._num_bits
 
     def block_sizes(self) -> frozenset[int]:
         """In which prompts are to be cut."""
@@ -302,8 +297,8 @@ class PreciseIndex:
     def _new_bit(self, now: float) -> int:
         if self._resting and self._resting[0][0] <= now:
             return self._resting.popleft()[1]
-        self._num_bits += 1
-        return 1 << self._num_bits - 1
+        self.num_bits += 1
+        return 1 << self.num_bits - 1
 
     def _find_live(self) -> None:
         known = Counter(cache.block_size for cache in self._by_bit.values() if cache.block_size is not None)

@@ -6,8 +6,9 @@ makes no sense is counted and skipped.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -15,7 +16,6 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvasir_router.prefix_index.event_order import Action, Apply, EventOrder, Lost, Replay, Reset
-from kvasir_router.prefix_index.event_statistics import EventStatistics
 from kvasir_router.prefix_index.kv_events import EventBatch, MalformedEventsError, decode_events
 from kvasir_router.prefix_index.socket_reader import SocketReader
 
@@ -29,6 +29,30 @@ _HEARTBEAT_MILLISECONDS, _DEAD_PEER_MILLISECONDS = 5000, 15_000  # a vanished no
 _CONNECTED, _DISCONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
 
 Context = zmq.Context[zmq.Socket[bytes]]
+
+
+@dataclass(slots=True)
+class EventStatistics:
+    num_events: Counter[str] = field(default_factory=Counter)  # by type
+    num_skipped: int = 0  # events that are unknown, or about another tier than the device's memory
+    num_malformed: int = 0  # messages that cannot be read
+    num_load_reports: int = 0
+    num_gaps: int = 0
+    num_replays: int = 0  # asked for; to see whether something is missing as well
+    num_failed_replays: int = 0
+    num_losses: int = 0  # gaps that no replay has filled
+    lag_seconds: float | None = None  # of the last batch behind its time stamp, as far as the two clocks agree
+
+    def add(self, other: "EventStatistics") -> None:
+        """Everything but the lag, which is one engine's."""
+        self.num_events.update(other.num_events)
+        self.num_skipped += other.num_skipped
+        self.num_malformed += other.num_malformed
+        self.num_load_reports += other.num_load_reports
+        self.num_gaps += other.num_gaps
+        self.num_replays += other.num_replays
+        self.num_failed_replays += other.num_failed_replays
+        self.num_losses += other.num_losses
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Set
 from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.errors import RequestError, UnknownContentEncodingError
 from kvasir_router.relay.body import Body
-from kvasir_router.relay.cors import cors_headers
-from kvasir_router.relay.headers import RawHeaders, end_to_end, value_of
+from kvasir_router.relay.headers import RawHeaders, cors_headers, end_to_end, value_of
 from kvasir_router.relay.journal import RESUMABLE_HEADER, Journal
 from kvasir_router.relay.response_writer import ResponseWriter
 from kvasir_router.relay.upstream_answer import UpstreamAnswer, ignore

@@ -1,6 +1,6 @@
 """Which headers pass from one side to the other, byte for byte, and which concern one connection only."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 """Names in lower case; values as they came, in whatever encoding."""
@@ -10,6 +10,23 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
     b"upgrade".split()
 )
+
+
+EXPOSED_HEADERS = ("x-request-id", "retry-after")
+_EXPOSED = (b"access-control-expose-headers", ", ".join(EXPOSED_HEADERS).encode())
+_VARY = (b"vary", b"origin")
+
+
+def cors_headers(origins: Set[bytes], asked_with: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Which pages' scripts may read a forwarded answer; none for who is no browser. `origins` are those allowed, `*`
+    for all. What the router answers itself gets the same from Starlette's middleware.
+    """
+    origin = value_of(asked_with, b"origin")
+    if origin is None:
+        return []
+    if b"*" in origins:
+        return [(b"access-control-allow-origin", b"*"), _EXPOSED]
+    return [(b"access-control-allow-origin", origin), _EXPOSED, _VARY] if origin in origins else [_VARY]
 
 
 def end_to_end(headers: RawHeaders, not_passed: frozenset[bytes] = frozenset()) -> list[tuple[bytes, bytes]]:

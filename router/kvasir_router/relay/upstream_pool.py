@@ -11,13 +11,39 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
+from urllib.parse import urlsplit
 
 from kvasir_router.errors import UpstreamConnectError, UpstreamLostError
-from kvasir_router.relay.idle_timeouts import IdleTimeouts
-from kvasir_router.relay.origin import Origin
-from kvasir_router.relay.upstream_answer import UpstreamAnswer
+from kvasir_router.relay.upstream_answer import IdleTimeouts, UpstreamAnswer
 from kvasir_router.relay.upstream_connection import UpstreamConnection
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an engine listens: the base URL that everybody knows it by, taken apart once."""
+
+    url: str
+    host: str  # a name, or a literal address; IPv6 without brackets
+    port: int
+    is_tls: bool
+    host_header: bytes
+
+    @classmethod
+    def parse(cls, url: str) -> "Origin":
+        """Raises ValueError for what is no base URL of HTTP."""
+        parts = urlsplit(url)
+        host, default_port = parts.hostname, _DEFAULT_PORTS.get(parts.scheme)
+        try:
+            port = parts.port
+        except ValueError:
+            host = None
+        if not host or default_port is None or parts.path not in ("", "/") or "@" in parts.netloc:
+            raise ValueError(f"{url!r} is not the base URL of an engine; write for example http://127.0.0.1:8000")
+        named = f"[{host}]".encode() if ":" in host else host.encode("idna")
+        header = named if port is None else b"%b:%d" % (named, port)
+        return cls(url, host, port or default_port, parts.scheme == "https", header)
 
 
 @dataclass(frozen=True)
@@ -72,9 +98,7 @@ class UpstreamPool:
     async def __aenter__(self) -> "UpstreamPool":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_closed = True
         self._idle_timeouts.close()
         if self._sweeper is not None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from kvasir_router.config import KvEventPorts
 from kvasir_router.endpoints.address import Address
-from kvasir_router.prefix_index.event_statistics import EventStatistics
 from kvasir_router.prefix_index.precise import PreciseIndex
 from kvasir_router.prefix_index.subscriber import (
     DEFAULT_TIMING,
     Context,
     EventAddress,
     EventListener,
+    EventStatistics,
     Subscriber,
     Timing,
 )

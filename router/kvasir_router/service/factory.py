@@ -32,7 +32,7 @@ from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Registry
-from kvasir_router.service.service import Fleet, Service
+from kvasir_router.service.service import Service
 from kvasir_router.service.transfer_times import TransferTimes
 from kvasir_router.tuning import TUNING, Tuning
 
@@ -143,10 +143,15 @@ class ServiceFactory:
             self._take_heard,
         )
         return Service(
-            settings.name,
-            Fleet(registry, ledger, prefill, limits, prober, following),
-            index,
-            admission,
+            name=settings.name,
+            registry=registry,
+            ledger=ledger,
+            prefill=prefill,
+            in_flight_limits=limits,
+            prober=prober,
+            following=following,
+            index=index,
+            admission=admission,
             catalog=_catalog(settings, registry),
             policy=settings.policy,
             picker=self._picker(settings, pairing, fetching),

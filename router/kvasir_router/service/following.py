@@ -4,6 +4,7 @@ Imports ZMQ and the tokenizers library, 160 ms and 9 MB: only a router that was 
 """
 
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -12,28 +13,26 @@ import zmq
 from kvasir_router.config import KvEventPorts
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.index import PrefixIndex
-from kvasir_router.prefix_index.mixed import MixedIndex
+from kvasir_router.prefix_index.mixed import MixedIndex, Threads
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.subscriber import Context
-from kvasir_router.prefix_index.threads import Threads
 from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.registry import Registry
-from kvasir_router.service.tokenizer_source import TokenizerSource
-from kvasir_router.service.tokenizers import Tokenizers
+from kvasir_router.service.tokenizer_source import Tokenizers, TokenizerSource
 
 
+@dataclass(frozen=True)
 class Following:
     """Of one service, from its making to `close`, on one event loop."""
 
-    def __init__(self, feed: EventFeed, tokenizers: TokenizerSource, index: MixedIndex) -> None:
-        self.feed = feed
-        self.index = index
-        self._tokenizers = tokenizers
+    feed: EventFeed
+    tokenizers: TokenizerSource
+    index: MixedIndex
 
     def follow(self, addresses: Set[Address]) -> None:
         self.feed.follow(addresses)
-        self._tokenizers.follow(addresses)
+        self.tokenizers.follow(addresses)
 
     def describe(self, url: str) -> dict[str, Any] | None:
         """For /endpoints."""
@@ -41,7 +40,7 @@ class Following:
 
     async def close(self) -> None:
         self.feed.close()
-        await self._tokenizers.close()
+        await self.tokenizers.close()
 
 
 class FollowingFactory:

@@ -13,6 +13,7 @@ the most delayed tends to start first, though no router knows of another. A rout
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, log2
 
 from kvasir_router.endpoints.address import Role
@@ -32,6 +33,7 @@ def _nobody(response_ratio: Callable[[], float]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
 class LateBinding:
     """`max_prefill_seconds`: what an engine may have ahead; enough for it never to idle until it is sent more. Where
     all of that is other routers', as much again for each doubling of the slowdown.
@@ -39,31 +41,23 @@ class LateBinding:
     `pairing` None: every engine prefills for itself. `num_before`: peers whose next request goes before, by its ratio.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        max_prefill_seconds: float,
-        clock: Callable[[], float],
-        pairing: Pairing | None = None,
-        num_before: Callable[[Callable[[], float]], int] = _nobody,
-    ) -> None:
-        self._registry = registry
-        self._max_prefill_seconds = max_prefill_seconds
-        self._clock = clock
-        self._pairing = pairing
-        self._num_before = num_before
+    registry: Registry
+    max_prefill_seconds: float
+    clock: Callable[[], float]
+    pairing: Pairing | None = None
+    num_before: Callable[[Callable[[], float]], int] = _nobody
 
     def seconds_to_room(self, model: str | None, response_ratio: Callable[[], float]) -> float:
         """Until some endpoint has room for the model and little ahead. 0.0: now; inf: not by time alone.
 
         `response_ratio`: of the request that would start, in seconds per token of work.
         """
-        now = self._clock()
-        for_peers = min(self._num_before(response_ratio) * _PEER_SECONDS, self._max_prefill_seconds * _MOST_FOR_PEERS)
-        limit = self._max_prefill_seconds - for_peers
+        now = self.clock()
+        for_peers = min(self.num_before(response_ratio) * _PEER_SECONDS, self.max_prefill_seconds * _MOST_FOR_PEERS)
+        limit = self.max_prefill_seconds - for_peers
         seconds = self._seconds_within(limit, model, now)
         if seconds:
-            endpoints = (*self._registry.serving(model), *self._registry.prefilling(model))
+            endpoints = (*self.registry.serving(model), *self.registry.prefilling(model))
             growth = _growth(endpoints, response_ratio)
             if growth > 1.0:
                 seconds = self._seconds_within(limit * growth, model, now)
@@ -72,7 +66,7 @@ class LateBinding:
     def _seconds_within(self, limit: float, model: str | None, now: float) -> float:
         elsewhere = self._seconds_elsewhere(limit, model, now)
         soonest = inf
-        for endpoint in self._registry.serving(model):
+        for endpoint in self.registry.serving(model):
             if endpoint.has_room:
                 soonest = min(soonest, self._seconds_to_prefill(endpoint, elsewhere, limit, now))
                 if not soonest:
@@ -81,10 +75,10 @@ class LateBinding:
 
     def _seconds_elsewhere(self, limit: float, model: str | None, now: float) -> Mapping[str, float]:
         """Until some engine that prefills for others has little ahead, by the revision that it does so for."""
-        if self._pairing is None or not self._registry.is_disaggregated:
+        if self.pairing is None or not self.registry.is_disaggregated:
             return {}
         seconds: dict[str, float] = {}
-        for partner in partners(self._registry.prefilling(model), now):
+        for partner in partners(self.registry.prefilling(model), now):
             own = _seconds_to_room(partner.load, limit, now)
             seconds[partner.revision] = min(own, seconds.get(partner.revision, inf))
         return seconds
@@ -92,10 +86,10 @@ class LateBinding:
     def _seconds_to_prefill(self, decode: Endpoint, elsewhere: Mapping[str, float], limit: float, now: float) -> float:
         """There or elsewhere. Where long prompts must go elsewhere, nothing starts until they could."""
         own = _seconds_to_room(decode.load, limit, now)
-        if self._pairing is None or decode.role is not Role.DECODE or decode.revision not in elsewhere:
+        if self.pairing is None or decode.role is not Role.DECODE or decode.revision not in elsewhere:
             return own
         by_partner = elsewhere[decode.revision]
-        return min(own, by_partner) if self._pairing.remote_min_tokens is None else by_partner
+        return min(own, by_partner) if self.pairing.remote_min_tokens is None else by_partner
 
 
 def _growth(endpoints: Sequence[Endpoint], response_ratio: Callable[[], float]) -> float:

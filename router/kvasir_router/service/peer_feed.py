@@ -10,7 +10,7 @@ Imports ZMQ, 90 ms and 3 MB: only a router that was told --peers does.
 import asyncio
 import logging
 import secrets
-from collections.abc import Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -22,7 +22,6 @@ from kvasir_router.prefix_index.socket_reader import SocketReader
 from kvasir_router.service.peer_news import NAME_BYTES, MalformedNewsError, News, Seal
 from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings, zmq_address
 from kvasir_router.service.peers import GATHER_SECONDS, Peers
-from kvasir_router.service.turns import has_turn
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +30,23 @@ _MAX_SUBSCRIPTION_BYTES = 1024  # whoever reaches the port may send these, witho
 _MAX_MESSAGE_BYTES = 2**20
 MAX_EVENTS = 500
 """Of a message: below 1 kB each."""
+
+
+TURN_SECONDS = 2.0
+
+
+def has_turn(own: bytes, peers: Collection[bytes], seconds: float) -> bool:
+    """When a router may act for a service whose routers act one after another, without asking anybody.
+
+    Each has its turn in the order of the names of those that hear one another, and begins nothing in its second half:
+    so long may what was begun take and their clocks differ, together. `seconds` since 1970. Without peers it is always
+    this router's.
+    """
+    if not peers:
+        return True
+    order = sorted({own, *peers})
+    number, into = divmod(seconds, TURN_SECONDS)
+    return order[int(number) % len(order)] == own and into < TURN_SECONDS / 2
 
 
 @dataclass(slots=True)

@@ -3,12 +3,15 @@
 What is counted by model needs no collector for a gateway: there a model's name is one service's.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.fleet_series import FleetSeries
+from kvasir_router.prefix_index.subscriber import EventStatistics
+from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.service.service import Service
 
@@ -16,11 +19,95 @@ from kvasir_router.service.service import Service
 _LABELS = ("service_namespace", "inference_service")
 
 
-class ServiceCollector(Collector):
-    """Of a gateway, whose services are called `namespace/name`."""
+_EVENT_TYPES = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
+
+_MAX_TENANTS = 50
+_OTHERS = "_others"
+HeldByService = Mapping[str, Mapping[str, HeldDemand]]
+"""By service, then by tenant; a service is there even where nothing of it waits."""
+
+
+class DemandCollector(Collector):
+    """What waits in the queues: an autoscaler must see demand that no engine sees."""
+
+    def __init__(self, held: Callable[[], HeldByService]) -> None:
+        self._held = held
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        labels = ("service", "tenant")
+        requests = GaugeMetricFamily(
+            "kvasir_router_queued_requests",
+            "Requests held in the queue, streams that wait to be resumed included.",
+            labels=labels,
+        )
+        tokens = GaugeMetricFamily(
+            "kvasir_router_queued_tokens",
+            "Prompt tokens of requests held in the queue that no engine has cached.",
+            labels=labels,
+        )
+        for service, held in self._held().items():
+            for tenant, demand in bounded(held).items():
+                requests.add_metric((service, tenant), demand.num_requests)
+                tokens.add_metric((service, tenant), demand.num_tokens)
+        yield from (requests, tokens)
+
+
+def bounded(held: Mapping[str, HeldDemand], max_tenants: int = _MAX_TENANTS) -> Mapping[str, HeldDemand]:
+    """Those with the most tokens, and all others in one. Where nobody waits, one tenant without a name does not."""
+    by_tokens = sorted(held, key=lambda tenant: held[tenant].num_tokens, reverse=True)
+    shown = {tenant: held[tenant] for tenant in by_tokens[:max_tenants]}
+    others = [held[tenant] for tenant in by_tokens[max_tenants:]]
+    if others:
+        others.append(shown.get(_OTHERS, HeldDemand(0, 0)))
+        shown[_OTHERS] = HeldDemand(sum(one.num_requests for one in others), sum(one.num_tokens for one in others))
+    return shown or {"": HeldDemand(0, 0)}
+
+
+class KvEventCollector(Collector):
+    """`feeds` are those of now; what one has counted is lost with its service."""
+
+    def __init__(self, feeds: Callable[[], Iterable[EventFeed]]) -> None:
+        self._feeds = feeds
+
+    def collect(self) -> Iterable[Metric]:
+        feeds, total = tuple(self._feeds()), EventStatistics()
+        for feed in feeds:
+            total.add(feed.statistics())
+        events = CounterMetricFamily("kvasir_router_kv_events", "KV events of engines, by type.", labels=["type"])
+        for event_type in _EVENT_TYPES:
+            events.add_metric([event_type], total.num_events[event_type])
+        yield events
+        for name, text, value in (
+            ("kv_events_skipped", "KV events that are unknown or about another tier.", total.num_skipped),
+            ("kv_event_messages_malformed", "Messages of engines that cannot be read.", total.num_malformed),
+            ("kv_event_gaps", "Messages found missing.", total.num_gaps),
+            ("kv_event_losses", "Gaps that no replay has filled.", total.num_losses),
+            ("kv_event_replays", "Replays asked for, to see whether something is missing too.", total.num_replays),
+            ("kv_event_replays_failed", "Replays that did not come to their end.", total.num_failed_replays),
+            ("load_reports", "Load reports of engines.", total.num_load_reports),
+            ("kv_blocks_orphaned", "Blocks stored after one that is not known.", sum(f.num_orphans for f in feeds)),
+            (
+                "kv_blocks_refused",
+                "Blocks beyond --kv-index-size, which are not believed.",
+                sum(f.num_refused for f in feeds),
+            ),
+        ):
+            yield CounterMetricFamily(f"kvasir_router_{name}", text, value=value)
+        yield GaugeMetricFamily(
+            FleetSeries.KV_BLOCKS.value, "Blocks known to be cached, of all endpoints.", sum(f.num_held for f in feeds)
+        )
+        lag = max((feed.max_lag_seconds for feed in feeds), default=0.0)
+        yield GaugeMetricFamily(FleetSeries.KV_EVENT_LAG_SECONDS.value, "Of the endpoint that is furthest behind.", lag)
+
+
+class _OfServices(Collector):
     def __init__(self, services: Iterable[Service]) -> None:
         self._services = services
+
+
+class ServiceCollector(_OfServices):
+    """Of a gateway, whose services are called `namespace/name`."""
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         yield from (_endpoints(), _queue_depth())
@@ -45,11 +132,8 @@ def _queue_depth() -> GaugeMetricFamily:
     return GaugeMetricFamily("kvasir_router_service_queue_depth", text, labels=_LABELS)
 
 
-class WakeCollector(Collector):
+class WakeCollector(_OfServices):
     """Wakes by service: the histogram is there before a service's first wake, since Prometheus wants to see it grow."""
-
-    def __init__(self, services: Iterable[Service]) -> None:
-        self._services = services
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
         text = "First request of a service without ready engines until one is sent to an engine."
@@ -62,10 +146,7 @@ class WakeCollector(Collector):
         yield family
 
 
-class RebalancingCollector(Collector):
-    def __init__(self, services: Iterable[Service]) -> None:
-        self._services = services
-
+class RebalancingCollector(_OfServices):
     def describe(self) -> Iterator[CounterMetricFamily]:
         text = "Running streams that an overfull engine was to hand over to one with room."
         yield CounterMetricFamily("kvasir_router_rebalanced_streams", text, labels=("service", "outcome"))

@@ -4,8 +4,11 @@ Dedicated mode has one, a gateway one for each InferenceService in its scope. It
 for itself.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -34,8 +37,6 @@ from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Endpoint, EndpointState, Registry
-from kvasir_router.service.retry_budget import RetryBudget
-from kvasir_router.service.wakes import Wakes
 
 if TYPE_CHECKING:
     from kvasir_router.service.following import Following  # large, and not every router has it
@@ -43,10 +44,90 @@ if TYPE_CHECKING:
 _NOTHING_CACHED: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """A service's engines: which there are, how they do, and what is in flight there."""
+BUCKETS_SECONDS = (1, 2.5, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600)
 
+_GIVEN_UP_AFTER_WAITS = 3
+
+
+_SHARE = 0.2
+# One engine that dies takes with it what it was doing: so many a second may always be repeated.
+_MIN_RETRIES_PER_SECOND = 10.0
+_WINDOW_SECONDS = 10.0
+
+
+class RetryBudget:
+    """How many requests may be repeated elsewhere: a share of those that come, so that engines which all fail are not
+    asked several times as often as engines which answer. Counts of about the last ten seconds: they fade.
+    """
+
+    def __init__(self) -> None:
+        self._num_requests = 0.0
+        self._num_retries = 0.0
+        self._counted_at = 0.0
+
+    def count_request(self, now: float) -> None:
+        self._fade(now)
+        self._num_requests += 1
+
+    def has_left(self, now: float) -> bool:
+        """Whether another attempt may be made."""
+        self._fade(now)
+        return self._num_retries + 1 <= _MIN_RETRIES_PER_SECOND * _WINDOW_SECONDS + _SHARE * self._num_requests
+
+    def take(self, now: float) -> bool:
+        """The same, and the attempt is counted."""
+        if not self.has_left(now):
+            return False
+        self._num_retries += 1
+        return True
+
+    def _fade(self, now: float) -> None:
+        weight = math.exp(-(now - self._counted_at) / _WINDOW_SECONDS)
+        self._num_requests *= weight
+        self._num_retries *= weight
+        self._counted_at = now
+
+
+class Wakes:
+    """How long requests of a service without ready engines wait for one: from the first that comes to the first that is
+    sent.
+
+    Where all that waited have left before, nothing is counted. Reads no clock.
+    """
+
+    def __init__(self) -> None:
+        self._begun_at: float | None = None
+        self._asked_at = 0.0
+        self._counts = [0] * (len(BUCKETS_SECONDS) + 1)
+        self.sum_seconds = 0.0
+
+    def asked_for(self, now: float, max_wait_seconds: float) -> None:
+        """A request comes and there is no engine: none waits for longer. Retries follow, or the wake was given up."""
+        if self._begun_at is None or now - self._asked_at > _GIVEN_UP_AFTER_WAITS * max_wait_seconds:
+            self._begun_at = now
+        self._asked_at = now
+
+    def sent(self, now: float, *, has_waited: bool) -> None:
+        """A request goes to an engine. `has_waited`: it was held before."""
+        begun_at, self._begun_at = self._begun_at, None
+        if begun_at is not None and has_waited:
+            self._counts[bisect_left(BUCKETS_SECONDS, now - begun_at)] += 1
+            self.sum_seconds += now - begun_at
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound and how many took at most so long, as Prometheus has them."""
+        bounds = [*(f"{float(bound)}" for bound in BUCKETS_SECONDS), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+
+
+@dataclass(eq=False, kw_only=True)
+class Service:
+    """`router_secret` is what its engines know this router by; None where nothing is set. `clock` counts seconds.
+
+    `pairing` None: no engine of it prefills for another. `fetching` None: none fetches what others have cached.
+    """
+
+    name: str
     registry: Registry
     ledger: Ledger
     prefill: FleetPrefill
@@ -54,49 +135,18 @@ class Fleet:
     prober: Prober
     following: "Following | None"
     """Learns what engines publish; None where the router was not told to."""
-
-
-class Service:
-    """`router_secret` is what its engines know this router by; None where nothing is set. `clock` counts seconds.
-
-    `pairing` None: no engine of it prefills for another. `fetching` None: none fetches what others have cached.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        fleet: Fleet,
-        index: PrefixIndex,
-        admission: Admission,
-        *,
-        catalog: ModelCatalog,
-        policy: PolicyName,
-        picker: Picker,
-        pairing: Pairing | None,
-        fetching: PrefixFetching | None,
-        rebalancing: Rebalancing,
-        router_secret: str | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.name = name
-        self.registry = fleet.registry
-        self.ledger = fleet.ledger
-        self.in_flight_limits = fleet.in_flight_limits
-        self.prober = fleet.prober
-        self.following = fleet.following
-        self.retry_budget = RetryBudget()
-        self.wakes = Wakes()
-        self.index = index
-        self.admission = admission
-        self.catalog = catalog
-        self.policy = policy
-        self.picker = picker
-        self.pairing = pairing
-        self.fetching = fetching
-        self.rebalancing = rebalancing
-        self.router_secret = router_secret
-        self._prefill = fleet.prefill
-        self._clock = clock
+    index: PrefixIndex
+    admission: Admission
+    catalog: ModelCatalog
+    policy: PolicyName
+    picker: Picker
+    pairing: Pairing | None
+    fetching: PrefixFetching | None
+    rebalancing: Rebalancing
+    router_secret: str | None
+    clock: Callable[[], float]
+    retry_budget: RetryBudget = field(default_factory=RetryBudget, init=False)
+    wakes: Wakes = field(default_factory=Wakes, init=False)
 
     def follow(self, addresses: Set[Address], initial_state: EndpointState) -> None:
         """These are its engines from now on; what is in flight at others goes on to its end."""
@@ -114,7 +164,7 @@ class Service:
     def ask_for_engine(self) -> None:
         """To be called before admission: a wake begins where there is none."""
         if self.registry.is_empty:
-            self.wakes.asked_for(self._clock(), self.admission.max_wait_seconds)
+            self.wakes.asked_for(self.clock(), self.admission.max_wait_seconds)
 
     def place(
         self,
@@ -129,7 +179,7 @@ class Service:
         revision of the engine that has let go of it, `num_drawn_tokens` behind its prompt; others of that revision get
         its KV from there, first of all `receiver`, the rest compute.
         """
-        now = self._clock()
+        now = self.clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
         serving = self.registry.serving(request.model)
         if moved_from is None:
@@ -151,7 +201,7 @@ class Service:
         """What of its prefill is left to do on the endpoint that has cached the most."""
         if request.prefix is None:
             return 0.0
-        cached = self.index.match(request.prefix, self._clock())
+        cached = self.index.match(request.prefix, self.clock())
         return work_left(request.num_prompt_tokens, max(cached.values(), default=0))
 
     def dispatch(
@@ -161,7 +211,7 @@ class Service:
 
         `has_waited`: it was held before.
         """
-        now = self._clock()
+        now = self.clock()
         self.wakes.sent(now, has_waited=has_waited)
         if request.prefix is not None:
             for leg in placement.legs:
@@ -186,7 +236,7 @@ class Service:
 
     def refresh(self) -> None:
         """What time alone changes of its engines, room for a request among it; to be called every second."""
-        now = self._clock()
+        now = self.clock()
         self.in_flight_limits.refresh()
         for endpoint in self.registry:
             endpoint.load.expire(now)
@@ -194,9 +244,9 @@ class Service:
 
     def expire(self) -> None:
         """Forgets what is too old to be believed; to be called now and then."""
-        now = self._clock()
+        now = self.clock()
         self.index.expire(now)
-        self._prefill.refresh(now)
+        self.prefill.refresh(now)
         if self.pairing is not None:
             self.pairing.transfers.refresh(self.registry.urls(), now)
         if self.fetching is not None:

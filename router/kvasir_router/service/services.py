@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
-from kvasir_router.admission.demand_metrics import HeldByService
 from kvasir_router.endpoints.address import Address
 from kvasir_router.service.registry import EndpointState
+from kvasir_router.service.series import HeldByService
 from kvasir_router.service.service import Service
 
 Follow = Callable[[Service, Set[Address]], None]

@@ -1,6 +1,6 @@
 import pytest
 
-from kvasir_router.admission.deadline import deadline_seconds_of
+from kvasir_router.admission.queued_request import deadline_seconds_of
 from kvasir_router.errors import InvalidDeadlineError
 
 

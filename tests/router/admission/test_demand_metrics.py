@@ -1,7 +1,7 @@
 from prometheus_client import CollectorRegistry
 
-from kvasir_router.admission.demand_metrics import DemandCollector, bounded
 from kvasir_router.admission.queue import HeldDemand
+from kvasir_router.service.series import DemandCollector, bounded
 
 
 def test_each_services_tenants_have_series_and_an_idle_service_a_zero() -> None:

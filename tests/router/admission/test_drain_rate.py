@@ -1,6 +1,6 @@
 import pytest
 
-from kvasir_router.admission.drain_rate import DrainRate
+from kvasir_router.admission.admission import DrainRate
 
 
 def drained(tokens_each: int, every_seconds: float, count: int) -> tuple[DrainRate, float]:

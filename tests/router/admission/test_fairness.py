@@ -1,6 +1,6 @@
 import pytest
 
-from kvasir_router.admission.fairness import DeficitRoundRobin
+from kvasir_router.admission.queue import DeficitRoundRobin
 
 
 def served(turns: DeficitRoundRobin, costs: dict[str, int], num_requests: int) -> list[str]:

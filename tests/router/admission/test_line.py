@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvasir_router.admission.line import Line
+from kvasir_router.admission.queue import Line
 from kvasir_router.admission.queued_request import QueuedRequest
 
 

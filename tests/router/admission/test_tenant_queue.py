@@ -1,7 +1,7 @@
 import pytest
 
+from kvasir_router.admission.queue import TenantQueue
 from kvasir_router.admission.queued_request import QueuedRequest
-from kvasir_router.admission.tenant_queue import TenantQueue
 
 
 def request(

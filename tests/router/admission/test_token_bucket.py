@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_router.admission.token_bucket import TokenBucket
+from kvasir_router.admission.tenant_limits import TokenBucket
 
 
 def test_a_minutes_tokens_pass_at_once_and_no_more() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from kvasir_router.dialects.dialect import Dialect, Prompt
-from kvasir_router.dialects.passthrough import Passthrough
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
 from kvasir_router.errors import RequestError
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_router.picker import Picker
+from kvasir_router.picker import Picker, TrafficSplit
 from kvasir_router.placement.policies import RoundRobin
-from kvasir_router.placement.traffic_split import TrafficSplit
 from kvasir_router.service.registry import Endpoint
 
 

@@ -13,9 +13,8 @@ from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import BlockStored, extra_key
-from kvasir_router.prefix_index.mixed import MixedIndex
+from kvasir_router.prefix_index.mixed import INLINE_BYTES, MixedIndex, Threads
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
-from kvasir_router.prefix_index.threads import INLINE_BYTES, Threads
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 
 pytestmark = pytest.mark.anyio

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 import zmq
 
-from kvasir_router.prefix_index.event_statistics import EventStatistics
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
-from kvasir_router.prefix_index.subscriber import EventListener, Subscriber
+from kvasir_router.prefix_index.subscriber import EventListener, EventStatistics, Subscriber
 from kvasir_router.service.engine_feed import EngineFeed
 from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
 

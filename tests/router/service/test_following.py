@@ -21,7 +21,7 @@ from kvasir_router.service.following import Following, FollowingFactory
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import Registry
-from kvasir_router.service.tokenizers import Tokenizers
+from kvasir_router.service.tokenizer_source import Tokenizers
 
 pytestmark = pytest.mark.anyio
 PORTS = KvEventPorts(events=1, replay=2)

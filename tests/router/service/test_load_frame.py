@@ -5,7 +5,7 @@ from dataclasses import astuple
 import msgspec
 import pytest
 
-from kvasir_router.service.load_frame import MalformedReportError, decode_load
+from kvasir_router.service.engine_feed import MalformedReportError, decode_load
 
 FIELDS = [3, 2, 300, 40, 5000, 60_000, 7.5, 812.5, ["one", "two"], "0123456789abcdef"]
 

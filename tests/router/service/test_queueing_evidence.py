@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from kvasir_router.service.queueing_evidence import QueueingEvidence
+from kvasir_router.service.prefill_rate import QueueingEvidence
 
 RATE = 1000.0
 

@@ -17,11 +17,11 @@ from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.migration import Migration
+from kvasir_router.service.peer_feed import has_turn
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.rebalancing import REBALANCING_SETTINGS, Outcome, Rebalancing, RunningStream
 from kvasir_router.service.registry import EndpointState, Registry
 from kvasir_router.service.transfer_times import TransferTimes
-from kvasir_router.service.turns import has_turn
 
 pytestmark = pytest.mark.anyio
 FULL, IDLE = "http://full", "http://idle"

@@ -1,6 +1,6 @@
 import pytest
 
-from kvasir_router.service.retry_budget import RetryBudget
+from kvasir_router.service.service import RetryBudget
 
 
 def test_one_engine_that_dies_with_all_its_requests_fits_in_the_floor() -> None:

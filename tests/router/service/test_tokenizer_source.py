@@ -11,8 +11,7 @@ from tests.router.prefix_index.test_tokens import card
 
 from kvasir_router.endpoints.address import Address
 from kvasir_router.prefix_index.tokens import PromptTokenizer, TokenizerCard
-from kvasir_router.service.tokenizer_source import TokenizerSource
-from kvasir_router.service.tokenizers import Tokenizers
+from kvasir_router.service.tokenizer_source import Tokenizers, TokenizerSource
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_router.service.turns import TURN_SECONDS, has_turn
+from kvasir_router.service.peer_feed import TURN_SECONDS, has_turn
 
 NAMES = [b"a", b"b", b"c"]
 

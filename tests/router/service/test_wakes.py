@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_router.service.wakes import BUCKETS_SECONDS, Wakes
+from kvasir_router.service.service import BUCKETS_SECONDS, Wakes
 
 
 def num_within(wakes: Wakes, bound: str) -> float:

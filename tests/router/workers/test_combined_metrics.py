@@ -4,9 +4,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.metrics import Metrics
-from kvasir_router.service.kv_event_series import KvEventCollector
 from kvasir_router.service.registry import EndpointState
-from kvasir_router.workers.combined_metrics import combined
+from kvasir_router.service.series import DemandCollector, KvEventCollector, ServiceCollector
+from kvasir_router.workers.admin import combined
 
 
 def exposition(num_requests: int, num_ready: int = 2) -> str:
@@ -60,8 +60,8 @@ def test_of_every_gauge_it_is_known_whether_all_workers_see_the_same() -> None:
         observe(lambda: 0)
     metrics.observe_ejected(lambda: 0)
     metrics.observe_endpoints(lambda state: 0)
-    metrics.observe_demand(lambda: {"s": {}})
-    metrics.observe_services(())
+    metrics.add(DemandCollector(lambda: {"s": {}}))
+    metrics.add(ServiceCollector(()))
     metrics.add(KvEventCollector(lambda: ()))
     gauges = {
         family.name
