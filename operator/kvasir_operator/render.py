@@ -23,15 +23,12 @@ class Rendered:
 def render_services(services: Sequence[InferenceService], settings: OperatorSettings) -> Rendered:
     """All children of all services, but for owner references, as a file has no uid, and the values of Secrets."""
     objects = [_shown(child) for service in services for child in desired_objects(service, settings)]
-    has_gateway = settings.defaults.gateway is not None
-    features = [
-        (
-            service,
-            unsupported_features(service, has_gateway=has_gateway, roles=engine_roles(service, settings.defaults)),
-        )
+    has_gateway, defaults = settings.defaults.gateway is not None, settings.defaults
+    warnings = [
+        f"{service.name}: {feature}"
         for service in services
+        for feature in unsupported_features(service, has_gateway=has_gateway, roles=engine_roles(service, defaults))
     ]
-    warnings = [f"{service.name}: {feature}" for service, lacking in features for feature in lacking]
     return Rendered(yaml.dump_all(objects, Dumper=_PlainDumper, sort_keys=False, explicit_start=True), tuple(warnings))
 
 
