@@ -36,8 +36,8 @@ _MOST_EXCHANGING_COPIES: Final = min(
 )
 # Whose devices are not NVIDIA's: others (vGPUs, shares of GPUs) have domains of their own for those.
 _OTHER_VENDORS: Final = (
-    "amd.com", "amazonaws.com", "aws.amazon.com", "cambricon.com", "furiosa.ai", "google.com",
-    "habana.ai", "huawei.com", "intel.com", "metax-tech.com", "mthreads.com", "qualcomm.com", "rebellions.ai", "tenstorrent.com",
+    "amd.com", "amazonaws.com", "aws.amazon.com", "cambricon.com", "furiosa.ai", "google.com", "habana.ai",
+    "huawei.com", "intel.com", "metax-tech.com", "mthreads.com", "qualcomm.com", "rebellions.ai", "tenstorrent.com",
 )  # fmt: skip
 _NOTHING_DOWNLOADED: Final = "nothing is downloaded: only hf:// and s3:// use it, so leave it out"
 
