@@ -312,7 +312,17 @@ class RouterConfig:
             "limits of tenants, connections and held bodies are divided among them"
         ),
     )
-    shutdown_timeout: float = field(default=300.0, metadata=_duration("time that running requests get after SIGTERM"))
+    shutdown_delay: float = field(
+        default=0.5,
+        metadata=_duration(
+            "after SIGTERM the router serves on until nothing has been asked for so long: as long as what stands in "
+            "front of it takes to send elsewhere"
+        ),
+    )
+    shutdown_timeout: float = field(
+        default=300.0,
+        metadata=_duration("time after --shutdown-delay in which all must have ended; in its second half new get 503"),
+    )
     log_level: LogLevel = field(default="info", metadata=_flag("least severe level that is logged"))
 
     def __post_init__(self) -> None:
@@ -364,7 +374,7 @@ class RouterConfig:
                 f"--max-body-size {self.max_body_size} is more than --max-held-body-size {self.max_held_body_size}, "
                 "which is for all bodies together"
             )
-        for name in ("port", "admin_port", "max_queue_size", "retries"):
+        for name in ("port", "admin_port", "max_queue_size", "retries", "shutdown_delay", "shutdown_timeout"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
 

@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 from tests.loopback import own_host
-from tests.router.parts import client_times
 from tests.router.prefix_index.publisher import Publisher, publishing
 
 from kvasir_router.config import RouterConfig
@@ -335,14 +334,14 @@ async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
             "admin_port": 0,
             "endpoint": tuple(engine.url for engine in engines),
             "probe_interval": 0.05,
+            "shutdown_delay": 0.01,
             "shutdown_timeout": 5.0,
             "max_queue_wait": 5.0,
         }
         config = RouterConfig(**values | options)
         if slice_api is not None:
             kubernetes = OneService(slice_api)
-        tuning = Tuning(**{"clients": client_times(), **(tuned or {})})
-        router = await exit_stack.enter_async_context(running(config, kubernetes, router_secret, tuning))
+        router = await exit_stack.enter_async_context(running(config, kubernetes, router_secret, Tuning(**tuned or {})))
         await _until(lambda: router.is_ready)
         if kubernetes is not None:
             return router

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Set
 
 from kvasir_router.dialects.dialect import Dialect
-from kvasir_router.errors import RequestError, UnknownContentEncodingError
+from kvasir_router.errors import RequestError, RouterStoppingError, UnknownContentEncodingError
 from kvasir_router.relay.body import Body
 from kvasir_router.relay.headers import RawHeaders, cors_headers, end_to_end, value_of
 from kvasir_router.relay.journal import RESUMABLE_HEADER, Journal
@@ -70,6 +70,8 @@ class Exchange:
 
     async def receive(self) -> bytes:
         """The request's body. Raises RequestError."""
+        if self._writer.is_refused:
+            raise RouterStoppingError("the router is stopping and takes no more requests", retry_after_seconds=1)
         coding = value_of(self.headers, b"content-encoding")
         if coding is not None and coding.strip().lower() not in (b"", b"identity"):
             name = coding.decode("latin-1")
@@ -136,6 +138,8 @@ class Exchange:
 
     def _answer(self, error: RequestError) -> None:
         body = self.dialect.error_body(error)
+        if error.ends_connection:
+            self.close_connection_after()
         self.start(error.status, [*error.headers(), (b"content-length", b"%d" % len(body))])
         self.write(body)
         self.end()

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
-from kvasir_router.relay.drain import Drain
+from kvasir_http.connections import Connections
 from kvasir_router.relay.headers import RawHeaders, lines
 
 _WITHOUT_BODY = frozenset({204, 304})
@@ -21,7 +21,7 @@ class ResponseWriter:
     def __init__(
         self,
         transport: asyncio.Transport,
-        drain: Drain,
+        connections: Connections,
         on_end: Callable[[], None],
         *,
         takes_chunks: bool,
@@ -34,16 +34,21 @@ class ResponseWriter:
         self._last = b""
         self._transport = transport
         self._send = transport.write
-        self._drain = drain
+        self._connections = connections
         self._on_end = on_end
         self._takes_chunks = takes_chunks  # not an HTTP/1.0 client's
         self._is_chunked = False
         self._head = b""
 
+    @property
+    def is_refused(self) -> bool:
+        """The server ends, and the time that is left is for the requests that it answers already."""
+        return self._connections.is_refusing
+
     def start(self, status: int, headers: RawHeaders) -> None:
         """Headers of the message alone, without those of the connection."""
         framing = b""
-        if self._drain.is_draining:
+        if self._connections.is_draining:
             self.keeps_alive = False
         if status not in _WITHOUT_BODY and not any(name == b"content-length" for name, _ in headers):
             self._is_chunked = self._takes_chunks
