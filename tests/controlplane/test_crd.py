@@ -44,7 +44,7 @@ DEFAULT_SPEC = {
         "maxQueueSize": 1000,
         "maxQueueWait": "60s",
     },
-    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainTimeout": "300s", "historyLimit": 2},
+    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainTimeout": "300s", "drainDelay": "10s", "historyLimit": 2},
     "suspend": False,
     "monitoring": {"podMonitor": "auto"},
 }

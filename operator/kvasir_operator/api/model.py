@@ -521,6 +521,8 @@ class RolloutSpec:
     """Pods below the wanted number, as number or percentage, counted over a role."""
     drain_timeout: Duration = field(default=Duration("300s"))
     """How long a pod that is going away may finish its requests."""
+    drain_delay: Duration = field(default=Duration("10s"))
+    """How long nobody must have asked a router that is going away before it closes; load balancers send on so long."""
     history_limit: Annotated[int, Bounds(0, 20)] = 2
     """Former revisions kept at zero for a rollback."""
     canary: CanarySpec | None = None

@@ -130,6 +130,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rollout.maxSurge": ({}, {"rollout": {"maxSurge": 2}}),
     "rollout.maxUnavailable": ({}, {"rollout": {"maxUnavailable": 1}}),
     "rollout.drainTimeout": ({}, {"rollout": {"drainTimeout": "1s"}}),
+    "rollout.drainDelay": ({}, {"rollout": {"drainDelay": "1s"}}),
     "suspend": ({}, {"suspend": True}),
     "monitoring.podMonitor": ({}, {"monitoring": {"podMonitor": "none"}}),
 }
