@@ -231,6 +231,13 @@ class RouterConfig:
     request_timeout: float = field(
         default=3600.0, metadata=_duration("longest time in which an answer brings nothing, its first byte included")
     )
+    sse_keepalive_interval: float = field(
+        default=20.0,
+        metadata=_duration(
+            "a stream that brings nothing for so long, in the queue too, gets a comment, and before its first token a "
+            "head with status 200, so that nothing in front takes its connection for idle; 0: never"
+        ),
+    )
     connect_timeout: float = field(default=2.0, metadata=_duration("longest time to connect to an engine"))
     retries: int = field(
         default=2, metadata=_flag("further attempts before an answer begins, and each time a stream is lost")
@@ -374,7 +381,15 @@ class RouterConfig:
                 f"--max-body-size {self.max_body_size} is more than --max-held-body-size {self.max_held_body_size}, "
                 "which is for all bodies together"
             )
-        for name in ("port", "admin_port", "max_queue_size", "retries", "shutdown_delay", "shutdown_timeout"):
+        for name in (
+            "port",
+            "admin_port",
+            "max_queue_size",
+            "retries",
+            "shutdown_delay",
+            "shutdown_timeout",
+            "sse_keepalive_interval",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
 

@@ -228,7 +228,7 @@ def _forwarding(config: RouterConfig, parts: Parts, tuning: Tuning) -> Forwardin
     parts.metrics.observe_bodies(lambda: bodies.num_bytes)
     return Forwarding(
         DIALECTS,
-        Handler(parts, config.retries, tuning.loop_bytes).handle,
+        Handler(parts, config.retries, config.sse_keepalive_interval, tuning.loop_bytes).handle,
         bodies,
         config.max_body_size,
         frozenset(origin.encode() for origin in config.cors_origin),

@@ -47,6 +47,7 @@ class FakeEngine:
         self.die_before_first_token = False
         self.die_after_tokens: int | None = None
         self.die_after_bytes: int | None = None  # of the stream
+        self.hangs_within_event = False  # its first
         self.keeps_journal = False
         self.moves_after_tokens: int | None = None  # its KV with it
         self.ends_after_tokens: int | None = None  # as if that were all, but for the last event
@@ -211,6 +212,9 @@ class FakeEngine:
                 return response
             block = (b": kvasir [%d]\n" % number if is_kept else b"") + _token_event(number)
             num_bytes += len(block)
+            if self.hangs_within_event:
+                await response.write(block[:5])
+                await asyncio.Event().wait()
             if self.die_after_bytes is not None and num_bytes > self.die_after_bytes:
                 await response.write(block[: len(block) - (num_bytes - self.die_after_bytes)])
                 await asyncio.sleep(0.02)  # the part is on its way before the end

@@ -497,6 +497,9 @@ class RouterSpec:
     """Requests held; more get 429 with Retry-After."""
     max_queue_wait: Duration = field(default=Duration("60s"))
     """Held longer get 503 with Retry-After; also bounds the wait while scaling from zero."""
+    sse_keepalive_interval: Duration = field(default=Duration("20s"))
+    """After so long without a byte a stream gets a comment, before its first token behind a head with status 200, so
+    that no load balancer takes its connection for idle; 0s is never. For mode dedicated only."""
     resources: RouterResources = field(default_factory=RouterResources)
     """What one router pod asks for; for mode dedicated only."""
 

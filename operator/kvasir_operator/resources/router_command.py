@@ -35,6 +35,7 @@ def router_command(service: InferenceService) -> list[str]:
         *((REBALANCING_FLAG, "on") if service.spec.engine.kv_transfer else ()),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),
+        *("--sse-keepalive-interval", f"{router.sse_keepalive_interval.seconds:g}"),
         *(SHUTDOWN_DELAY_FLAG, f"{service.spec.rollout.drain_delay.seconds:g}"),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *(("--api-keys-file", API_KEYS_FOLDER) if router.api_keys_secret_ref else ()),

@@ -68,7 +68,7 @@ class ForwardingHttpProtocol(BoundedHttpProtocol):
             super().give_up(request)
 
     def has_started(self, request: Any) -> bool:
-        return request.has_started if isinstance(request, Exchange) else super().has_started(request)
+        return request.has_head if isinstance(request, Exchange) else super().has_started(request)
 
     def close_after(self, request: Any) -> None:
         if isinstance(request, Exchange):

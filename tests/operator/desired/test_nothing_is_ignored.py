@@ -124,6 +124,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "router.service.annotations": ({}, {"router": {"service": {"annotations": {"a": "b"}}}}),
     "router.maxQueueSize": ({}, {"router": {"maxQueueSize": 1}}),
     "router.maxQueueWait": ({}, {"router": {"maxQueueWait": "1s"}}),
+    "router.sseKeepaliveInterval": ({}, {"router": {"sseKeepaliveInterval": "1s"}}),
     "router.resources.cpu": ({}, {"router": {"resources": {"cpu": 2}}}),
     "router.resources.cpuLimit": ({}, {"router": {"resources": {"cpuLimit": 2}}}),
     "router.resources.memory": ({}, {"router": {"resources": {"memory": "1Gi"}}}),

@@ -39,6 +39,7 @@ def test_the_command_names_the_model_the_engines_and_the_queue(make_service: Mak
         *("--kv-events", "5557:5657"),
         *("--peers", "llama-router-peers.models.svc:5559"),
         *("--max-queue-size", "7", "--max-queue-wait", "0.5"),
+        *("--sse-keepalive-interval", "20"),
         *("--shutdown-delay", "10", "--shutdown-timeout", "300"),
     ]
 
