@@ -74,7 +74,8 @@ def load_with_blocks(folder: Path, num_blocks: int, **model: Any) -> RankDescrip
 
 def test_serves_the_context_that_fits(folder: Path) -> None:
     rank = load_with_blocks(folder, 40)
-    assert (rank.max_model_len, rank.num_blocks) == (640, 40)
+    assert (rank.max_model_len, rank.max_model_len_cut_from, rank.num_blocks) == (640, 4096, 40)
+    assert load_with_blocks(folder, 256).max_model_len_cut_from is None
 
 
 def test_a_context_that_cannot_fit_is_refused_before_weights_are_read(folder: Path) -> None:

@@ -97,6 +97,7 @@ class FakeCore:
     def send_ready(self) -> None:
         ready = EngineReady(
             max_model_len=MAX_MODEL_LEN,
+            max_model_len_cut_from=2 * MAX_MODEL_LEN,
             max_num_seqs=64,
             vocab_size=self._vocab_size,
             num_blocks=100,
