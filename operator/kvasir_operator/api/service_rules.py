@@ -20,7 +20,7 @@ _SERVICE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _ON_CPUS_CEL = f"{{0}}.accelerator == '{NO_ACCELERATOR}'"
 _WITH_DEVICES_CEL = f"({{0}}.accelerator != '{NO_ACCELERATOR}' || (has({{0}}.claims) && {{0}}.claims.size() > 0))"
 _XOR_MESSAGE = "write replicas or autoscaling, not both: an autoscaled role owns its own replica count"
-# What `kubectl scale` or another field manager has left stands, and counts no more (parse.py): whoever writes autoscaling
+# What `kubectl scale` or another field manager has left stands, and counts no more (parse.py): who writes autoscaling
 # or disaggregation then could not take it away.
 _STAYS_CEL = "(oldSelf.hasValue() && has(oldSelf.value().replicas) && oldSelf.value().replicas == self.replicas)"
 STEP_MESSAGE = (
