@@ -37,13 +37,14 @@ def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSet
     key_volumes, key_mounts = _api_keys(service.spec.router.api_keys_secret_ref)
     files, file_mounts = file_volumes(role.pod)
     drain_seconds = int(service.spec.rollout.drain_timeout.seconds)
+    pause_seconds = service.spec.router.pre_stop_sleep_seconds or _PRE_STOP_SECONDS
     return {
         "serviceAccountName": router_service_account_name(service, role),
         # It watches EndpointSlices with its token; its ServiceAccount mounts none by default.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "securityContext": sandbox.pod_security_context(role.pod.security_context),
-        "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + drain_seconds + _STOP_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": pause_seconds + drain_seconds + _STOP_MARGIN_SECONDS,
         "containers": [
             {
                 "name": "router",
@@ -61,7 +62,7 @@ def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSet
                 "readinessProbe": http_probe("/ready", "admin", period_seconds=2, failure_threshold=2),
                 "livenessProbe": liveness_probe("admin"),
                 "terminationMessagePolicy": "FallbackToLogsOnError",
-                "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
+                "lifecycle": {"preStop": {"sleep": {"seconds": pause_seconds}}},
                 "securityContext": sandbox.container_security_context(role.pod.security_context),
                 "volumeMounts": [*key_mounts, sandbox.TMP_MOUNT, *file_mounts],
             }

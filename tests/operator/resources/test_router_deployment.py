@@ -77,12 +77,12 @@ def test_a_leaving_router_outlives_its_streams(make_service: MakeService) -> Non
 
 
 def test_a_leaving_router_takes_connections_until_nobody_opens_any_to_it(make_service: MakeService) -> None:
-    plain = pod_spec(make_service(rollout={"drainTimeout": "60s"}))
-    [container] = plain["containers"]
-    pause_seconds = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    for router, pause_seconds in ({}, 5), ({"preStopSleepSeconds": 30}, 30):
+        pod = pod_spec(make_service(rollout={"drainTimeout": "60s"}, router=router))
+        [container] = pod["containers"]
 
-    assert pause_seconds >= 5
-    assert plain["terminationGracePeriodSeconds"] > 60 + pause_seconds
+        assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == pause_seconds
+        assert pod["terminationGracePeriodSeconds"] > 60 + pause_seconds
 
 
 def test_a_router_that_hangs_gets_no_time_to_drain_and_leaves_its_last_words(make_service: MakeService) -> None:
