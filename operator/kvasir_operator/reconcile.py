@@ -37,7 +37,6 @@ from kvasir_operator.kube.kinds import (
     service_key,
 )
 from kvasir_operator.observe.engine_http import (
-    EngineContext,
     ReadContexts,
     ReadDownloads,
     SeenContexts,
@@ -51,6 +50,7 @@ from kvasir_operator.observe.model_loader import look_at_downloads_seconds
 from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
+from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.seen_secrets import SeenSecrets
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.services import service_url

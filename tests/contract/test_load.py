@@ -4,7 +4,8 @@ import asyncio
 
 from aiohttp import web
 
-from kvasir_operator.observe.engine_http import EngineContext, read_contexts, read_work
+from kvasir_operator.observe.engine_http import read_contexts, read_work
+from kvasir_operator.observe.replicas import EngineContext
 from kvasir_runtime.server.responses import LoadResponse, to_json
 
 

@@ -24,7 +24,6 @@ from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, SECRET, Kind, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.engine_http import (
-    EngineContext,
     ReadContexts,
     ReadDownloads,
     read_contexts,
@@ -32,6 +31,7 @@ from kvasir_operator.observe.engine_http import (
 )
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.model_loader import DownloadProgress
+from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.queue.worker import work

@@ -9,7 +9,6 @@ cannot be reached, is left out.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, TypeVar
 
@@ -20,7 +19,7 @@ from kvasir_operator.kube.kinds import KubeObject, ServiceKey
 from kvasir_operator.observe.containers import own_containers
 from kvasir_operator.observe.model_loader import DownloadProgress, is_downloading
 from kvasir_operator.observe.pod_events import some_of_each_role
-from kvasir_operator.observe.replicas import replicas_of
+from kvasir_operator.observe.replicas import EngineContext, replicas_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +58,6 @@ async def read_downloads(
     asked = some_of_each_role(downloading, _MAX_PODS_ASKED)
     # Between two loaders of a pod, and while one starts or ends, nobody listens: that is worth no warning.
     return await _ask_pods(asked, port, "/progress", told, timeout_seconds, logging.DEBUG)
-
-
-@dataclass(frozen=True)
-class EngineContext:
-    """Tokens of one request, prompt and answer together, that an engine takes.
-
-    cut_from: what its model takes, where the engine's memory holds no request so long; None: all of that.
-    """
-
-    num_tokens: int
-    cut_from: int | None = None
 
 
 ReadContexts = Callable[[Iterable[KubeObject]], Awaitable[Mapping[str, EngineContext]]]

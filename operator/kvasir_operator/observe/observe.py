@@ -21,9 +21,9 @@ from kvasir_operator.kube.kinds import (
     ServiceKey,
     object_key,
 )
-from kvasir_operator.observe.engine_http import EngineContext
 from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.observe.pod_events import pods_to_ask
+from kvasir_operator.observe.replicas import EngineContext
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from kvasir_operator.api.conditions import DEGRADING_REASONS, Condition, ConditionType, Reason, severity
 from kvasir_operator.api.labels import ROLE_PREFILL
 from kvasir_operator.autoscaling.ledger import ServiceScaling
-from kvasir_operator.observe.engine_http import EngineContext
 from kvasir_operator.observe.model_names import GatewayState
+from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import RolloutState

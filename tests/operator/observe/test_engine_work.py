@@ -7,7 +7,8 @@ from aiohttp import web
 from tests.operator.cluster_objects import pod
 
 from kvasir_operator.kube.kinds import KubeObject, ServiceKey
-from kvasir_operator.observe.engine_http import EngineContext, SeenContexts, read_work
+from kvasir_operator.observe.engine_http import SeenContexts, read_work
+from kvasir_operator.observe.replicas import EngineContext
 
 ANSWERS = {
     "127.0.0.1": web.json_response,
