@@ -199,8 +199,9 @@ class Prober:
 
     async def _probe(self, watch: _Watch) -> None:
         finding = await self._find(watch.url)
+        was_heard = self._take_heard(watch.url)
         is_silent, now = finding in (_Finding.BUSY, _Finding.SILENT), asyncio.get_running_loop().time()
-        if not is_silent or self._take_heard(watch.url):
+        if not is_silent or was_heard:
             watch.num_silent, watch.heard_at = 0, now
         else:
             watch.num_silent += 1
