@@ -287,14 +287,15 @@ def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len
     room, asked = max_model_len - num_prompt_tokens, request.max_new_tokens
     if asked is None:
         return room
+    field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     if asked > room:
         raise ContextLengthError(
-            f"max_tokens is {asked} and the prompt has {num_prompt_tokens} tokens, but the model's context is "
+            f"{field} is {asked} and the prompt has {num_prompt_tokens} tokens, but the model's context is "
             f"{max_model_len} tokens, prompt and output together; ask for at most {room} or shorten the prompt",
-            "max_tokens",
+            field,
         )
     if asked < 1:
-        raise InvalidRequestError("max_tokens: 0 was given, but at least 1 token is generated", "max_tokens")
+        raise InvalidRequestError(f"{field}: 0 was given, but at least 1 token is generated", field)
     return asked
 
 
