@@ -474,6 +474,19 @@ class TenantLimits:
 
 
 @dataclass(frozen=True)
+class RouterProbes:
+    """When the router takes an engine for busy, and when for hung."""
+
+    timeout_seconds: Annotated[int, Bounds(1, 600)] | None = None
+    """Longest time for a probe's answer; 2 where absent."""
+    failure_threshold: Annotated[int, Bounds(1, 1000)] | None = None
+    """Probes without an answer, one a second, after which an engine gets no new requests; 3 where absent."""
+    hung_after_seconds: Annotated[int, Bounds(1, 86400)] | None = None
+    """An engine that takes connections and sends no byte for so long is hung: its requests go to others that can take
+    them; 30 where absent."""
+
+
+@dataclass(frozen=True)
 class RouterSpec:
     """How requests reach the engines."""
 
@@ -493,6 +506,9 @@ class RouterSpec:
     """Bounded overrides, merged into every router pod; for mode dedicated only."""
     service: RouterService = field(default_factory=RouterService)
     """The Service that clients reach; for mode dedicated only."""
+    probes: RouterProbes | None = None
+    """When an engine that does not answer is left alone; for mode dedicated only, the gateway has flags (chart value
+    gateway.extraArgs)."""
     max_queue_size: Annotated[int, Bounds(0, 1_000_000)] = 1000
     """Requests held; more get 429 with Retry-After."""
     max_queue_wait: Duration = field(default=Duration("60s"))
