@@ -250,7 +250,7 @@ class ServerConfig:
     )
     max_connections: int = option("most connections of one API process; idle ones make way", default=4096)
     max_connections_per_peer: int = option(
-        "the same of one IPv4 address or IPv6 /64; a router sends up to 512 at once, for each of its --workers",
+        "the same of one IPv4 address or IPv6 /64; a router sends up to 512 at once",
         default=2048,
     )
     max_body_bytes: int = option("largest request body; more is answered with 413", default=8 * 1024 * 1024)
