@@ -73,6 +73,7 @@ class Reason(StrEnum):
     IDLE = "Idle"
     SUSPENDED = "Suspended"
     MODEL_LOADED = "ModelLoaded"
+    CONTEXT_CUT = "ContextCut"
     ROUTER_READY = "RouterReady"
     GATEWAY_READY = "GatewayReady"
     NO_READY_ENGINE = "NoReadyEngine"

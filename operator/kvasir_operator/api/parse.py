@@ -36,10 +36,11 @@ def parse_service(manifest: Mapping[str, Any]) -> InferenceService:
     """
     _require_kind(manifest)
     metadata = _mapping(manifest.get("metadata"), "metadata")
+    spec = manifest.get("spec")
     service = InferenceService(
         name=_text(metadata.get("name"), "metadata.name"),
         namespace=_text(metadata.get("namespace") or "default", "metadata.namespace"),
-        spec=parse_group(ServiceSpec, manifest.get("spec"), "spec"),
+        spec=parse_group(ServiceSpec, spec if metadata.get("uid") is None else _without_leftovers(spec), "spec"),
         uid=metadata.get("uid"),
         generation=metadata.get("generation"),
         labels=dict(_mapping(metadata.get("labels") or {}, "metadata.labels")),
@@ -47,6 +48,18 @@ def parse_service(manifest: Mapping[str, Any]) -> InferenceService:
     )
     _check_rules(service, "")
     return service
+
+
+def _without_leftovers(group: Any) -> Any:
+    """A stored group without the `replicas` that counted before it had autoscaling or disaggregation: the CRD lets them
+    stand where they were."""
+    if not isinstance(group, Mapping):
+        return group
+    split = group.get("disaggregation")
+    is_counted = not split and not group.get("autoscaling")
+    kept = {key: value for key, value in group.items() if is_counted or key != "replicas"}
+    roles = {name: _without_leftovers(role) for name, role in split.items()} if isinstance(split, Mapping) else split
+    return kept if split is None else {**kept, "disaggregation": roles}
 
 
 def parse_group(cls: type[Group], value: Any, path: str) -> Group:

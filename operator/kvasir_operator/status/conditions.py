@@ -7,6 +7,7 @@ from kvasir_operator.api.conditions import DEGRADING_REASONS, Condition, Conditi
 from kvasir_operator.api.labels import ROLE_PREFILL
 from kvasir_operator.autoscaling.ledger import ServiceScaling
 from kvasir_operator.observe.model_names import GatewayState
+from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import RolloutState
@@ -28,6 +29,8 @@ class Situation:
     """None where requests come through a router of the service's own."""
     scaling: ServiceScaling | None = None
     """What was decided of the replicas of autoscaled roles; None where none is."""
+    cut_context: EngineContext | None = None
+    """The shortest of the engines' that is shorter than the model's."""
 
 
 def service_conditions(roles: Sequence[RoleState], situation: Situation) -> list[Condition]:
@@ -108,9 +111,21 @@ def _model_loaded(roles: Sequence[RoleState], situation: Situation) -> Condition
     engines = engines_of(roles)
     if num_ready := sum(state.ready for state in engines):
         message = f"{num_ready} replicas have loaded {situation.model_name}"
-        return Condition(ConditionType.MODEL_LOADED, True, Reason.MODEL_LOADED, message)
+        if situation.cut_context is not None:
+            reason, message = Reason.CONTEXT_CUT, f"{message}; {_cut(situation.cut_context)}"
+        else:
+            reason = Reason.MODEL_LOADED
+        return Condition(ConditionType.MODEL_LOADED, True, reason, message)
     return _no_engine(ConditionType.MODEL_LOADED, engines, situation) or _not(
         ConditionType.MODEL_LOADED, _why_not_serving(engines, situation)
+    )
+
+
+def _cut(context: EngineContext) -> str:
+    return (
+        f"a request may have {context.num_tokens} tokens of the model's {context.cut_from}, as the KV cache has memory "
+        "for no more: give it more (resources.memory, engine.memoryUtilization, parallelism.tensor), or write "
+        f"engine.maxModelLen: {context.num_tokens} where that is enough"
     )
 
 

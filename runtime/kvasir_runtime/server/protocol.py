@@ -49,6 +49,11 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)]
 Key = Annotated[str, Field(min_length=1, max_length=256)]
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[Whole, Field(ge=-1)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 
 
 class StreamOptions(RequestModel):
@@ -99,13 +104,13 @@ class GenerationFields(Body):
     use_beam_search: bool = False
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: EarlyStopping | None = None
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: LogitBias | None = None
     seed: Annotated[Whole, Field(ge=-INT64, lt=2 * INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None

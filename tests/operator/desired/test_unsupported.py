@@ -240,6 +240,13 @@ def test_the_gateway_is_acted_on_where_the_installation_has_one(make_service: Ma
     assert unsupported_features(make_service(router={"mode": "gateway"}), has_gateway=True) == []
 
 
+def test_the_gateways_probes_are_its_own(make_service: MakeService) -> None:
+    service = make_service(router={"mode": "gateway", "probes": {"timeoutSeconds": 9}})
+    found = unsupported_features(service, has_gateway=True)
+    assert [each.field_path for each in found] == ["spec.router.probes"]
+    assert not any(each.is_blocking for each in found)
+
+
 @pytest.mark.parametrize("policy", ["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"])
 def test_every_policy_is_acted_on(make_service: MakeService, policy: str) -> None:
     assert unsupported_features(make_service(router={"policy": policy})) == []
