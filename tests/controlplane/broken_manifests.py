@@ -129,6 +129,12 @@ def broken_resources(path: str, at: Place) -> list[Broken]:
             at({"extra": {"memory": "1Gi"}}),
         ),
         Broken(
+            path,
+            "extra names a resource that no node has: write VENDOR/NAME, hugepages-SIZE or ephemeral-storage, and cpu, "
+            "memory and the accelerator in their own fields",
+            at({"extra": {"nvidia.com/gpu": 1}}),
+        ),
+        Broken(
             f"{path}.claims[]",
             "write exactly one of resourceClaimName and resourceClaimTemplateName",
             at({"claims": [{"name": "gpu"}]}),
@@ -334,6 +340,10 @@ WRONG_VALUES = [
     Broken("spec.rollout.canary.weight", "greater than or equal to 1", {"rollout": {"canary": {"weight": 0}}}),
     Broken("spec.rollout.canary.weight", "less than or equal to 99", {"rollout": {"canary": {"weight": 100}}}),
     Broken("spec.rollout.canary.weight", "Required value", {"rollout": {"canary": {"pause": True}}}),
+    Broken("spec.rollout.maxUnavailable", "should match", {"rollout": {"maxUnavailable": "150%"}}),
+    Broken("spec.rollout.drainTimeout", "should match", {"rollout": {"drainTimeout": f"{10**9}h"}}),
+    Broken("spec.router.probes.failureThreshold", "greater than or equal to 1",
+           {"router": {"probes": {"failureThreshold": 0}}}),
     Broken("spec.resources.maxDevices", "greater than or equal to 1", {"resources": {"maxDevices": 0}}),
     Broken("spec.rollout.historyLimit", "less than or equal to 20", {"rollout": {"historyLimit": 21}}),
     Broken("spec.suspend", "must be of type boolean", {"suspend": "yes"}),

@@ -20,6 +20,7 @@ ObjectName = Annotated[str, Pattern(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", 253)]
 ModelName = Annotated[str, Pattern(r"^[A-Za-z0-9]([A-Za-z0-9._/:-]*[A-Za-z0-9])?$", 128)]
 # A number of pods, or a share of them as in a Deployment.
 PodCount = Annotated[int | str, Bounds(0, 1000), Pattern(r"^[0-9]{1,3}%$", 4)]
+PodShare = Annotated[int | str, Bounds(0, 1000), Pattern(r"^(100|[0-9]{1,2})%$", 4)]
 EngineArgs = Annotated[tuple[Annotated[str, Pattern(None, 1024)], ...], Items(64)]
 PROFILE_NAME: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 LabelMap = Annotated[
@@ -536,7 +537,7 @@ class RolloutSpec:
 
     max_surge: PodCount = 1
     """Pods above the wanted number, as number or percentage, counted over a role."""
-    max_unavailable: PodCount = 0
+    max_unavailable: PodShare = 0
     """Pods below the wanted number, as number or percentage, counted over a role."""
     drain_timeout: Duration = field(default=Duration("300s"))
     """How long a pod that is going away may finish its requests."""

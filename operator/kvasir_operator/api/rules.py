@@ -10,6 +10,7 @@ from typing import Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import (
+    DEFAULT_ACCELERATOR,
     AutoscalingSpec,
     DisaggregatedRole,
     EngineOverrides,
@@ -141,8 +142,12 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
         Rule(
             "extra names a resource that no node has: write VENDOR/NAME, hugepages-SIZE or ephemeral-storage, and cpu, "
             "memory and the accelerator in their own fields",
-            lambda r: all(re.fullmatch(_EXTRA_RESOURCE, key) for key in r.extra),
-            f"!has(self.extra) || self.extra.all(key, key.matches('{_EXTRA_RESOURCE}'))",
+            lambda r: (
+                all(re.fullmatch(_EXTRA_RESOURCE, key) for key in r.extra)
+                and (r.accelerator or DEFAULT_ACCELERATOR) not in r.extra
+            ),
+            f"!has(self.extra) || (self.extra.all(key, key.matches('{_EXTRA_RESOURCE}')) && "
+            f"!((has(self.accelerator) ? self.accelerator : '{DEFAULT_ACCELERATOR}') in self.extra))",
         ),
     ),
     ParallelismSpec: (

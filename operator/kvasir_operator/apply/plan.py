@@ -143,11 +143,11 @@ class Plan:
     applies: tuple[Apply, ...] = ()
     scales: tuple[Scale, ...] = ()
     unweighs: tuple[Unweigh, ...] = ()
-    adopts: tuple[Adopt, ...] = ()
     restarts: tuple[Restart, ...] = ()
     deletes: tuple[Delete, ...] = ()
     blocked: tuple[ObjectKey, ...] = ()
     terminating: tuple[ObjectKey, ...] = ()
+    adopts: tuple[Adopt, ...] = ()
 
     def without(self, keys: Collection[ObjectKey]) -> "Plan":
         """What is left of the plan when the children named by `keys` are left out."""
@@ -238,7 +238,7 @@ def make_plan(
     owners = [owner for obj in wanted.values() for owner in obj["metadata"].get("ownerReferences", [])][:1]
     adopts = (Adopt(object_key(obj), obj["metadata"]["uid"], *owners) for obj in others if owners and _is_orphan(obj))
     deletes = _prune((obj for obj in others if object_key(obj) not in kept), service["metadata"]["uid"])
-    return Plan(tuple(applies), scales, unweighs, tuple(adopts), restarts, deletes, blocked, terminating)
+    return Plan(tuple(applies), scales, unweighs, restarts, deletes, blocked, terminating, tuple(adopts))
 
 
 def _plan_one(desired: KubeObject, live: KubeObject | None, unchanged: FoundUnchanged) -> Apply | None:

@@ -16,6 +16,7 @@ from kvasir_operator.settings import OperatorSettings
 # kube-proxy needs a moment to stop sending new connections to a pod that is going away.
 _PRE_STOP_SECONDS: Final = 5
 _STOP_MARGIN_SECONDS: Final = 15
+_EVICTABLE: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
 
 def router_deployment(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
@@ -28,9 +29,15 @@ def router_deployment(service: InferenceService, role: RouterRole, settings: Ope
             "selector": {"matchLabels": labels.role_selector(service.name, role.name)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "revisionHistoryLimit": 3,
-            "template": {"metadata": pod_metadata(service, role), "spec": _pod_spec(service, role, settings)},
+            "template": {"metadata": _pod_metadata(service, role), "spec": _pod_spec(service, role, settings)},
         },
     }
+
+
+def _pod_metadata(service: InferenceService, role: RouterRole) -> dict[str, Any]:
+    """Nothing of worth is in its /tmp, for which a cluster autoscaler would keep the node."""
+    metadata_ = pod_metadata(service, role)
+    return {**metadata_, "annotations": {_EVICTABLE: sandbox.TMP_VOLUME["name"], **metadata_.get("annotations", {})}}
 
 
 def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
