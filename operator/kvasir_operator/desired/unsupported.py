@@ -213,8 +213,6 @@ def _router(router: RouterSpec, has_gateway: bool) -> Iterator[UnsupportedFeatur
             "spec.router.mode",
             "this installation has no gateway: set gateway.enabled in the chart's values, or write mode: dedicated",
         )
-    of_own_pods = {"probes": router.probes, "preStopSleepSeconds": router.pre_stop_sleep_seconds}
-    for name, value in of_own_pods.items():
-        if router.mode == "gateway" and value is not None:
-            message = "of a router of the service's own; the gateway's flags are chart value gateway.extraArgs"
-            yield UnsupportedFeature(f"spec.router.{name}", message)
+    if router.mode == "gateway" and router.probes is not None:
+        message = "of a router of the service's own; the gateway's flags are chart value gateway.extraArgs"
+        yield UnsupportedFeature("spec.router.probes", message)

@@ -241,9 +241,9 @@ def test_the_gateway_is_acted_on_where_the_installation_has_one(make_service: Ma
 
 
 def test_the_gateways_probes_are_its_own(make_service: MakeService) -> None:
-    service = make_service(router={"mode": "gateway", "probes": {"timeoutSeconds": 9}, "preStopSleepSeconds": 9})
+    service = make_service(router={"mode": "gateway", "probes": {"timeoutSeconds": 9}})
     found = unsupported_features(service, has_gateway=True)
-    assert [each.field_path for each in found] == ["spec.router.probes", "spec.router.preStopSleepSeconds"]
+    assert [each.field_path for each in found] == ["spec.router.probes"]
     assert not any(each.is_blocking for each in found)
 
 

@@ -168,6 +168,16 @@ def test_context_beyond_the_models_is_refused(folder: Path) -> None:
         load(folder, max_model_len=65)
 
 
+def test_a_context_that_only_yarn_reaches_is_served_where_it_is_asked_for(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
+    assert load(folder).max_model_len == 64
+    assert load(folder, max_model_len=128).max_model_len == 128
+    with pytest.raises(ConfigurationError, match=r"--max-model-len 129: expected 1 to 128, .* rope scaling in config"):
+        load(folder, max_model_len=129)
+
+
 def test_longrope_beyond_its_exact_length_is_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     scaling = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
