@@ -74,6 +74,10 @@ OWN_FOLDER = (
     "mountPath is a folder that Kvasir mounts itself (/tmp, /dev/shm, /model-cache, /models, /draft-models, "
     "/etc/kvasir), or has empty parts, . or .. in it: choose another, written plainly"
 )
+NO_TOLERATION = (
+    "a toleration that Kubernetes refuses: Exists takes no value, one of all keys is Exists, and tolerationSeconds is "
+    "of effect NoExecute"
+)
 NO_TENSOR_RANKS = (
     "expert shares out experts among tensor ranks, of which there is one: raise tensor, or leave expert out"
 )
@@ -96,6 +100,7 @@ def broken_pods(path: str, at: Place) -> list[Broken]:
             "labels under serving.kvasir.dev/ are the operator's: choose other keys",
             at({"labels": {"serving.kvasir.dev/role": "decode"}}),
         ),
+        Broken(f"{path}.tolerations[]", NO_TOLERATION, at({"tolerations": [{"operator": "Exists", "value": "a"}]})),
         Broken(
             f"{path}.env[]",
             "write value or valueFrom, not both",

@@ -7,9 +7,10 @@ rules.py.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from kvasir_operator.api.fields import Bounds, Items, Key, Pattern
+from kvasir_operator.api.pod_objects import AffinityObject, SecurityContextObject
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.api.source import ModelSource
 
@@ -27,8 +28,6 @@ LabelMap = Annotated[
     Mapping[str, Annotated[str, Pattern(r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$", 63)]], Items(64)
 ]
 TextMap = Annotated[Mapping[str, Annotated[str, Pattern(None, 4096)]], Items(64)]
-AffinityObject = Mapping[str, Any]
-SecurityContextObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

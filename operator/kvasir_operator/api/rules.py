@@ -30,6 +30,7 @@ from kvasir_operator.api.model import (
     RouterSpec,
     ServiceSpec,
     SpeculativeSpec,
+    Toleration,
 )
 from kvasir_operator.api.rule import Rule, exactly_one, num_set
 from kvasir_operator.api.service_rules import ROLE_RULES, SERVICE_RULES, SPEC_RULES, STEP_MESSAGE
@@ -179,6 +180,19 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
             "/etc/kvasir), or has empty parts, . or .. in it: choose another, written plainly",
             lambda v: re.fullmatch(_OWN_FOLDER, v.mount_path) is None,
             f"!self.mountPath.matches(r'{_OWN_FOLDER}')",
+        ),
+    ),
+    Toleration: (
+        Rule(
+            "a toleration that Kubernetes refuses: Exists takes no value, one of all keys is Exists, and "
+            "tolerationSeconds is of effect NoExecute",
+            lambda t: (
+                (t.operator == "Exists" or bool(t.key))
+                and (t.operator != "Exists" or not t.value)
+                and (t.toleration_seconds is None or t.effect == "NoExecute")
+            ),
+            "(self.operator == 'Exists' ? (!has(self.value) || self.value == '') : (has(self.key) && self.key != '')) "
+            "&& (!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute'))",
         ),
     ),
     PodSpec: (

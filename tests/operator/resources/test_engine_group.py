@@ -109,14 +109,14 @@ def test_groups_are_not_spread_because_that_would_pull_their_stages_apart(staged
 def test_nodes_are_avoided_where_others_have_room_beside_what_the_manifest_prefers(make_service: MakeService) -> None:
     own = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
     affinity = {
-        "podAffinity": {"own": True},
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
         "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [own]},
     }
     service = make_service(parallelism={"pipeline": 2}, pod={"affinity": affinity})
     found = render(service, avoided=("n1", "n2"))["spec"]["template"]["spec"]["affinity"]
     [mine, avoiding] = found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
 
-    assert (found["podAffinity"], mine) == ({"own": True}, own)
+    assert (found["podAffinity"], mine) == (affinity["podAffinity"], own)
     assert avoiding == {
         "weight": 100,
         "preference": {
