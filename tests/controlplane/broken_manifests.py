@@ -107,6 +107,11 @@ def broken_pods(path: str, at: Place) -> list[Broken]:
             at({"env": [{"name": "KVASIR_ROUTER_SECRET", "value": "mine"}]}),
         ),
         Broken(
+            f"{path}.tolerations[]",
+            "operator Exists takes no value, no key needs Exists, and tolerationSeconds needs effect NoExecute",
+            at({"tolerations": [{"key": "gpu", "operator": "Exists", "value": "a"}]}),
+        ),
+        Broken(
             f"{path}.env[].valueFrom",
             "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",
             at({"env": [{"name": "A", "valueFrom": {}}]}),
