@@ -74,10 +74,6 @@ OWN_FOLDER = (
     "mountPath is a folder that Kvasir mounts itself (/tmp, /dev/shm, /model-cache, /models, /draft-models, "
     "/etc/kvasir), or has empty parts, . or .. in it: choose another, written plainly"
 )
-NO_TOLERATION = (
-    "a toleration that Kubernetes refuses: Exists takes no value, one of all keys is Exists, and tolerationSeconds is "
-    "of effect NoExecute"
-)
 NO_TENSOR_RANKS = (
     "expert shares out experts among tensor ranks, of which there is one: raise tensor, or leave expert out"
 )
@@ -100,7 +96,6 @@ def broken_pods(path: str, at: Place) -> list[Broken]:
             "labels under serving.kvasir.dev/ are the operator's: choose other keys",
             at({"labels": {"serving.kvasir.dev/role": "decode"}}),
         ),
-        Broken(f"{path}.tolerations[]", NO_TOLERATION, at({"tolerations": [{"operator": "Exists", "value": "a"}]})),
         Broken(
             f"{path}.env[]",
             "write value or valueFrom, not both",
@@ -110,6 +105,11 @@ def broken_pods(path: str, at: Place) -> list[Broken]:
             f"{path}.env[]",
             "KVASIR_ROUTER_SECRET is the operator's, and the router has the same: leave it out",
             at({"env": [{"name": "KVASIR_ROUTER_SECRET", "value": "mine"}]}),
+        ),
+        Broken(
+            f"{path}.tolerations[]",
+            "operator Exists takes no value, no key needs Exists, and tolerationSeconds needs effect NoExecute",
+            at({"tolerations": [{"key": "gpu", "operator": "Exists", "value": "a"}]}),
         ),
         Broken(
             f"{path}.env[].valueFrom",
@@ -132,12 +132,6 @@ def broken_resources(path: str, at: Place) -> list[Broken]:
             "extra names a resource that no node has: write VENDOR/NAME, hugepages-SIZE or ephemeral-storage, and cpu, "
             "memory and the accelerator in their own fields",
             at({"extra": {"memory": "1Gi"}}),
-        ),
-        Broken(
-            path,
-            "extra names a resource that no node has: write VENDOR/NAME, hugepages-SIZE or ephemeral-storage, and cpu, "
-            "memory and the accelerator in their own fields",
-            at({"extra": {"nvidia.com/gpu": 1}}),
         ),
         Broken(
             f"{path}.claims[]",

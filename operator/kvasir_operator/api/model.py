@@ -446,7 +446,7 @@ class RouterResources:
     """What one router pod asks for."""
 
     cpu: Quantity | None = None
-    """Cores requested; where absent, the installation's (chart value podDefaults), else 1."""
+    """Cores requested; where absent, the installation's (chart value podDefaults), else 250m."""
     memory: Quantity | None = None
     """Memory, requested and limited; where absent, the installation's, else 512Mi."""
     cpu_limit: Quantity | None = None

@@ -10,7 +10,6 @@ from typing import Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import (
-    DEFAULT_ACCELERATOR,
     AutoscalingSpec,
     DisaggregatedRole,
     EngineOverrides,
@@ -143,12 +142,8 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
         Rule(
             "extra names a resource that no node has: write VENDOR/NAME, hugepages-SIZE or ephemeral-storage, and cpu, "
             "memory and the accelerator in their own fields",
-            lambda r: (
-                all(re.fullmatch(_EXTRA_RESOURCE, key) for key in r.extra)
-                and (r.accelerator or DEFAULT_ACCELERATOR) not in r.extra
-            ),
-            f"!has(self.extra) || (self.extra.all(key, key.matches('{_EXTRA_RESOURCE}')) && "
-            f"!((has(self.accelerator) ? self.accelerator : '{DEFAULT_ACCELERATOR}') in self.extra))",
+            lambda r: all(re.fullmatch(_EXTRA_RESOURCE, key) for key in r.extra),
+            f"!has(self.extra) || self.extra.all(key, key.matches('{_EXTRA_RESOURCE}'))",
         ),
     ),
     ParallelismSpec: (
@@ -160,6 +155,19 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
         ),
     ),
     ResourceClaim: (exactly_one(ResourceClaim, "resource_claim_name", "resource_claim_template_name"),),
+    Toleration: (
+        Rule(
+            "operator Exists takes no value, no key needs Exists, and tolerationSeconds needs effect NoExecute",
+            lambda t: (
+                not (t.operator == "Exists" and t.value)
+                and (bool(t.key) or t.operator == "Exists")
+                and (t.toleration_seconds is None or t.effect == "NoExecute")
+            ),
+            "(self.operator != 'Exists' || !has(self.value) || self.value == '') && "
+            "(self.operator == 'Exists' || (has(self.key) && self.key != '')) && "
+            "(!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute'))",
+        ),
+    ),
     EnvVar: (
         Rule(
             "write value or valueFrom, not both",
@@ -180,19 +188,6 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
             "/etc/kvasir), or has empty parts, . or .. in it: choose another, written plainly",
             lambda v: re.fullmatch(_OWN_FOLDER, v.mount_path) is None,
             f"!self.mountPath.matches(r'{_OWN_FOLDER}')",
-        ),
-    ),
-    Toleration: (
-        Rule(
-            "a toleration that Kubernetes refuses: Exists takes no value, one of all keys is Exists, and "
-            "tolerationSeconds is of effect NoExecute",
-            lambda t: (
-                (t.operator == "Exists" or bool(t.key))
-                and (t.operator != "Exists" or not t.value)
-                and (t.toleration_seconds is None or t.effect == "NoExecute")
-            ),
-            "(self.operator == 'Exists' ? (!has(self.value) || self.value == '') : (has(self.key) && self.key != '')) "
-            "&& (!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute'))",
         ),
     ),
     PodSpec: (
