@@ -8,7 +8,7 @@ error that names it. `None` always means: not given.
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
 
@@ -46,11 +46,20 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _default_for_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
 def _as_number(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
 Ignored = Any
+OrNull = BeforeValidator(_default_for_null)
+"""For a field whose default is a value: null means not given, as with every other field."""
+Flag = Annotated[bool, OrNull]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -102,8 +111,8 @@ class UnsupportedFields(RequestModel):
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
     include_obfuscation: Ignored = None
 
 
@@ -144,10 +153,10 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     """Of the client; the answer's id ends with it."""
     max_tokens: Annotated[Whole, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=0)] | None = None
-    min_tokens: Annotated[Whole, Field(ge=0)] = 0
+    min_tokens: Annotated[Whole, Field(ge=0), OrNull] = 0
     n: Annotated[Whole, Field(ge=1)] | None = None
     best_of: Annotated[Whole, Field(ge=1)] | None = None
-    use_beam_search: bool = False
+    use_beam_search: Flag = False
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: EarlyStopping | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
@@ -161,14 +170,14 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     seed: Annotated[Whole, Field(ge=-INT64, lt=2 * INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    skip_special_tokens: Flag = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: Annotated[Whole, Field(ge=-INT64, lt=INT64)] = 0
+    priority: Annotated[Whole, Field(ge=-INT64, lt=INT64), OrNull] = 0
     cache_salt: Key | None = None
     kv_transfer_params: KvTransferFields | None = None
 
@@ -268,7 +277,7 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[Whole, BeforeValidator(_as_number), Field(ge=0)] | None = None
     """True is 1, as vLLM has it."""
     suffix: Unsupported = None
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
     @property
     def num_logprobs(self) -> int | None:
@@ -323,11 +332,11 @@ class ChatPrompt(RequestModel):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
+    continue_final_message: Flag = False
+    add_special_tokens: Flag = False
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Unsupported = None
-    documents: Unsupported = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tools: Unsupported = None
 
     @model_validator(mode="after")
@@ -369,7 +378,7 @@ class TokenizeTextRequest(RequestModel):
 
     model: str | None = None
     prompt: str
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
     return_token_strs: bool | None = None
 
 
