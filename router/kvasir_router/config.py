@@ -231,6 +231,13 @@ class RouterConfig:
     request_timeout: float = field(
         default=3600.0, metadata=_duration("longest time in which an answer brings nothing, its first byte included")
     )
+    sse_keepalive_interval: float = field(
+        default=20.0,
+        metadata=_duration(
+            "a stream that brings nothing for so long, in the queue too, gets a comment, and before its first token a "
+            "head with status 200, so that nothing in front takes its connection for idle; 0: never"
+        ),
+    )
     connect_timeout: float = field(default=2.0, metadata=_duration("longest time to connect to an engine"))
     retries: int = field(
         default=2, metadata=_flag("further attempts before an answer begins, and each time a stream is lost")
@@ -312,7 +319,17 @@ class RouterConfig:
             "limits of tenants, connections and held bodies are divided among them"
         ),
     )
-    shutdown_timeout: float = field(default=300.0, metadata=_duration("time that running requests get after SIGTERM"))
+    shutdown_delay: float = field(
+        default=0.5,
+        metadata=_duration(
+            "after SIGTERM the router serves on until nothing has been asked for so long: as long as what stands in "
+            "front of it takes to send elsewhere"
+        ),
+    )
+    shutdown_timeout: float = field(
+        default=300.0,
+        metadata=_duration("time after --shutdown-delay in which all must have ended; in its second half new get 503"),
+    )
     log_level: LogLevel = field(default="info", metadata=_flag("least severe level that is logged"))
 
     def __post_init__(self) -> None:
@@ -364,7 +381,15 @@ class RouterConfig:
                 f"--max-body-size {self.max_body_size} is more than --max-held-body-size {self.max_held_body_size}, "
                 "which is for all bodies together"
             )
-        for name in ("port", "admin_port", "max_queue_size", "retries"):
+        for name in (
+            "port",
+            "admin_port",
+            "max_queue_size",
+            "retries",
+            "shutdown_delay",
+            "shutdown_timeout",
+            "sse_keepalive_interval",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
 

@@ -38,6 +38,8 @@ class RequestError(RouterError):
     status = 500
     type = "server_error"
     code = "internal_error"
+    ends_connection = False
+    """Of whatever the client still sends nothing is read."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_seconds: int | None = None) -> None:
         super().__init__(message)
@@ -102,6 +104,7 @@ class MethodNotAllowedError(RequestError):
 
 class BodyTimeoutError(RequestError):
     status, type, code = 408, "invalid_request_error", "body_timeout"
+    ends_connection = True
 
 
 class BodyTooLargeError(RequestError):

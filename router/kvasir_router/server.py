@@ -1,7 +1,6 @@
 """Kvasir's router: builds its parts from the configuration, runs them, and takes them down in order.
 
-Start: sockets, parts, endpoint source, servers. Stop: no new connections, the requests of those that are there to their
-end, then the rest.
+Start: sockets, parts, endpoint source, servers. Stop: not ready, requests to their end, no new connections, the rest.
 """
 
 import asyncio
@@ -88,10 +87,10 @@ class RunningRouter:
 def run(
     config: RouterConfig, on_serving: Callable[[RunningRouter], None] | None = None, tuning: Tuning = TUNING
 ) -> None:
-    """Serves until SIGTERM or SIGINT. Raises StartupError."""
+    """Serves until SIGTERM or SIGINT; a second one ends at once. Raises StartupError."""
     secret = gateway_secret_of(os.environ) if config.gateway else router_secret_of(os.environ)
     set_up_logging(config.log_level)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(asyncio.CancelledError):
         runner.run(_serve_until_signal(config, secret, on_serving, tuning))
 
 
@@ -104,9 +103,16 @@ async def _serve_until_signal(
     config: RouterConfig, secret: str | None, on_serving: Callable[[RunningRouter], None] | None, tuning: Tuning
 ) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+    assert serving is not None
+
+    def signalled() -> None:
+        if stop.is_set():
+            serving.cancel()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled)
     async with running(config, secret=secret, tuning=tuning) as router:
         logger.info("serving on %s, probes and metrics on %s", router.url, router.admin_url)
         if on_serving is not None:
@@ -178,6 +184,7 @@ async def running(
                 api_socket,
                 connections,
                 _forwarding(config, parts, tuning),
+                shutdown_delay_seconds=config.shutdown_delay,
                 shutdown_timeout_seconds=config.shutdown_timeout,
                 times=tuning.clients,
             )
@@ -221,7 +228,7 @@ def _forwarding(config: RouterConfig, parts: Parts, tuning: Tuning) -> Forwardin
     parts.metrics.observe_bodies(lambda: bodies.num_bytes)
     return Forwarding(
         DIALECTS,
-        Handler(parts, config.retries, tuning.loop_bytes).handle,
+        Handler(parts, config.retries, config.sse_keepalive_interval, tuning.loop_bytes).handle,
         bodies,
         config.max_body_size,
         frozenset(origin.encode() for origin in config.cors_origin),

@@ -43,8 +43,9 @@ DEFAULT_SPEC = {
         "service": {"type": "ClusterIP"},
         "maxQueueSize": 1000,
         "maxQueueWait": "60s",
+        "sseKeepaliveInterval": "20s",
     },
-    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainTimeout": "300s", "historyLimit": 2},
+    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainTimeout": "300s", "drainDelay": "10s", "historyLimit": 2},
     "suspend": False,
     "monitoring": {"podMonitor": "auto"},
 }

@@ -497,6 +497,9 @@ class RouterSpec:
     """Requests held; more get 429 with Retry-After."""
     max_queue_wait: Duration = field(default=Duration("60s"))
     """Held longer get 503 with Retry-After; also bounds the wait while scaling from zero."""
+    sse_keepalive_interval: Duration = field(default=Duration("20s"))
+    """After so long without a byte a stream gets a comment, before its first token behind a head with status 200, so
+    that no load balancer takes its connection for idle; 0s is never. For mode dedicated only."""
     resources: RouterResources = field(default_factory=RouterResources)
     """What one router pod asks for; for mode dedicated only."""
 
@@ -521,6 +524,8 @@ class RolloutSpec:
     """Pods below the wanted number, as number or percentage, counted over a role."""
     drain_timeout: Duration = field(default=Duration("300s"))
     """How long a pod that is going away may finish its requests."""
+    drain_delay: Duration = field(default=Duration("10s"))
+    """How long nobody must have asked a router that is going away before it closes; load balancers send on so long."""
     history_limit: Annotated[int, Bounds(0, 20)] = 2
     """Former revisions kept at zero for a rollback."""
     canary: CanarySpec | None = None

@@ -12,6 +12,7 @@ from kvasir_operator.resources.services import router_peers_flags
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"
 KV_TRANSFER_PORT_FLAG: Final = "--kv-transfer-port"
 REBALANCING_FLAG: Final = "--rebalancing"
+SHUTDOWN_DELAY_FLAG: Final = "--shutdown-delay"
 
 
 def router_command(service: InferenceService) -> list[str]:
@@ -34,6 +35,8 @@ def router_command(service: InferenceService) -> list[str]:
         *((REBALANCING_FLAG, "on") if service.spec.engine.kv_transfer else ()),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),
+        *("--sse-keepalive-interval", f"{router.sse_keepalive_interval.seconds:g}"),
+        *(SHUTDOWN_DELAY_FLAG, f"{service.spec.rollout.drain_delay.seconds:g}"),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *(("--api-keys-file", API_KEYS_FOLDER) if router.api_keys_secret_ref else ()),
         *_limits(router.tenant_limits),

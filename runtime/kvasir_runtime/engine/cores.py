@@ -143,12 +143,13 @@ def prefix_chunks(token_ids: Sequence[int], cache_salt: str | None) -> Iterator[
 def total_ready(cores: Sequence[EngineReady]) -> EngineReady:
     """Cores of one configuration differ in their memory only: other limits are those of the first, capacities add
     up."""
-    first = cores[0]
+    first, shortest = cores[0], min(cores, key=lambda core: core.max_model_len)
     if len(cores) == 1:
         return first
     return msgspec.structs.replace(
         first,
-        max_model_len=min(core.max_model_len for core in cores),
+        max_model_len=shortest.max_model_len,
+        max_model_len_cut_from=shortest.max_model_len_cut_from,
         num_blocks=sum(core.num_blocks for core in cores),
         kv_capacity_tokens=sum(core.kv_capacity_tokens for core in cores),
         startup_seconds={phase: max(core.startup_seconds[phase] for core in cores) for phase in first.startup_seconds},

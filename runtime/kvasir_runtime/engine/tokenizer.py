@@ -12,7 +12,6 @@ answer go through the same code, so they are equal.
 """
 
 import codecs
-import json
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from kvasir_runtime.checkpoint_json import read_json_object
 from kvasir_runtime.errors import ModelLoadError
 
 CONVERSION = """
@@ -56,7 +56,7 @@ class Tokenizer:
     def load(cls, folder: Path) -> "Tokenizer":
         """Raises ModelLoadError when the folder holds no tokenizer that can be read."""
         settings_file = folder / "tokenizer_config.json"
-        settings = _read_json(settings_file) if settings_file.exists() else {}
+        settings = read_json_object(settings_file) if settings_file.exists() else {}
         file = folder / "tokenizer.json"
         if file.exists():
             return cls(_read_backend(file), settings)
@@ -134,16 +134,6 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ModelLoadError(f"{file} is no tokenizer that the tokenizers library can read: {error}") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{file} holds a {type(content).__name__}, but a JSON object was expected")
-    return content
 
 
 def _convert(folder: Path, target: Path) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from kvasir_runtime.checkpoint_json import shortened
 from kvasir_runtime.config import Device, DType
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.parallel.topology import RankPlace
@@ -36,7 +37,9 @@ def select_dtype(name: DType, declared: str | None) -> torch.dtype:
     """The type asked for; `auto`: the checkpoint's, float32 where it names none. Raises ConfigurationError."""
     chosen = (declared or "float32") if name == "auto" else name
     if chosen not in _DTYPES:
-        raise ConfigurationError(f"dtype {chosen!r} is not supported; pass --dtype with one of {', '.join(_DTYPES)}")
+        where = "of the checkpoint's config.json " if name == "auto" else ""
+        known = ", ".join(_DTYPES)
+        raise ConfigurationError(f"dtype {shortened(chosen)} {where}is not supported; pass --dtype with one of {known}")
     return _DTYPES[chosen]
 
 

@@ -32,8 +32,11 @@ def resolve_max_model_len(options: DecoderOptions, wanted: int | None) -> int:
             f"the model declares {options.max_position_embeddings} positions, but its rope scaling is exact only up to "
             f"{most} tokens (beyond, they follow each sequence's length): pass --max-model-len {most}"
         )
-    if wanted is not None and not 1 <= wanted <= most:
-        raise ConfigurationError(f"--max-model-len {wanted}: expected 1 to {most}, the positions that the model has")
+    if wanted is not None and not 1 <= wanted <= options.max_length:
+        raise ConfigurationError(
+            f"--max-model-len {wanted}: expected 1 to {options.max_length}, the positions that the model has "
+            "(max_position_embeddings and rope scaling in config.json)"
+        )
     return most if wanted is None else wanted
 
 

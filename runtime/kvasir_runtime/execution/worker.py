@@ -159,6 +159,7 @@ def load_worker(
         kv_specs=tuple(kv_specs),
         num_blocks=num_blocks,
         max_model_len=limits.max_model_len,
+        max_model_len_cut_from=None if limits.max_model_len == max_model_len else max_model_len,
         max_num_batched_tokens=budget,
         vocab_size=options.vocab_size,
         attention_backend=assembly.backend.name,

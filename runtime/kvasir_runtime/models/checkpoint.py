@@ -5,7 +5,6 @@ and a rank that takes its shards reads no others. Models are safetensors; only d
 name the file.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
 from torch import Tensor
 
 from kvasir_runtime.errors import CheckpointError
@@ -155,12 +155,17 @@ def _weight_files(folder: Path, names: Sequence[str]) -> list[Path]:
     )
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+    """File of each tensor."""
+
+
 def _indexed_files(index: Path) -> list[Path]:
     folder = index.parent
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} is not a safetensors index with a weight_map: {error!r}") from error
+        names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{index} is no index of safetensors files: {error}; download it again") from error
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise CheckpointError(

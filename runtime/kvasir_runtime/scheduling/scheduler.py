@@ -122,6 +122,7 @@ class Scheduler:
         transfers: TransferStats | None = None,
     ) -> SchedulerStats:
         """State now, with what only the loop knows of itself."""
+        num_under_way = sum(step.num_prompt_tokens for step in self._under_way)
         return SchedulerStats(
             num_running=len(self._sequences.running),
             num_waiting=len(self._waiting) + self._sequences.num_future_forks,
@@ -138,7 +139,7 @@ class Scheduler:
             num_accepted_tokens=self._drafts.num_accepted_tokens,
             num_accepted_per_position=list(self._drafts.per_position),
             waiting_uncached_tokens=self._sequences.uncached.num_tokens,
-            running_uncached_tokens=self._num_running_uncached_tokens(),
+            running_uncached_tokens=self._sequences.num_prefilling_tokens + num_under_way,
             kv_used_tokens=self._kv.num_used_tokens,
             kv_capacity_tokens=self._kv.num_tokens,
             steps_per_second=steps_per_second,
@@ -240,15 +241,6 @@ class Scheduler:
         sequences = self._sequences
         if sequences.running and not self._under_way and not sequences.forking and not self.remote.holds_pages:
             sequences.give_up_too_large(sequences.running[0].request)
-
-    def _num_running_uncached_tokens(self) -> int:
-        """Of prompts under way, those that steps under way compute included."""
-        num_known, most_planned = self._rows.num_known, self._rows.most_planned
-        to_plan = sum(
-            sequence.num_to_compute(int(num_known[sequence.row])) - int(most_planned[sequence.row])
-            for sequence in self._sequences.prefilling
-        )
-        return to_plan + sum(step.num_prompt_tokens for step in self._under_way)
 
     def _note_written(self, plan: StepPlan, rows: Rows, is_current: NDArray[np.bool_]) -> None:
         """Before any block is released: of a chunk all its tokens are written, of a decode those before it."""

@@ -157,6 +157,8 @@ def _load(probes: Probes) -> LoadResponse:
         stats.steps_per_second,
         stats.prefill_tokens_per_second,
         ready.instance,
+        ready.max_model_len,
+        ready.max_model_len_cut_from,
     )
 
 

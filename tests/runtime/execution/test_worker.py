@@ -74,7 +74,8 @@ def load_with_blocks(folder: Path, num_blocks: int, **model: Any) -> RankDescrip
 
 def test_serves_the_context_that_fits(folder: Path) -> None:
     rank = load_with_blocks(folder, 40)
-    assert (rank.max_model_len, rank.num_blocks) == (640, 40)
+    assert (rank.max_model_len, rank.max_model_len_cut_from, rank.num_blocks) == (640, 4096, 40)
+    assert load_with_blocks(folder, 256).max_model_len_cut_from is None
 
 
 def test_a_context_that_cannot_fit_is_refused_before_weights_are_read(folder: Path) -> None:
@@ -165,6 +166,16 @@ def test_a_model_without_experts_is_not_loaded_expert_parallel(folder: Path) -> 
 def test_context_beyond_the_models_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--max-model-len 65: expected 1 to 64"):
         load(folder, max_model_len=65)
+
+
+def test_a_context_that_only_yarn_reaches_is_served_where_it_is_asked_for(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
+    assert load(folder).max_model_len == 64
+    assert load(folder, max_model_len=128).max_model_len == 128
+    with pytest.raises(ConfigurationError, match=r"--max-model-len 129: expected 1 to 128, .* rope scaling in config"):
+        load(folder, max_model_len=129)
 
 
 def test_longrope_beyond_its_exact_length_is_refused(folder: Path) -> None:

@@ -97,6 +97,7 @@ class FakeCore:
     def send_ready(self) -> None:
         ready = EngineReady(
             max_model_len=MAX_MODEL_LEN,
+            max_model_len_cut_from=2 * MAX_MODEL_LEN,
             max_num_seqs=64,
             vocab_size=self._vocab_size,
             num_blocks=100,
@@ -272,7 +273,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     byte_level_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20, "eos_token_id": 0}))
+    recommended = {"temperature": 0.6, "top_k": 20, "eos_token_id": [0, -1, 2**70]}  # some end with no token at all
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
     return folder
 
 

@@ -257,7 +257,8 @@ def test_load_says_what_a_load_report_says(start_server) -> None:
         wait_for_load(running, (3, 2))
         load = running.http.get("/load").json()
     assert load == figures | {
-        "server_load": 0, "num_requests_running": 3, "num_requests_waiting": 2, "instance": "cafe"
+        "server_load": 0, "num_requests_running": 3, "num_requests_waiting": 2, "instance": "cafe",
+        "max_model_len": 512, "max_model_len_cut_from": 1024,
     }  # fmt: skip
 
 
@@ -265,6 +266,7 @@ def test_load_of_an_engine_that_is_not_ready_is_nothing(start_server) -> None:
     with start_server(is_ready=False) as running:
         load = running.http.get("/load").json()
     assert (load["num_requests_running"], load["kv_capacity_tokens"], load["instance"]) == (0, 0, None)
+    assert (load["max_model_len"], load["max_model_len_cut_from"]) == (None, None)
 
 
 def test_load_of_an_engine_that_has_made_no_step_knows_its_capacity(start_server) -> None:
