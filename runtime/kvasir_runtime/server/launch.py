@@ -262,7 +262,7 @@ def _serving(
     folder = Path(config.model.model)
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
-    template = load_chat_template(tokenizer_folder, tokenizer.settings, tokenizer.special_tokens, template_file)
+    template = load_chat_template(tokenizer_folder, tokenizer, template_file)
     return Serving(
         engine=engine,
         admission=admission,
