@@ -26,9 +26,13 @@ def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    model: str = option("folder of a Hugging Face checkpoint (config.json, safetensors, tokenizer)")
+    model: str = option(
+        "folder of a Hugging Face checkpoint (config.json, safetensors, tokenizer); or ORG/NAME or "
+        "hf://ORG/NAME[@REVISION] of a hub, or s3://BUCKET[/PREFIX], which is downloaded first"
+    )
+    download_dir: str = option("folder that downloaded models are kept in", default="~/.cache/kvasir/models")
     served_model_name: tuple[str, ...] = option(
-        "names that clients use, the first is reported; default: the folder's name", default=()
+        "names that clients use, the first is reported; default: the folder's name, or ORG/NAME", default=()
     )
     tokenizer: str | None = option("folder of the tokenizer; default: the model's", default=None)
     chat_template: str | None = option("file with a Jinja chat template; default: the tokenizer's", default=None)
@@ -250,7 +254,7 @@ class ServerConfig:
     )
     max_connections: int = option("most connections of one API process; idle ones make way", default=4096)
     max_connections_per_peer: int = option(
-        "the same of one IPv4 address or IPv6 /64; a router sends up to 512 at once, for each of its --workers",
+        "the same of one IPv4 address or IPv6 /64; a router sends up to 512 at once",
         default=2048,
     )
     max_body_bytes: int = option("largest request body; more is answered with 413", default=8 * 1024 * 1024)
