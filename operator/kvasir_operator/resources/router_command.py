@@ -3,7 +3,7 @@
 from typing import Final
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import DisaggregationSpec, InferenceService, TenantLimits
+from kvasir_operator.api.model import DisaggregationSpec, InferenceService, RouterProbes, RouterSpec, TenantLimits
 from kvasir_operator.resources.engine_command import ANY_ADDRESS
 from kvasir_operator.resources.kv_events import router_kv_events_flags
 from kvasir_operator.resources.services import router_peers_flags
@@ -39,7 +39,7 @@ def router_command(service: InferenceService) -> list[str]:
         *(SHUTDOWN_DELAY_FLAG, f"{service.spec.rollout.drain_delay.seconds:g}"),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *(("--api-keys-file", API_KEYS_FOLDER) if router.api_keys_secret_ref else ()),
-        *_limits(router.tenant_limits),
+        *_limits(router),
     ]
 
 
@@ -52,11 +52,13 @@ def _disaggregation(split: DisaggregationSpec | None) -> list[str]:
     ]
 
 
-def _limits(limits: TenantLimits | None) -> list[str]:
-    if limits is None:
-        return []
+def _limits(router: RouterSpec) -> list[str]:
+    tenants, probes = router.tenant_limits or TenantLimits(), router.probes or RouterProbes()
     flags = {
-        "--tenant-tokens-per-minute": limits.tokens_per_minute,
-        "--tenant-max-in-flight": limits.max_in_flight,
+        "--tenant-tokens-per-minute": tenants.tokens_per_minute,
+        "--tenant-max-in-flight": tenants.max_in_flight,
+        "--probe-timeout": probes.timeout_seconds,
+        "--probe-failures": probes.failure_threshold,
+        "--hung-after": probes.hung_after_seconds,
     }
     return [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]

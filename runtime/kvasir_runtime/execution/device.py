@@ -1,6 +1,7 @@
 """The device that a rank computes on: which one, its float types and its memory."""
 
 import os
+import resource
 from pathlib import Path
 
 import torch
@@ -51,8 +52,11 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
 
 
 def memory_limit_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory of the machine, or the container's limit where that is less (cgroup v2, then v1)."""
+    """Memory of the machine, or where that is less `ulimit -m` or the container's limit (cgroup v2, then v1)."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    resident, _ = resource.getrlimit(resource.RLIMIT_RSS)
+    if resident != resource.RLIM_INFINITY:
+        total = min(total, resident)
     for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes", cgroup / "memory.limit_in_bytes"):
         limit = _read(file)
         if limit is not None and limit != "max":
