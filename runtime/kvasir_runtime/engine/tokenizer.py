@@ -74,14 +74,6 @@ class Tokenizer:
         eos_token = self.special_tokens.get("eos_token")
         return None if eos_token is None else self._backend.token_to_id(eos_token)
 
-    @property
-    def adds_bos(self) -> bool:
-        """Whether special tokens of a text begin with the beginning-of-sequence token."""
-        bos_token = self.special_tokens.get("bos_token")
-        return bos_token is not None and self._backend.token_to_id(bos_token) in self.encode(
-            "", add_special_tokens=True
-        )
-
     def to_json(self) -> str:
         """A tokenizer.json that makes the same token ids by itself."""
         return self._backend.to_str()
