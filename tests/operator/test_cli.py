@@ -62,6 +62,20 @@ def test_the_speculative_example_drafts_with_the_small_model(capsys: pytest.Capt
     assert printed.err == ""
 
 
+def test_render_passes_over_what_is_no_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text(
+        "{apiVersion: v1, kind: Namespace, metadata: {name: models}}\n---\n"
+        "{apiVersion: serving.kvasir.dev/v1alpha1, kind: InferenceService, metadata: {name: a},"
+        " spec: {model: {source: 'file:///m'}}}"
+    )
+    assert main(["render", str(file)]) == 0
+    printed = capsys.readouterr()
+
+    assert printed.err == "kvasir-operator: warning: Namespace models is passed over\n"
+    assert "kind: Namespace" not in printed.out
+
+
 def test_render_takes_the_operators_settings(capsys: pytest.CaptureFixture[str]) -> None:
     main(["render", "--runtime-image", "mine:9", str(QUICKSTART)])
 
@@ -134,6 +148,20 @@ def test_a_password_in_prometheus_address_is_refused_and_not_repeated(capsys: py
     error = capsys.readouterr().err
     assert "--prometheus-url holds a user's name or password" in error
     assert "hunter2" not in error
+
+
+@pytest.mark.parametrize(
+    "url", ["prometheus:9090", "http://", "http://[fd00::1", "http://prometheus:ninety", "ftp://a"]
+)
+def test_an_address_of_prometheus_that_is_none_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--prometheus-url", url, str(QUICKSTART)]) == 2
+    assert "--prometheus-url is no address" in capsys.readouterr().err
+
+
+def test_two_ways_to_say_who_asks_prometheus_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--prometheus-token-file=/token", "--prometheus-basic-auth-folder=/auth"]
+    assert main(["render", *flags, str(QUICKSTART)]) == 2
+    assert "are both set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("service", ["llama", "/llama", "models/", "a/b/c", ""])
