@@ -116,15 +116,16 @@ class ServiceFactory:
         if self._peer_feed is not None:
             self._peer_feed.attach(settings.name, peers)
         following = None
-        index: PrefixIndex = ApproximatePrefixIndex(
+        approximate = ApproximatePrefixIndex(
             config.prefix_index_size,
             config.prefix_ttl,
             config.prefix_block_size,
             config.bytes_per_token,
             self._prefix_memory,
         )
+        index: PrefixIndex = approximate
         if self._followings is not None:
-            following = self._followings.create(index, registry, settings.router_secret, admission.wake)
+            following = self._followings.create(approximate, registry, settings.router_secret, admission.wake)
             index = following.index
         fetching = PrefixFetching() if config.kv_transfer_port and following is not None else None
         migration = Migration(registry, ledger, self._session, settings.router_secret)
