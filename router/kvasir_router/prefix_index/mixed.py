@@ -16,7 +16,7 @@ import msgspec
 
 from kvasir_router.dialects.dialect import ABSENT, Prompt
 from kvasir_router.prefix_index.block_keys import prompt_keys
-from kvasir_router.prefix_index.index import Held, PrefixIndex, PrefixKey
+from kvasir_router.prefix_index.index import Held, PrefixIndex, PrefixKey, SharedPrefix
 from kvasir_router.prefix_index.kv_events import extra_key
 from kvasir_router.prefix_index.precise import Chains, PreciseIndex
 from kvasir_router.prefix_index.tokens import PromptTokenizer
@@ -54,11 +54,16 @@ class Threads:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(frozen=True, slots=True)
-class MixedKey:
+class MixedKey(SharedPrefix, frozen=True):
     num_tokens: int  # exact where `chains` is there
     approximate: PrefixKey
     chains: Chains | None  # None: which tokens the prompt has is not known
+
+    def beginning(self, num_tokens: int) -> int | None:
+        for block_size, keys in (self.chains or {}).items():
+            if num_tokens % block_size == 0 and block_size <= num_tokens <= len(keys) * block_size:
+                return keys[num_tokens // block_size - 1]
+        return self.approximate.beginning(num_tokens) if isinstance(self.approximate, SharedPrefix) else None
 
 
 @dataclass(eq=False)
