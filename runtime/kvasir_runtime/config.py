@@ -254,14 +254,21 @@ class ServerConfig:
     )
     max_connections: int = option("most connections of one API process; idle ones make way", default=4096)
     max_connections_per_peer: int = option(
-        "the same of one IPv4 address or IPv6 /64; a router sends up to 512 at once, for each of its --workers",
+        "the same of one IPv4 address or IPv6 /64; a router sends up to 512 at once",
         default=2048,
     )
     max_body_bytes: int = option("largest request body; more is answered with 413", default=8 * 1024 * 1024)
     stall_seconds: float = option(
         "/health fails when work is pending and no step has finished for so long", default=60.0
     )
-    shutdown_timeout: float = option("seconds that SIGTERM waits for requests in flight", default=300.0)
+    shutdown_delay: float = option(
+        "after SIGTERM the server serves on, each answer its connection's last, until nothing was asked for so many "
+        "seconds: as long as what stands in front of it takes to send elsewhere",
+        default=0.5,
+    )
+    shutdown_timeout: float = option(
+        "seconds after SIGTERM in which all must have ended; in their second half new requests get 503", default=300.0
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("least severe level logged", default="info")
 
 
@@ -305,6 +312,7 @@ def check_values(config: RuntimeConfig) -> None:
     for flag, number in (
         ("--max-logprobs", server.max_logprobs),
         ("--stall-seconds", server.stall_seconds),
+        ("--shutdown-delay", server.shutdown_delay),
         ("--shutdown-timeout", server.shutdown_timeout),
     ):
         _check_at_least(flag, number, 0)

@@ -9,25 +9,24 @@ import yaml
 
 from kvasir_operator.api.manifests import load_services
 from kvasir_operator.autoscaling.demand import ScalingReason
-from kvasir_operator.autoscaling.queries import RoleQueries
+from kvasir_operator.autoscaling.queries import Queries
 from kvasir_operator.autoscaling.situation import HoldReason
-from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "autoscaling.md").read_text()
 VALUES, MANIFEST = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 BY_POD, OF_ROLE, HELD, FORMER_DAYS = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
-QUERIES = RoleQueries(ServiceKey("models", "llama"), "serve")
+QUERIES = Queries()
 
 
 @pytest.mark.parametrize(
     ("block", "queries"),
     [
         (BY_POD, QUERIES.by_pod().values()),
-        (OF_ROLE, QUERIES.of_role(["llama-serve-0", "llama-serve-1"]).values()),
-        (HELD, QUERIES.held(is_behind_gateway=False).values()),
-        (FORMER_DAYS, QUERIES.former_days(120)),
+        (OF_ROLE, QUERIES.of_role().values()),
+        (HELD, QUERIES.held().values()),
+        (FORMER_DAYS, [QUERIES.former_days(120)]),
     ],
     ids=["by pod", "of the role", "held", "former days"],
 )

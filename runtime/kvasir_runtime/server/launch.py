@@ -5,6 +5,7 @@ one socket. The process ends with 0 after a drain that it was asked for and with
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -103,6 +104,7 @@ class ApiServer:
         """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
         self._sockets = sockets
         self._address = written(*sockets[0].getsockname()[:2]) if api_index == 0 else None
+        self._shutdown_delay = config.server.shutdown_delay
         self._shutdown_timeout = config.server.shutdown_timeout
         transfer = config.cache.kv_transfer_config
         lease_seconds = 0.0 if transfer is None else transfer.kv_connector_extra_config.lease_seconds
@@ -142,9 +144,9 @@ class ApiServer:
         )
         _allow_browsers(app, config.server)
         wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
-        connections = Connections(wanted.within(most_descriptors()))
+        self._connections = Connections(wanted.within(most_descriptors()))
         logged = RequestLog(app, request_metrics, POLLED_PATHS)
-        self._server = _HttpServer(_uvicorn_config(logged, connections, limits), self._heartbeats)
+        self._server = _HttpServer(_uvicorn_config(logged, self._connections, limits), self._heartbeats)
 
     def stop(self) -> None:
         """First drain; called again, end at once."""
@@ -176,17 +178,28 @@ class ApiServer:
         return 1 if self.engine.dead is not None else 0
 
     async def _drain(self) -> None:
-        """Stop admission and wait for the answers under way, as long as they may take; those left are given up."""
+        """Answer what is and will be asked, as long as that may take; what is left then is given up."""
         self.admission.start_drain()
+        self._connections.start_drain()
         if self.engine.dead is not None:
             logger.error("%s", self.engine.dead)
         else:
             logger.info("draining: %d requests in flight", self.admission.num_in_flight)
             hung = until_hung(self._probes.check_health)
-            await self._wait_any(self._shutdown_timeout, self.admission.wait_idle(), self._is_hurried.wait(), hung)
+            await self._wait_any(self._shutdown_timeout, self._answer_all(), self._is_hurried.wait(), hung)
             self.engine.give_up(ServerUnavailableError("the server stops and cannot wait any longer for this answer"))
             await self._wait_any(self._kept_seconds, self.engine.wait_until_pulled(), self._is_hurried.wait())
         await self._wait_any(LAST_ANSWERS_SECONDS, self.admission.wait_idle())
+
+    async def _answer_all(self) -> None:
+        """Half of the time is for what is still asked, so that the answers which then begin have the other half."""
+        if not self.admission.is_refusing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._shutdown_timeout / 2):
+                    await self._connections.until_quiet(self._shutdown_delay)
+                    return
+        self.admission.refuse()
+        await self.admission.wait_idle()
 
     @staticmethod
     async def _wait_any(seconds: float, *events: Coroutine[Any, Any, object]) -> None:
@@ -256,7 +269,7 @@ def _serving(
     folder = Path(config.model.model)
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
-    template = load_chat_template(tokenizer_folder, tokenizer.settings, tokenizer.special_tokens, template_file)
+    template = load_chat_template(tokenizer_folder, tokenizer, template_file)
     return Serving(
         engine=engine,
         admission=admission,

@@ -105,7 +105,7 @@ def probe_routes(probes: Probes) -> APIRouter:
 
     @router.post(DRAIN_PATH)
     async def start_drain() -> Response:
-        probes.admission.start_drain()
+        probes.admission.refuse()
         return _json(_drain_state(probes))
 
     @router.get(DRAIN_PATH)

@@ -169,6 +169,44 @@ def test_stopping_waits_for_answers_under_way(start_server) -> None:
         assert running.exit_codes == [0]
 
 
+def test_who_still_asks_a_server_that_stops_is_answered_and_its_connection_ends(start_server) -> None:
+    """A load balancer sends on for a while, and takes a refused connection for an error."""
+    with start_server(config=ServerConfig(shutdown_delay=0.5), shutdown_timeout=60.0) as running:
+        running.stop()
+        while status(running, "/ready") == 200:
+            pass
+        for _ in range(3):
+            with httpx.Client(base_url=running.url, timeout=30) as newcomer:
+                answer = newcomer.post("/v1/completions", json={"prompt": "the quick", "max_tokens": 2})
+            assert (answer.status_code, answer.headers.get("connection")) == (200, "close")
+        running.thread.join(10)
+        assert running.exit_codes == [0]
+
+
+def test_a_server_that_stops_refuses_new_requests_in_the_second_half_of_its_time(start_server) -> None:
+    with start_server(config=ServerConfig(shutdown_delay=30.0), shutdown_timeout=2.0) as running:
+        running.core.is_hanging = True
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(running.http.post, "/v1/completions", json=LONG, timeout=60)
+            running.core.wait_until(lambda core: core.received)
+            running.stop()
+            with httpx.Client(base_url=running.url, timeout=0.2) as newcomer:
+                refused = answered_at_once(newcomer)
+            assert refused.headers["connection"] == "close"
+            assert waiting.result(30).status_code == 503
+        running.thread.join(10)
+        assert running.exit_codes == [0]
+
+
+def answered_at_once(http: httpx.Client) -> httpx.Response:
+    """The first of these requests that does not wait for the engine, which hangs."""
+    while True:
+        try:
+            return http.post("/v1/completions", json=LONG)
+        except httpx.ReadTimeout:
+            continue
+
+
 def test_key_guards_every_route_but_the_probes(start_server) -> None:
     with start_server(config=ServerConfig(api_key="secret")) as running:
         for path in ("/metrics", "/load", "/drain", "/version", "/v1/models", "/openapi.json", "/nowhere"):
