@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, group_index
-from kvasir_operator.apply.plan import Cause, FoundUnchanged, Plan, make_plan
+from kvasir_operator.apply.plan import Cause, Plan, make_plan, stamped
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService
 from kvasir_operator.groups.group import (
     Group,
@@ -96,9 +96,8 @@ def decide(
     gateway: GatewayState | None,
     now: str,
     work: Work = _NO_WORK,
-    found_unchanged: FoundUnchanged | None = None,
 ) -> Decision:
-    """`work`: how busy the replicas of shrinking workloads are. `found_unchanged`: by passes before and this one."""
+    """`work`: how busy the replicas of shrinking workloads are."""
     rollout, workloads = course.rollout, course.workloads
     going_groups = {shrink.key: frozenset(replica.name for replica in going(shrink, work)) for shrink in course.shrinks}
     restarts = _restarts(rollout, workloads, going_groups, now)
@@ -106,14 +105,13 @@ def decide(
     groups = _wanted_groups(wanted, replicas, observed, workloads, going_groups, restarts, now)
     current = CurrentRevision(rollout.revision, rollout.number, replicas, rollout.traffic_weight, groups)
     plan = make_plan(
-        wanted.stamped_objects(current),
+        map(stamped, wanted.objects(current)),
         observed.children,
         obj,
         scales(rollout, workloads, going_groups),
         unweighs(rollout, workloads, observed.children),
         tuple(each.restart for each in restarts.values() if each.restart is not None),
         _kept(wanted, rollout, workloads, observed, gateway),
-        found_unchanged,
     )
     is_rolling = any(each.workload.key.revision != wanted.revision for each in workloads)
     return Decision(

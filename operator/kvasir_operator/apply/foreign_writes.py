@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kvasir_operator.apply.contest import Contest, contest_message, continued
 from kvasir_operator.apply.drift import as_stored, find_drift
-from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Cause, FoundUnchanged, Plan
+from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Cause, Plan
 from kvasir_operator.errors import OBJECT_ERRORS
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import KubeObject, object_key
@@ -79,7 +79,6 @@ class ForeignWrites:
         self._client = client
         self._clock = clock
         self._mutations = LearnedMutations()
-        self.found_unchanged = FoundUnchanged()
         self._contests: dict[str, Contest] = {}
 
     async def settle(self, plan: Plan, children: Iterable[KubeObject]) -> Settled:
@@ -87,7 +86,6 @@ class ForeignWrites:
         now, live = self._clock(), {object_key(child): child for child in children}
         uids = {child["metadata"]["uid"] for child in live.values()}
         self._mutations.keep(uids)
-        self.found_unchanged.keep(uids)
         self._contests = {uid: contest for uid, contest in self._contests.items() if now < contest.over_at}
         applies = []
         for action in plan.applies:

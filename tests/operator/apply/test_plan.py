@@ -11,7 +11,6 @@ from kvasir_operator.apply.plan import (
     Apply,
     Cause,
     Delete,
-    FoundUnchanged,
     Plan,
     Restart,
     Scale,
@@ -52,28 +51,6 @@ def test_puts_back_a_field_that_somebody_changed() -> None:
     live = {**stored(stamped(wanted)), "data": {"a": "hacked"}}
     (action,) = plan_for([wanted], [live]).applies
     assert action == Apply(stamped(wanted), Cause.DRIFTED, ("data.a",), live_uid="child-uid")
-
-
-def test_a_child_is_compared_again_only_once_it_or_what_is_wanted_of_it_has_changed() -> None:
-    wanted, found = stamped(child(data={"a": "1"})), FoundUnchanged()
-    live = stored(wanted)
-    assert make_plan([wanted], [live], service(), found_unchanged=found) == Plan()
-    edited = {**live, "data": {"a": "hacked"}}
-    assert make_plan([wanted], [edited], service(), found_unchanged=found) == Plan()  # no such edit keeps the version
-    for version, uid in (("8", "child-uid"), ("7", "another-uid")):
-        newer = {**edited, "metadata": {**edited["metadata"], "resourceVersion": version, "uid": uid}}
-        (action,) = make_plan([wanted], [newer], service(), found_unchanged=found).applies
-        assert action.drift == ("data.a",)
-    (action,) = make_plan([stamped(child(data={"a": "2"}))], [live], service(), found_unchanged=found).applies
-    assert action.cause is Cause.CHANGED
-
-
-def test_what_was_compared_is_forgotten_of_children_that_are_gone() -> None:
-    wanted, found = stamped(child()), FoundUnchanged()
-    for uid in ("a", "b"):
-        found.add(stored(wanted, uid=uid))
-    found.keep({"b"})
-    assert [found.has(stored(wanted, uid=uid)) for uid in ("a", "b")] == [False, True]
 
 
 def test_deletes_own_children_that_are_no_longer_wanted() -> None:
