@@ -81,6 +81,8 @@ class Handler:
             if job.request.is_stream and job.request.num_output_tokens:
                 self._keep_alives.watch(exchange)
             status = await self._answer(job)
+            if status >= 400:
+                logger.info("request_id=%s status=%d, the engine's own answer", exchange.request_id, status)
             exchange.end()
         except RequestError as error:
             status = error.status

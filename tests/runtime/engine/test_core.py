@@ -694,5 +694,5 @@ def test_a_held_request_costs_no_turns_and_goes_on_when_its_pull_has_ended(make_
     assert channel.broadcasts[-1].stats.num_held == 1
     agent.events.append(PullEnded("d", 2))
     steps(core, 5)
-    assert outputs_of(channel, "d")[0].num_cached_tokens == 8
+    assert outputs_of(channel, "d")[0].num_cached_tokens == 0
     assert len(tokens_of(channel, "d")) == 3
