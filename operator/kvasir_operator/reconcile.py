@@ -18,7 +18,7 @@ from kvasir_operator.apply.apply import Applied, apply_plan
 from kvasir_operator.apply.foreign_writes import ForeignWrites
 from kvasir_operator.apply.plan import Cause, Plan, controller_uid
 from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
-from kvasir_operator.decision import Decision, decide, plot_course
+from kvasir_operator.decision import Decision, decide, next_step
 from kvasir_operator.desired.objects import DesiredService, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
 from kvasir_operator.kube.client import KubeClient
@@ -147,13 +147,13 @@ class Reconciler:
         observed = await self._observe(obj, wanted.keys)
         gateway = await self._gateway.state_of(obj)
         now = self._now()
-        course = plot_course(wanted, observed, obj["metadata"]["uid"], now)
-        work = await read_shrinking(course.shrinks, self._read_work)
+        step = next_step(wanted, observed, obj["metadata"]["uid"], now)
+        work = await read_shrinking(step.shrinks, self._read_work)
         foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, self._clock))
-        decision = decide(wanted, observed, obj, course, gateway, now, work)
+        decision = decide(wanted, observed, obj, step, gateway, now, work)
         settled = await foreign.settle(decision.plan, observed.children)
         decision = replace(decision, plan=settled.plan)
-        await mark_least_work(self._client, course.shrinks, work)
+        await mark_least_work(self._client, step.shrinks, work)
         applied = Applied()
         for turn in decision.plan.in_turns():
             done = await apply_plan(self._client, key.namespace, turn)

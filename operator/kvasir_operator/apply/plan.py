@@ -87,7 +87,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Unweigh:
+class RemoveWeight:
     """Takes the traffic weight off a Service that is not rendered any more, only while it is as it was seen.
 
     With it goes its hash: it is no longer what was applied, and is applied again where its revision comes back.
@@ -142,7 +142,7 @@ class Plan:
 
     applies: tuple[Apply, ...] = ()
     scales: tuple[Scale, ...] = ()
-    unweighs: tuple[Unweigh, ...] = ()
+    weight_removals: tuple[RemoveWeight, ...] = ()
     restarts: tuple[Restart, ...] = ()
     deletes: tuple[Delete, ...] = ()
     blocked: tuple[ObjectKey, ...] = ()
@@ -155,7 +155,7 @@ class Plan:
             self,
             applies=tuple(action for action in self.applies if action.key not in keys),
             scales=tuple(each for each in self.scales if each.key not in keys),
-            unweighs=tuple(each for each in self.unweighs if each.key not in keys),
+            weight_removals=tuple(each for each in self.weight_removals if each.key not in keys),
             adopts=tuple(each for each in self.adopts if each.key not in keys),
             restarts=tuple(each for each in self.restarts if each.key not in keys),
             deletes=tuple(each for each in self.deletes if each.key not in keys),
@@ -194,7 +194,7 @@ def make_plan(
     observed: Iterable[KubeObject],
     service: KubeObject,
     scales: tuple[Scale, ...] = (),
-    unweighs: tuple[Unweigh, ...] = (),
+    weight_removals: tuple[RemoveWeight, ...] = (),
     restarts: tuple[Restart, ...] = (),
     kept: Collection[ObjectKey] = (),
 ) -> Plan:
@@ -215,7 +215,7 @@ def make_plan(
     owners = [owner for obj in wanted.values() for owner in obj["metadata"].get("ownerReferences", [])][:1]
     adopts = (Adopt(object_key(obj), obj["metadata"]["uid"], *owners) for obj in others if owners and _is_orphan(obj))
     deletes = _prune((obj for obj in others if object_key(obj) not in kept), service["metadata"]["uid"])
-    return Plan(tuple(applies), scales, unweighs, restarts, deletes, blocked, terminating, tuple(adopts))
+    return Plan(tuple(applies), scales, weight_removals, restarts, deletes, blocked, terminating, tuple(adopts))
 
 
 def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:

@@ -12,9 +12,9 @@ from kvasir_operator.apply.plan import (
     Cause,
     Delete,
     Plan,
+    RemoveWeight,
     Restart,
     Scale,
-    Unweigh,
     make_plan,
     stamped,
 )
@@ -102,12 +102,12 @@ def test_adopts_what_is_not_rendered_and_an_operator_has_made() -> None:
 def test_a_plan_can_do_without_some_children() -> None:
     scale = Scale.of(stored(child("Deployment", "d")), 1)
     desired = [stamped(child(name=name)) for name in ("a", "b")]
-    unweigh = Unweigh.of(stored(child("Service", "s")))
-    plan = make_plan(desired, [stored(child(name="c"))], service(), scales=(scale,), unweighs=(unweigh,))
-    assert (plan.scales, plan.unweighs) == ((scale,), (unweigh,))
-    left = plan.without([object_key(child(name="a")), object_key(child(name="c")), scale.key, unweigh.key])
+    removal = RemoveWeight.of(stored(child("Service", "s")))
+    plan = make_plan(desired, [stored(child(name="c"))], service(), scales=(scale,), weight_removals=(removal,))
+    assert (plan.scales, plan.weight_removals) == ((scale,), (removal,))
+    left = plan.without([object_key(child(name="a")), object_key(child(name="c")), scale.key, removal.key])
     assert [action.key.name for action in left.applies] == ["b"]
-    assert (left.scales, left.unweighs, left.deletes) == ((), (), ())
+    assert (left.scales, left.weight_removals, left.deletes) == ((), (), ())
 
 
 def test_replicas_that_an_autoscaler_set_are_no_drift() -> None:
@@ -148,9 +148,9 @@ def test_no_other_service_waits(service: Apply, workload: Apply) -> None:
 
 def test_former_workloads_shrink_and_children_go_after_what_is_made() -> None:
     live = stored(of_workload("Deployment", "bbbb"))
-    made, scale, unweigh = Apply(of_workload("Deployment"), Cause.CREATED), Scale.of(live, 0), Unweigh.of(live)
+    made, scale, removal = Apply(of_workload("Deployment"), Cause.CREATED), Scale.of(live, 0), RemoveWeight.of(live)
     restart, deletion = Restart(object_key(live), "u", (), "Cause"), Delete(object_key(live), "u")
-    plan = Plan((made,), (scale,), (unweigh,), (restart,), (deletion,), (object_key(live),), (object_key(live),))
+    plan = Plan((made,), (scale,), (removal,), (restart,), (deletion,), (object_key(live),), (object_key(live),))
     first, then = plan.in_turns()
     assert first == Plan((made,), blocked=plan.blocked, terminating=plan.terminating)
-    assert then == Plan((), (scale,), (unweigh,), (restart,), (deletion,))
+    assert then == Plan((), (scale,), (removal,), (restart,), (deletion,))
