@@ -68,6 +68,8 @@ from kvasir_operator.status.status import derive_status
 logger = logging.getLogger(__name__)
 
 TERMINATING_RETRY_SECONDS = 2.0
+ENDING_NAMESPACE_SECONDS = 10.0
+"""After a child was refused because its namespace goes: each that goes with it would have the rest applied again."""
 NAME_TAKEN_RETRY_SECONDS = 30.0
 STALE_RETRY_SECONDS = 1.0
 """After a workload had changed before it was scaled, or the service before its status was stored."""
@@ -129,6 +131,8 @@ class Reconciler:
         self._restarts = restarts or RestartCounter()
         self._left: set[ServiceKey] = set()
         self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
+        self._ending_namespaces: dict[str, float] = {}
+        """Until when each is left alone."""
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
         """Raises KubeApiError when the API server does not answer, ChildrenRefusedError when it refused a child."""
@@ -140,6 +144,8 @@ class Reconciler:
             self._restarts.forget(key)
             self._contexts.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
+        if (left_seconds := self._ending_namespaces.get(key.namespace, 0.0) - self._clock()) > 0:
+            return Outcome(retry_seconds=left_seconds)
         try:
             wanted = self._desired(obj)
         except InvalidManifestError as error:
@@ -162,6 +168,8 @@ class Reconciler:
             if _can_be_left_here(turn, decision, applied) and self._do_changes_wait(key):
                 self._left.add(key)
                 return Outcome(retry_seconds=LEFT_RETRY_SECONDS)
+        if any("being terminated" in str(refusal.error) for refusal in applied.refusals):
+            self._ending_namespaces[key.namespace] = self._clock() + ENDING_NAMESPACE_SECONDS
         seen = _after(observed, decision.plan, applied)
         roles = _roles(seen, obj, wanted.replicas, wanted.revision, _not_ours(decision.plan))
         problems = find_problems(
